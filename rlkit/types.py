@@ -281,7 +281,7 @@ class Trajectory:
     error: str | None = None
     turn_rewards: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    credit: dict[str, Any] = field(default_factory=dict)
+    credit: JsonObject = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:

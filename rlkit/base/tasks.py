@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ async def run_first(count: int, *work: Coroutine[object, None, T]) -> list[T | N
     raise first
 
 
-async def cancel(*tasks: asyncio.Future[Any]) -> None:
+async def cancel(*tasks: asyncio.Future[T]) -> None:
     """Cancel tasks and wait until they have ended; what they raise is not reported."""
     for task in tasks:
         task.cancel()

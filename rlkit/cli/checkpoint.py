@@ -7,14 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.models.source import locate
 from rlkit.run.launch import home_of
 
 FLAG = "--checkpoint"
-CHECKPOINT: tuple[str, dict[str, Any]] = (
+CHECKPOINT: tuple[str, dict[str, object]] = (
     FLAG,
     {"type": str, "help": "A run folder, its final/ or a checkpoint: the policy, and the recipe if none is given."},
 )

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -34,8 +33,8 @@ USAGE = """usage: rlkit data show --recipe NAME [overrides]     three training p
     prepare writes DIR/train.jsonl and DIR/validation.jsonl, which the task Jsonl reads:
     rlkit fit --recipe NAME --task Jsonl --task.path DIR/train.jsonl --task.validation_path DIR/validation.jsonl
 """
-OUT: tuple[str, dict[str, Any]] = ("--out", {"type": str, "help": "The folder to write to."})
-JSON: tuple[str, dict[str, Any]] = ("--json", {"action": "store_true", "help": "Print JSON instead of text."})
+OUT: tuple[str, dict[str, object]] = ("--out", {"type": str, "help": "The folder to write to."})
+JSON: tuple[str, dict[str, object]] = ("--json", {"action": "store_true", "help": "Print JSON instead of text."})
 
 
 def run(argv: Sequence[str]) -> int:

@@ -18,6 +18,7 @@ from rlkit.models.size import parameter_count
 from rlkit.recipe import Model
 from rlkit.registry import load_plugins
 from rlkit.rollout.template import ChatTemplate
+from rlkit.rollout.template_check import check_template
 from rlkit.run.folder import PACKAGES
 
 USAGE = """usage: rlkit doctor                 this machine and installation
@@ -56,7 +57,7 @@ def _examine(model: Model) -> int:
     size = f"{parameter_count(model):,} parameters, context {context_length(config)}"
     echo(f"{model.path}: {config.model_type}, {size}")
     echo(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
-    check = ChatTemplate(tokenizer, ends).check()
+    check = check_template(ChatTemplate(tokenizer, ends))
     for fact in check.facts:
         echo(f"template: {fact}")
     for warning in check.warnings:

@@ -42,8 +42,8 @@ def run(argv: Sequence[str]) -> int:
     rollouts = prepare_rollouts(parsed.recipe, data, fabric)
     try:
         rollouts.sync_weights()
-        sampler = rollouts.sampler(parsed.recipe.rollout.sampling, 1, step=0)
-        [trajectory] = rollouts.sample(collect(sampler, [(0, prompt)], _unscored))
+        setup = rollouts.conversation_setup(parsed.recipe.rollout.sampling, 1, step=0)
+        [trajectory] = rollouts.sample(collect(setup, [(0, prompt)], _unscored))
     finally:
         rollouts.close()
     if fabric.is_global_zero:

@@ -21,6 +21,7 @@ from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import ModelReward, PythonReward
 from rlkit.rollout.scoring import score
+from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import dry_run
@@ -125,7 +126,7 @@ def _check(parsed: Parsed, data: Data) -> int:
     ranks, shards = _ranks(fabric)
     for line in plan.lines(data, ranks):
         echo(line)
-    template_check = data.dialogue.template.check()
+    template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:
         echo(f"template: {fact}")
     for warning in template_check.warnings:
@@ -133,7 +134,7 @@ def _check(parsed: Parsed, data: Data) -> int:
     measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
     prompt = sum(measured) / len(measured)
     _estimate(estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
-    if parsed.options.deep:  # agreed: all ranks have the same command line
+    if parsed.options.deep:
         _measure(parsed, data, fabric)
     elif recipe.reward is not None:
         _try_reward(recipe, recipe.reward, data, fabric)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.diff import folder_of, lines
@@ -31,7 +30,7 @@ USAGE = """usage: rlkit replay RUN --step N [--phase learn] [--out FOLDER] [--SE
     exit status: 0 if all is the same, 1 if something differs
 """
 
-OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
     ("--step", {"type": str, "help": "The step, from 1."}),
     ("--phase", {"type": str, "help": "`learn`: from the rollouts that the run has kept."}),
     ("--out", {"type": str, "help": "Where the result is kept; default: runs/<run>-step-<N>-<time>."}),

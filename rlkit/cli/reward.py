@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -33,7 +32,7 @@ USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] 
     PATH is a run folder, of which the rollouts of its steps are scored, or one file: of a run's rollouts/, or any
     JSON lines with messages (of the prompt), text and answer; a run's own recipe is taken if none is given
 """
-OWN: list[tuple[str, dict[str, Any]]] = [
+OWN: list[tuple[str, dict[str, object]]] = [
     ("--rollouts", {"type": str, "help": "A run folder, or a .jsonl or .jsonl.gz with rollouts."}),
     ("--out", {"type": str, "help": "A file to write: every row with both rewards, as JSON lines."}),
     ("--json", {"action": "store_true", "help": "Print the comparison as a JSON object."}),

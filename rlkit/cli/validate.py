@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lightning.fabric import Fabric
 from rich.console import Console
@@ -28,7 +27,7 @@ from rlkit.run.folder import environment, json_text, new_folder, of_rank, write_
 from rlkit.run.harness import Harness
 from rlkit.train.setup import fabric_for, prepare_rollouts
 
-OWN: list[tuple[str, dict[str, Any]]] = [
+OWN: list[tuple[str, dict[str, object]]] = [
     ("--json", {"action": "store_true", "help": "Print the metrics as a JSON object; of several checkpoints by name."}),
     ("--out", {"type": str, "help": "A new folder for results.json and all answers, as JSON lines and parquet."}),
     (
@@ -127,7 +126,7 @@ def run(argv: Sequence[str]) -> int:
         with _naming(name, len(arguments)):
             jobs[name] = _prepare(words)
     report, fabric = _open(list(jobs), next(iter(jobs.values())).parsed)
-    for name in arguments:  # agreed: all ranks have the same command line
+    for name in arguments:
         try:
             with _naming(name, len(arguments)):
                 report.add(name, _run(jobs.pop(name), name, fabric), fabric.global_rank)
@@ -193,7 +192,7 @@ def _run(job: ValidationJob, name: str, fabric: Fabric) -> Validated:
         "checkpoint": name or None,
         "model": {name: asdict(model)[name] for name in ("path", "lora")},
     }
-    if isinstance(work, Harness):  # agreed: all ranks have the same command line
+    if isinstance(work, Harness):
         half = fabric.device.type == "cuda" and job.parsed.recipe.fabric.precision.startswith("bf16")
         result = work.run(model, fabric.device, "bfloat16" if half else "float32")
         entry |= {"metrics": result.metrics, "harness": result.details}

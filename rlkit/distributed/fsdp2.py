@@ -242,7 +242,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor; all its ranks must call this if it is sharded."""
-    if not isinstance(tensor, DTensor):  # agreed: a tensor is sharded on all its ranks or on none
+    if not isinstance(tensor, DTensor):
         return tensor
     return tensor.full_tensor()
 

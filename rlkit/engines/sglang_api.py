@@ -15,7 +15,7 @@ from rlkit.engines.server.http import MAX_QUOTED, UNREADABLE, Client, Fault
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.sglang_launch import release
 from rlkit.interfaces.teacher import TopTokens
-from rlkit.types import Request, Sampling
+from rlkit.types import JsonObject, Request, Sampling
 
 BRACKETS_SINCE = (0, 5, 18)
 """The first release with `begin_weight_update` and `end_weight_update`, whose updates may come in the middle of
@@ -59,7 +59,7 @@ class SGLangApi(ServerApi):
         brackets = brackets and self._brackets
         if step is UpdateStep.BEGIN and not self._brackets and not self._released:
             await self.client.post("/flush_cache", {}, DEADLINES[step])  # these releases crash if anything is cached
-        calls: dict[UpdateStep, tuple[str, dict[str, Any]] | None] = {
+        calls: dict[UpdateStep, tuple[str, JsonObject] | None] = {
             UpdateStep.PAUSE: ("/pause_generation", RETRACT if self._brackets and not self.adapter else ABORT),
             UpdateStep.RESUME_WEIGHTS: ("/resume_memory_occupation", {"tags": [WEIGHTS]}),
             UpdateStep.BEGIN: ("/begin_weight_update", {}) if brackets else None,
@@ -156,12 +156,12 @@ class SGLangApi(ServerApi):
     def _unexpected(self, response: object, expected: str) -> Fault:
         return Fault(f"{self.client.url} answered {str(response)[:MAX_QUOTED]}, expected {expected}")
 
-    async def _sample(self, ids: list[Any], sampling: dict[str, Any], deadline: float, **options: int | str) -> Any:
+    async def _sample(self, ids: Sequence[object], sampling: JsonObject, deadline: float, **options: int | str) -> Any:
         body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "lora_path": self.adapter}
         return await self.client.post("/generate", {**body, **options}, deadline)
 
 
-def _read(response: Any, sampling: Sampling) -> ServerOutput:
+def _read(response: JsonObject, sampling: Sampling) -> ServerOutput:
     """Return the output in a response.
 
     An output that was aborted at its last token is complete. One without log-probs was aborted before its first token.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
@@ -18,6 +18,9 @@ from rlkit.base.errors import EngineError
 from rlkit.base.names import USER_ONLY
 from rlkit.base.ranges import Count, ShareBelowOne
 from rlkit.engines.server.process import server_environment
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM
 
 FIRST, LAST = (0, 5, 17), (0, 5, 23)
 """The first and last release that rlkit is tested with."""
@@ -120,7 +123,7 @@ def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None)
     return words
 
 
-def adapter_arguments(policy: Any, gpu: int | None) -> list[str]:
+def adapter_arguments(policy: CausalLM, gpu: int | None) -> list[str]:
     """Return the arguments that make room for a set of adapters like the policy's, and for requests without adapters.
 
     A server's own health checks are such requests, and would displace a single set.

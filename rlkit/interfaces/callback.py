@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlkit.interfaces.runtime import BoundPart
-from rlkit.types import Batch, Trajectory
+from rlkit.types import Batch, JsonObject, Trajectory
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """Plain data, as JSON holds it."""
@@ -170,7 +170,7 @@ class Callback(BoundPart):
         """Return the state for the next checkpoint, as JSON values; rank 0's is saved."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Restore on every rank what `state_dict` returned."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rlkit.base.errors import show
 from rlkit.types import Message, Row
@@ -18,7 +17,7 @@ FILE_KEYS = ({"bytes", "path"}, {"array", "sampling_rate"})
 """Keys of the objects in which `datasets` holds media."""
 
 
-def text_of(content: Any) -> Any:
+def text_of(content: object) -> object:
     """Return a message's content with its parts joined, if it is a list of parts `{type: text, text: ...}`.
 
     Any other content is returned as it is.
@@ -62,7 +61,7 @@ def media_column(row: Row) -> str | None:
     return next((name for name, value in row.items() if _holds_media(value, name in MEDIA_COLUMNS)), None)
 
 
-def _holds_media(value: Any, named: bool) -> bool:
+def _holds_media(value: object, named: bool) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return any(_holds_media(element, named) for element in value)
     if isinstance(value, Mapping):

@@ -12,21 +12,33 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+class AddedToken(Protocol):
+    """A token that was added to a tokenizer's vocabulary; as a string, its text."""
+
+    special: bool
+
+
 class Tokenizer(Protocol):
     """A tokenizer of transformers, with its chat template."""
 
     chat_template: str | None
+    bos_token: str | None
     eos_token: str
     eos_token_id: int
     pad_token: str | None
     pad_token_id: int | None
 
     @property
-    def added_tokens_decoder(self) -> Mapping[int, object]:
-        """Added tokens by id; each has `special`."""
+    def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
+        """Added tokens by id."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text."""
+    def __call__(
+        self, text: Sequence[str], *, add_special_tokens: bool = True
+    ) -> Mapping[str, Sequence[Sequence[int]]]:
+        """Return the token ids of texts, as `input_ids`."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
+        """Return the token ids of a text; if `verbose`, one that exceeds the context logs a warning."""
 
     def decode(self, token_ids: Sequence[int] | int, *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""
@@ -49,6 +61,7 @@ class ModelConfig(Protocol):
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
+    num_key_value_heads: int
     vocab_size: int
     tie_word_embeddings: bool
     eos_token_id: int | list[int] | None
@@ -56,6 +69,7 @@ class ModelConfig(Protocol):
     num_labels: int
     architectures: list[str] | None
     dtype: torch.dtype
+    _attn_implementation: str
 
     def get_text_config(self) -> ModelConfig:
         """Return the configuration of the text model, for most models the same."""
@@ -81,6 +95,8 @@ if TYPE_CHECKING:
         active_adapter: str
 
         def get_decoder(self) -> CausalLM: ...
+
+        def get_input_embeddings(self) -> nn.Module: ...
 
         def get_output_embeddings(self) -> nn.Linear: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from rlkit.types import JsonObject, Score, Trajectory
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlkit.interfaces.reward import RewardManager
 
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -89,7 +90,7 @@ class Runtime(Protocol):
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate a vector, whose length may differ, over the data-parallel group."""
 
-    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         """Run a function in a worker process that is killed at the deadline; function and argument are pickled.
 
         It may return data only: None, numbers, strings, lists (tuples become lists) and dictionaries with string keys.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, embedding_noise, masked_attention, rows_and_positions
-from rlkit.ops.logps import DEFAULT_READS, logits_logps, token_logps
+from rlkit.ops.logps import DEFAULT_READS, OutputLayer, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
 from rlkit.ops.random import RowNoise
 from rlkit.types import PolicyOutput, Reads
@@ -64,7 +64,8 @@ class Actor(nn.Module):
             hidden, indices = self.passes(model.get_decoder(), tokens, mask, noise)
             head = model.get_output_embeddings()
             ids = None if ids is None else ids.flatten(0, 1)[indices]
-            statistics = token_logps(hidden, head.weight, head.bias, flat[indices], temperature, reads=reads, ids=ids)
+            layer = OutputLayer(head.weight, head.bias, temperature)
+            statistics = token_logps(hidden, layer, flat[indices], reads=reads, ids=ids)
         else:
             with embedding_noise(model, noise, *rows_and_positions(tokens)):
                 logits = self.logits(tokens)[:, :-1][mask[:, 1:]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, Field, StringConstraints
 
@@ -52,7 +52,7 @@ class RunState(BaseModel, strict=True, extra="forbid"):
     best: tuple[FiniteFloat, NonNegativeInt] | None = None
     metric: str | None = Field(default=None, validation_alias=AliasChoices("metric", "figure"))
     stalled: NonNegativeInt = 0
-    callbacks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    callbacks: dict[str, JsonObject] = Field(default_factory=dict)
     trained: list[NonNegativeInt] | None = None
 
 

@@ -50,7 +50,7 @@ def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **op
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def _linear(layer: Any, x: Tensor) -> Tensor:
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return layers.LinearFunction.apply(x, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -136,8 +136,7 @@ def adapter_tensors(policy: CausalLM) -> list[tuple[str, Tensor]]:
 def delta(layer: AdapterLayer) -> Tensor:
     """Return the update of a layer's weight by its adapters; all ranks must call this if they are sharded."""
     updates = []
-    for name in layer.active_adapters:  # agreed: the modules are the same on every rank
-        # agreed: and so is how they are sharded
+    for name in layer.active_adapters:  # agreed: the modules are the same on every rank, and sharded alike
         if name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor):
             product = (
                 full_tensor(layer.lora_B[name].weight) @ full_tensor(layer.lora_A[name].weight) * layer.scaling[name]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlkit.ops.attention import Layout, autocasted, packed_attention
 from rlkit.ops.ragged import ragged_attention
 from rlkit.ops.random import RowNoise
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM
 
 PACKED = "rlkit_packed"
 """The name of the packed attention in the registry of transformers; without a layout it is SDPA."""
@@ -188,13 +191,13 @@ def rows_and_positions(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def embedding_noise(model: Any, noise: RowNoise | None, rows: Tensor, positions: Tensor) -> Iterator[None]:
+def embedding_noise(model: CausalLM, noise: RowNoise | None, rows: Tensor, positions: Tensor) -> Iterator[None]:
     """Add noise to a model's input embeddings in this context, given the row and position of each token [N]."""
     if noise is None:
         yield
         return
 
-    def add(_: Any, __: Any, embeddings: Tensor) -> Tensor:
+    def add(_: object, __: object, embeddings: Tensor) -> Tensor:
         drawn = noise.draw(rows, positions, embeddings.shape[-1])
         return embeddings + drawn.view_as(embeddings).to(embeddings.dtype)
 
@@ -238,7 +241,7 @@ def _packing_problem(backbone: Backbone) -> str | None:
 
 
 @contextmanager
-def masked_attention(model: Any) -> Iterator[None]:
+def masked_attention(model: CausalLM) -> Iterator[None]:
     """Let a model use SDPA or eager attention in this context if its own implementation accepts no masks."""
     config = model.config.get_text_config()
     configured = config._attn_implementation
@@ -250,7 +253,7 @@ def masked_attention(model: Any) -> Iterator[None]:
         config._attn_implementation = configured
 
 
-def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:
     layout: Layout | None = options.pop("layout", None)
     if layout is None:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import BinaryIO, TypeVar
 
 import fsspec  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
@@ -134,7 +134,7 @@ class Store:
             raise CheckpointError(f"{self.url}/{name} is damaged: {file}: {first_problem(error)}") from error
 
     @contextmanager
-    def open(self, name: str, file: str) -> Iterator[Any]:
+    def open(self, name: str, file: str) -> Iterator[BinaryIO]:
         """Open a checkpoint's file to read bytes.
 
         Raises:

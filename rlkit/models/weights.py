@@ -87,7 +87,7 @@ def full_state_dict(module: nn.Module, keep: bool) -> dict[str, Tensor]:
     tied -= {name for name, _ in module.named_parameters()}
     state: dict[str, Tensor] = {}
     for name, tensor in module.state_dict().items():  # agreed: parameters are the same on every rank
-        if name in tied:  # agreed: and so are the tied ones
+        if name in tied:
             continue
         gathered = full_tensor(tensor.detach())
         if keep:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+from rlkit.ops.autograd import Context
 
 T = TypeVar("T")
 
@@ -85,14 +87,13 @@ class Layout:
         self.segments = segments
         self.shared = shared
         self.device = device
-        self._derived: dict[Callable[[Layout], Any], Any] = {}
+        self._derived: dict[Callable[[Layout], object], object] = {}
 
     def derived(self, function: Callable[[Layout], T]) -> T:
         """Return `function(self)`, computed once for all layers."""
         if function not in self._derived:
             self._derived[function] = function(self)
-        value: T = self._derived[function]
-        return value
+        return cast(T, self._derived[function])
 
 
 def attention_parts(layout: Layout) -> list[_Part]:
@@ -158,6 +159,11 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, la
     return _PackedAttention.apply(query, key, value, scale, layout)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _AttentionContext(Context, Protocol):
+    scale: float
+    layout: Layout
+
+
 class _PackedAttention(torch.autograd.Function):
     """Flash attention in two parts, a token's own segment and its prompt, joined by their log-sum-exps.
 
@@ -166,7 +172,9 @@ class _PackedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:  # noqa: PLR0917 (autograd passes positions)
+    def forward(  # noqa: PLR0917 (autograd passes positions)
+        ctx: _AttentionContext, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout
+    ) -> Tensor:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)  # [N,heads,D]
         lse = query.new_empty(query.shape[:2], dtype=torch.float32)  # [N,heads]
         for queries, keys, causal in layout.derived(attention_parts):
@@ -185,7 +193,7 @@ class _PackedAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _AttentionContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in saved[:3]]
         for queries, keys, causal in ctx.layout.derived(attention_parts):

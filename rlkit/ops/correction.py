@@ -57,22 +57,28 @@ def loglinear_logps(logps: Tensor, rollout_logps: Tensor, versions: Tensor, vers
     return rollout_logps + (1 - 1 / staleness) * (logps.detach() - rollout_logps)
 
 
-def accepted(
-    old_logps: Tensor,
-    rollout_logps: Tensor,
-    mask: Tensor,
-    statistic: Statistic = "k1",
-    level: RejectLevel = "token",
-    *,
-    low: float | None = None,
-    high: float = 2.0,
-) -> Tensor:
-    """Return the tokens [B,T] bool under the mask that are close enough to the trainer's policy to train on.
+class AcceptanceRule(NamedTuple):
+    """How close to the trainer's policy a token or a sequence must be.
 
-    k1 accepts ratios pi_trainer / pi_engine, at `level`, in [low, high] (`low` is 1 / high by default). k2 =
-    (log ratio)^2 / 2, k3 = ratio - 1 - log ratio and `binary_kl` accept values up to `high`. At the levels of
-    sequences, a sequence is accepted or rejected as a whole.
+    k1 accepts ratios pi_trainer / pi_engine, at `level`, in [low, high]. k2 = (log ratio)^2 / 2, k3 = ratio - 1 -
+    log ratio and `binary_kl` accept values up to `high`.
+
+    Args:
+        statistic: What is compared with the bounds.
+        level: Whether the statistic is of a token, or of a sequence, which is accepted or rejected as a whole.
+        low: Lower bound of k1; 1 / high if None.
+        high: Upper bound.
     """
+
+    statistic: Statistic = "k1"
+    level: RejectLevel = "token"
+    low: float | None = None
+    high: float = 2.0
+
+
+def accepted(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, rule: AcceptanceRule) -> Tensor:
+    """Return the tokens [B,T] bool under the mask that are close enough to the trainer's policy to train on."""
+    statistic, level, low, high = rule
     if mask.numel() == 0:
         return mask
     value = _divergence(old_logps.detach().float(), rollout_logps.float(), statistic)

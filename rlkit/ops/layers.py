@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
+
+from rlkit.ops.autograd import Context
 
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -29,18 +31,22 @@ class LinearFunction(torch.autograd.Function):
     """A linear layer for x [N,I], weight [O,I] and bias [O] or None."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         d_x = product(grad, weight.T) if needs_x else None
         d_weight = grad.T @ x if needs_weight else None
         d_bias = grad.sum(0) if needs_bias else None
         return d_x, d_weight, d_bias
+
+
+class _AdaptedContext(Context, Protocol):
+    scale: float
 
 
 class AdaptedLinearFunction(torch.autograd.Function):
@@ -51,14 +57,14 @@ class AdaptedLinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes positions)
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+        ctx: _AdaptedContext, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
     ) -> Tensor:
         ctx.save_for_backward(x, weight, down, up)
         ctx.scale = scale
         return product(x, torch.addmm(weight, up, down, alpha=scale), bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _AdaptedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, down, up = ctx.saved_tensors
         d_x = None
         if ctx.needs_input_grad[0]:
@@ -72,14 +78,14 @@ class RMSNormFunction(torch.autograd.Function):
     """`weight * x / rms(x)` (Zhang and Sennrich 2019, eq. 4) for x [N,H] and weight [H]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         scale = inverse_rms(x, eps)
         ctx.save_for_backward(x, weight, scale)
         output: Tensor = (x * scale).mul_(weight)
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         normalized = x * scale
         products = grad * normalized
@@ -92,11 +98,11 @@ class SwiGLUFunction(torch.autograd.Function):
     """`silu(gate) * up` (Shazeer 2020, eq. 6) for tensors [N,I]."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Context, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
         return silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from rlkit.ops.autograd import Context
 from rlkit.types import Reads
 
 CHUNK_BYTES = 256 * 1024**2
@@ -25,6 +26,20 @@ MIN_PROB = torch.finfo(torch.float32).tiny
 LOGPS = Reads(entropy=False)
 DEFAULT_READS = Reads()
 ALL = Reads(squares=True, mean=True)
+
+
+class OutputLayer(NamedTuple):
+    """A model's last layer and the temperature: `softmax((hidden @ weight.T + bias) / temperature)`.
+
+    Args:
+        weight: [V,H].
+        bias: [V] or None.
+        temperature: Divides the logits.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    temperature: float = 1.0
 
 
 class TokenStatistics(NamedTuple):
@@ -49,26 +64,22 @@ class TokenStatistics(NamedTuple):
 
 def token_logps(
     hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    layer: OutputLayer,
     targets: Tensor,
-    temperature: float = 1.0,
     *,
     reads: Reads = ALL,
     ids: Tensor | None = None,
     memory: int = CHUNK_BYTES,
 ) -> TokenStatistics:
-    """Return log-probs and entropies of `softmax((hidden @ weight.T + bias) / temperature)`.
+    """Return log-probs and entropies of the distributions that a layer computes from hidden states.
 
-    Logits that exceed `memory` are computed in chunks, and recomputed in the backward pass. If neither weight nor bias
-    needs a gradient, the gradient of the targets' log-probs by `hidden` is computed in the forward pass instead.
+    Logits that exceed `memory` are computed in chunks, and recomputed in the backward pass. If the layer needs no
+    gradient, the gradient of the targets' log-probs by `hidden` is computed in the forward pass instead.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
-        weight: [V,H].
-        bias: [V] or None.
+        layer: The model's last layer.
         targets: [N] i64.
-        temperature: Divides the logits.
         reads: Statistics to compute besides log-probs.
         ids: [N,K] i64, distinct tokens whose log-probs are `top`; None for the most likely ones.
         memory: Maximum bytes of logits to keep.
@@ -77,6 +88,7 @@ def token_logps(
         The statistics; all but the sums of squares and the ids are differentiable.
     """
     device = hidden.device.type
+    weight, bias, temperature = layer
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -96,6 +108,11 @@ class _StatisticGrads(NamedTuple):
         return _StatisticGrads(*(None if grad is None else grad[rows] for grad in self))
 
 
+class _LogpsContext(Context, Protocol):
+    temperature: float
+    memory: int
+
+
 class _TokenLogps(torch.autograd.Function):
     """With p = softmax(z): d logp_t/dz_j = [j=t] - p_j, dH/dz_j = -p_j (log p_j + H), d mean/dz_j = 1/V - p_j.
 
@@ -104,7 +121,7 @@ class _TokenLogps(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes positions)
-        ctx: Any,
+        ctx: _LogpsContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -149,7 +166,7 @@ class _TokenLogps(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LogpsContext, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse, entropy, logp_grad, saved_probs, top_ids = ctx.saved_tensors
         logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in output_grads)
         grads = _StatisticGrads(logps, by_entropy, mean, top)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: La
     if layout.shared:
         key, value = key[keys], value[keys]
     # a segment's last query attends to all of its keys, and each earlier query to one key less
-    options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
+    options: dict[str, object] = {"scale": scale, "window_size": (-1, 0)}
     if _supports_gqa(varlen_attn):
         options["enable_gqa"] = True
     else:

@@ -55,7 +55,7 @@ class BusyTimer:
 
 
 @dataclass(frozen=True)
-class Sampler:
+class ConversationSetup:
     """What all conversations of a step have in common.
 
     Args:
@@ -99,12 +99,12 @@ class Quota(NamedTuple):
 
 
 async def collect(
-    sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], finish: Finish, quota: Quota | None = None
+    setup: ConversationSetup, prompts: Sequence[tuple[int, Prompt]], finish: Finish, quota: Quota | None = None
 ) -> list[Trajectory]:
     """Sample every prompt `samples` times; `finish` is awaited with each group as soon as it is complete.
 
     Args:
-        sampler: The engine and how it is used.
+        setup: The engine and how it is used.
         prompts: Each with the id of its group, from which its random numbers are derived.
         finish: Scores a group while others are sampled.
         quota: How many groups are enough; None for all.
@@ -118,7 +118,7 @@ async def collect(
 
     async def sample_group(group: int, prompt: Prompt) -> list[Trajectory]:
         trajectories = await run_concurrently(
-            *(converse(sampler, prompt, group, sample) for sample in range(sampler.samples))
+            *(converse(setup, prompt, group, sample) for sample in range(setup.samples))
         )
         await finish([t for t in trajectories if t.error is None])
         return trajectories
@@ -130,42 +130,42 @@ async def collect(
     return [trajectory for groups in finished for group in groups for trajectory in group or ()]
 
 
-async def converse(sampler: Sampler, prompt: Prompt, group: int, sample: int) -> Trajectory:
+async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample: int) -> Trajectory:
     """Return one conversation, at its end or its deadline, which counts from the conversation's admission."""
-    key = SampleKey(sampler.seed, sampler.step, f"{group}/{prompt.id}", sample, sampler.attempt)
-    conversation = Conversation(prompt, group, sampler.limits)
+    key = SampleKey(setup.seed, setup.step, f"{group}/{prompt.id}", sample, setup.attempt)
+    conversation = Conversation(prompt, group, setup.limits)
     texts: list[str] = []
-    async with sampler.admission, sampler.participants.open_session(conversation, key) as session:
+    async with setup.admission, setup.participants.open_session(conversation, key) as session:
         clock: asyncio.Timeout | None = None
         try:
-            async with nullcontext() if sampler.seconds is None else deadline(sampler.seconds) as clock:
-                session.messages += _readable(sampler, conversation, await session.open())
-                conversation.begin(sampler.template.start(session.messages, prompt.tools))
+            async with nullcontext() if setup.seconds is None else deadline(setup.seconds) as clock:
+                session.messages += _readable(setup, conversation, await session.open())
+                conversation.begin(setup.template.start(session.messages, prompt.tools))
                 while not conversation.over:
-                    await _turn(sampler, conversation, session, texts, key)
+                    await _turn(setup, conversation, session, texts, key)
                 await session.add_tool_rewards()
         except (RolloutError, TimeoutError) as error:
             late = clock is not None and clock.expired()
-            problem = f"the conversation took longer than {sampler.seconds:g} s" if late else explain(error)
+            problem = f"the conversation took longer than {setup.seconds:g} s" if late else explain(error)
             if conversation.over:
                 conversation.error = problem
             else:
                 conversation.fail(problem)
-        _check(sampler, conversation, session)
+        _check(setup, conversation, session)
     return conversation.trajectory(texts[-1] if texts else "", session.messages)
 
 
 async def _turn(
-    sampler: Sampler, conversation: Conversation, session: ParticipantSession, texts: list[str], key: SampleKey
+    setup: ConversationSetup, conversation: Conversation, session: ParticipantSession, texts: list[str], key: SampleKey
 ) -> None:
     """Sample a turn of the policy and append what the participants answer to it."""
     with queued():  # time in the engine would end the conversations that are answered last or at length
-        answer = await _ask(sampler, conversation, key)
+        answer = await _ask(setup, conversation, key)
     conversation.sampled(answer)
     if not answer.tokens:
         return
-    texts.append(sampler.template.text(answer.tokens, special=False))
-    raw = sampler.template.text(answer.tokens, special=True) if sampler.participants.tools else texts[-1]
+    texts.append(setup.template.codec.turn(answer.tokens, special=False))
+    raw = setup.template.codec.turn(answer.tokens, special=True) if setup.participants.tools else texts[-1]
     session.messages.append({"role": "assistant", "content": raw})
     if conversation.over:
         return
@@ -181,33 +181,33 @@ async def _turn(
     if over or not messages:
         conversation.complete(StopReason.STOP)
         return
-    plain_messages = _readable(sampler, conversation, messages)
+    plain_messages = _readable(setup, conversation, messages)
     session.messages += plain_messages
-    conversation.observed(plain_messages[0]["role"], sampler.template.delta(plain_messages))
+    conversation.observed(plain_messages[0]["role"], setup.template.delta(plain_messages))
 
 
-def _readable(sampler: Sampler, conversation: Conversation, messages: Sequence[Message]) -> list[Message]:
+def _readable(setup: ConversationSetup, conversation: Conversation, messages: Sequence[Message]) -> list[Message]:
     """Return the participants' messages as the policy reads them: long ones cut, and without special tokens."""
-    limit, template, read = sampler.limits.reply, sampler.template, []
+    limit, template, read = setup.limits.reply, setup.template, []
     for message in messages:
-        cut = None if limit is None else without_middle(message, limit, template.count)
+        cut = None if limit is None else without_middle(message, limit, template.codec.count)
         if cut is not None:
             conversation.count("replies_cut")
-        read.append(template.plain(message if cut is None else cut))
+        read.append(template.codec.plain(message if cut is None else cut))
     return read
 
 
-async def _ask(sampler: Sampler, conversation: Conversation, key: SampleKey) -> Completion:
+async def _ask(setup: ConversationSetup, conversation: Conversation, key: SampleKey) -> Completion:
     """Sample a turn within what is left of the conversation's tokens."""
-    budget = conversation.budget(sampler.sampling.max_tokens)
-    sampling = sampler.sampling if budget == sampler.sampling.max_tokens else sampler.sampling.within(budget)
+    budget = conversation.budget(setup.sampling.max_tokens)
+    sampling = setup.sampling if budget == setup.sampling.max_tokens else setup.sampling.within(budget)
     request = Request(tuple(conversation.tokens), sampling, key, session=f"{key.step}/{key.prompt}/{key.sample}")
-    generate = sampler.engine.generate
-    with sampler.timer.request():
-        answer = await (generate(request) if sampler.gate is None else sampler.gate.ask(request, generate))
+    generate = setup.engine.generate
+    with setup.timer.request():
+        answer = await (generate(request) if setup.gate is None else setup.gate.ask(request, generate))
     if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
         counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"
-        require(sampler.engine, "generate", f"returned {counts}, expected as many of each")
+        require(setup.engine, "generate", f"returned {counts}, expected as many of each")
     cut_by_context = (
         answer.stop is StopReason.LENGTH
         and len(conversation.tokens) + len(answer.tokens) >= conversation.limits.context
@@ -215,20 +215,20 @@ async def _ask(sampler: Sampler, conversation: Conversation, key: SampleKey) -> 
     return Completion(answer.tokens, answer.logps, answer.versions, StopReason.CONTEXT) if cut_by_context else answer
 
 
-def _check(sampler: Sampler, conversation: Conversation, session: ParticipantSession) -> None:
+def _check(setup: ConversationSetup, conversation: Conversation, session: ParticipantSession) -> None:
     """Compare the flat run with the template's own rendering of the conversation, and report where they differ.
 
     Texts are compared, not tokens: the policy may write a text in other tokens than the tokenizer would choose. Where
     nothing followed the policy's turn, there is nothing to compare.
     """
-    if sampler.check == "off" or conversation.error is not None or len(conversation.rewards) < 2:
+    if setup.check == "off" or conversation.error is not None or len(conversation.rewards) < 2:
         return
-    rendered = sampler.template.rendered(session.messages, conversation.prompt.tools)
-    flat = sampler.template.decode(conversation.tokens)
+    rendered = setup.template.rendered(session.messages, conversation.prompt.tools)
+    flat = setup.template.codec.decode(conversation.tokens)
     if rendered.startswith(flat) or (conversation.stop is StopReason.STOP and flat.startswith(rendered)):
         return
     conversation.count("template_differs")
-    if sampler.check == "strict":
+    if setup.check == "strict":
         shorter = min(len(flat), len(rendered))
         index = next((i for i in range(shorter) if flat[i] != rendered[i]), shorter)
         before, after, rendered_after = flat[max(0, index - 20) : index], flat[index:], rendered[index:]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from rlkit.base.errors import RecipeError
+from rlkit.interfaces.model import Tokenizer
+from rlkit.interfaces.parser import ToolParser
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.rollout.participants import Participants
@@ -26,7 +27,7 @@ class Dialogue:
     """
 
     recipe: Recipe
-    tokenizer: Any
+    tokenizer: Tokenizer
     context: int
     stop_ids: frozenset[int] = frozenset()
     participants: Participants = field(default_factory=Participants)
@@ -54,7 +55,7 @@ class Dialogue:
         if recipe.interaction or recipe.environment:
             self.template.delta([USER])
 
-    def _parser(self) -> Any:
+    def _parser(self) -> ToolParser:
         """Return the recipe's parser, or the one that fits the chat template."""
         if self.recipe.parser is not None:
             return self.recipe.parser

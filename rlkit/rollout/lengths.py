@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = Fals
         return [_named(prompt, lambda p: len(template.start(p.messages, p.tools))) for prompt in prompts]
 
     def lengths(chunk: Sequence[Prompt]) -> list[int]:
-        return template.lengths([_named(p, lambda p: template.opening(p.messages, p.tools)) for p in chunk])
+        return template.codec.lengths([_named(p, lambda p: template.opening(p.messages, p.tools)) for p in chunk])
 
     path = _cache_file(template, [(prompt.messages, prompt.tools) for prompt in prompts])
     return _stored_or_measured(path, prompts, _in_chunks("measuring prompts", lengths, show))
@@ -110,7 +110,7 @@ def measure_answers(template: ChatTemplate, prompts: Sequence[Prompt], show: boo
 
     def lengths(chunk: Sequence[Prompt]) -> list[int]:
         texts_of = [_named(prompt, lambda p: _turn_texts(template, p.recorded[0])) for prompt in chunk]
-        sizes = iter(template.lengths([text for texts, _ in texts_of for text in texts]))
+        sizes = iter(template.codec.lengths([text for texts, _ in texts_of for text in texts]))
         return [read + sum(islice(sizes, len(texts))) for texts, read in texts_of]
 
     if len(single) <= FEW:
@@ -143,7 +143,7 @@ def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> P
         if excess <= 0:
             return replace(prompt, messages=messages)
         texts = [message.get("content") for message in messages]
-        sizes = [template.count(text) if isinstance(text, str) else 0 for text in texts]
+        sizes = [template.codec.count(text) if isinstance(text, str) else 0 for text in texts]
         longest = max(range(len(messages)), key=sizes.__getitem__)
         if not sizes[longest]:
             raise RecipeError(
@@ -162,8 +162,8 @@ def _cut(template: ChatTemplate, message: Message, tokens: int, side: Side) -> M
     """Return a message whose text has at most `tokens` tokens, and fewer than before."""
     text: str = message["content"]
     ends = {"left": (0, tokens), "right": (tokens, 0), "middle": (tokens - tokens // 2, tokens // 2)}[side]
-    start = longest_piece(lambda length: text[:length], len(text) - 1, ends[0], template.count)
-    end = longest_piece(lambda length: text[len(text) - length :], len(text) - 1 - start, ends[1], template.count)
+    start = longest_piece(lambda length: text[:length], len(text) - 1, ends[0], template.codec.count)
+    end = longest_piece(lambda length: text[len(text) - length :], len(text) - 1 - start, ends[1], template.codec.count)
     return {**message, "content": text[:start] + text[len(text) - end :]}
 
 
@@ -208,7 +208,7 @@ def _named(prompt: Prompt, work: Callable[[Prompt], T]) -> T:
 
 def _cache_file(template: ChatTemplate, texts: Sequence[object]) -> Path:
     """Return the file of the lengths of texts, under a digest of all that they depend on."""
-    tokenizer: Any = template.tokenizer
+    tokenizer = template.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest = hashlib.blake2b(digest_size=16)
     settings = (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlkit.interfaces.runtime import RunPart
 from rlkit.registry import close_parts
@@ -73,7 +73,7 @@ class EventLoop:
     def __init__(self, prepare: Callable[[], None]) -> None:
         self._loop = _Loop()
         self._prepare = prepare
-        self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}
+        self._tasks: dict[object, asyncio.Task[object]] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._serve, daemon=True, name="rlkit-rollouts")
         self._thread.start()
@@ -143,7 +143,7 @@ class EventLoop:
         else:
             future.set_result(task.result())
 
-    def _cancel(self, future: Future[Any]) -> None:
+    def _cancel(self, future: Future[T]) -> None:
         if future in self._tasks:
             self._tasks[future].cancel()
         elif not future.done():  # the caller was interrupted before it had submitted the work

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jsonschema
 
@@ -205,20 +205,20 @@ class ParticipantSession:
             except GuardError:
                 self.conversation.count("release_errors")
 
-    def _reward(self, value: Any) -> None:
+    def _reward(self, value: object) -> None:
         """Take a tool's reward; one that is no number is counted and does not count."""
         try:
             self.conversation.reward(_number(value))
         except ParticipantError:
             self.conversation.count("tool_errors")
 
-    def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: Any) -> Awaitable[T]:
+    def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: object) -> Awaitable[T]:
         """Call a tool's method with the arguments that the row of the data has for the phase.
 
         Raises:
             ValueError: The row has no object there.
         """
-        arguments: Any = self.conversation.prompt.meta.get("tools")
+        arguments: object = self.conversation.prompt.meta.get("tools")
         for key in (name, phase):
             if not isinstance(arguments, Mapping | None):
                 break
@@ -284,14 +284,15 @@ def _text(value: object) -> str:
     return str(text_of(value) if typed else value)
 
 
-def _messages(user: Interaction, reply: Any) -> list[Message]:
+def _messages(user: Interaction, reply: object) -> list[Message]:
     """Return a user's messages.
 
     Raises:
         ParticipantError: They are not messages.
     """
-    valid = isinstance(reply, Sequence) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in reply)
-    if not valid:
+    if not isinstance(reply, Sequence) or not all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in reply
+    ):
         raise ParticipantError(f"{part_name(user)}: it replied {show(reply)}, expected messages with role and content")
     try:
         return text_messages(reply)
@@ -299,7 +300,7 @@ def _messages(user: Interaction, reply: Any) -> list[Message]:
         raise ParticipantError(f"{part_name(user)}: it replied with {error}; rlkit trains on text alone") from error
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     """Return a reward as a number.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from rlkit.recipe import ConversationLimits
 from rlkit.types import Message
@@ -71,13 +70,13 @@ def longest_piece(piece: Callable[[int], str], high: int, tokens: int, count: Co
     return low
 
 
-def _text(part: Any) -> str | None:
+def _text(part: object) -> str | None:
     """Return the text of a content, or of one of its parts; None for an image and other things."""
     text = part.get("text") if isinstance(part, Mapping) else part
     return text if isinstance(text, str) else None
 
 
-def _with_text(part: Any, text: str) -> Any:
+def _with_text(part: object, text: str) -> object:
     return {**part, "text": text} if isinstance(part, Mapping) else text
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlkit.base.tasks import cancel
 from rlkit.distributed.offload import HostOffload, free_cached, use_device
@@ -18,7 +18,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import ConversationLimits, Recipe
-from rlkit.rollout.collect import BusyTimer, Sampler
+from rlkit.rollout.collect import BusyTimer, ConversationSetup
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.loop import EventLoop, close_on_loop
@@ -27,6 +27,7 @@ from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.types import Sampling, Score, Trajectory
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 WATCH_SECONDS = 0.5
@@ -71,14 +72,14 @@ class RolloutService:
         """The recipe's engine."""
         return self.recipe.rollout.engine
 
-    def sampler(
+    def conversation_setup(
         self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None
-    ) -> Sampler:
+    ) -> ConversationSetup:
         """Return what the conversations of a step have in common."""
         recipe, conversation = self.recipe, self.recipe.conversation or ConversationLimits()
         multi_turn = recipe.tools or recipe.interaction or recipe.environment
         turns, context = conversation.turns if multi_turn else 1, self.dialogue.context
-        return Sampler(
+        return ConversationSetup(
             self.engine,
             self.dialogue.template,
             sampling,
@@ -142,7 +143,7 @@ class RolloutService:
         if not self.ranks.any(self.engine.needs_weights):
             self.wait(self._sync())
 
-    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         """Call a function in a worker process; see `Runtime.work`."""
         return await self._workers.call(function, argument, timeout)
 

@@ -6,13 +6,15 @@ import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TypeVar, cast
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.limits import OverdueError, memory_limit, time_limit
+from rlkit.interfaces.model import Tokenizer
 from rlkit.types import JsonObject, Message
+
+V = TypeVar("V")
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
 REPLY = "There are seven."
@@ -32,12 +34,126 @@ KEPT_TOKENS = 2**20
 """Tokens of rendered starts of conversations that are kept, at four bytes each."""
 
 
-@dataclass
-class TemplateCheck:
-    """What a template was seen to do, and what of it hurts."""
+class TokenCodec:
+    """Converts between texts and token ids.
 
-    facts: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    Args:
+        tokenizer: The policy's.
+        stop_ids: The ids that end the policy's turn.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
+        self.tokenizer = tokenizer
+        self.stop_ids = frozenset(stop_ids)
+        added = tokenizer.added_tokens_decoder.items()
+        self.stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
+        """Matches the text of a stop id."""
+        self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, which may be longer than the context."""
+        return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+
+    def encode_after_stop(self, text: str) -> list[int]:
+        """Return the ids of a text without the stop id that it starts with, if it does."""
+        ids = self.encode(text)
+        return ids[1:] if ids and ids[0] in self.stop_ids else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def turn(self, ids: Sequence[int], special: bool) -> str:
+        """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
+        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return self.tokenizer.decode(body, skip_special_tokens=not special)
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
+        if not texts:
+            return []
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            backend.no_truncation()  # its file may ask for that
+            backend.no_padding()
+            return [len(encoded) for encoded in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [len(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text that the policy reads, by itself."""
+        return len(self.encode(self.plain(text)))
+
+    def plain(self, value: V) -> V:
+        """Return a message, or any value in one, without the texts of special tokens, which would end a turn.
+
+        Halves of surrogate pairs, which no tokenizer reads, become question marks.
+        """
+        return cast(V, self._plain(value))
+
+    def _plain(self, value: object) -> object:
+        if isinstance(value, dict):
+            return {key: self._plain(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._plain(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        text = value.encode("utf-8", "replace").decode()
+        while self._special.search(text):  # what remains may join to another one
+            text = self._special.sub("", text)
+        return text
+
+
+class Renderer:
+    """Renders messages as text with a model's chat template: a Jinja program, which has limits of memory and time.
+
+    Args:
+        tokenizer: With a chat template.
+        tools: JSON schemas that the template shows to the policy.
+        kwargs: What the template reads besides.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[JsonObject], kwargs: Mapping[str, object]) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._kwargs = kwargs
+        self._has_rendered = False
+
+    def __call__(self, messages: Sequence[Message], *, generate: bool, tools: Collection[str] | None = ()) -> str:
+        """Render messages.
+
+        Args:
+            messages: Those of a conversation.
+            generate: Whether to add the generation prompt.
+            tools: The names of the tools to describe; None for all.
+
+        Raises:
+            RecipeError: The template refuses the messages, or does not end.
+        """
+        schemas = [schema for schema in self._tools if tools is None or schema["function"]["name"] in tools]
+        try:
+            # the first time within limits of memory, and in the main thread within those of time
+            with time_limit(RENDER_SECONDS), nullcontext() if self._has_rendered else memory_limit(RENDER_BYTES):
+                text = self._tokenizer.apply_chat_template(
+                    list(messages),
+                    add_generation_prompt=generate,
+                    tools=schemas or None,
+                    tokenize=False,
+                    **self._kwargs,
+                )
+            self._has_rendered = True
+        except (OverdueError, MemoryError) as error:
+            limit = f"{RENDER_SECONDS} s and {RENDER_BYTES >> 20} MiB"
+            raise RecipeError(
+                f"the chat template does not end within {limit}; correct the model's chat_template.jinja or choose "
+                "another model"
+            ) from error
+        except Exception as error:  # Jinja code may raise anything
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise RecipeError(
+                f"the chat template cannot render the roles {roles}: {error}; use messages that it allows, or choose "
+                "another model"
+            ) from error
+        return cast(str, text)
 
 
 class ChatTemplate:
@@ -56,7 +172,7 @@ class ChatTemplate:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         stop_ids: Collection[int],
         tools: Sequence[JsonObject] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -65,12 +181,10 @@ class ChatTemplate:
         self.stop_ids = frozenset(stop_ids)
         self.tools = list(tools)
         self.kwargs = dict(kwargs or {})
-        added = tokenizer.added_tokens_decoder.items()
-        self._stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
-        self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
+        self.codec = TokenCodec(tokenizer, stop_ids)
+        self.render = Renderer(tokenizer, self.tools, self.kwargs)
         self._starts: dict[str, array[int]] = {}
         self._cached_tokens = 0
-        self._tried = False
 
     def start(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> list[int]:
         """Return the ids with which a conversation starts, ready for the policy's turn.
@@ -85,7 +199,7 @@ class ChatTemplate:
         key = repr((messages, tools))
         start = self._starts.get(key)
         if start is None:  # all samples of a prompt start alike, and its length was measured before
-            start = array("i", self._ids(self.opening(messages, tools)))
+            start = array("i", self.codec.encode(self.opening(messages, tools)))
             self._cached_tokens += len(start)
             if self._cached_tokens > KEPT_TOKENS:
                 self._starts.clear()
@@ -97,28 +211,11 @@ class ChatTemplate:
         """Return the text of `start`; before a plain text, without messages, that is one special token."""
         if not messages:
             return str(self.tokenizer.bos_token or self.tokenizer.eos_token)
-        text = self._text(messages, generate=True, tools=self._schemas(tools))
+        text = self.render(messages, generate=True, tools=tools)
         if not text:
             raise RecipeError(
                 "the chat template renders nothing; correct the model's chat_template.jinja or choose another model"
             )
-        return text
-
-    def lengths(self, openings: Sequence[str]) -> list[int]:
-        """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
-        if not openings:
-            return []
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            backend.no_truncation()  # its file may ask for that
-            backend.no_padding()
-            return [len(encoded) for encoded in backend.encode_batch_fast(list(openings), add_special_tokens=False)]
-        return [len(ids) for ids in self.tokenizer(list(openings), add_special_tokens=False)["input_ids"]]
-
-    def text(self, ids: Sequence[int], special: bool) -> str:
-        """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
-        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        text: str = self.tokenizer.decode(body, skip_special_tokens=not special)
         return text
 
     def turn(self, message: Message) -> list[int]:
@@ -127,7 +224,7 @@ class ChatTemplate:
         Raises:
             RecipeError: The template refuses the message, or does not write it after the start of a turn.
         """
-        return self._ids(self.turn_text(message))
+        return self.codec.encode(self.turn_text(message))
 
     def turn_text(self, message: Message) -> str:
         """Return a recorded turn of the policy as text, including the token that ends it.
@@ -140,9 +237,8 @@ class ChatTemplate:
         before, stop = self._around
         text = message.get("content")
         if set(message) - {"role", "content"}:
-            tools = self._schemas(None)
-            rendered = self._text([USER, message], generate=False, tools=tools)
-            openings = (before, self._text([USER], generate=True, tools=tools))
+            rendered = self.render([USER, message], generate=False, tools=None)
+            openings = (before, self.render([USER], generate=True, tools=None))
             opening = next((candidate for candidate in openings if rendered.startswith(candidate)), None)
             if opening is None:
                 raise RecipeError(
@@ -150,15 +246,15 @@ class ChatTemplate:
                     "the policy cannot learn it; write the calls into the content"
                 )
             text = rendered.removeprefix(opening)
-            ending = self._stop.search(text)
+            ending = self.codec.stop.search(text)
             text = text[: ending.start()] if ending else text
         return f"{text}{stop}"
 
     @cached_property
     def _around(self) -> tuple[str, str]:
         """What the template writes before a turn of the policy that answers one question, and the text of its end."""
-        before, _, after = self._text([USER, ANSWER], generate=False, tools=self._schemas(None)).rpartition(REPLY)
-        end = self._stop.match(after)
+        before, _, after = self.render([USER, ANSWER], generate=False, tools=None).rpartition(REPLY)
+        end = self.codec.stop.match(after)
         return before, self.tokenizer.eos_token if end is None else end.group()
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
@@ -171,136 +267,39 @@ class ChatTemplate:
             RecipeError: The template refuses the messages, or renders them so that nothing can be separated from
                 what came before.
         """
-        plain = [self.plain(message) for message in messages]
+        plain = [self.codec.plain(message) for message in messages]
         errors = []
         for turn, last in _stand_ins(plain):
             try:
-                return self._ids_after_stop(self._addition(turn, last, plain))
+                return self.codec.encode_after_stop(self._addition(turn, last, plain))
             except RecipeError as error:
                 errors.append(error)
         raise errors[0]
 
-    def plain(self, value: Any) -> Any:
-        """Return a message, or any value in one, without the texts of special tokens, which would end a turn.
-
-        Halves of surrogate pairs, which no tokenizer reads, become question marks.
-        """
-        if isinstance(value, dict):
-            return {key: self.plain(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.plain(item) for item in value]
-        value = value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-        while isinstance(value, str) and self._special.search(value):  # what is left may join to one anew
-            value = self._special.sub("", value)
-        return value
-
-    def count(self, text: str) -> int:
-        """Return the number of tokens of a text that the policy reads, by itself."""
-        plain = self.plain(text)
-        return len(self.tokenizer.encode(plain, add_special_tokens=False, verbose=False))  # it may exceed the context
-
     def closing(self) -> list[int]:
         """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
-        rendered = self._text([USER, ANSWER], generate=False)
-        return self._ids(rendered.rpartition(REPLY)[2])
+        rendered = self.render([USER, ANSWER], generate=False)
+        return self.codec.encode(rendered.rpartition(REPLY)[2])
 
     def rendered(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
-        """Return the text of the template's own rendering of a whole conversation, to compare with `decode`."""
-        return self.decode(self._ids(self._text(messages, generate=False, tools=self._schemas(tools))))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
-    def check(self) -> TemplateCheck:
-        """Look whether turns are only appended, and whether the policy is trained on the token that ends its own."""
-        report = TemplateCheck()
-        self._check_end(report)
-        for what, messages in (("user", [USER]), ("tool", [{"role": "tool", "content": "7", "tool_call_id": CALL_ID}])):
-            try:
-                self.delta(messages)
-                report.facts.append(f"a {what} turn is appended to what came before")
-            except RecipeError as error:
-                report.warnings.append(str(error))
-        thought = [USER, {"role": "assistant", "content": f"<think>\nA thought.\n</think>\n\n{REPLY}"}]
-        alone = self._text(thought, generate=False).rpartition(REPLY)[0]
-        if not self._text([*thought, USER], generate=True).startswith(alone):
-            report.warnings.append(
-                "the template strips thinking from earlier turns; training keeps it, as the policy saw it"
-            )
-        return report
-
-    def _schemas(self, names: Collection[str] | None) -> list[JsonObject] | None:
-        """Return the schemas of a conversation's tools; None, as templates expect, if there are none."""
-        return [tool for tool in self.tools if names is None or tool["function"]["name"] in names] or None
-
-    def _check_end(self, report: TemplateCheck) -> None:
-        opened = self._text([USER], generate=True)
-        closed = self._text([USER, ANSWER], generate=False)
-        before, reply, after = closed.rpartition(REPLY)
-        if not reply:
-            report.warnings.append("the template does not render an assistant's turn as it was written")
-            return
-        if opened != before:
-            report.warnings.append(
-                f"the generation prompt ends with {opened[-40:]!r}, but an assistant's turn is rendered after "
-                f"{before[-40:]!r}; the policy is trained on the former"
-            )
-        if self._stop.match(after):
-            report.facts.append(f"an assistant's turn ends with {after.strip()!r}, on which the policy is trained")
-        else:
-            ends = [self.tokenizer.decode([i]) for i in sorted(self.stop_ids)]
-            report.warnings.append(
-                f"the template continues with {after[:40]!r} after an assistant's turn, but a turn ends with one of "
-                f"{ends}; if that is wrong, set eos_token_id in the model's generation_config.json"
-            )
+        """Return the text of the template's own rendering of a whole conversation, to compare with that of its ids."""
+        return self.codec.decode(self.codec.encode(self.render(messages, generate=False, tools=tools)))
 
     def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> str:
         """Return what the template adds to a stand-in's turn, from its end token on; `last` is the turn's last text."""
-        rendered = self._text([USER, turn, *messages], generate=True)
-        opening = self._text([USER], generate=False)
-        alone = _past(self._text([USER, turn], generate=False), opening, last)
+        rendered = self.render([USER, turn, *messages], generate=True)
+        opening = self.render([USER], generate=False)
+        alone = _past(self.render([USER, turn], generate=False), opening, last)
         followed = _past(rendered, opening, last)
-        stop = self._stop.search(alone)
+        stop = self.codec.stop.search(alone)
         if stop:
             own = alone[: stop.start()]
         else:
-            closed = self._text([USER, ANSWER], generate=False)
+            closed = self.render([USER, ANSWER], generate=False)
             own = alone.removesuffix(_past(closed, opening, REPLY))
         if not followed.startswith(own):
             raise RecipeError(ANEW)
         return followed[len(own) :]
-
-    def _text(self, messages: Sequence[Message], generate: bool, tools: Any = None) -> str:
-        """Render messages: the first time within limits of memory, and in the main thread within those of time."""
-        try:
-            with time_limit(RENDER_SECONDS), nullcontext() if self._tried else memory_limit(RENDER_BYTES):
-                text: str = self.tokenizer.apply_chat_template(
-                    list(messages), add_generation_prompt=generate, tools=tools, tokenize=False, **self.kwargs
-                )
-            self._tried = True
-        except (OverdueError, MemoryError) as error:
-            limit = f"{RENDER_SECONDS} s and {RENDER_BYTES >> 20} MiB"
-            raise RecipeError(
-                f"the chat template does not end within {limit}; correct the model's chat_template.jinja or choose "
-                "another model"
-            ) from error
-        except Exception as error:  # Jinja code may raise anything
-            roles = ", ".join(str(message["role"]) for message in messages)
-            raise RecipeError(
-                f"the chat template cannot render the roles {roles}: {error}; use messages that it allows, or choose "
-                "another model"
-            ) from error
-        return text
-
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return ids
-
-    def _ids_after_stop(self, text: str) -> list[int]:
-        ids = self._ids(text)
-        return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
 
 def _past(text: str, opening: str, last: str) -> str:

@@ -24,7 +24,7 @@ from functools import cache, partial
 from os import WNOHANG, getpid, kill, listdir, read, waitpid, write
 from pickle import loads
 from time import monotonic, sleep
-from typing import Any, TextIO
+from typing import TextIO
 
 HEADER = struct.Struct(">16sQ")
 ANSWER_BYTES = 16 * 2**20
@@ -45,7 +45,7 @@ PDEATHSIG, SUBREAPER = 1, 36
 encode = json.JSONEncoder().encode
 """Bound here, as are the functions that are imported by name: what a call patches must not reach the next answer."""
 
-prepared: dict[str, Any] = {}
+prepared: dict[str, object] = {}
 """What `prepare` has done in this process."""
 outputs: list[TextIO] = []
 """The worker's own standard output and error."""
@@ -91,7 +91,7 @@ def kill_descendants(root: int | None, mark: str | None = None) -> None:
         sleep(0.002)
 
 
-class Output:
+class WorkerOutput:
     """What a worker prints: its beginning is shown, its end is kept."""
 
     def __init__(self, source: int, screen: int) -> None:
@@ -124,7 +124,7 @@ class Output:
                 return
 
 
-def watch(worker: int, requests: int, output: Output) -> int:
+def watch(worker: int, requests: int, output: WorkerOutput) -> int:
     """Wait until the worker ends or the trainer closes its side; kill the rest; return the worker's exit code."""
     trainer = os.getppid()
     woken, wake = os.pipe()
@@ -210,7 +210,7 @@ def serve(requests: int, answers: int) -> None:
         end_children()  # not between two arguments: `shared` may hold a process
 
 
-def outcome(function: Callable[[Any, Any], object], shared: object, argument: object) -> bytes:
+def outcome(function: Callable[[object, object], object], shared: object, argument: object) -> bytes:
     """Call a function; return the body of its answer."""
     try:
         body = encode(["value", function(shared, argument)]).encode()
@@ -268,7 +268,7 @@ def restore_output() -> None:
     sys.stdout, sys.stderr = outputs
 
 
-def prepare(preparation: dict[str, Any]) -> None:
+def prepare(preparation: dict[str, object]) -> None:
     """Take over the trainer's import path and working directory: what has changed of them."""
     from multiprocessing import spawn
 
@@ -303,7 +303,7 @@ def main() -> None:
         os._exit(0)
     os.dup2(null, 1)
     close([answers, prints])
-    output = Output(printed, screen)
+    output = WorkerOutput(printed, screen)
     code = watch(worker, requests, output)
     os.write(2, output.tail)
     os._exit(code)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import spawn
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import cloudpickle
 
@@ -27,6 +27,7 @@ from rlkit.rollout import worker
 from rlkit.rollout.loop import STALL_SECONDS
 from rlkit.rollout.worker import ANSWER_BYTES, HEADER, MARK, kill_descendants
 
+R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class Workers:
         self._seconds: dict[type, float] = {}
         """What a call took last, by the type of what the calls share."""
 
-    async def call(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
+    async def call(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         """Return `function(argument)`, both pickled; the deadline, in seconds, counts from when the work starts.
 
         What is defined in the main module or a notebook, or inside of a function, is sent by value: the worker never
@@ -78,8 +79,8 @@ class Workers:
         return outcome
 
     async def call_each(
-        self, function: Callable[[S, T], object], shared: S, arguments: Sequence[T], timeout: float
-    ) -> list[Any]:
+        self, function: Callable[[S, T], R], shared: S, arguments: Sequence[T], timeout: float
+    ) -> list[R | WorkerError]:
         """Return `function(shared, argument)` of each argument, or the WorkerError of that call.
 
         Arguments are sent together, as many as take some milliseconds; each has the whole deadline. Where one breaks
@@ -91,8 +92,8 @@ class Workers:
         return [outcome for batch in outcomes for outcome in batch]
 
     async def _call_batch(
-        self, function: Callable[[S, T], object], shared: S, batch: Sequence[T], timeout: float
-    ) -> list[Any]:
+        self, function: Callable[[S, T], R], shared: S, batch: Sequence[T], timeout: float
+    ) -> list[R | WorkerError]:
         try:
             outcomes = await self._send(function, shared, batch, timeout)
         except WorkerError as error:
@@ -101,8 +102,8 @@ class Workers:
         return outcomes + [outcome for [outcome] in await run_concurrently(*retried)]
 
     async def _send(
-        self, function: Callable[[S, T], object], shared: S, arguments: Sequence[T], timeout: float
-    ) -> list[Any]:
+        self, function: Callable[[S, T], R], shared: S, arguments: Sequence[T], timeout: float
+    ) -> list[R | WorkerError]:
         """Return the outcomes of the arguments, of the first ones where one broke the worker; of a single one always.
 
         Raises:
@@ -116,11 +117,11 @@ class Workers:
             work = partial(self._call, payload, len(arguments), timeout)
             outcomes, seconds = await in_executor(self._executor, work)
         self._seconds[type(shared)] = max(seconds / len(arguments), 1e-6)
-        return outcomes
+        return cast("list[R | WorkerError]", outcomes)
 
     def _call(
         self, payload: bytes, count: int, timeout: float, started: Callable[[], object]
-    ) -> tuple[list[Any], float]:
+    ) -> tuple[list[object], float]:
         """Call in an idle process, and once more in a new one if that was found broken before the work started.
 
         Returns:
@@ -133,7 +134,7 @@ class Workers:
                 process = self._idle.pop()
             except IndexError:  # there are as many threads as there may be processes
                 process = _Process(self._closing)
-            outcomes: list[Any] = []
+            outcomes: list[object] = []
             try:
                 for kind, value in process.call(payload, count, timeout, started):
                     outcomes.append(value if kind == "value" else WorkerError(value))
@@ -199,7 +200,7 @@ class _Process:
 
     def call(
         self, payload: bytes, count: int, timeout: float, started: Callable[[], object]
-    ) -> Iterator[tuple[str, Any]]:
+    ) -> Iterator[tuple[str, object]]:
         """Yield for each argument `value` and what the function returned, or `error` and what it raised.
 
         `started` marks the start of the work. An `error` before that is the only one.
@@ -252,7 +253,7 @@ class _Process:
         self._deadline = time.monotonic() + seconds
         self._message = f"did not {what} within {seconds:g} s and was killed"
 
-    def _read_answer(self, call: bytes) -> tuple[str, Any]:
+    def _read_answer(self, call: bytes) -> tuple[str, object]:
         answered_call, length = HEADER.unpack(self._read(HEADER.size))
         if answered_call != call or length > ANSWER_BYTES:
             raise self._garbled()
@@ -315,7 +316,7 @@ class _Process:
         return self._failed(f"took its worker process down (exit code {code if code <= 128 else 128 - code})")
 
 
-def _unshared(function: Callable[[T], object], argument: T) -> object:
+def _unshared(function: Callable[[T], R], argument: T) -> R:
     return function(argument)
 
 
@@ -327,7 +328,7 @@ def _screen() -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _preparation() -> dict[str, Any]:
+def _preparation() -> dict[str, object]:
     """Return what a worker needs to import what the payload names: no main module, of which nothing is imported."""
     names = ("sys_path", "sys_argv", "orig_dir", "dir")
     preparation = spawn.get_preparation_data("rlkit-worker")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rlkit.base.errors import shorten
 from rlkit.base.text import redact
@@ -106,7 +105,7 @@ def _flat(row: JsonObject, answer: GradedCompletion) -> JsonObject:
     return flat | {"reward": answer.reward, "accuracy": answer.accuracy}
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """Return a text, or the JSON of any other value; half of a surrogate pair is escaped."""
     if value is None:
         return None

@@ -152,7 +152,7 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
 
     Failed rollouts and rewards are counted and left out of the means. All ranks must call this.
     """
-    if not service.recipe.generates:  # agreed: an option of the recipe
+    if not service.recipe.generates:
         return _evaluate_reward_model(service, prompts)
     section = service.recipe.validation or Validation()
     greedy, sampled = samplings(service.recipe)
@@ -175,8 +175,8 @@ def _complete(
 ) -> tuple[list[Trajectory], list[GradedCompletion]]:
     """Return the trajectories of this rank and the completions of all ranks."""
     own_prompts = service.shard_for_rank(list(enumerate(prompts)))
-    sampler = service.sampler(sampling, samples, STEP)
-    trajectories = service.sample(collect(sampler, own_prompts, lambda group: score_group(service, group)))
+    setup = service.conversation_setup(sampling, samples, STEP)
+    trajectories = service.sample(collect(setup, own_prompts, lambda group: score_group(service, group)))
     completions = _gather(service, [GradedCompletion.of(t) for t in trajectories])
     # the ranks of a tensor-parallel group may differ, since the first one samples for all
     return trajectories, service.ranks.broadcast_tp(completions)

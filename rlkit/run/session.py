@@ -104,9 +104,8 @@ class Session:
         def content(best: Best | None) -> tuple[dict[str, Tensor], RunState]:
             return tensors(context), self._state(context, best)
 
-        self._agree(context)
-        # agreed: `stop_requested` and `ended_early` are, and all ranks count the same steps
-        while not (self.stop_requested or self.ended_early) and outcome.steps < replay.last:
+        ending = self._agree_on_end(context)
+        while not ending and outcome.steps < replay.last:
             number = outcome.steps + 1
             with self._profiled(context.recipe.profile, number):
                 result = method.step(context, number, obtain)
@@ -124,9 +123,9 @@ class Session:
                 self._log(number, metrics | self.checkpoint_metrics)
                 self.record.reporter.step(number, metrics)
             self._check_step(context, result, metrics)
-            self._agree(context)
+            ending = self._agree_on_end(context)
             self.checkpoint_metrics = saver.after(number, metrics, content)
-        if self.stream is not None:  # agreed: an option of the recipe
+        if self.stream is not None:
             self.stream.close()
         saver.end(outcome.steps, content)
         if self.progress.stalled and self.progress.stalled == outcome.steps and not self.stop_requested:
@@ -154,8 +153,8 @@ class Session:
         folder = self.record.folder
         return profiled(folder.path / "profile", f"step-{number:05d}", folder.rank, self.record.attempt)
 
-    def _agree(self, context: TrainContext) -> None:
-        """Agree with all ranks on whether to stop; every rank must call this."""
+    def _agree_on_end(self, context: TrainContext) -> bool:
+        """Agree with all ranks on whether to stop, and return it; every rank must call this."""
         note, steps = self.record.reporter.note, self.record.outcome.steps
         own_signal = None if self.signals is None else self.signals.asked
         signals = context.ranks.gather_world(own_signal)
@@ -171,6 +170,7 @@ class Session:
         if reason is not None and not self.ended_early:
             self.ended_early = True
             note(f"the training ends after step {steps}: {reason}")
+        return self.stop_requested or self.ended_early
 
     def _begin(self, context: TrainContext, resumed: CheckpointRef | None) -> Saver:
         """Load the checkpoint, prepare the engine and validate; return what saves checkpoints."""
@@ -186,7 +186,7 @@ class Session:
         self.saver = Saver(writer, record.reporter.note, steps if in_store else 0)
         preflight(context, record.reporter.note, record.first)
         context.rollouts.sync_weights()
-        if context.recipe.generates:  # agreed: an option of the recipe
+        if context.recipe.generates:
             check_weights(context.data, context.rollouts)
         self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         validation = context.recipe.validation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.tasks.files import KnownColumns
@@ -62,7 +61,7 @@ class Verl(KnownColumns):
             for name, phases in tools.items()
         }
         has_tools = "tools_kwargs" in (row.get("extra_info") or {})  # a table has a null there in rows without tools
-        meta: dict[str, Any] = {key: value for key, value in prompt.meta.items() if key != "tools"}
+        meta: JsonObject = {key: value for key, value in prompt.meta.items() if key != "tools"}
         meta |= {"tools": chosen, "interaction": _object(extra, "interaction_kwargs", location)}
         return replace(prompt, meta=meta, tools=list(tools) if has_tools else None)
 

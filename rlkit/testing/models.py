@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
@@ -81,7 +81,7 @@ def _bias_keys(model: CausalLM, size: float) -> None:
     biases = [weight for name, weight in model.named_parameters() if name.endswith("k_proj.bias")]
     if not biases:
         raise ValueError(f"{type(model).__name__} has no key biases, expected k_proj.bias among its weights")
-    config: Any = model.config.get_text_config()
+    config = model.config.get_text_config()
     with torch.no_grad():
         for bias in biases:
             for head in bias.view(config.num_key_value_heads, -1):

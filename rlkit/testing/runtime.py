@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
 
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -53,9 +54,10 @@ class ExampleRuntime(OneProcess):
         logits: Tensor = self.policy(input_ids=tokens, use_cache=False).logits
         return logits
 
-    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         """Call a function in this process, without a deadline; it may return data only, as in a worker."""
-        return json.loads(json.dumps(function(argument)))
+        data: R = json.loads(json.dumps(function(argument)))
+        return data
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Call a reward in this process, without a deadline."""

@@ -52,7 +52,7 @@ class Callbacks:
         """
         self._started = self._started or method == "on_run_start"
         watching = self.watching(method)
-        if watching:  # agreed: all ranks have the recipe's callbacks
+        if watching:
             self._together(lambda: self._call_all(watching, method, event))
 
     def end_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -62,7 +62,7 @@ class Callbacks:
             CallbackError: One raised, changed a metric, or added one that is no finite number or has a name in use.
         """
         watching = self.watching("on_step_end")
-        if not watching:  # agreed: all ranks have the recipe's callbacks
+        if not watching:
             return {}
         added = self._together(lambda: self._added(watching, step, metrics))
         values: dict[str, list[float]] = {}
@@ -92,7 +92,7 @@ class Callbacks:
         Raises:
             CallbackError: A factor is not a finite number of 0 or more.
         """
-        if not self.callbacks:  # agreed: all ranks have the recipe's callbacks
+        if not self.callbacks:
             return 1.0
         return self.ranks.gather_world(self._together(lambda: prod(map(_lr_factor, self.callbacks))))[0]
 
@@ -102,7 +102,7 @@ class Callbacks:
 
     def stopper(self) -> str | None:
         """Return the callback that wants the run to end, on any rank."""
-        if not self.callbacks:  # agreed: all ranks have the recipe's callbacks
+        if not self.callbacks:
             return None
         wanting = next((part_name(part) for part in self.callbacks if part.should_stop), None)
         return next((name for name in self.ranks.gather_world(wanting) if name is not None), None)
@@ -113,7 +113,7 @@ class Callbacks:
         Raises:
             CallbackError: It is not what JSON holds, or too long.
         """
-        if not self.callbacks:  # agreed: all ranks have the recipe's callbacks
+        if not self.callbacks:
             return {}
         states = self._together(lambda: {name: _state(part) for name, part in self._named()})
         return {name: state for name, state in states.items() if state}
@@ -182,7 +182,7 @@ class Callbacks:
         return result  # type: ignore[return-value]
 
 
-def _call(part: Callback, method: str, *arguments: Any) -> Any:
+def _call(part: Callback, method: str, *arguments: object) -> Any:
     """Call a method; whatever it raises becomes an error that names the callback.
 
     Raises:

@@ -121,10 +121,7 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
             batch.required("trainer_logps"),
             batch.rollout_logps,
             batch.mask,
-            statistic=reject.statistic,
-            level=reject.level,
-            low=reject.low,
-            high=reject.highest,
+            correction.AcceptanceRule(reject.statistic, reject.level, reject.low, reject.highest),
         )
         batch.accepted = accepted
         metrics["correction/rejected"] = 1 - float(masked_mean(accepted, batch.mask, reduce))
@@ -141,7 +138,7 @@ def distill(batch: Batch, coef: float, reduce: Reducer) -> Metrics:
     teacher_logps = batch.required("teacher_logps") if top is None else top[..., 0]
     is_read = batch.mask & ~teacher_logps.isnan()
     metrics = {"teacher/unread": float(reduce((batch.mask & ~is_read).sum().float()))}
-    if top is None:  # agreed: an option of the recipe
+    if batch.teacher_top_logps is None:
         gap = torch.where(is_read, batch.required("trainer_logps") - teacher_logps, 0.0)
         batch.advantages = batch.required("advantages") - coef * gap
         metrics["teacher/kl"] = float(masked_mean(gap, is_read, reduce))

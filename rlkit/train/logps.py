@@ -95,12 +95,12 @@ def measure_gap(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter) 
         meter.mean("mismatch/mean", difference.mean(), weight=len(difference))
         meter.max("mismatch/max", difference.max())
     count, older = reduce(torch.stack((is_current.sum(), old.sum())).float()).tolist()
-    if count or not older:  # agreed: counted over all ranks
+    if count or not older:
         for name, value in (
             correction.logp_mismatch(batch.trainer_logps, batch.rollout_logps, is_current, reduce)._asdict().items()
         ):
             meter.max(f"mismatch/{name}", value)
-    if older:  # agreed: as above
+    if older:
         meter.max("staleness/k3", correction.logp_mismatch(batch.trainer_logps, batch.rollout_logps, old, reduce).k3)
 
 

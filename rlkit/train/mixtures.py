@@ -44,10 +44,9 @@ def mixed(context: TrainContext, scored: Batch, number: int, meter: Meter) -> li
         meter: Takes the metrics.
     """
     mixtures = []
-    for name, mixture in (context.recipe.mix or {}).items():  # agreed: of the recipe
+    for name, mixture in (context.recipe.mix or {}).items():
         data = context.data.mixtures[name]
         mixture_context = replace(context, recipe=data.recipe, data=data)
-        # agreed: of the recipe
         batch = recorded_rows(mixture_context, number) if mixture.task is not None else answers_to_policy(scored)
         groups = (scored if mixture.task is None else batch).group.tolist()
         meter.count(f"mix/{name}/tokens", float(batch.mask.sum()))

@@ -89,7 +89,7 @@ class Placer:
 
     def frozen(self, module: nn.Module) -> None:
         """Place a module that is not trained."""
-        if self.sharded:  # agreed: by the strategy
+        if self.sharded:
             self.set_up(module)
         else:
             module.to(self.fabric.device)
@@ -104,13 +104,13 @@ class Placer:
     @torch.no_grad()
     def _check(self, module: nn.Module) -> None:
         """Check again, where the weights are now, how a module is computed; all ranks compute it alike."""
-        if self.sharded:  # agreed: by the strategy
-            if isinstance(module, Actor):  # agreed: all ranks place the same module
+        if self.sharded:
+            if isinstance(module, Actor):
                 module.chunked = self.ranks.any(module.chunked)  # only the first rank had weights to probe
             tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)
             module(tokens, tokens.bool())  # FSDP finds its root before an inner module is called
-        if isinstance(module, Actor | ValueModel):  # agreed: all ranks place the same module
-            if self.sharded or self.fabric.device.type != "cpu":  # agreed: by the strategy
+        if isinstance(module, Actor | ValueModel):
+            if self.sharded or self.fabric.device.type != "cpu":
                 with self.fabric.autocast():
                     module.check_passes()
             if not self.ranks.all(module.passes.packed):

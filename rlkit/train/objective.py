@@ -110,7 +110,7 @@ class Objective:
         advantage_alone = isinstance(self.loss, AdvantageLoss) and not other_terms
         return self.usable_rows(batch) & (((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone))
 
-    def count(self, batch: TrainBatch, rows: list[int], prompts: int, reduce: Reducer) -> Counts:
+    def count_over_ranks(self, batch: TrainBatch, rows: list[int], prompts: int, reduce: Reducer) -> Counts:
         """Count what the loss of a mini-batch, some rows of this rank's batch, is divided by, over all ranks.
 
         Args:
@@ -121,7 +121,7 @@ class Objective:
         """
         mask = self.denominator(batch)[rows]
         counts = count_tokens(mask, reduce)
-        if self.aggregation != "prompt_mean_token_mean":  # agreed: an option of the recipe
+        if self.aggregation != "prompt_mean_token_mean":
             return counts
         of_prompt = torch.zeros(prompts, device=mask.device).index_add(0, batch.group[rows], mask.sum(-1).float())
         return counts._replace(of_prompt=reduce(of_prompt))

@@ -61,7 +61,7 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
     estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
     for name, value in batch.metrics.items():
         meter.mean(f"advantage/{name}", value, weight=len(batch))
-    if recipe.teacher is not None:  # agreed: an option of the recipe
+    if recipe.teacher is not None:
         for name, value in distill(batch, recipe.teacher.coef, context.ranks.all_reduce_sum).items():
             meter.max(name, value)
         log_by_teacher(recipe.teacher, batch, trajectories, meter)
@@ -106,7 +106,7 @@ def schedule(context: TrainContext, number: int, meter: Meter) -> None:
 def finish_step(context: TrainContext, rollouts: Rollouts, batch: TrainBatch, meter: Meter) -> StepResult:
     """Return a step's result, with its metrics over all ranks."""
     meter.max("version", context.rollouts.version)
-    if context.recipe.generates:  # agreed: an option of the recipe
+    if context.recipe.generates:
         for name, gauge in context.rollouts.engine.health().items():
             meter.max(f"engine/{name}", gauge)
     metrics = meter.result(context.ranks)

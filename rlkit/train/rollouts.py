@@ -160,7 +160,7 @@ def record_outcome(data: Data, service: RolloutService, rollouts: Rollouts, mete
     Prompts that replaced filtered ones are not counted.
     """
     order = data.order.by_outcome
-    if order is None:  # agreed: by the recipe
+    if order is None:
         return
     drawn = data.order.drawn()
     id_of = {slot: data.prompt(data.order.rows[prompt.row]).id for slot, prompt in enumerate(drawn)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -27,6 +27,7 @@ from rlkit.types import Score, Trajectory
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -46,7 +47,7 @@ class PartRuntime:
         self.stop_ids = data.dialogue.stop_ids
 
     @property
-    def policy(self) -> Any:
+    def policy(self) -> CausalLM:
         return base_model(self._actor.policy)
 
     @property
@@ -80,7 +81,7 @@ class PartRuntime:
     def gather(self, x: Tensor) -> Tensor:
         return self._ranks.gather(x)
 
-    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         return await self._rollouts.work(function, argument, timeout)
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
@@ -134,7 +135,7 @@ class RuntimeWithoutPolicy(OneProcess):
     def logits(self, tokens: Tensor) -> Tensor:
         raise NoPolicyError("`runtime.logits`")
 
-    async def work(self, function: Callable[[T], object], argument: T, timeout: float) -> Any:
+    async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         return await self._workers.call(function, argument, timeout)
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:

@@ -13,7 +13,7 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.registry import calling, require
-from rlkit.rollout.collect import BusyTimer, Quota, Sampler, collect
+from rlkit.rollout.collect import BusyTimer, ConversationSetup, Quota, collect
 from rlkit.rollout.service import RolloutService
 from rlkit.train.metrics import Meter, log_by_source
 from rlkit.train.rollouts import Rollouts, share_groups
@@ -82,17 +82,17 @@ async def _sample_prompts(
     number, attempt = when
     timer = BusyTimer()
 
-    def sampler(sampling: Sampling, samples: int) -> Sampler:
-        return service.sampler(sampling, samples, number, attempt=attempt, timer=timer)
+    def setup(sampling: Sampling, samples: int) -> ConversationSetup:
+        return service.conversation_setup(sampling, samples, number, attempt=attempt, timer=timer)
 
     async def start_scoring(group: list[Trajectory]) -> None:
         rollouts.scoring.start(score_group(service, group))
 
-    sampled = collect(sampler(rollout.sampling, rollout.group_size), prompts, start_scoring, quota)
+    sampled = collect(setup(rollout.sampling, rollout.group_size), prompts, start_scoring, quota)
     if rollouts.greedy is None:
         trajectories = await sampled
     else:
-        greedy = collect(sampler(most_likely(rollout.sampling), 1), prompts, start_scoring)
+        greedy = collect(setup(most_likely(rollout.sampling), 1), prompts, start_scoring)
         trajectories, completions = await run_concurrently(sampled, greedy)
         rollouts.greedy_completions |= {t.group: t for t in completions}  # the last of each group counts
     meter.max("time/engine_idle_share", timer.idle_share())

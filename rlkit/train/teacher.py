@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from math import nan
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ def top_on_servers(context: TrainContext, batch: RolloutBatch, count: int) -> li
     return [ids.to(device) * mask, torch.where(mask, logps.to(device), 0.0)]
 
 
-def _answers(context: TrainContext, ask: Callable[[ServedTeacher], Coroutine[Any, Any, list[T]]]) -> list[T]:
+def _answers(context: TrainContext, ask: Callable[[ServedTeacher], Coroutine[object, None, list[T]]]) -> list[T]:
     """Ask the teacher's servers, once for the ranks of a tensor-parallel group."""
     section, ranks = context.recipe.teacher, context.ranks
     assert section is not None
@@ -138,20 +138,20 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
         EngineError: The teacher's servers do not answer.
     """
     section = context.recipe.teacher
-    if section is None:  # agreed: an option of the recipe
+    if section is None:
         return
     rows = read_rows(context.data, batch, trajectories)
     tensors: list[Tensor] = []
     paths = [section.path_of(t.prompt.source_name) for t in trajectories]
-    count = context.recipe.loss.forward.teacher_top
-    if context.data.teacher_prompts is not None:
-        count = min(count, context.data.teacher_prompts.columns)
-    for path, teacher in context.models.teachers.items():  # agreed: by the recipe
+    teacher_top = context.recipe.loss.forward.teacher_top
+    prompts = context.data.teacher_prompts
+    count = teacher_top if prompts is None else min(teacher_top, prompts.columns)
+    for path, teacher in context.models.teachers.items():
         indices = torch.tensor(
             [i for i, row_path in enumerate(paths) if row_path == path], device=batch.tokens.device
         ).long()
         part = rows.batch.rows(indices)
-        if teacher is None:  # agreed: by the recipe
+        if teacher is None:
             pieces = top_on_servers(context, part, count) if count else [logps_on_servers(context, part)]
         else:
             pieces = frozen_top(context, part, teacher, count) if count else [frozen_logps(context, part, teacher)]

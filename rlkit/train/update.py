@@ -94,14 +94,14 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
     mixtures = [] if policy_waits else mixed(context, scored, step, meter)
     recipes = [context.recipe, *(mixture.context.recipe for mixture in mixtures)]
     orders = [mini_batches(recipe.train, step, recipe.groups_per_step) for recipe in recipes]
-    for number, (groups, *mixture_groups) in enumerate(zip(*orders, strict=True)):  # agreed: their order is seeded
+    for number, (groups, *mixture_groups) in enumerate(zip(*orders, strict=True)):
         rows = rows_of(batch.group.tolist(), groups)
         if critic is not None:
             update_critic(context, batch, rows, meter)
         if not policy_waits:
             update = f"{step}/{number}"
             own_groups = zip(mixtures, mixture_groups, strict=True)
-            terms = [mixture_term(mixture, own, meter, update) for mixture, own in own_groups]  # agreed: of the recipe
+            terms = [mixture_term(mixture, own, meter, update) for mixture, own in own_groups]
             noise = embedding_noise(batch, context.recipe, update)
             update_policy(context, MiniBatch(batch, rows, noise, record), meter, terms)
             record = False
@@ -206,7 +206,7 @@ def mixture_term(mixture: Mixed, groups: set[int], meter: Meter, update: str) ->
     context, batch, prefix = mixture.context, mixture.batch, f"mix/{mixture.name}"
     rows, noise = rows_of(mixture.groups, groups), embedding_noise(batch, context.recipe, update)
     term = policy_term(context, MiniBatch(batch, rows, noise), meter, prefix, mixture.weight)
-    if term is None or term.weight:  # agreed: tokens are counted over all ranks
+    if term is None or term.weight:
         return term
     with torch.no_grad():
         losses = [term.loss_of(micro).item() for micro in term.micros]
@@ -225,8 +225,8 @@ def policy_term(
     batch, rows, noise, record = mini_batch
     recipe, ranks, policy = context.recipe, context.ranks, context.models.policy
     objective = Objective.of(recipe, context.rollouts.version, strict=context.rollouts.version == 0)
-    counts = objective.count(batch, rows, recipe.groups_per_step, ranks.all_reduce_sum)
-    if counts.tokens == 0:  # agreed: counted over all ranks
+    counts = objective.count_over_ranks(batch, rows, recipe.groups_per_step, ranks.all_reduce_sum)
+    if counts.tokens == 0:
         return None
     if recipe.loss.selects:
         select_tokens(context, batch, rows, record)

@@ -21,7 +21,7 @@ from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.parser import ParsedTurn, ToolCall
 from rlkit.interfaces.tool import State, Tool
 from rlkit.parsers import HermesParser
-from rlkit.rollout.collect import BusyTimer, Sampler, collect
+from rlkit.rollout.collect import BusyTimer, ConversationSetup, collect
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import ChatTemplate
@@ -80,7 +80,7 @@ def play(engine: RolloutEngine, tokenizer: Any, together: bool) -> tuple[float, 
     async def all_of_them() -> tuple[float, float]:
         participants = Participants({"slow": Slow(asyncio.Barrier(CONVERSATIONS) if together else None)}, Always())
         gauge, start = BusyTimer(), time.perf_counter()
-        sampler = Sampler(
+        setup = ConversationSetup(
             engine, ChatTemplate(tokenizer, {tokenizer.eos_token_id}), Sampling(max_tokens=TOKENS), 8, 0, 1,
             participants=participants, limits=Limits(turns=TURNS), timer=gauge,
         )  # fmt: skip
@@ -88,7 +88,7 @@ def play(engine: RolloutEngine, tokenizer: Any, together: bool) -> tuple[float, 
 
         async def finish(group: list[Trajectory]) -> None: ...
 
-        await collect(sampler, prompts, finish)
+        await collect(setup, prompts, finish)
         seconds = time.perf_counter() - start
         return 1 - gauge.busy / seconds, seconds
 

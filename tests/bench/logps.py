@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from rlkit.ops.logps import token_logps
+from rlkit.ops.logps import OutputLayer, token_logps
 from rlkit.types import Reads
 from tests.bench.step import peak, reset_peak
 
@@ -29,7 +29,7 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def ours(hidden: Tensor, weight: Tensor, targets: Tensor, memory: int) -> Tensor:
-    return token_logps(hidden, weight, None, targets, reads=Reads(), memory=memory).logps
+    return token_logps(hidden, OutputLayer(weight), targets, reads=Reads(), memory=memory).logps
 
 
 def measure(work: Callable[..., Tensor], hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.cli.views.runs import RunFiles
-from rlkit.cli.views.server import Pages, Server
+from rlkit.cli.views.server import Pages, ReportServer
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
 from tests.flow.browser import Tab, chromium
@@ -225,7 +225,7 @@ def test_it_fits_wide_and_narrow_views_in_both_themes(page: Tab, tmp_path: Path,
 
 def test_a_served_page_is_renewed_and_what_is_looked_at_stays(page: Tab, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=2)
-    with Server(Pages(lambda: [RunFiles(run, 1e9)]), 0) as server:
+    with ReportServer(Pages(lambda: [RunFiles(run, 1e9)]), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         looked_at = "#row=0/step+2/1&view=group&sort=-reward&when=step+2&reward=0.5&open=overview/time&smoothing=0.9"
         page.open(server.url, looked_at)

@@ -31,8 +31,16 @@ PASSED = {"reduce", "gather", "agree"}
 
 OF_RUNTIME = {"reduce", "gather", "gather_world", "broadcast_tp", "logits", "unsharded"}
 
-AGREED = {"recipe", "section", "strategy", "world_size", "tensor_parallel", "models", "step"}
-"""Names and attributes that are alike on all ranks, with all that hangs on them."""
+OF_RECIPE = {"recipe", "section", "models", "callbacks", "watching", "teacher_prompts", "by_outcome"}
+OF_RECIPE |= {"adapter_only", "aggregation"}
+OF_COMMAND_LINE = {"parsed", "job", "replay"}
+OF_FABRIC = {"strategy", "sharded", "world_size", "tensor_parallel"}
+COUNTED = {"step", "steps"}
+AGREED = OF_RECIPE | OF_COMMAND_LINE | OF_FABRIC | COUNTED
+"""Names and attributes that are alike on all ranks, with all that hangs on them: each has this one meaning."""
+
+OF_ONE_TYPE = {"module", "tensor"}
+"""What all ranks have of the same type, sharded on all of them or on none, while its values may differ."""
 
 PART_ROOMS = {"advantages", "losses", "engines", "filters", "rewards", "interactions"}
 """Where constructors take what the recipe says."""
@@ -278,11 +286,12 @@ class Known:
             elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
                 for name, value in _pairs(node.target, node.iter):
                     values.setdefault(name, []).append(value)
-        changed = True
-        while changed:
-            found = {name for name, given in values.items() if name not in self.names and all(map(self.agreed, given))}
-            changed = bool(found)
-            self.names |= found
+        parameters = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+        assumed = values.keys() - parameters - self.names
+        self.names |= assumed  # names may be of each other's values; those that are of another one are removed
+        while wrong := {name for name in assumed & self.names if not all(map(self.agreed, values[name]))}:
+            self.names -= wrong
+        self.names |= {name for name in values.keys() & parameters if all(map(self.agreed, values[name]))}
 
     def agreed(self, node: ast.AST) -> bool:
         """Return whether an expression has the same value on every rank."""
@@ -300,18 +309,18 @@ class Known:
             )
         if isinstance(node, ast.Call):
             pure = isinstance(node.func, ast.Name) and node.func.id in PURE
-            if names_of(node.func) == ["isinstance"] and "strategy" in names_of(node.args[0]):
-                return True
+            if names_of(node.func) == ["isinstance"]:
+                return names_of(node.args[0])[-1:] in [[name] for name in OF_ONE_TYPE] or self.agreed(node.args[0])
             return (pure or self.agreed(node.func)) and all(map(self.agreed, _arguments(node)))
         if isinstance(node, ast.ExceptHandler | ast.Lambda):
             return False
         inner = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr | ast.comprehension)]
-        return bool(inner) and all(map(self.agreed, inner))
+        return all(map(self.agreed, inner)) and (bool(inner) or isinstance(node, ast.Dict | ast.List | ast.Tuple))
 
 
 PURE = {"abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min"}
-PURE |= {"range", "set", "sorted", "str", "sum", "tuple", "zip"}
-"""Functions that make the same of the same."""
+PURE |= {"range", "set", "sorted", "str", "sum", "tuple", "zip"} | {"mini_batches"}
+"""Functions that make the same of the same; `mini_batches` draws by the seed."""
 
 
 def _is_present(value: ast.AST) -> bool:

@@ -67,7 +67,10 @@ def test_collectives_are_called_by_name() -> None:
 
 
 def test_no_rank_comes_to_a_collective_by_what_it_alone_knows() -> None:
-    """A guard that all ranks do have alike says why: `# agreed: REASON`; see `tests/gates/collectives.py`."""
+    """A guard that all ranks have alike is known by its names, or else says why: `# agreed: REASON`.
+
+    The names are in `AGREED`, of `tests/gates/collectives.py`; what is computed of them alone is agreed too.
+    """
     assert not list(Collectives(sources(), METHODS).problems())
 
 
@@ -117,6 +120,9 @@ def planted(body: str, more: str = "") -> list[str]:
         "if len(batch):\n    count_all(ranks)",  # a function that contains one
         "if len(batch):\n    mean(batch, ranks.all_reduce_sum)",  # one that is handed one
         "if len(batch):  # agreed:\n    ranks.any(True)",  # without a reason
+        "size = 0\nfor row in batch.rows:\n    size = size + row\nif size:\n    ranks.any(True)",
+        "batch = min(batch, 3)\nif batch:\n    ranks.any(True)",  # a parameter
+        "if isinstance(batch.rows, list):\n    ranks.any(True)",
     ],
 )
 def test_a_guard_that_one_rank_alone_knows_is_found(body: str) -> None:
@@ -132,6 +138,9 @@ def test_a_guard_that_one_rank_alone_knows_is_found(body: str) -> None:
         "if train.epochs > 1 and context.recipe.critic is not None:\n    ranks.any(True)",
         "if ranks.fabric.world_size == 1 or ranks.count == 1:\n    return\nranks.any(True)",
         "for _ in range(train.epochs):\n    ranks.any(True)",
+        "count = 0\nfor i in range(train.epochs):\n    count = count + i\nif count > 3:\n    ranks.any(True)",
+        "for name, mixture in (context.recipe.mix or {}).items():\n    ranks.any(True)",
+        "tensor = batch.mask\nif isinstance(tensor, list):\n    ranks.any(True)",
         "if len(batch):  # agreed: rows were exchanged before, as many for each rank\n    ranks.any(True)",
         "if batch.values is not None:\n    ranks.any(True)",
         "if len(batch):\n    raise ValueError\nranks.any(True)",  # ends the run on all ranks

@@ -19,7 +19,7 @@ import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 from rlkit_engine_http import HttpApi
-from rlkit_engine_http.server import Sampler, ServerRuntime, application, read_request
+from rlkit_engine_http.server import SamplingServer, ServerRuntime, application, read_request
 from safetensors.torch import load_file, save_file
 
 from rlkit.engines import TorchEngine
@@ -44,13 +44,13 @@ def torch_engine(policy: Any) -> TorchEngine:
     return engine
 
 
-def sampler(policy: Any) -> Sampler:
-    return Sampler(torch_engine(policy), policy)
+def server(policy: Any) -> SamplingServer:
+    return SamplingServer(torch_engine(policy), policy)
 
 
 async def calls(policy: Any, secret: str = SECRET) -> tuple[TestClient[Any, Any], HttpApi]:
     """Return a server, and an api that calls it with a secret."""
-    client = TestClient(TestServer(application(sampler(policy), SECRET)))
+    client = TestClient(TestServer(application(server(policy), SECRET)))
     await client.start_server()
     return client, HttpApi(Client(str(client.make_url("")), {"Authorization": f"Bearer {secret}"}))
 
@@ -94,7 +94,7 @@ def test_a_pause_splits_an_answer_and_the_rest_comes_from_the_new_weights(policy
     uninterrupted = request(PROMPTS[0], max_tokens=40)
 
     async def run() -> ServerOutput:
-        serving = sampler(old)
+        serving = server(old)
         serving.resume("run-0")
         asked = asyncio.create_task(serving.generate(uninterrupted))
         while serving.engine.health()["rows_peak"] == 0:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import yaml
@@ -234,7 +234,7 @@ def _rows(path: Path) -> Iterator[JsonObject]:
     for number, line in read_lines(path) if os.path.exists(path) else ():
         if line.endswith(b"\n"):
             try:
-                row: Any = json.loads(line)
+                row: object = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise RecipeError(f"{path} cannot be read: line {number} is no JSON: {explain(error)}") from error
             yield row if isinstance(row, dict) else {"prompt": row}

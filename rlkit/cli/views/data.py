@@ -58,7 +58,7 @@ def example(data: Data, index: int) -> JsonObject:
         "id": prompt.id,
         "tokens": len(ids),
         "shortened": prompt.messages != make_prompt(data.recipe.task, data.train, index).messages,
-        "text": data.dialogue.template.decode(ids),
+        "text": data.dialogue.template.codec.decode(ids),
         "source": prompt.source or prompt.meta.get("data_source"),
         "tools": list(data.recipe.tools or ()) if prompt.tools is None else prompt.tools,
         "answer": prompt.answer,

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from rlkit.base.errors import shorten
 from rlkit.base.text import safe
+from rlkit.types import JsonObject
 
 SHOWN = (
     ("policy/loss", "loss", ".4f"),
@@ -143,7 +143,7 @@ class Display:
             self._live.start()
         self._live.update(self._table(number, metrics, time_left), refresh=True)
 
-    def finish(self, result: dict[str, Any], advice: str) -> None:
+    def finish(self, result: JsonObject, advice: str) -> None:
         if self._live is not None:
             self._live.stop()
         before, after = (result["validation"][when] or {} for when in ("before", "after"))

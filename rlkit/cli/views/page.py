@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from rlkit.cli.views.pages import Index, as_json, pages
+from rlkit.cli.views.pages import PageIndex, as_json, pages
 from rlkit.cli.views.runs import RunFiles
 from rlkit.cli.views.tokens import texts_of
 
@@ -65,7 +65,7 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
     scripts = (vendored, script)
     head = _head(style, scripts, "'none'" if version is None else "'self'")
     file.write(MARK + head.encode() + _read("web/body.html").encode())
-    index, count = Index(), 0
+    index, count = PageIndex(), 0
     for number, run in enumerate(runs):
         for page in pages(run.rollouts(), texts_of(run), index, number, count):
             file.write(block(f"page-{count}", page))

@@ -46,7 +46,7 @@ COLUMNS = ("run", "when", "order", "prompt", "group", "sample", "reward", "lengt
 
 
 @dataclass
-class Index:
+class PageIndex:
     """What rows are found, filtered and sorted by: a list for each column, in the order of the rows.
 
     Columns `when`, `prompt`, `group`, `stop` and `source` are numbers of `names`.
@@ -95,7 +95,7 @@ class Index:
 
 
 def pages(
-    rollouts: Iterable[tuple[RolloutFile, JsonObject, bytes]], texts: TokenTexts, index: Index, run: int, first: int
+    rollouts: Iterable[tuple[RolloutFile, JsonObject, bytes]], texts: TokenTexts, index: PageIndex, run: int, first: int
 ) -> Iterator[str]:
     """Yield pages of a run's rows, and add each row to the index.
 

@@ -98,7 +98,7 @@ class Pages:
         return Built(file, file.tell(), version)
 
 
-class Server(ThreadingHTTPServer):
+class ReportServer(ThreadingHTTPServer):
     """Serves the page under a path that nobody else on this machine can guess.
 
     Args:
@@ -140,7 +140,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """Answers requests for the page, and refuses all others."""
 
-    server: Server
+    server: ReportServer
     server_version = "rlkit"
     sys_version = ""
     timeout = 60
@@ -207,7 +207,7 @@ def serve(folders: Sequence[Path], max_bytes: float, port: int) -> int:
         port: Where it listens; 0 for any that is free.
     """
     pages = Pages(lambda: [RunFiles(folder, max_bytes) for folder in folders])
-    with raised(), Server(pages, port) as server:
+    with raised(), ReportServer(pages, port) as server:
         built = pages.newest()
         echo(f"{server.url}: {built.size / 1e6:.1f} MB, read again as the runs go on; Ctrl-C ends it")
         sys.stdout.flush()

@@ -53,7 +53,7 @@ class Client:
         """
         return await self._call("GET", path, None, deadline)
 
-    async def post(self, path: str, body: Any, deadline: float) -> Any:
+    async def post(self, path: str, body: object, deadline: float) -> Any:
         """Return the response to a POST of a JSON body.
 
         Raises:
@@ -61,7 +61,7 @@ class Client:
         """
         return await self._call("POST", path, body, deadline)
 
-    def post_now(self, path: str, body: Any, deadline: float) -> None:
+    def post_now(self, path: str, body: object, deadline: float) -> None:
         """Post a JSON body from outside of an event loop.
 
         Raises:
@@ -75,7 +75,7 @@ class Client:
         except OSError as error:
             raise Fault(f"POST {self.url}{path} failed with {type(error).__name__}: {error}") from error
 
-    async def _call(self, method: str, path: str, body: Any, deadline: float) -> Any:
+    async def _call(self, method: str, path: str, body: object, deadline: float) -> Any:
         import aiohttp
 
         call = f"{method} {self.url}{path}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlkit.engines.server.http import Fault
 from rlkit.engines.server.server import InferenceServer
@@ -23,7 +23,7 @@ class Interruption:
     """Interrupts requests: aborts those that a server has, and cancels those that still wait."""
 
     def __init__(self) -> None:
-        self._in_server: dict[asyncio.Task[Any], bool] = {}
+        self._in_server: dict[asyncio.Task[object], bool] = {}
         self._ending: asyncio.Task[None] | None = None
 
     async def watch(self, work: Coroutine[object, None, T]) -> T | None:
@@ -54,7 +54,7 @@ class Interruption:
         """Interrupt all requests, whether one of these servers has them or none."""
         self._ending = asyncio.create_task(self._end(set(self._in_server), servers))
 
-    async def _end(self, tasks: set[asyncio.Task[Any]], servers: Sequence[InferenceServer]) -> None:
+    async def _end(self, tasks: set[asyncio.Task[object]], servers: Sequence[InferenceServer]) -> None:
         while unfinished := tasks & self._in_server.keys():
             for task in unfinished:
                 if not self._in_server[task]:

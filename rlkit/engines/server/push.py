@@ -152,12 +152,11 @@ class Push:
         return await off_loop(self.device, function)
 
     def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
-        # agreed: an option of the recipe
         for bucket in stream.buckets(merged=False) if self.adapter_only else stream.buckets():
             yield [(name, x.to(self.dtype) if x.is_floating_point() else x) for name, x in bucket]
 
     def _adapter(self, stream: WeightStream) -> Adapter | None:
-        adapter = stream.adapter() if self.adapter_only else None  # agreed: an option of the recipe
+        adapter = stream.adapter() if self.adapter_only else None
         if adapter is None:
             return None
         config, tensors = adapter

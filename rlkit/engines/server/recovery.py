@@ -43,7 +43,6 @@ class Recovery:
         Raises:
             EngineError: The server cannot be brought back, and the run cannot continue.
         """
-        # agreed: only a server of an unsharded policy is restored here, whose weights are all on this rank
         while server.lock.locked() or server.state is not ServerState.READY:
             if not self._weights.pushed:
                 raise EngineError("a request came before the first sync: there are no weights yet")
@@ -79,7 +78,6 @@ class Recovery:
         """Restore a server, or note that the rank that pushes weights to it has done so."""
         async with server.lock:
             lost = server.state is not ServerState.READY
-            # agreed: only weights that are not sharded are read here, by this rank alone
             if lost and server.owned and not self.sharded:
                 await self._restore(server)
             elif lost and not server.owned and await self._weights.are_current(server):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -13,7 +13,7 @@ from rlkit.distributed.offload import use_device
 
 T = TypeVar("T")
 
-_detached: set[asyncio.Task[Any]] = set()
+_detached: set[asyncio.Task[object]] = set()
 
 
 async def run_detached(work: Coroutine[object, None, T]) -> T:

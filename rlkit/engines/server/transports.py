@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from rlkit.engines.server.process import free_port, write_model
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.threads import in_daemon_thread
 from rlkit.types import JsonObject
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -191,7 +194,7 @@ class DiskTransport(Transport[None]):
 
     brackets = False
 
-    def __init__(self, policy: Any, folder: str | None = None) -> None:
+    def __init__(self, policy: CausalLM, folder: str | None = None) -> None:
         self._policy = policy
         self.folder = Path(tempfile.mkdtemp(prefix="rlkit-weights-", dir=folder))
         self._index: dict[str, str] = {}

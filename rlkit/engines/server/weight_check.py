@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from rlkit.engines.server.api import ServerOutput
+    from rlkit.interfaces.model import Tokenizer
     from rlkit.interfaces.runtime import Runtime
 
 PROBE_TEXTS = (
@@ -63,7 +64,7 @@ class LogpGap:
         return self.mean <= tolerance.mean and self.max <= tolerance.max
 
 
-def probe_rows(tokenizer: Any, context: int) -> list[list[int]]:
+def probe_rows(tokenizer: Tokenizer, context: int) -> list[list[int]]:
     """Return the token ids of the texts that are probed."""
     rows = [list(tokenizer.encode(text, add_special_tokens=False)) for text in PROBE_TEXTS]
     return [row[: max(2, min(24, context - 1 - CANARY_TOKENS))] for row in rows]

@@ -68,7 +68,7 @@ class Row:
 
 
 @dataclass
-class PromptGroup:
+class PrefillGroup:
     """Rows that continue one prompt, and the number of tokens in a pass over the prompt and the rows' own tokens."""
 
     prompt: tuple[int, ...]
@@ -76,20 +76,20 @@ class PromptGroup:
     tokens: int
 
 
-def group_by_prompt(rows: Sequence[Row], resumed: bool, max_tokens: int) -> list[PromptGroup]:
+def group_by_prompt(rows: Sequence[Row], resumed: bool, max_tokens: int) -> list[PrefillGroup]:
     """Group rows by their prompts, in the order of each prompt's first row.
 
     If `resumed`, tokens that a row sampled before are not part of its prompt. A prompt gets another group if a pass
     would otherwise take more than `max_tokens`.
     """
-    groups: list[PromptGroup] = []
-    latest: dict[tuple[int, ...], PromptGroup] = {}
+    groups: list[PrefillGroup] = []
+    latest: dict[tuple[int, ...], PrefillGroup] = {}
     for row in rows:
         own = row.request.resumed if resumed else 0
         prompt = row.request.tokens[: len(row.request.tokens) - own]
         group = latest.get(prompt)
         if group is None or (own and group.tokens + own > max_tokens):
-            group = latest[prompt] = PromptGroup(prompt, [], len(prompt))
+            group = latest[prompt] = PrefillGroup(prompt, [], len(prompt))
             groups.append(group)
         group.rows.append(row)
         group.tokens += own

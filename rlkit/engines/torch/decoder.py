@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from rlkit.models.packing import masked_attention
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM, ModelConfig
 
 GROWTH = 64
 """The least number of columns by which the cache grows."""
@@ -35,7 +38,9 @@ class _CacheLayer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         self.decoder = decoder
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         key_states = key_states.to(value_states.dtype)  # under autocast, rotations return them in float32
         if self.decoder is None:  # prefill: the cache is empty
             self.keys, self.values = key_states, value_states
@@ -104,7 +109,7 @@ class Decoder:
     spare = SPARE
     resumes = False
 
-    def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(self, model: CausalLM, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model
         self.autocast = autocast
         self.config = model.config.get_text_config()
@@ -245,7 +250,7 @@ class Decoder:
                 setattr(layer, name, grown)
 
 
-def why_not(model: Any, make: Callable[[Any], AnyDecoder] = Decoder) -> str | None:
+def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -> str | None:
     """Return why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
 
     Differences are measured relative to the spread of the logits, since half-precision weights round at every layer.
@@ -271,7 +276,7 @@ def why_not(model: Any, make: Callable[[Any], AnyDecoder] = Decoder) -> str | No
 
 
 @torch.inference_mode()
-def _probe(model: Any, decoder: AnyDecoder) -> tuple[Tensor, Tensor]:
+def _probe(model: CausalLM, decoder: AnyDecoder) -> tuple[Tensor, Tensor]:
     """Return the logits [2,V] f32 of a decode step of two rows of different lengths, and of plain forward passes."""
     prompts, last = [[3, 5, 4, 6, 7], [5, 3]], [4, 6]
     decoder.admit(prompts, [1, 1])
@@ -281,7 +286,7 @@ def _probe(model: Any, decoder: AnyDecoder) -> tuple[Tensor, Tensor]:
     return decoded.float(), torch.stack([model(input_ids=row).logits[0, -1] for row in rows]).float()
 
 
-def attention_masks(config: Any, visible: Tensor) -> Any:
+def attention_masks(config: ModelConfig, visible: Tensor) -> Tensor | dict[str, Tensor]:
     """Return the masks that a model's attention reads, by type of layer, from the columns [B,Q,K] that a token sees."""
     device = visible.device
     masks = {"full_attention": visible}
@@ -296,7 +301,7 @@ def attention_masks(config: Any, visible: Tensor) -> Any:
     return ready["full_attention" if window is None else "sliding_attention"]
 
 
-def _as_read(config: Any, mask: Tensor) -> Tensor:
+def _as_read(config: ModelConfig, mask: Tensor) -> Tensor:
     if config._attn_implementation == "sdpa":
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)

@@ -114,7 +114,7 @@ class FusedDecoder:
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model
         self.autocast = autocast
-        self.config: Any = self.model.config.get_text_config()
+        self.config = self.model.config.get_text_config()
         self.device = next(model.parameters()).device
         self.release()
         self.refresh()

@@ -30,7 +30,7 @@ class _Finished(StoppingCriteria):  # type: ignore[misc]
     def __init__(self, chooser: _Chooser) -> None:
         self.chooser = chooser
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         assert self.chooser.finished is not None
         return self.chooser.finished
 

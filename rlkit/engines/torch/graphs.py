@@ -6,12 +6,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rlkit.engines.torch.fused import FusedDecoder
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM
 
 COLUMNS = 64
 """A recorded step reads a multiple of this many columns of the cache."""
@@ -88,7 +91,7 @@ class GraphDecoder(FusedDecoder):
 
     def __init__(
         self,
-        model: Any,
+        model: CausalLM,
         autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
         record: Callable[[Run, Any], Run] = Graph,
     ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import ModelConfig
 
 
 class PartialAttention(NamedTuple):
@@ -61,7 +64,12 @@ class RowAttention:
     """
 
     def __init__(
-        self, row_prompts: Sequence[int], lengths: Sequence[int], config: Any, dtype: torch.dtype, device: torch.device
+        self,
+        row_prompts: Sequence[int],
+        lengths: Sequence[int],
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         kv_heads = config.num_key_value_heads
         queries = config.num_attention_heads // kv_heads

@@ -17,6 +17,7 @@ from rlkit.models.weights import trainable
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext
+from rlkit.types import JsonObject
 
 
 def tensors(context: TrainContext, saved_names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -93,7 +94,7 @@ def flat(section: object, prefix: str = "") -> dict[str, object]:
     return {k: v for name, part in section.items() for k, v in flat(part, f"{prefix}.{name}".lstrip(".")).items()}
 
 
-def as_data(recipe_yaml: str) -> dict[str, Any]:
+def as_data(recipe_yaml: str) -> JsonObject:
     """Return a recipe as plain JSON data: without YAML aliases, which may expand to more than fits in memory."""
-    content: dict[str, Any] = json.loads(json.dumps(yaml.safe_load(recipe_yaml), default=str), parse_constant=str)
+    content: JsonObject = json.loads(json.dumps(yaml.safe_load(recipe_yaml), default=str), parse_constant=str)
     return content

@@ -52,7 +52,6 @@ class Writer:
         self.writing: str | None = None
         """The name of the checkpoint that is being written."""
 
-    @property
     def busy(self) -> bool:
         """Whether some rank is still writing; all ranks must call this."""
         return self.ranks.any(self._writing is not None and not self._writing.done())
@@ -196,15 +195,14 @@ class Saver:
         self._require(key, metrics)
         failed = False
         # agreed: all ranks have the recipe's callbacks, and begin and end to write together
-        if self.on_saved is not None and self.writer.writing is not None and not self.writer.busy:
+        if self.on_saved is not None and self.writer.writing is not None and not self.writer.busy():
             failed = not self._attempt(self._finish)
         value = metrics.get(key) if key is not None else None
         due = section.every > 0 and step % section.every == 0
         better = self._better(value)
-        if not due and not better:  # agreed: all ranks count the same steps
+        if not due and not better:
             return {"checkpoint/failed": 1.0} if failed else {}
-        # agreed: `better` is
-        if not better and self.writer.busy:
+        if not better and self.writer.busy():
             return {"checkpoint/skipped": 1.0}
         failed = not self._attempt(self._finish) or failed
         better = self._better(value)  # the checkpoint that was being written may be better still

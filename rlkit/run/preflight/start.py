@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlkit.base.errors import RecipeError
+from rlkit.rollout.template_check import check_template
 from rlkit.run.preflight.plan import Trial, lines, try_reward
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import check_servers
@@ -24,7 +25,7 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     """
     for line in lines(context.data, context.ranks.count):
         note(line)
-    for warning in context.data.dialogue.template.check().warnings:
+    for warning in check_template(context.data.dialogue.template).warnings:
         note(f"warning: {warning}")
     reward, rollouts = context.recipe.reward, context.rollouts
     trial = Trial("")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlkit.base.tasks import run_concurrently
 from rlkit.data.data import Data
 from rlkit.interfaces.advantage import Needs
-from rlkit.rollout.collect import BusyTimer, Sampler, converse
+from rlkit.rollout.collect import BusyTimer, ConversationSetup, converse
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.group import PromptGroup
@@ -42,30 +42,32 @@ class GroupSampler:
         greedy = Needs.GREEDY in self.service.recipe.needs
         if attempt:
             group.prompt = self.data.spare(step + 1, attempt - 1, slot)
-        sampler = self._sampler(step + 1, attempt)
-        conversations = [(sampler, sample) for sample in range(sampler.samples)]
+        setup = self._setup(step + 1, attempt)
+        conversations = [(setup, sample) for sample in range(setup.samples)]
         if greedy:
-            conversations.append((replace(sampler, sampling=most_likely(sampler.sampling), samples=1), 0))
+            conversations.append((replace(setup, sampling=most_likely(setup.sampling), samples=1), 0))
         self.gate.count(len(conversations) - group.busy)
         group.busy = len(conversations)
 
-        async def sample_one(sampler: Sampler, sample: int) -> Trajectory:
-            trajectory = await converse(sampler, group.prompt, slot, sample)
+        async def sample_one(setup: ConversationSetup, sample: int) -> Trajectory:
+            trajectory = await converse(setup, group.prompt, slot, sample)
             if group.busy > 1:  # the last one counts until it is known what follows from the group's end
                 group.busy -= 1
                 self.gate.count(-1)
             return trajectory
 
         trajectories = await run_concurrently(*(sample_one(*conversation) for conversation in conversations))
-        group.attempts, group.trajectories = attempt + 1, trajectories[: sampler.samples]
+        group.attempts, group.trajectories = attempt + 1, trajectories[: setup.samples]
         group.greedy = trajectories[-1] if greedy else None
         group.scoring = asyncio.create_task(self._score(group))
 
-    def _sampler(self, step: int, attempt: int) -> Sampler:
+    def _setup(self, step: int, attempt: int) -> ConversationSetup:
         rollout = self.service.recipe.rollout
-        sampler = self.service.sampler(rollout.sampling, rollout.group_size, step, attempt=attempt, timer=self.timer)
-        sampler = replace(sampler, gate=self.gate)
-        return replace(sampler, admission=nullcontext()) if self.unlimited else sampler
+        setup = self.service.conversation_setup(
+            rollout.sampling, rollout.group_size, step, attempt=attempt, timer=self.timer
+        )
+        setup = replace(setup, gate=self.gate)
+        return replace(setup, admission=nullcontext()) if self.unlimited else setup
 
     async def _score(self, group: PromptGroup) -> None:
         greedy = [t for t in (group.greedy,) if t is not None and t.error is None]

@@ -18,7 +18,7 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.cli.views.runs import RunFiles
-from rlkit.cli.views.server import Pages, Server
+from rlkit.cli.views.server import Pages, ReportServer
 from rlkit.run.folder import RunFolder
 from tests.unit.cli.test_report import data_of, trajectory, write_run
 
@@ -29,9 +29,9 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportServer]:
     monkeypatch.setattr("rlkit.cli.views.server.SHARE", 1.0)  # as often as it is asked for
-    with Server(Pages(lambda: [RunFiles(run, 1e9)]), 0) as server:
+    with ReportServer(Pages(lambda: [RunFiles(run, 1e9)]), 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -39,7 +39,7 @@ def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-def ask(server: Server, path: str | None = None, method: str = "GET", **headers: str) -> tuple[HTTPResponse, str]:
+def ask(server: ReportServer, path: str | None = None, method: str = "GET", **headers: str) -> tuple[HTTPResponse, str]:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     connection.putrequest(method, server.place if path is None else path, skip_host="Host" in headers)
     for name, value in headers.items():
@@ -49,7 +49,7 @@ def ask(server: Server, path: str | None = None, method: str = "GET", **headers:
     return answer, answer.read().decode()
 
 
-def test_the_page_is_that_of_the_run_as_it_is_now(server: Server, run: Path) -> None:
+def test_the_page_is_that_of_the_run_as_it_is_now(server: ReportServer, run: Path) -> None:
     answer, text = ask(server)
     assert answer.status == 200
     first = data_of(text)
@@ -69,7 +69,7 @@ def test_the_page_is_that_of_the_run_as_it_is_now(server: Server, run: Path) -> 
 
 
 def test_a_page_is_not_built_more_often_than_a_share_of_the_time(
-    server: Server, run: Path, monkeypatch: pytest.MonkeyPatch
+    server: ReportServer, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlkit.cli.views.server.SHARE", 1e-9)
     first, *others = [asked_after(text, server, run) for text in ("", "{}\n", "[]\n")]
@@ -77,14 +77,14 @@ def test_a_page_is_not_built_more_often_than_a_share_of_the_time(
     assert others[1] == others[0]
 
 
-def asked_after(metrics: str, server: Server, run: Path) -> str | None:
+def asked_after(metrics: str, server: ReportServer, run: Path) -> str | None:
     """Return the version of the page after a change of the run."""
     (run / "metrics.jsonl").write_text(metrics)
     return ask(server, method="HEAD")[0].headers["ETag"]
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::", "", "10.0.0.1"])
-def test_requests_for_another_host_are_refused(server: Server, host: str) -> None:
+def test_requests_for_another_host_are_refused(server: ReportServer, host: str) -> None:
     """A name that was made to point at this machine after the browser had loaded a page from elsewhere."""
     answer, text = ask(server, Host=host)
     assert answer.status == 403
@@ -92,7 +92,7 @@ def test_requests_for_another_host_are_refused(server: Server, host: str) -> Non
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9000", "LOCALHOST", "[::1]:1"])
-def test_requests_through_a_tunnel_are_answered(server: Server, host: str) -> None:
+def test_requests_through_a_tunnel_are_answered(server: ReportServer, host: str) -> None:
     assert ask(server, method="HEAD", Host=host)[0].status == 200
 
 
@@ -100,7 +100,7 @@ PATHS = ("/", "/report.html", "{place}recipe.yaml", "{place}../recipe.yaml", "{p
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nothing_else_is_served(server: Server, path: str) -> None:
+def test_nothing_else_is_served(server: ReportServer, path: str) -> None:
     answer, text = ask(server, path.format(place=server.place))
     assert answer.status == 404
     assert data_of(text) == {}
@@ -117,7 +117,7 @@ TOO_LONG = "GET /" + "a" * 70_000 + " HTTP/1.1"
     ],
 )  # fmt: skip
 def test_malformed_requests_are_refused(
-    server: Server, line: str, status: int, capsys: pytest.CaptureFixture[str]
+    server: ReportServer, line: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
         connection.sendall(f"{line}\r\nHost: 127.0.0.1\r\n\r\n".encode())
@@ -127,11 +127,11 @@ def test_malformed_requests_are_refused(
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_the_page_is_only_read(server: Server, method: str) -> None:
+def test_the_page_is_only_read(server: ReportServer, method: str) -> None:
     assert ask(server, method=method)[0].status == 501
 
 
-def test_pages_of_other_sites_can_neither_frame_nor_read_it(server: Server) -> None:
+def test_pages_of_other_sites_can_neither_frame_nor_read_it(server: ReportServer) -> None:
     headers = ask(server, method="HEAD")[0].headers
     assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
@@ -139,14 +139,14 @@ def test_pages_of_other_sites_can_neither_frame_nor_read_it(server: Server) -> N
     assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_a_served_page_may_ask_its_server_alone(server: Server) -> None:
+def test_a_served_page_may_ask_its_server_alone(server: ReportServer) -> None:
     policy = re.search(r'content="(default-src[^"]+)"', ask(server)[1])
     assert policy is not None
     assert "connect-src 'self'; base-uri 'none'" in policy[1]
 
 
 def test_a_page_that_cannot_be_built_is_an_error_and_the_next_may_be_there(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: ReportServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr("tempfile.TemporaryFile", Path("/nowhere/at/all").stat)
@@ -155,7 +155,7 @@ def test_a_page_that_cannot_be_built_is_an_error_and_the_next_may_be_there(
     assert ask(server)[0].status == 200
 
 
-def test_a_reader_that_has_gone_is_no_error(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reader_that_has_gone_is_no_error(server: ReportServer, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", server.server_port)) as gone:
             gone.sendall(f"GET {server.place} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
@@ -164,7 +164,9 @@ def test_a_reader_that_has_gone_is_no_error(server: Server, capsys: pytest.Captu
     assert capsys.readouterr().err == ""
 
 
-def test_a_port_that_is_in_use_is_explained(server: Server, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_in_use_is_explained(
+    server: ReportServer, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(run), "--serve", "--port", str(server.server_port)]) == 2
     assert f"--port is {server.server_port}, which cannot be used: " in capsys.readouterr().err
 

@@ -67,7 +67,7 @@ def test_the_loss_of_a_mini_batch_is_the_mean_over_groups_with_a_pair_whatever_t
     batch = rows([2.0, 1.0, 1.0, 5.0, 5.0, 0.0, 1.0], [4, 4, 4, 1, 1, 7, 7])
     scores = torch.tensor([0.3, 0.1, 0.7, 9.0, -9.0, 2.0, 0.5], requires_grad=True)
     objective = Objective(BradleyTerry(), "seq_mean_token_sum", 1)
-    counts = objective.count(batch, list(range(7)), 8, lambda x: x)
+    counts = objective.count_over_ranks(batch, list(range(7)), 8, lambda x: x)
     assert counts.sequences == 5
     found = []
     for division in ([[0, 1, 2, 3, 4, 5, 6]], [[6, 5], [3, 4], [2, 1, 0]]):
@@ -102,7 +102,7 @@ def test_the_loss_is_that_of_trl(margins: bool, centre: float, loss: float, grad
     batch = rows([*MARGINS, 0.0, 0.0, 0.0], [0, 1, 2, 0, 1, 2])
     table = scores[:, None] * batch.mask
     objective = Objective(BradleyTerry(float(margins), centre), "seq_mean_token_sum", 1)
-    counts = objective.count(batch, list(range(6)), 8, lambda x: x)
+    counts = objective.count_over_ranks(batch, list(range(6)), 8, lambda x: x)
     found = objective.share(PolicyOutput(0 * table, None, scores=table), batch, counts).loss
     assert found.item() == pytest.approx(loss, abs=1e-5)
     assert torch.autograd.grad(found, scores)[0].tolist() == pytest.approx(gradient, abs=1e-5)

@@ -16,7 +16,7 @@ from rlkit.interfaces.loss import AdvantageLoss
 from rlkit.losses import CrossEntropy
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
-from rlkit.ops.logps import LOGPS, logits_logps, token_logps
+from rlkit.ops.logps import LOGPS, OutputLayer, logits_logps, token_logps
 from rlkit.ops.random import RowNoise
 from rlkit.recipe import Lora, Model
 from rlkit.testing import random_model
@@ -45,7 +45,7 @@ def test_label_smoothing_is_that_of_torch(smoothing: float, memory: int, frozen:
     pull = torch.linspace(-1, 1, 7)
     wanted = torch.autograd.grad((expected * pull).sum(), leaves)
     for found in (
-        token_logps(hidden, weight, None, targets, 0.7, reads=loss.forward.statistics, memory=memory),
+        token_logps(hidden, OutputLayer(weight, None, 0.7), targets, reads=loss.forward.statistics, memory=memory),
         logits_logps(hidden @ weight.T, targets, 0.7, reads=loss.forward.statistics),
     ):
         per_token = loss(PolicyOutput(found.logps, found.entropy, mean_logps=found.mean), batch).per_token

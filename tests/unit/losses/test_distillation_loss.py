@@ -21,7 +21,7 @@ from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.reference import FrozenPolicy
 from rlkit.ops.kl import jensen_shannon
-from rlkit.ops.logps import MIN_PROB, TokenStatistics, logits_logps, token_logps
+from rlkit.ops.logps import MIN_PROB, OutputLayer, TokenStatistics, logits_logps, token_logps
 from rlkit.recipe import Model, Teacher
 from rlkit.testing import example_trajectory, random_model
 from rlkit.train.teacher import compute_teacher_logps
@@ -86,7 +86,7 @@ def test_over_the_whole_vocabulary_it_is_trls_loss(beta: float, chunked: bool) -
     targets, eye = torch.zeros(3, dtype=torch.long), torch.eye(5)
     theirs = logits_logps(teacher, targets, 0.8, reads=Reads(top=5))
     if chunked:  # a chunk of one token
-        mine = token_logps(policy, eye, None, targets, 0.8, reads=LOGPS_ALONE, ids=theirs.ids, memory=20)
+        mine = token_logps(policy, OutputLayer(eye, None, 0.8), targets, reads=LOGPS_ALONE, ids=theirs.ids, memory=20)
     else:
         mine = logits_logps(policy, targets, 0.8, reads=LOGPS_ALONE, ids=theirs.ids)
     assert mine.top is not None
@@ -119,7 +119,7 @@ def test_log_probs_of_chosen_tokens_equal_log_softmax_with_gradients(
         others = (torch.stack((found.logps, found.entropy, found.mean), -1) * pull[:, -3:]).sum()
         return [found.top, *torch.autograd.grad(top + others, leaves)]
 
-    ours = gradients(token_logps(hidden, weight, None, targets, 0.7, ids=ids, memory=memory))
+    ours = gradients(token_logps(hidden, OutputLayer(weight, None, 0.7), targets, ids=ids, memory=memory))
     plain = gradients(logits_logps(hidden @ weight.T, targets, 0.7, ids=ids))
     for one, other in zip(ours, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -136,7 +136,9 @@ def test_a_rest_of_almost_nothing_has_a_gradient_and_one_of_nothing_has_none() -
     """Of logits 0 and -60 the second has e^-60: the log-prob of the rest moves with it alone, by 1."""
     for low, slope in ((-60.0, 1.0), (-600.0, 0.0)):
         hidden = torch.tensor([[0.0, low, low - 9]]).requires_grad_()
-        found = token_logps(hidden, torch.eye(3), None, torch.tensor([0]), reads=LOGPS_ALONE, ids=torch.tensor([[0]]))
+        found = token_logps(
+            hidden, OutputLayer(torch.eye(3)), torch.tensor([0]), reads=LOGPS_ALONE, ids=torch.tensor([[0]])
+        )
         assert found.top is not None
         assert found.top[0, 1].item() == pytest.approx(
             max(low + math.log1p(math.exp(-9)), math.log(MIN_PROB)), rel=1e-5

@@ -293,7 +293,7 @@ def test_losses_and_gradients_equal_those_of_trl(loss: DPO, expected: list[float
     )
     batch.ref_logps = Actor(reference)(batch.tokens, mask).logps.detach()
     objective = Objective(loss, loss.aggregation, 1)
-    counts = objective.count(batch, [0, 1, 2, 3], 2, lambda x: x)
+    counts = objective.count_over_ranks(batch, [0, 1, 2, 3], 2, lambda x: x)
     assert actor.passes.packed
     share = objective.share(actor(batch.tokens, mask), batch, counts)
     share.loss.backward()  # type: ignore[no-untyped-call]

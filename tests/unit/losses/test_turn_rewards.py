@@ -72,7 +72,7 @@ def test_turns_by_hand() -> None:
 
 def test_the_loss_of_a_mini_batch_is_the_mean_over_rows_whatever_the_micro_batches() -> None:
     whole, objective = batch(), Objective(BinaryCrossEntropy(), "seq_mean_token_sum", 1)
-    counts = objective.count(whole, [0, 1], 2, lambda x: x)
+    counts = objective.count_over_ranks(whole, [0, 1], 2, lambda x: x)
     expected = ((softplus(-0.5) + softplus(-2.0) + 0.5) / 2 + softplus(1.5)) / 2
     for split in ([[0, 1]], [[0], [1]]):
         parts = [(output(SCORES[rows]), whole.rows(torch.tensor(rows))) for rows in split]

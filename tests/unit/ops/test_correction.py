@@ -14,6 +14,7 @@ from rlkit.advantages import ReMax
 from rlkit.filters import ZeroSignal
 from rlkit.models.ema import WeightAverage
 from rlkit.ops.correction import (
+    AcceptanceRule,
     accepted,
     binary_kl,
     importance_weights,
@@ -49,9 +50,9 @@ def test_ratios_at_a_bound_are_within_it() -> None:
     mask, engine = torch.tensor([[True]]), torch.zeros(1, 1)
     assert importance_weights(engine, engine, mask, low=1.0, high=1.0).tolist() == [[1.0]]
     double = torch.tensor([[2.0]]).log()
-    assert accepted(double, engine, mask, low=2.0, high=2.0).tolist() == [[True]]
-    assert accepted(-double, engine, mask, high=2.0).tolist() == [[True]]  # down to 1 / high
-    assert accepted(engine + 1, engine, mask, "k2", high=0.5).tolist() == [[True]]
+    assert accepted(double, engine, mask, AcceptanceRule(low=2.0, high=2.0)).tolist() == [[True]]
+    assert accepted(-double, engine, mask, AcceptanceRule(high=2.0)).tolist() == [[True]]  # down to 1 / high
+    assert accepted(engine + 1, engine, mask, AcceptanceRule("k2", high=0.5)).tolist() == [[True]]
 
 
 def test_importance_weights_are_clamped_and_have_no_gradient() -> None:
@@ -89,7 +90,7 @@ def test_importance_weights_are_clamped_and_have_no_gradient() -> None:
     ],
 )
 def test_rejection_by_hand(options, expected: list[list[bool]]) -> None:
-    assert accepted(TRAINER, ENGINE, MASK, **options).tolist() == expected
+    assert accepted(TRAINER, ENGINE, MASK, AcceptanceRule(**options)).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlkit.ops import aggregate, kl
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.groups import group_stats
-from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, WEIGHT_ROWS, _add_outer_, logits_logps, token_logps
+from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, WEIGHT_ROWS, OutputLayer, _add_outer_, logits_logps, token_logps
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose, truncate
@@ -299,7 +299,7 @@ def test_token_logps_equal_log_softmax_with_gradients(
     leaves = [hidden, weight] + ([] if bias is None else [bias])
     results = []
     for logps, entropy, *_ in (
-        token_logps(hidden, weight, bias, targets, temperature),
+        token_logps(hidden, OutputLayer(weight, bias, temperature), targets),
         logits_logps(torch.nn.functional.linear(hidden, weight, bias), targets, temperature),
     ):
         gradients = torch.autograd.grad((pull[0] * logps + pull[1] * entropy).sum(), leaves)
@@ -312,7 +312,7 @@ def test_token_logps_in_several_chunks() -> None:
     hidden = torch.randn(10, 4, requires_grad=True)
     weight = torch.randn(20, 4, requires_grad=True)  # chunks of three rows
     targets = torch.arange(10)
-    found = token_logps(hidden, weight, None, targets, memory=240)
+    found = token_logps(hidden, OutputLayer(weight), targets, memory=240)
     expected = logits_logps(hidden @ weight.T, targets)
     torch.testing.assert_close(found[:4], expected[:4])
     assert found.entropy is not None
@@ -331,13 +331,13 @@ def test_no_more_logits_are_computed_at_once_than_the_memory_holds(monkeypatch: 
         return torch.nn.functional.linear(hidden, *others)
 
     monkeypatch.setattr("rlkit.ops.logps.linear", product)
-    token_logps(torch.zeros(10, 4), torch.zeros(20, 4), None, torch.arange(10), memory=240)
+    token_logps(torch.zeros(10, 4), OutputLayer(torch.zeros(20, 4)), torch.arange(10), memory=240)
     assert rows == [3, 3, 3, 1]
 
 
 def test_statistics_that_are_not_read_are_not_returned() -> None:
     def returned(reads: Reads) -> set[str]:
-        found = token_logps(torch.zeros(2, 3), torch.zeros(5, 3), None, torch.tensor([0, 4]), reads=reads)
+        found = token_logps(torch.zeros(2, 3), OutputLayer(torch.zeros(5, 3)), torch.tensor([0, 4]), reads=reads)
         return {name for name, value in found._asdict().items() if value is not None}
 
     assert returned(LOGPS) == {"logps"}

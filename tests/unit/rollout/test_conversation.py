@@ -21,7 +21,7 @@ from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.parsers import HermesParser
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.rollout.collect import Sampler, collect
+from rlkit.rollout.collect import ConversationSetup, collect
 from rlkit.rollout.conversation import LEGAL, Conversation, Limits, Phase
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
@@ -243,11 +243,13 @@ def hold(
     engine = engine or ScriptedEngine(script)
     engine.bind(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
     template = ChatTemplate(TOKENIZER, {TOKENIZER.eos_token_id}, participants.schemas())
-    sampler = Sampler(engine, template, Sampling(max_tokens=200), samples, 0, 1, 0, participants, limits, **options)
+    setup = ConversationSetup(
+        engine, template, Sampling(max_tokens=200), samples, 0, 1, 0, participants, limits, **options
+    )
 
     async def finish(group: list[Trajectory]) -> None: ...
 
-    return asyncio.run(collect(sampler, [(0, prompt)], finish))
+    return asyncio.run(collect(setup, [(0, prompt)], finish))
 
 
 def tools(**named: Tool) -> Participants:
@@ -415,7 +417,7 @@ def test_a_question_and_its_answer_have_no_deadline(several: Any, seconds: float
     recipe = SimpleNamespace(**parts, rollout=rollout, train=train)
     dialogue = SimpleNamespace(template=None, participants=Participants(), context=64)
     service = SimpleNamespace(recipe=recipe, dialogue=dialogue, engine=None, admission=None)
-    assert RolloutService.sampler(service, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]
+    assert RolloutService.conversation_setup(service, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]
 
 
 def test_a_user_answers_until_done() -> None:
@@ -463,11 +465,11 @@ def checked(template: str, says: str, check: str, spell: Any = TOKENIZER, turns:
     engine.bind(SimpleNamespace(tokenizer=spell))  # type: ignore[arg-type]
     participants = Participants(interaction=Doubter())
     renders = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
-    sampler = Sampler(engine, renders, Sampling(), 1, 0, 1, 0, participants, Limits(turns=turns), check=check)
+    setup = ConversationSetup(engine, renders, Sampling(), 1, 0, 1, 0, participants, Limits(turns=turns), check=check)
 
     async def finish(group: list[Trajectory]) -> None: ...
 
-    return asyncio.run(collect(sampler, [(0, PROMPT)], finish))[0]
+    return asyncio.run(collect(setup, [(0, PROMPT)], finish))[0]
 
 
 def test_a_conversation_that_the_template_renders_otherwise_is_counted_or_failed() -> None:

@@ -18,7 +18,7 @@ from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model
 from rlkit.rollout import lengths
 from rlkit.rollout.lengths import measure, shorten
-from rlkit.rollout.template import ChatTemplate
+from rlkit.rollout.template import ChatTemplate, TokenCodec
 from rlkit.testing import save_random_model
 from rlkit.types import Message, Prompt
 from tests.conftest import read_jsonl
@@ -43,19 +43,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "rlkit" / "lengths"
 
 
-class Counted(ChatTemplate):
+class CountingCodec(TokenCodec):
     """Counts the texts that it measures."""
 
     measured = 0
 
-    def lengths(self, openings: Sequence[str]) -> list[int]:
+    def lengths(self, texts: Sequence[str]) -> list[int]:
         assert os.environ["TOKENIZERS_PARALLELISM"] == "true"  # commands set it to false
-        self.measured += len(openings)
-        return super().lengths(openings)
+        self.measured += len(texts)
+        return super().lengths(texts)
 
 
-def counted(template: ChatTemplate) -> Counted:
-    return Counted(template.tokenizer, template.stop_ids, template.tools)
+def counted(template: ChatTemplate) -> Any:
+    counting = ChatTemplate(template.tokenizer, template.stop_ids, template.tools)
+    counting.codec = CountingCodec(template.tokenizer, template.stop_ids)
+    return counting
 
 
 def test_many_prompts_are_measured_once(template: ChatTemplate, cache: Path) -> None:
@@ -65,10 +67,10 @@ def test_many_prompts_are_measured_once(template: ChatTemplate, cache: Path) -> 
     found = measure(first, many)
     assert os.environ.get("TOKENIZERS_PARALLELISM") == before
     assert found == [len(template.start(p.messages)) for p in many]
-    assert first.measured == len(many)
+    assert first.codec.measured == len(many)
     second = counted(template)
     assert measure(second, many) == found
-    assert second.measured == 0
+    assert second.codec.measured == 0
     assert measure(counted(template), many[:3]) == found[:3]
     assert len(list(cache.iterdir())) == 1
 
@@ -99,7 +101,7 @@ def test_a_damaged_file_of_lengths_is_measured_again(
         path.write_bytes(content)
     again = counted(template)
     assert measure(again, many) == found
-    assert again.measured == len(many)
+    assert again.codec.measured == len(many)
     assert measure(counted(template), many) == found
 
 

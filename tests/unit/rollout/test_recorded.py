@@ -189,7 +189,7 @@ def test_a_plain_text_is_trained_on_from_its_first_token() -> None:
     renders = template()
     [found] = recorded_group(renders, Prompt("text", [], recorded=[RecordedAnswer([said("Once upon")])]), 0, 4096)
     end = renders.tokenizer.eos_token
-    assert renders.decode(found.tokens) == f"{renders.tokenizer.bos_token or end}Once upon{end}"
+    assert renders.codec.decode(found.tokens) == f"{renders.tokenizer.bos_token or end}Once upon{end}"
     assert found.mask == [False] + [True] * (len(found.tokens) - 1)
 
 

@@ -40,7 +40,7 @@ def cut(content: Any, limit: int) -> Any:
     """The content of a message after the cut; None if it fits."""
     message = tool_message(content)
     before = json.dumps(message)
-    found = without_middle(message, limit, TEMPLATE.count)
+    found = without_middle(message, limit, TEMPLATE.codec.count)
     assert json.dumps(message) == before  # the tool may use it again
     return None if found is None else found["content"]
 
@@ -74,14 +74,14 @@ def test_typed_parts_are_cut_as_one_text_and_others_stay() -> None:
 def test_any_text_keeps_its_ends_and_no_more_than_the_limit(text: str, limit: int) -> None:
     found = cut(text, limit)
     if found is None:
-        assert TEMPLATE.count(text) <= limit
+        assert TEMPLATE.codec.count(text) <= limit
         return
     left = next(n for n in range(len(text) + 1) if note(n) in found and len(text) == len(found) - len(note(n)) + n)
     head, _, tail = found.partition(note(left))
     assert text.startswith(head)
     assert text.endswith(tail)
-    assert TEMPLATE.count(head) <= limit - limit // 2
-    assert TEMPLATE.count(tail) <= limit // 2
+    assert TEMPLATE.codec.count(head) <= limit - limit // 2
+    assert TEMPLATE.codec.count(tail) <= limit // 2
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=200, max_size=300), st.integers(20, 40))
@@ -89,7 +89,7 @@ def test_what_is_kept_is_nearly_what_may_be_kept(text: str, limit: int) -> None:
     """A character has at most four tokens here; texts whose ends differ are measured at each end."""
     found = cut(text, limit)
     assert found is not None
-    kept = TEMPLATE.count(found) - TEMPLATE.count(note(len(text)))
+    kept = TEMPLATE.codec.count(found) - TEMPLATE.codec.count(note(len(text)))
     assert kept > limit // 2
 
 

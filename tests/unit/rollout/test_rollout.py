@@ -16,7 +16,7 @@ from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.rewards import ExactReward
 from rlkit.rollout import collect as collect_module
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.rollout.collect import BusyTimer, Sampler, collect
+from rlkit.rollout.collect import BusyTimer, ConversationSetup, collect
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
@@ -71,11 +71,11 @@ def test_on_error_retry_tries_once_more(workers: Workers, how: str) -> None:
     assert [s.reward for s in dropped] == [None, None]
 
 
-def sampler(engine: FakeEngine, samples: int = 2, max_tokens: int = 16) -> Sampler:
+def setup_of(engine: FakeEngine, samples: int = 2, max_tokens: int = 16) -> ConversationSetup:
     tokenizer = build_tokenizer()
     engine.bind(SimpleNamespace(tokenizer=tokenizer))  # type: ignore[arg-type]
     template = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
-    return Sampler(engine, template, Sampling(max_tokens=max_tokens), samples, seed=3, step=5)
+    return ConversationSetup(engine, template, Sampling(max_tokens=max_tokens), samples, seed=3, step=5)
 
 
 PROMPTS = [
@@ -91,7 +91,7 @@ def test_collect_gives_flat_masked_trajectories_group_by_group() -> None:
         finished.append([t.text for t in group])
 
     engine = FakeEngine(["#### 2", "no"])
-    trajectories = asyncio.run(collect(sampler(engine), PROMPTS, finish))
+    trajectories = asyncio.run(collect(setup_of(engine), PROMPTS, finish))
     assert [(t.group, t.text) for t in trajectories] == [(4, "#### 2"), (4, "no"), (9, "#### 2"), (9, "no")]
     assert finished == [["#### 2", "no"]] * 2
     first = trajectories[0]
@@ -122,11 +122,11 @@ async def nothing(group: list[Trajectory]) -> None:
 
 
 def test_a_failed_request_is_data_and_a_failed_engine_is_not() -> None:
-    trajectories = asyncio.run(collect(sampler(Broken(RolloutError("request 2 timed out"))), PROMPTS, nothing))
+    trajectories = asyncio.run(collect(setup_of(Broken(RolloutError("request 2 timed out"))), PROMPTS, nothing))
     assert [t.error for t in trajectories] == [None, "RolloutError: request 2 timed out", None, None]
     assert not any(trajectories[1].mask)
     with pytest.raises(EngineError, match="gone"):
-        asyncio.run(collect(sampler(Broken(EngineError("gone"))), PROMPTS, nothing))
+        asyncio.run(collect(setup_of(Broken(EngineError("gone"))), PROMPTS, nothing))
 
 
 def test_collate_pads_and_puts_the_reward_on_the_last_sampled_token() -> None:
@@ -183,13 +183,13 @@ def play(
     engine: FakeEngine, score: Any, before: dict[int, Trajectory] | None = None
 ) -> tuple[Rollouts, list[Trajectory], Meter]:
     """Play both prompts, two samples and a greedy answer each, and wait for the scores."""
-    common = sampler(engine)
+    common = setup_of(engine)
     rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2)
     recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward="any")
     service: Any = SimpleNamespace(
         recipe=recipe,
         score=score,
-        sampler=lambda sampling, samples, step, timer, **_: replace(
+        conversation_setup=lambda sampling, samples, step, timer, **_: replace(
             common, sampling=sampling, samples=samples, timer=timer
         ),
     )
@@ -240,10 +240,12 @@ def test_a_refilled_place_does_not_keep_the_greedy_answer_to_the_prompt_before()
 def test_where_a_rendering_differs_is_shown_with_twenty_characters_around(
     flat: str, whole: str, stop: StopReason, error: tuple[str, str, str] | None
 ) -> None:
-    template = SimpleNamespace(rendered=lambda messages, tools: whole, decode=lambda tokens: flat)
-    sampler: Any = SimpleNamespace(check="strict", template=template)
+    template = SimpleNamespace(
+        rendered=lambda messages, tools: whole, codec=SimpleNamespace(decode=lambda tokens: flat)
+    )
+    setup: Any = SimpleNamespace(check="strict", template=template)
     conversation = Conversation(Prompt("p", []), 0, stop=stop, rewards=[0.0, 0.0])
-    collect_module._check(sampler, conversation, SimpleNamespace(messages=[]))  # type: ignore[arg-type]
+    collect_module._check(setup, conversation, SimpleNamespace(messages=[]))  # type: ignore[arg-type]
     if error is None:
         assert (conversation.error, conversation.counts) == (None, {})
     else:
@@ -278,8 +280,8 @@ def test_the_engine_is_asked_for_no_more_tokens_than_the_conversation_may_have()
 
     sampling = Sampling(max_tokens=8)
     engine = SimpleNamespace(generate=generate)
-    sampler: Any = SimpleNamespace(sampling=sampling, engine=engine, timer=BusyTimer(), gate=None)
+    setup: Any = SimpleNamespace(sampling=sampling, engine=engine, timer=BusyTimer(), gate=None)
     for tokens, expected in ((5, 3), (None, 8)):
         conversation = Conversation(Prompt("p", []), 0, Limits(tokens=tokens), mask=[False, True, True])
-        asyncio.run(collect_module._ask(sampler, conversation, SampleKey(0, 1, "p", 0)))
+        asyncio.run(collect_module._ask(setup, conversation, SampleKey(0, 1, "p", 0)))
         assert asked[-1].sampling == replace(sampling, max_tokens=expected)

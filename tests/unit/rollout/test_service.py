@@ -145,7 +145,7 @@ def service(
 
 
 def sampled(made: RolloutService, samples: int = 1) -> Coroutine[Any, Any, list[Trajectory]]:
-    return collect(made.sampler(Sampling(max_tokens=200), samples, 1), [(0, PROMPT)], ignore)
+    return collect(made.conversation_setup(Sampling(max_tokens=200), samples, 1), [(0, PROMPT)], ignore)
 
 
 def participants(part: Slow) -> Participants:

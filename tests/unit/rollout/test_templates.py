@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rlkit.base.errors import RecipeError
 from rlkit.rollout.template import CALL_ID, ChatTemplate
+from rlkit.rollout.template_check import check_template
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Message
 
@@ -179,7 +180,7 @@ def test_a_conversation_is_shown_the_tools_that_it_has(style: str) -> None:
     reply: Message = {"role": "assistant", "content": "4"}
     assert both.rendered([*messages, reply], ["add"]) == one.rendered([*messages, reply])
     openings = [both.opening(messages, names) for names in (None, ["add"], [])]
-    assert both.lengths(openings) == [len(template.start(messages)) for template in (both, one, none)]
+    assert both.codec.lengths(openings) == [len(template.start(messages)) for template in (both, one, none)]
 
 
 @pytest.mark.parametrize("style", WITH_TOOLS)
@@ -251,7 +252,7 @@ def test_qwen3_strips_thinking_from_what_it_renders_but_not_from_the_run() -> No
     kept = template.start([user("One?"), {**calling(CALL_ID), "content": thought}, result("7")])  # no user since
     call = ids(template, f"{thought}\n{written('qwen3', calling(CALL_ID))}")
     assert kept == start + call + end + template.delta([result("7")])
-    proof = template.check()
+    proof = check_template(template)
     assert any("strips thinking from earlier turns" in warning for warning in proof.warnings)
     assert "a user turn is appended to what came before" in proof.facts
     assert "a tool turn is appended to what came before" in proof.facts
@@ -259,7 +260,7 @@ def test_qwen3_strips_thinking_from_what_it_renders_but_not_from_the_run() -> No
 
 @pytest.mark.parametrize("style", ["chatml", "llama3", "mistral"])
 def test_nothing_hurts_in_a_template_that_appends(style: str) -> None:
-    assert template_of(style).check().warnings == []
+    assert check_template(template_of(style)).warnings == []
 
 
 @pytest.mark.parametrize("messages", [[user("And?")], [result("7")]])
@@ -268,7 +269,7 @@ def test_a_template_that_renders_history_anew_gives_no_delta(messages: list[Mess
     for hostile in (template, altered("chatml", "messages %}", "messages[-2:] %}")):
         with pytest.raises(RecipeError, match="renders earlier turns anew"):
             hostile.delta(messages)
-    assert any("renders earlier turns anew" in warning for warning in template.check().warnings)
+    assert any("renders earlier turns anew" in warning for warning in check_template(template).warnings)
 
 
 def test_a_template_that_marks_the_last_turn_gives_no_delta() -> None:
@@ -301,7 +302,7 @@ def test_a_generation_prompt_may_open_a_thought() -> None:
     own = [*ids(template, "Hm.\n</think>\n\nYes."), tokenizer.eos_token_id]
     history = [user("One?"), assistant("<think>\nHm.\n</think>\n\nYes."), user("Two?")]
     assert template.start(history[:1]) + own + delta == template.start(history)
-    assert "the policy is trained on the former" in template.check().warnings[0]
+    assert "the policy is trained on the former" in check_template(template).warnings[0]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -313,7 +314,7 @@ def test_no_message_of_a_delta_holds_a_special_token(style: str) -> None:
     hostile = f"7{end}8{end[:2]}{''.join(special)}{end[2:]}9"
     assert template.delta([user(hostile)]) == template.delta([user("789")])
     parts = {"role": "user", "content": [{"type": "text", "text": hostile}]}
-    assert template.plain(parts) == {"role": "user", "content": [{"type": "text", "text": "789"}]}
+    assert template.codec.plain(parts) == {"role": "user", "content": [{"type": "text", "text": "789"}]}
     if style in WITH_TOOLS:
         assert template.delta([result(hostile)]) == template.delta([result("789")])
 
@@ -322,7 +323,7 @@ def test_no_message_of_a_delta_holds_a_special_token(style: str) -> None:
 @given(pieces=st.lists(st.sampled_from(["<|im_", "start|>", "end|>", "<|im_end|>", "<|im_start|>", "a", "<", "|>"])))
 def test_special_tokens_cannot_be_put_together(pieces: list[str]) -> None:
     template = template_of("chatml")
-    inside = ids(template, template.plain("".join(pieces)))
+    inside = ids(template, template.codec.plain("".join(pieces)))
     assert not set(inside) & set(template.tokenizer.all_special_ids)
 
 
@@ -331,7 +332,7 @@ def test_words_that_are_no_special_tokens_stay() -> None:
     template = template_of("chatml")
     newline = ChatTemplate(template.tokenizer, {*template.stop_ids, *ids(template, "\n")})
     text = "Think in <think>\n</think>; I see <tool_call>, [INST] and </s>.\n"
-    assert template.plain(text) == newline.plain(text) == text
+    assert template.codec.plain(text) == newline.codec.plain(text) == text
 
 
 @pytest.mark.parametrize("messages", [[user("And?")], [result("7")], [result("7"), result("8", NEXT_ID)]])
@@ -341,7 +342,7 @@ def test_a_turn_that_the_model_ends_otherwise_is_also_closed_as_the_template_doe
     other = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
     usual = template_of("chatml")
     assert other.delta(messages) == ids(usual, "<|im_end|>") + usual.delta(messages)
-    assert "set eos_token_id" in "\n".join(other.check().warnings)
+    assert "set eos_token_id" in "\n".join(check_template(other).warnings)
 
 
 @pytest.mark.parametrize("after", ["", "\\n", "\\n\\n", "<|endoftext|>\\n"])

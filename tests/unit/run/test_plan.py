@@ -15,6 +15,7 @@ from rlkit.models.load import load_tokenizer
 from rlkit.ops.batching import assign
 from rlkit.recipe import Model
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
+from rlkit.rollout.template_check import check_template
 from rlkit.run.preflight import plan
 from rlkit.types import Prompt, Score
 
@@ -140,7 +141,7 @@ def test_a_delta_is_what_the_template_adds_after_the_policys_end_token() -> None
 
 def proof(template: str) -> str:
     tokenizer = tokenizer_with(template)
-    return "\n".join(ChatTemplate(tokenizer, {tokenizer.eos_token_id}).check().warnings)  # type: ignore[attr-defined]
+    return "\n".join(check_template(ChatTemplate(tokenizer, {tokenizer.eos_token_id})).warnings)  # type: ignore[attr-defined]
 
 
 def test_the_proof_of_a_template() -> None:

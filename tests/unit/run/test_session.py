@@ -47,10 +47,10 @@ def context(*asked: str | None, stopper: str | None = None) -> Any:
 
 
 def test_a_signal_to_another_rank_ends_the_run_and_is_shown_once(session: Session, notes: list[str]) -> None:
-    session._agree(context(None, None))
+    session._agree_on_end(context(None, None))
     assert not session.stop_requested
     for _ in range(2):
-        session._agree(context(None, "SIGTERM"))
+        session._agree_on_end(context(None, "SIGTERM"))
         assert session.stop_requested
         assert notes == ["the run ends after 4 steps (rank 1: SIGTERM)"]
 
@@ -58,14 +58,14 @@ def test_a_signal_to_another_rank_ends_the_run_and_is_shown_once(session: Sessio
 def test_a_signal_to_the_only_rank_was_shown_when_it_came(session: Session, notes: list[str]) -> None:
     session.signals = Signals(notes.append, notes.append)
     session.signals.asked = "SIGINT"
-    session._agree(context("SIGINT"))
+    session._agree_on_end(context("SIGINT"))
     assert session.stop_requested
     assert notes == []
 
 
 def test_a_callback_ends_the_training_but_does_not_interrupt_it(session: Session, notes: list[str]) -> None:
     for _ in range(2):
-        session._agree(context(None, stopper="Enough of tests"))
+        session._agree_on_end(context(None, stopper="Enough of tests"))
         assert (session.ended_early, session.stop_requested) == (True, False)
         assert notes == ["callback Enough of tests ended the training after step 4"]
 

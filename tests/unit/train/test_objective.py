@@ -175,14 +175,14 @@ def test_without_a_bound_the_staleness_cancels(version: int, logp: float) -> Non
 def test_each_prompt_counts_alike_however_long_its_answers_are() -> None:
     """Advantages 1 (2 tokens), -1 (1) and 2 (3), -2 (2) of two prompts: (2 - 1) / 3 and (6 - 4) / 5, halved."""
     batch, objective = ready(), Objective(PolicyGradient(), "prompt_mean_token_mean", 10)
-    counts = objective.count(batch, [0, 1, 2, 3], 3, lambda x: x)
+    counts = objective.count_over_ranks(batch, [0, 1, 2, 3], 3, lambda x: x)
     assert counts.of_prompt is not None
     assert counts.of_prompt.tolist() == [3, 5, 0]
     expected = (1 / 3 + 2 / 5) / 2
     assert objective.share(out(batch), batch, counts).loss.item() == pytest.approx(expected)
     parts = [batch.rows(torch.tensor(rows, dtype=torch.long)) for rows in ([3, 0], [], [1], [2])]
     assert sum(objective.share(out(x), x, counts).loss.item() for x in parts) == pytest.approx(expected)
-    first = objective.count(batch, [0, 1], 3, lambda x: x)  # a mini-batch of the first prompt alone
+    first = objective.count_over_ranks(batch, [0, 1], 3, lambda x: x)  # a mini-batch of the first prompt alone
     one = batch.rows(torch.tensor([0, 1]))
     assert objective.share(out(one), one, first).loss.item() == pytest.approx(1 / 3)
     assert first.of_prompt is not None
@@ -194,11 +194,11 @@ def test_tokens_of_a_prompt_are_counted_over_all_ranks_and_without_rejected_ones
     batch = ready()
     batch.accepted = batch.mask & torch.tensor([True, True, False, True])[:, None]
     objective = Objective(PolicyGradient(), "prompt_mean_token_mean", 10)
-    counts = objective.count(batch, [0, 1, 2, 3], 2, lambda x: 2 * x)
+    counts = objective.count_over_ranks(batch, [0, 1, 2, 3], 2, lambda x: 2 * x)
     assert counts.of_prompt is not None
     assert (counts.tokens.item(), counts.of_prompt.tolist()) == (10, [6, 4])
     assert objective.share(out(batch), batch, counts).loss.item() == pytest.approx((1 / 6 - 4 / 4) / 2)
-    kept = replace(objective, keep_in_denominator=True).count(batch, [0, 1, 2, 3], 2, lambda x: x)
+    kept = replace(objective, keep_in_denominator=True).count_over_ranks(batch, [0, 1, 2, 3], 2, lambda x: x)
     assert kept.of_prompt is not None
     assert kept.of_prompt.tolist() == [3, 5]
 

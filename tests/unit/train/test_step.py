@@ -329,7 +329,7 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
         def shard_for_rank(self, items: list[Any]) -> list[Any]:
             return items[:1]
 
-        def sampler(self, sampling: Sampling, samples: int, step: int) -> int:
+        def conversation_setup(self, sampling: Sampling, samples: int, step: int) -> int:
             asked.append((sampling, samples, step))
             return samples
 

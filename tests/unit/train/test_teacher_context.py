@@ -127,7 +127,7 @@ def test_a_prompt_that_leaves_the_teacher_no_room() -> None:
     assert cut.fits(template, prompts, lengths) == [True, True]
     start = cut.start(template, Trajectory(prompts[1], 0, [], [], [], [], StopReason.STOP))
     assert len(start) == room - 1
-    assert "q" + "\0" * 11 + "<|im_end|>" in template.decode(start)
+    assert "q" + "\0" * 11 + "<|im_end|>" in template.codec.decode(start)
 
 
 def test_what_an_environment_says_first_follows_the_context() -> None:

@@ -109,7 +109,7 @@ class Equivalent:
 
 
 @dataclass(frozen=True)
-class Combined:
+class CombinedRule:
     """The rule of an option that a function reads together with related options."""
 
 
@@ -124,8 +124,8 @@ class NoEquivalent:
     remedy: str
 
 
-Rule = Equivalent | Combined | NoEquivalent
-COMBINED = Combined()
+Rule = Equivalent | CombinedRule | NoEquivalent
+COMBINED = CombinedRule()
 NO_RULE = "rlkit convert has no rule for it; see rlkit recipe show grpo_gsm8k for rlkit's options"
 NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
 UNUSED = "nothing to do: it has no effect with the other options, or is rlkit's default"
@@ -220,7 +220,7 @@ class Conversion:
         for function in functions:
             function(self)
         for key in self.options.values:
-            if isinstance(self.rule(key), Combined) and key not in self._carried:
+            if isinstance(self.rule(key), CombinedRule) and key not in self._carried:
                 self.note(key, UNUSED)
 
     def _apply_rule(self, key: str) -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit_engine_http.engine import TOKEN
-from rlkit_engine_http.server import Sampler, ServerRuntime, application
+from rlkit_engine_http.server import SamplingServer, ServerRuntime, application
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(options.model), dtype=dtype).to(device).eval()
     engine = TorchEngine(options.max_rows, options.max_kv_tokens)
     engine.bind(ServerRuntime(policy, options.context, device))  # type: ignore[arg-type]
-    app = application(Sampler(engine, policy), secret)
+    app = application(SamplingServer(engine, policy), secret)
     web.run_app(app, host="127.0.0.1", port=options.port, print=None, handler_cancellation=True, access_log=None)
     return 0
 

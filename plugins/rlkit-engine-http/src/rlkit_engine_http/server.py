@@ -43,7 +43,7 @@ class ServerRuntime:
 
 
 @dataclass
-class Sampler:
+class SamplingServer:
     """Samples unless it is paused; it starts paused, without weights.
 
     Args:
@@ -116,7 +116,7 @@ class Sampler:
                 parameter.copy_(tensor)
 
 
-def application(sampler: Sampler, secret: str) -> web.Application:
+def application(server: SamplingServer, secret: str) -> web.Application:
     """Return the endpoints: JSON in and out, for callers that send the secret."""
 
     @web.middleware
@@ -129,27 +129,27 @@ def application(sampler: Sampler, secret: str) -> web.Application:
             return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
 
     async def health(_: web.Request) -> web.Response:
-        return web.json_response({"label": sampler.label})
+        return web.json_response({"label": server.label})
 
     async def generate(request: web.Request) -> web.Response:
-        return web.json_response(asdict(await sampler.generate(read_request(await request.json()))))
+        return web.json_response(asdict(await server.generate(read_request(await request.json()))))
 
     async def probe(request: web.Request) -> web.Response:
         body = await request.json()
         rows = [list(map(int, row)) for row in body["rows"]]
-        answers = await asyncio.gather(*(sampler.probe(row, int(body["count"])) for row in rows))
+        answers = await asyncio.gather(*(server.probe(row, int(body["count"])) for row in rows))
         return web.json_response([asdict(answer) for answer in answers])
 
     async def pause(_: web.Request) -> web.Response:
-        await sampler.pause()
+        await server.pause()
         return web.json_response({})
 
     async def weights(request: web.Request) -> web.Response:
-        await asyncio.to_thread(sampler.load, str((await request.json())["file"]))
+        await asyncio.to_thread(server.load, str((await request.json())["file"]))
         return web.json_response({})
 
     async def resume(request: web.Request) -> web.Response:
-        sampler.resume(str((await request.json())["label"]))
+        server.resume(str((await request.json())["label"]))
         return web.json_response({})
 
     app = web.Application(middlewares=[guarded], client_max_size=LARGEST_BODY)

@@ -72,7 +72,7 @@ class Connection:
         await asyncio.wait([self._keeper])  # a caller that is cancelled here does not cancel the keeper
 
 
-class Session:
+class McpSession:
     """A connection that is opened again when it was lost; calls may come from any event loop.
 
     It runs in a thread with an event loop of its own, because a connection has to be served between steps too, when
@@ -179,18 +179,18 @@ class Session:
             await connection.close()
 
 
-_shared: dict[Server, Session] = {}
+_shared: dict[Server, McpSession] = {}
 
 
-def acquire(server: Server, start_timeout: float) -> Session:
+def acquire(server: Server, start_timeout: float) -> McpSession:
     """Return this process's session with a server; `release` it afterwards."""
     if server not in _shared:
-        _shared[server] = Session(server, start_timeout)
+        _shared[server] = McpSession(server, start_timeout)
     _shared[server].users += 1
     return _shared[server]
 
 
-def release(session: Session) -> None:
+def release(session: McpSession) -> None:
     """Return a session back; the last one closes it."""
     session.users -= 1
     if session.users == 0:

@@ -10,7 +10,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import Count, Repeats, Seconds
 from rlkit.interfaces.runtime import Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit_tool_mcp.session import Server, Session, acquire, release
+from rlkit_tool_mcp.session import McpSession, Server, acquire, release
 
 if TYPE_CHECKING:
     from mcp.types import Tool as Description
@@ -62,7 +62,7 @@ class McpTool(Tool):
         self.start_timeout = start_timeout
         self.timeout = timeout
         self.concurrency = concurrency
-        self._session: Session | None = None
+        self._session: McpSession | None = None
 
     def bind(self, runtime: Runtime) -> None:
         session = acquire(self.server, self.start_timeout)

@@ -18,7 +18,7 @@ from rlkit_tool_search.server import read_passages
 START = "python -m rlkit_tool_search --corpus FILE --port PORT"
 
 
-class Client:
+class SearchClient:
     """Searches through a server; `deadline` is in seconds, for one search with all its retries."""
 
     def __init__(self, url: str, retries: int, deadline: float) -> None:

@@ -13,7 +13,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import NUMBER, PositiveInt, Repeats, Seconds
 from rlkit.interfaces.runtime import Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit_tool_search.client import Client
+from rlkit_tool_search.client import SearchClient
 from rlkit_tool_search.index import Index, Passage, open_index
 from rlkit_tool_search.server import LARGEST_TOP_K
 
@@ -53,7 +53,7 @@ class SearchTool(Tool):
         self.max_chars = max_chars
         self.description = description
         self.timeout = timeout
-        self.client = None if url is None else Client(url, retries, 0.9 * timeout)
+        self.client = None if url is None else SearchClient(url, retries, 0.9 * timeout)
         self.index: Index | None = None
         self.parameters = {
             "type": "object",
