@@ -295,9 +295,11 @@ class User(Interaction):
 TEMPLATE: Any = SimpleNamespace(
     start=lambda messages, tools: [1] * len(messages),
     delta=lambda messages: [1] * len(messages),
-    plain=lambda message: message,
-    count=len,
-    text=lambda tokens, special: "x" * len(tokens),
+    codec=SimpleNamespace(
+        plain=lambda message: message,
+        count=len,
+        turn=lambda tokens, special: "x" * len(tokens),
+    ),
 )
 """Renders each message as one token."""
 

@@ -14,8 +14,7 @@ from rlkit.cli.main import main
 from rlkit.engines.torch.decoder import Decoder, why_not
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_backbone, load_policy
-from rlkit.recipe import Fabric, Model, check
-from rlkit.recipe import model as recipes
+from rlkit.recipe import Fabric, Model, check, check_model
 from rlkit.run.preflight.plan import batches
 from rlkit.testing import random_model
 from rlkit.train.setup import fabric_for
@@ -61,7 +60,7 @@ def test_what_flash_attention_needs_is_said_before_a_model_is_loaded(monkeypatch
     assert "flash_attn is not installed; install flash-attn, or choose sdpa" in str(found.value)
     assert "which needs a GPU, but fabric.accelerator is 'cpu'" in str(found.value)
     assert "fabric.precision is '32-true'; set fabric.precision: bf16-mixed" in str(found.value)
-    monkeypatch.setattr(recipes, "find_spec", lambda name: object() if name == "flash_attn" else None)
+    monkeypatch.setattr(check_model, "find_spec", lambda name: object() if name == "flash_attn" else None)
     check(of(FLASH, precision="bf16-mixed"))
     check(of("eager"))
     with pytest.raises(RecipeError, match="needs a GPU, but there is none"):
