@@ -23,7 +23,7 @@ from tests.unit.phases import recipe
 FLASH: Any = "flash_attention_2"
 
 
-def of(attention: Any, **fabric: Any) -> recipes.Recipe:
+def of(attention: Any, **fabric: Any) -> Recipe:
     return recipe(model=Model("tiny", attention=attention), fabric=Fabric(**fabric))
 
 
