@@ -14,7 +14,7 @@ from rlkit.cli.main import main
 from rlkit.engines.torch.decoder import Decoder, why_not
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_backbone, load_policy
-from rlkit.recipe import Fabric, Model, check, check_model
+from rlkit.recipe import Fabric, Model, Recipe, check, check_model
 from rlkit.run.preflight.plan import batches
 from rlkit.testing import random_model
 from rlkit.train.setup import fabric_for
