@@ -136,7 +136,7 @@ def test_a_model_that_is_not_fused_is_warned_of(kind: str, reason: str) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "mamba"])
 @pytest.mark.filterwarnings("ignore:TorchEngine")
-def test_logits_that_are_not_finite_are_an_error_of_their_request(kind: str) -> None:
+def test_logits_that_are_not_finite_fail_their_request(kind: str) -> None:
     """Of a prompt with a token whose embedding overflows; a request beside it is answered as ever."""
     policy = random_model(kind, tie_word_embeddings=False)
     with torch.no_grad():
@@ -207,7 +207,7 @@ def test_a_model_whose_logits_are_all_alike_is_decoded() -> None:
     assert why_not(policy) is None
 
 
-def test_layers_and_errors_that_the_decoder_does_not_know_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_layers_of_a_decoder_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = random_model("qwen2")
     monkeypatch.setattr(policy.config, "layer_types", ["full_attention", "linear_attention"])
     assert why_not(policy) == "it has layers of type linear_attention"
@@ -216,7 +216,7 @@ def test_layers_and_errors_that_the_decoder_does_not_know_are_named(monkeypatch:
     assert "a probe failed with ValueError: invalid literal" in str(why_not(policy))
 
 
-def test_the_cache_has_what_any_supported_release_of_transformers_asks_for() -> None:
+def test_the_cache_has_what_each_transformers_release_asks() -> None:
     """Up to 5.12 a layer's bound is called `get_max_cache_shape`, later `get_max_length`; both are abstract there."""
 
     class Older(ABC):
@@ -384,9 +384,7 @@ def test_stop_ids_budgets_and_the_context_end_a_completion() -> None:
 @pytest.mark.parametrize(
     "technique", ["modules", "alone", "refilled", "never dropped", "prompts apart", "packed layers"]
 )
-def test_greedy_tokens_are_the_same_with_each_technique_on_and_off(
-    technique: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_technique_has_equal_greedy_tokens(technique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against fused steps of all rows at once, that share prompts and drop rows: 15 of 3 to 24 tokens."""
     requests = [
         request(p, s, temperature=0.0, max_tokens=3 + 7 * s + i) for i, p in enumerate(PROMPTS) for s in range(3)
@@ -407,9 +405,7 @@ def test_greedy_tokens_are_the_same_with_each_technique_on_and_off(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_greedy_tokens_are_the_same_with_adapters_merged_into_the_copies(
-    packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merged_adapters_have_equal_greedy_tokens(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the layers with adapters as they are; without the adapters the tokens differ."""
     monkeypatch.setattr(blocks, "PACKED_SIZE", 1 if packed else 1 << 40)
     requests = [request(p, s, temperature=0.0, max_tokens=20) for s, p in enumerate(PROMPTS)]
@@ -471,7 +467,7 @@ def test_a_failure_reaches_everyone_who_waits() -> None:
     assert ask(engine, [request(PROMPTS[0])])[0].tokens  # and the engine works again
 
 
-def test_a_prompt_pass_that_fails_reaches_the_requests_that_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_prompt_pass_reaches_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = bound("qwen2")
     monkeypatch.setattr(FusedDecoder, "admit", lambda *_: int("x"))
     with pytest.raises(EngineError, match="TorchEngine failed with ValueError: invalid literal"):
@@ -501,7 +497,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_the_event_loop_goes_on_while_a_step_decodes_and_a_sync_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_event_loop_runs_while_a_step_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third step is held meanwhile: its token is of the old version, the next one of the new."""
     [expected] = ask(bound("qwen2"), [request(PROMPTS[0])])
     engine = bound("qwen2")
@@ -524,7 +520,7 @@ def test_the_event_loop_goes_on_while_a_step_decodes_and_a_sync_waits_for_it(mon
     assert {name.rpartition("_")[0] for name in gate.threads} == {"rlkit-decode"}
 
 
-def test_cancelled_requests_end_the_decoding_once_its_step_is_over(
+def test_cancelled_requests_end_decoding_after_its_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = bound("qwen2")

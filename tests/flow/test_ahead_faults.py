@@ -81,7 +81,7 @@ def test_an_engine_that_dies_ends_the_run_with_its_error(site: str, tmp_path: Pa
     assert 1 <= len(rows) == result["steps"] < 4
 
 
-def test_an_engine_that_hangs_ends_the_run_with_what_each_side_does(site: str, tmp_path: Path) -> None:
+def test_a_hanging_engine_ends_the_run_with_both_states(site: str, tmp_path: Path) -> None:
     status, result, rows = fit(site, tmp_path, "hangs", "--train.steps=50")
     assert (status, result["status"], result["error"]["type"]) == (1, "failed", "RolloutError")
     assert "no progress for 5 s (train.deadline): the trainer waits, with " in result["error"]["message"]
@@ -94,9 +94,7 @@ def test_a_slow_engine_ends_nothing(site: str, tmp_path: Path) -> None:
     assert (status, result["status"], len(rows)) == (0, "ok", 4)
 
 
-def test_three_steps_without_a_whole_conversation_end_the_run_with_the_commonest_error(
-    site: str, tmp_path: Path
-) -> None:
+def test_three_empty_steps_end_the_run_with_the_common_error(site: str, tmp_path: Path) -> None:
     status, result, rows = fit(site, tmp_path, "fails", "--train.steps=50")
     assert (status, result["error"]["type"]) == (1, "TrainingError")
     assert "3 steps in a row, up to step " in result["error"]["message"]

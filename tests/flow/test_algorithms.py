@@ -277,9 +277,7 @@ def test_recorded_preferences_teach_what_is_then_generated(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_reference_of_recorded_preferences_is_the_policy_without_adapters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recorded_preferences_refer_to_the_base_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Adapters begin as the reference, at a loss of log 2, and leave it; what is shown is about pairs."""
     out = tmp_path / "out"
     words = ("--validation=null", "--model.lora.rank=4", "--train.lr=1e-2", "--train.warmup_steps=0")
@@ -373,7 +371,7 @@ def test_corrections_of_the_engines_mismatch(tmp_path: Path, keep: str) -> None:
     assert all(0.9 < row["mismatch/ess"] < 1.0001 for row in metrics)
 
 
-def test_tokens_may_be_rejected_by_the_divergence_of_their_probability(tmp_path: Path) -> None:
+def test_tokens_may_be_rejected_by_binary_divergence(tmp_path: Path) -> None:
     options = ("--fabric.precision=bf16-mixed", "--rejection.statistic=binary_kl", "--train.lr=0.001")
     metrics, _ = fit(tmp_path / "out", *options, "--rejection.high=1e-8")
     assert all(0 < row["correction/rejected"] < 1 for row in metrics)
@@ -452,7 +450,7 @@ def test_explain_prints_the_numbers_in_force(capsys: pytest.CaptureFixture[str])
         assert expected in text
 
 
-def test_explain_prints_what_is_done_with_samples_of_another_policy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_corrections_for_another_policy(capsys: pytest.CaptureFixture[str]) -> None:
     options = (
         "--rejection.statistic=binary_kl",
         "--train.old_logps=loglinear",

@@ -41,7 +41,7 @@ def test_chaos() -> None:
     assert re.search(r"survived 26/26: 20 kills in 10 stages", chaos())
 
 
-def test_each_prompt_is_trained_on_once_however_a_run_ahead_is_killed() -> None:
+def test_a_killed_run_ahead_trains_on_each_prompt_once() -> None:
     """Twenty kills at random moments, with tools and rollouts two steps ahead."""
     assert re.search(r"20 kills of \d+ runs: each prompt was trained on once", chaos("--ahead"))
 
@@ -156,7 +156,7 @@ def test_a_run_in_progress_is_not_resumed_beside_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_or_damaged_is_refused(tmp_path: Path) -> None:
     from rlkit.testing.models import save_random_model
 
     model = save_random_model(tmp_path / "model")
@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_place_that_cannot_be_written_costs_checkpoints_and_then_the_run(tmp_path: Path, ranks: int) -> None:
+def test_an_unwritable_place_costs_checkpoints_then_the_run(tmp_path: Path, ranks: int) -> None:
     """The first rank alone makes the folder; the others end with the same error, and wait for nothing."""
     (tmp_path / "file").write_text("")
     start = rlkit_in_process if ranks == 1 else rlkit
@@ -237,7 +237,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_run_that_is_killed_before_its_first_checkpoint_starts_anew_by_the_same_command(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
     args = (*BASE, "--save.every=100", "--train.steps=4")
     assert rlkit_in_process(*args, "--out=whole", cwd=tmp_path).returncode == 0
@@ -278,7 +278,7 @@ def poisoned(folder: Path, steps: set[int], *args: str) -> subprocess.CompletedP
     )
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_counted_and_kept(tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_is_skipped_and_kept(tmp_path: Path) -> None:
     done = poisoned(tmp_path, {2}, "--out=run")
     assert done.returncode == 0, done.stderr
     assert [row["update/not_finite"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 0]
@@ -288,7 +288,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_counted_and_kept(tmp_path: Pat
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
-def test_three_in_a_row_end_the_run_with_the_last_checkpoint_named(tmp_path: Path) -> None:
+def test_three_in_a_row_name_the_last_checkpoint(tmp_path: Path) -> None:
     done = poisoned(tmp_path, {3, 4, 5}, "--out=run", "--train.steps=9", "--save.every=2")
     assert done.returncode == 1
     assert "3 steps in a row, up to step 5, taught nothing: no gradient was finite" in done.stderr

@@ -73,7 +73,7 @@ def test_a_password_in_a_url_is_used_and_never_written(
     assert main(["fit", f"--resume={out}", "--train.steps=3", "--force"]) == 0
 
 
-def test_what_a_service_says_of_a_wrong_password_does_not_tell_it(
+def test_a_password_error_does_not_show_the_password(
     port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"--reward.url=http://me:wrong@127.0.0.1:{port}/"
@@ -103,7 +103,7 @@ def test_a_recipe_reads_no_variable_that_is_not_rlkits(monkeypatch: pytest.Monke
     assert "s3cret" not in str(refused.value)
 
 
-def test_options_that_are_credentials_by_their_name_or_in_a_query_are_references() -> None:
+def test_credential_options_are_written_as_references() -> None:
     given = {
         "reward": {"init_args": {"api_key": "k", "urls": ["https://h/?n=1&token=t"]}},
         "save": {"folder": "sftp://u:p@h/x"},

@@ -330,7 +330,7 @@ OFFSET = random.randrange(len(FOLDERS))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_folder_that_one_rank_cannot_make_ends_all_with_the_cause(trial: int, tmp_path: Path) -> None:
+def test_a_folder_error_of_one_rank_ends_all_with_the_cause(trial: int, tmp_path: Path) -> None:
     """From one of its calls on: what the run cannot do without ends it, and a missing checkpoint is a warning."""
     rank, call = FOLDERS[(OFFSET + trial) % len(FOLDERS)]
     process = faulty(tmp_path, {"rank": rank, "mkdir": call}, *TWO["fsdp2"], "--train.steps=4", "--validation.limit=4")
@@ -392,7 +392,7 @@ def test_a_second_ctrl_c_ends_all_ranks_at_once(strategy: str, trial: int, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_two_signals_to_one_rank_end_the_other_and_name_the_cause(rank: int, tmp_path: Path) -> None:
+def test_two_signals_to_one_rank_end_the_other(rank: int, tmp_path: Path) -> None:
     fault: dict[str, object] = {"rank": rank, "stage": "sample", "entry": 2, "delay": 0.1, "signals": 2}
     process = faulty(tmp_path, fault, *TWO["fsdp2"], "--train.steps=4", "--validation.limit=16")
     printed = both_ended(tmp_path, process)
@@ -428,7 +428,7 @@ def test_a_signal_while_the_ranks_are_starting_ends_them(number: signal.Signals,
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_rollouts_and_the_model_but_not_the_result(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_result(tmp_path: Path) -> None:
     """No file may grow beyond 20 kB: metrics and the result fit, checkpoints and models do not."""
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
     script = limited + "from rlkit.cli.main import main; sys.exit(main(sys.argv[1:]))"

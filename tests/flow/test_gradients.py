@@ -114,7 +114,7 @@ def test_any_division_over_two_ranks_gives_the_same_gradient(run: TrainContext, 
 
 
 @pytest.mark.slow
-def test_any_division_of_groups_over_two_ranks_gives_the_same_gradient(run: TrainContext, tmp_path: Path) -> None:
+def test_any_division_of_groups_has_the_same_gradient(run: TrainContext, tmp_path: Path) -> None:
     """One rank has no group, or only the one without a pair, which the other ranks' counts must not notice."""
     groups = [[0, 0, 0, 0], [1, 1, 0, 1], [0, 0, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
     run.recipe.train = replace(run.recipe.train, aggregation=None)

@@ -81,7 +81,7 @@ def test_fit_goes_on_from_the_adapter(
         assert metrics == validated(out, "after")
 
 
-def test_fit_goes_on_with_all_weights_where_the_recipe_has_no_lora(run: Path, tmp_path: Path) -> None:
+def test_fit_continues_with_all_weights_without_lora(run: Path, tmp_path: Path) -> None:
     options = ["--recipe=quick_grpo", *FEW, "--train.steps=1", "--train.lr=1e-4", f"--model.path={run}"]
     assert main(["fit", *options, "--out", str(tmp_path / "whole")]) == 0
     assert result(tmp_path / "whole")["validation"]["before"] == validated(run, "after")
@@ -98,7 +98,7 @@ def test_fit_goes_on_with_all_weights_where_the_recipe_has_no_lora(run: Path, tm
     assert main(["export", "--merge-lora", "--checkpoint", str(tmp_path / "third"), "--out", str(tmp_path / "m")]) == 0
 
 
-def test_answers_are_the_same_in_transformers_in_peft_and_in_the_engine(run: Path, tmp_path: Path) -> None:
+def test_completions_equal_those_of_transformers_and_peft(run: Path, tmp_path: Path) -> None:
     """The engine's greedy answers stand in the run's folder."""
     folders = []
     for place in ("", "final", CHECKPOINT):
@@ -122,7 +122,7 @@ def test_answers_are_the_same_in_transformers_in_peft_and_in_the_engine(run: Pat
             assert answer == row["tokens"]
 
 
-def test_export_rounds_what_it_has_merged_and_writes_an_adapter_as_it_is(run: Path, tmp_path: Path) -> None:
+def test_export_rounds_merged_weights_only(run: Path, tmp_path: Path) -> None:
     exact, half, alone = (tmp_path / name for name in ("exact", "half", "alone"))
     assert main(["export", "--checkpoint", str(run), "--out", str(exact), "--merge-lora"]) == 0
     assert main(["export", "--checkpoint", str(run), "--out", str(half), "--merge-lora", "--dtype=bfloat16"]) == 0

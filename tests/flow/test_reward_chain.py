@@ -18,7 +18,7 @@ def result(run: Path) -> dict[str, Any]:
     return json.loads((run / "result.json").read_text())["validation"]  # type: ignore[no-any-return]
 
 
-def test_a_policy_learns_from_a_reward_model_that_learned_from_pairs(tmp_path: Path) -> None:
+def test_a_policy_learns_from_a_reward_model_of_pairs(tmp_path: Path) -> None:
     sft, rm, ppo = (tmp_path / name for name in ("sft", "rm", "ppo"))
     assert main(["fit", "--recipe=quick_sft", "--train.steps=10", "--validation=null", f"--out={sft}"]) == 0
     assert main(["fit", "--recipe=quick_rm", f"--model.path={sft}", f"--out={rm}"]) == 0

@@ -61,7 +61,7 @@ def rewards(path: Path, rows: list[dict[str, Any]]) -> list[float | None]:
     return found
 
 
-def test_validation_is_of_recorded_pairs_and_model_reward_scores_as_it_did(run: Path) -> None:
+def test_validation_of_recorded_pairs_equals_model_reward(run: Path) -> None:
     before, after = (result(run)["validation"][when] for when in ("before", "after"))
     assert (before["accuracy"], before["margin"]) == (0.5, 0.0)  # a head of zeros orders nothing
     assert after["accuracy_low"] <= after["accuracy"] <= after["accuracy_high"]
@@ -113,7 +113,7 @@ def test_two_ranks_train_the_same_reward_model(run: Path, recipe: str, tmp_path:
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
-def test_adapters_of_a_reward_model_are_merged_and_trained_further(recipe: str, tmp_path: Path) -> None:
+def test_reward_model_adapters_are_merged_and_trained_on(recipe: str, tmp_path: Path) -> None:
     lora = ("--model.lora.rank=4", "--model.lora.alpha=8", "--train.lr=1e-2", "--train.ema=0.5")
     assert main(["fit", recipe, *lora, f"--out={tmp_path / 'run'}"]) == 0
     assert main(["export", f"--checkpoint={tmp_path / 'run'}", "--merge-lora", f"--out={tmp_path / 'out'}"]) == 0

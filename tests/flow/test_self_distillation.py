@@ -10,7 +10,7 @@ from tests.bench.self_distill import HINT, self_distillation, use_of_hints
 
 
 @pytest.mark.slow
-def test_a_policy_learns_from_itself_with_the_answer_in_its_context(tmp_path: Path) -> None:
+def test_a_policy_learns_from_itself_with_the_answer(tmp_path: Path) -> None:
     """Greedy accuracy on 200 held-out additions, which it is never shown the answers of."""
     start = tmp_path / "start"
     use_of_hints(start, "--train.steps=100", "--train.prompts_per_step=32", "--validation=null")

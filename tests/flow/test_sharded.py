@@ -37,7 +37,7 @@ def test_weights_are_streamed_whole(ranks: int, tensor_parallel: int, precision:
     assert done.stdout.count("streamed") == ranks
 
 
-def test_event_loops_agree_beside_the_collectives_of_main_threads(tmp_path: Path) -> None:
+def test_event_loops_agree_beside_collectives(tmp_path: Path) -> None:
     done = torchrun(str(Path(__file__).with_name("side_ranks.py")), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "agreed" in done.stdout

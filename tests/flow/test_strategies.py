@@ -315,7 +315,7 @@ def test_one_conversation_is_printed_by_several_ranks(strategy: str, tmp_path: P
     assert done.stdout.count("####") == 1
 
 
-def test_two_ranks_draw_alike_under_a_curriculum_with_over_sampling(tmp_path: Path) -> None:
+def test_two_ranks_draw_alike_with_curriculum_and_oversampling(tmp_path: Path) -> None:
     """And go on from a checkpoint with the same prompts: each rank stops its own slowest ones."""
     options = (*TWO["ddp"], "--task.max_operand=4", "--curriculum=SuccessRate", "--rollout.oversample=1.4")
     every = ("--validation=null", "--train.schedule=Constant", *options)

@@ -59,7 +59,7 @@ def test_a_tensor_of_the_host_among_those_of_a_gpu_is_seen() -> None:
     assert list(gpu.mixed.values()) == [1]
 
 
-def test_a_thread_without_a_device_and_a_read_of_the_host_are_seen() -> None:
+def test_host_reads_and_threads_without_a_device_are_seen() -> None:
     gpu = VirtualGpu()
 
     def use() -> None:

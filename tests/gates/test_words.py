@@ -238,6 +238,14 @@ def test_few_rooms_import_one_another() -> None:
     assert len(arrows) <= 150, len(arrows)
 
 
+def test_names_of_tests_have_at_most_60_characters() -> None:
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in (*(ROOT / "tests").rglob("*.py"), *ROOT.glob("plugins/*/tests/*.py"))
+    ]
+    assert [name for text in texts for name in re.findall(r"def (test_\w{56,})", text)] == []
+
+
 def test_the_picture_of_the_rooms_is_current() -> None:
     assert PICTURE.read_text(encoding="utf-8") == picture(), "run: python -m tests.gates.picture"
 

@@ -54,7 +54,7 @@ def bound() -> Iterator[tuple[SGLangEngine, Any, asyncio.Runner]]:
         runner.close()
 
 
-def test_engine_and_trainer_agree_across_syncs_and_released_memory(
+def test_engine_and_trainer_agree_across_syncs_and_sleep(
     bound: tuple[SGLangEngine, Any, asyncio.Runner],
 ) -> None:
     engine, policy, runner = bound

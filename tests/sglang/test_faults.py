@@ -72,7 +72,7 @@ def test_a_server_that_dies_in_a_sync_is_synced_again(trainer: Trainer, engine: 
     assert trainer.is_served_by(engine)
 
 
-def test_a_server_that_dies_between_rollout_and_sync_takes_part_in_it(trainer: Trainer, engine: SGLangServer) -> None:
+def test_a_server_that_dies_before_sync_takes_part_in_it(trainer: Trainer, engine: SGLangServer) -> None:
     os.kill(server_pid(engine), signal.SIGKILL)
     trainer.learn(23)
     trainer.publish(engine)

@@ -59,7 +59,7 @@ def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
 
 
-def test_sglang_engine_learns_from_a_sharded_trainer_and_releases_its_memory(tmp_path: Path) -> None:
+def test_sglang_learns_from_a_sharded_trainer(tmp_path: Path) -> None:
     """Two ranks under FSDP2 with an engine each, one of which is killed, learn as much as with TorchEngine."""
     ranks = ("--fabric.devices=2", "--fabric.strategy=fsdp2", "--rollout.engine.launch.release_memory=true")
     words = ("--rollout.engine=SGLangEngine", "--train.prompts_per_step=24")

@@ -68,7 +68,7 @@ def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, seco
         trainer.publish(released)
 
 
-def test_what_is_interrupted_goes_on_after_the_memory_was_released(trainer: Trainer, second: Any) -> None:
+def test_interrupted_completions_go_on_after_memory_release(trainer: Trainer, second: Any) -> None:
     """Partial completions have log-probs and versions; SGLang is idle then, or the release would crash it."""
     released = second(launch=Launch(release_memory=True))
     trainer.publish(released)

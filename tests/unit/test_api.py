@@ -64,7 +64,7 @@ def test_the_smallest_recipe_is_a_model_a_task_and_a_reward() -> None:
     assert made["reward"].startswith("python object: FunctionReward(right, code ")
 
 
-def test_what_a_recipe_may_name_binds_no_other_parser_of_the_process() -> None:
+def test_what_a_recipe_names_registers_no_parser() -> None:
     def parse(option: str) -> Any:
         parser = ArgumentParser(exit_on_error=False)
         parser.add_argument("--one", type=Calendar)
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said_as_on_the_command_line(tmp_path: Path, sections: 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_function_that_cannot_be_sent_is_refused_with_the_remedy() -> None:
+def test_a_function_that_cannot_be_sent_is_refused() -> None:
     import threading
 
     lock = threading.Lock()
@@ -213,7 +213,7 @@ def test_a_recipe_can_be_run_twice_and_its_parts_are_written(tmp_path: Path) -> 
     assert written(made)["rollout"]["filter"]["class_path"] == "rlkit.filters.ZeroSignal"
 
 
-def test_every_registered_part_keeps_its_options_under_their_names() -> None:
+def test_registered_parts_keep_their_options_by_name() -> None:
     registry = load_plugins(entry_points=False)
     lost = []
     for parts in registry.parts.values():

@@ -49,7 +49,7 @@ def test_a_group_ends_within_nine_minutes(group: str, tmp_path: Path) -> None:
     assert sum(limits) <= 540
 
 
-def test_what_is_trained_beside_adapters_is_as_in_the_recipe_for_large_models(tmp_path: Path) -> None:
+def test_modules_beside_adapters_are_as_in_the_recipe(tmp_path: Path) -> None:
     [row] = [row for row in run("--dry-run", "core", str(tmp_path)).stdout.splitlines() if "lora-offload" in row]
     assert row.startswith("lora-offload")
     script = Path(SCRIPT[1]).read_text()

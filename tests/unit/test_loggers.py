@@ -95,9 +95,7 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "mlflow-run").read_text() == run.info.run_id
 
 
-def test_mlflow_logs_to_the_option_the_environment_or_the_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_logs_to_option_environment_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
     def record(experiment: str, name: str, *, tracking_uri: str, run_id: str | None) -> Any:

@@ -168,7 +168,7 @@ def test_torch_optimizers_refuse_what_they_cannot_use() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", FSDP2(tensor_parallel=2)])
-def test_an_optimizer_of_whole_weights_is_refused_where_they_are_sharded(strategy: Any) -> None:
+def test_an_optimizer_of_full_weights_is_refused_with_shards(strategy: Any) -> None:
     whole, sharded = TorchOptimizer("Adafactor"), Fabric(strategy=strategy)
     with pytest.raises(RecipeError, match=r"^train.optimizer TorchOptimizer Adafactor\(\) needs full weights, .* ddp$"):
         check(recipe(train={"optimizer": whole}, fabric=sharded))

@@ -88,7 +88,7 @@ def test_samples_are_those_of_torch_engine(policy: Any, pauses: int) -> None:
     asyncio.run(run())
 
 
-def test_a_pause_splits_an_answer_and_the_rest_comes_from_the_new_weights(policy: Any, tmp_path: Path) -> None:
+def test_a_pause_splits_a_completion_between_weights(policy: Any, tmp_path: Path) -> None:
     old, new = random_model("qwen2", seed=1).eval(), random_model("qwen2", seed=2).eval()
     save_file(dict(new.named_parameters()), tmp_path / "new.safetensors")
     uninterrupted = request(PROMPTS[0], max_tokens=40)
@@ -121,7 +121,7 @@ async def together(policy: Any, *requests: Request) -> list[list[int]]:
     return [completion.tokens for completion in await asyncio.gather(*map(engine.generate, requests))]
 
 
-def test_probes_are_the_trainers_log_probs_and_its_likeliest_tokens(policy: Any) -> None:
+def test_probes_are_the_trainers_log_probs(policy: Any) -> None:
     async def run() -> list[ServerOutput]:
         client, api = await calls(policy)
         await api.client.post("/continue", {"label": "run-0"}, 5.0)
@@ -369,9 +369,7 @@ def test_without_a_lead_samples_are_those_of_the_synchronous_run(site: str, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_run_that_is_interrupted_with_requests_in_flight_goes_on_from_its_checkpoint(
-    site: str, tmp_path: Path, signals: int
-) -> None:
+def test_a_run_interrupted_in_flight_resumes(site: str, tmp_path: Path, signals: int) -> None:
     """After the step in progress, or at once."""
     words = (*AHEAD, "--train.steps=8", "--rollout.lead=2", "--save.every=1", "--out=out")
     run = started(site, tmp_path, *words)

@@ -205,7 +205,7 @@ def test_a_server_that_is_slow_is_left_alone(trainer: Trainer) -> None:
     assert (engine.health()["restarts"], engine.health()["retried"]) == (0, 0)
 
 
-def test_a_server_that_dies_while_the_trainer_learns_gets_no_weights_before_the_next_sync(trainer: Trainer) -> None:
+def test_a_server_that_dies_during_training_waits_for_sync(trainer: Trainer) -> None:
     """It is restarted at once, but does not read weights that the trainer is changing."""
     engine = trainer.engine()
     [server] = engine.fleet.owned
@@ -247,7 +247,7 @@ def test_the_trainer_does_not_learn_while_a_server_is_restored(trainer: Trainer)
     assert engine.weights.lock.locked()
 
 
-def test_a_server_that_dies_between_rollouts_is_back_at_the_next_sync(trainer: Trainer) -> None:
+def test_a_server_that_dies_between_rollouts_is_back_at_sync(trainer: Trainer) -> None:
     engine = trainer.engine()
     [server] = engine.fleet.owned
     os.kill(pid_of(server), signal.SIGKILL)
@@ -297,7 +297,7 @@ def test_what_is_no_answer_costs_its_conversation(trainer: Trainer) -> None:
     assert all_written(trainer.ask(engine, 1), 1, trainer.version)
 
 
-def test_64_conversations_over_4_servers_are_16_each_and_a_dead_one_gets_none(trainer: Trainer) -> None:
+def test_requests_are_balanced_over_servers_without_dead_ones(trainer: Trainer) -> None:
     engine = trainer.engine(servers=4)
 
     def asked() -> list[int]:

@@ -67,7 +67,7 @@ def seed_hiding(number: int, low: int, high: int) -> int:
 # --- GuessNumber
 
 
-def test_guesses_are_answered_and_the_number_pays_less_with_each_turn() -> None:
+def test_guesses_pay_less_with_each_turn() -> None:
     meta, seed = {"low": 1, "high": 8}, seed_hiding(6, 1, 8)
     first, seen = play(GuessNumber(guess_cost=0.25), meta, seed, scripted("4", " 7\n", "6"))
     assert first == "1..8"
@@ -88,7 +88,7 @@ def test_an_invalid_guess_is_told_so_and_costs_a_turn(action: str) -> None:
     assert seen == [("not 1..8", 0.0, False), ("correct", 0.9, True)]
 
 
-def test_after_the_last_turn_the_episode_is_over_without_a_reward() -> None:
+def test_an_episode_ends_unrewarded_after_its_last_turn() -> None:
     meta, seed = {"low": 1, "high": 8}, seed_hiding(6, 1, 8)
     _, seen = play(GuessNumber(max_turns=2), meta, seed, scripted("4", "x"))
     assert seen[-1] == ("not 1..8", 0.0, True)

@@ -146,7 +146,7 @@ def test_a_call_that_kills_the_server_each_time_is_given_up() -> None:
         assert run(add.call({"a": 1, "b": 1}, {})) == ["2"]
 
 
-def test_a_session_is_shared_by_configuration_and_closed_with_its_last_tool() -> None:
+def test_a_session_is_shared_and_closed_with_its_last_tool() -> None:
     vanilla = {"command": STDIO["command"], "env": {**ENV, "FLAVOUR": "vanilla"}}
     with tools("process", **STDIO) as [plain], tools("process", "process", **vanilla) as [one, other]:
         answers = run(plain.call({}, {}), one.call({}, {}), other.call({}, {}))
@@ -177,7 +177,7 @@ def test_a_close_ends_calls_that_are_under_way() -> None:
 # --- what a recipe gets wrong
 
 
-def test_a_tool_that_the_server_does_not_have_is_named_with_those_it_has() -> None:
+def test_an_unknown_server_tool_is_named_with_the_known() -> None:
     with pytest.raises(
         RecipeError, match=r"no tool 'ad', it has: add, divide, sleep, process, crash; did you mean add"
     ):

@@ -289,7 +289,7 @@ def test_a_file_has_a_largest_size() -> None:
     assert "File too large" in run("with open('big', 'wb') as f:\n    for _ in range(5): f.write(bytes(2**20))")
 
 
-def test_nothing_it_leaves_in_its_folder_outlives_the_conversation() -> None:
+def test_nothing_in_its_folder_outlives_the_conversation() -> None:
     code = (
         "import os\nos.symlink('/usr', 'usr')\nos.mkdir('shut')\nopen('shut/file', 'w').close()\n"
         "for _ in range(300):\n    os.mkdir('deep')\n    os.chdir('deep')\n"

@@ -136,7 +136,7 @@ def test_a_call_without_the_protections_of_bind_runs_nothing() -> None:
     tool.close()
 
 
-def test_a_limit_that_python_cannot_start_under_is_refused_at_once() -> None:
+def test_a_memory_limit_too_small_for_python_is_refused() -> None:
     with pytest.raises(RecipeError, match="cannot run .*MemoryError"):
         PythonTool(memory_mb=1).bind(None)
 

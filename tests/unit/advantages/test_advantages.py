@@ -306,6 +306,6 @@ def test_metrics_that_an_estimator_adds_are_read_only_afterwards() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("max", 1.0), ("a", float("inf")), ("a", None), ("a b", 1.0)])
-def test_a_metric_of_an_estimator_that_is_no_new_number_is_refused(name: str, value: object) -> None:
+def test_an_estimators_metric_must_be_a_new_number(name: str, value: object) -> None:
     with pytest.raises(PartError, match=f"^Measures of tests: `estimate` added .*{name}"):
         credit.estimate(Measures(name, value), two_rows())

@@ -262,7 +262,7 @@ def test_what_just_does_not_fit_is_refused(options: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["FSDP2", "rlkit.recipe.FSDP2"])
-def test_a_section_may_be_named_as_a_class_with_or_without_options(name: str) -> None:
+def test_a_section_may_be_named_as_a_class(name: str) -> None:
     for given, expected in (
         (name, FSDP2()),
         (f'{{"class_path":"{name}"}}', FSDP2()),
@@ -271,7 +271,7 @@ def test_a_section_may_be_named_as_a_class_with_or_without_options(name: str) ->
         assert parse("fit", ["quickstart", f"--fabric.strategy={given}"]).recipe.fabric.strategy == expected
 
 
-def test_old_log_probs_are_known_before_an_update_where_something_compares_with_them() -> None:
+def test_old_log_probs_are_computed_if_something_compares() -> None:
     for words, needed in (
         ("--loss ClipLoss --advantage GRPO", True),
         ("", False),

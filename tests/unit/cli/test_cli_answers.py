@@ -82,7 +82,7 @@ def test_an_option_is_a_word_after_its_name_or_an_equals_sign() -> None:
     assert one.name == other.name == "quickstart"
 
 
-def test_another_class_starts_with_its_own_defaults_and_the_same_one_keeps_its_options(tmp_path: Path) -> None:
+def test_a_new_class_has_its_defaults_and_the_same_keeps_options(tmp_path: Path) -> None:
     def loss(*options: str) -> dict[str, Any]:
         return vars(parser.parse("fit", ["quickstart", "--loss.clip_low=0.1", *options]).recipe.loss)
 

@@ -50,9 +50,7 @@ def test_a_run_and_its_repetition_are_the_same(runs: Path, capsys: pytest.Captur
     assert "metrics: the same in the 3 steps that both have" in printed
 
 
-def test_another_learning_rate_shows_in_the_recipe_the_step_and_the_weights(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_learning_rate_changes_recipe_step_and_weights(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first step samples alike, and ends with other weights; the second samples from these."""
     found = diff(runs / "one", runs / "other", capsys=capsys)
     assert found["recipe"] == {"train.lr": [0.001, 0.002]}

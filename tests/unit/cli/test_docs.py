@@ -276,7 +276,7 @@ def test_every_metric_in_the_code_is_listed() -> None:
         ("train", r'meter\.timed\("(\w+)"\)', "time"),
     ],
 )
-def test_every_metric_that_is_named_elsewhere_is_listed_by_its_name(folder: str, pattern: str, prefix: str) -> None:
+def test_metrics_named_elsewhere_are_listed_by_name(folder: str, pattern: str, prefix: str) -> None:
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "rlkit" / folder).rglob("*.py")]
     found = {name for text in texts for groups in re.findall(pattern, text, re.M) for name in tuple_of(groups) if name}
     assert len(found) > 1

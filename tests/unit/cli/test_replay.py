@@ -56,9 +56,7 @@ def test_the_last_step_is_the_same_bit_for_bit(run: Path, tmp_path: Path, said: 
 
 
 @pytest.mark.parametrize("phase", [(), ("--phase=learn",)])
-def test_a_step_without_a_checkpoint_before_it_is_made_from_the_start(
-    run: Path, tmp_path: Path, said: Say, phase: tuple[str, ...]
-) -> None:
+def test_a_first_step_is_replayed_from_the_start(run: Path, tmp_path: Path, said: Say, phase: tuple[str, ...]) -> None:
     assert main(["replay", str(run), "--step=1", f"--out={tmp_path / 'out'}", *phase]) == 0
     printed = said()
     assert all(line in printed for line in SAME)

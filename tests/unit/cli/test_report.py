@@ -131,7 +131,7 @@ def test_without_a_tokenizer_ids_stay(tmp_path: Path) -> None:
     assert "tokens are shown as ids" in data["runs"][0]["notes"][0]
 
 
-def test_metrics_are_those_of_the_run_with_the_validations_before_and_after(tmp_path: Path) -> None:
+def test_metrics_are_the_runs_with_both_validations(tmp_path: Path) -> None:
     _, data = report(write_run(tmp_path / "run"), out=tmp_path / "report.html")
     run = data["runs"][0]
     assert run["steps"] == [0, 1, 2, 3]
@@ -168,7 +168,7 @@ def test_the_page_is_the_same_for_every_run(tmp_path: Path) -> None:
     assert without_data(one).replace("\n", "") == without_data(two).replace("\n", "")
 
 
-def test_the_policy_allows_the_scripts_of_the_page_alone_and_no_network(tmp_path: Path) -> None:
+def test_the_policy_allows_only_the_pages_scripts(tmp_path: Path) -> None:
     text, _ = report(write_run(tmp_path / "run", steps=1), out=tmp_path / "report.html")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
     assert policy is not None
@@ -182,7 +182,7 @@ def test_the_policy_allows_the_scripts_of_the_page_alone_and_no_network(tmp_path
         assert rules[kind].split() == [f"'sha256-{digest}'" for digest in digests]
 
 
-def test_the_file_names_no_place_on_a_network_and_parses_no_text_as_html(tmp_path: Path) -> None:
+def test_the_page_names_no_network_and_parses_no_html(tmp_path: Path) -> None:
     text, _ = report(write_run(tmp_path / "run", steps=1), out=tmp_path / "report.html")
     rest = without_data(text)
     credit = "/*! https://github.com/leeoniya/uPlot (v1.6.32) */"  # where the library's own file says what it is
@@ -320,7 +320,7 @@ def test_numbers_that_are_not_finite_are_texts_for_a_browser(tmp_path: Path) -> 
     assert data["runs"][0]["metrics"]["grad_norm"][-2:] == ["NaN", "Infinity"]
 
 
-def test_the_scripts_are_small_files_of_ours_and_one_of_a_library(tmp_path: Path) -> None:
+def test_the_scripts_are_small_files_and_one_library(tmp_path: Path) -> None:
     ours = [path.read_text(encoding="utf-8").count("\n") for path in (page.HERE / "web").iterdir()]
     assert len(ours) == len(page.SCRIPTS) + 3  # the body, the style, and the script of a page that is served
     assert max(ours) <= 400

@@ -145,7 +145,7 @@ def test_a_served_page_may_ask_its_server_alone(server: ReportServer) -> None:
     assert "connect-src 'self'; base-uri 'none'" in policy[1]
 
 
-def test_a_page_that_cannot_be_built_is_an_error_and_the_next_may_be_there(
+def test_a_page_that_cannot_be_built_is_an_error_once(
     server: ReportServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as broken:
@@ -171,7 +171,7 @@ def test_a_port_that_is_in_use_is_explained(
     assert f"--port is {server.server_port}, which cannot be used: " in capsys.readouterr().err
 
 
-def test_the_command_serves_on_this_machine_alone_until_it_is_interrupted(run: Path) -> None:
+def test_the_server_is_local_and_runs_until_interrupted(run: Path) -> None:
     (run / "recipe.yaml").write_text("task: Arithmetic\n")  # without a model, of which it would load the tokenizer
     before = sorted(run.rglob("*"))
     command = (sys.executable, "-m", "rlkit", "report", str(run), "--serve", "--port", "0")

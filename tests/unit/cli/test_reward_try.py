@@ -47,9 +47,7 @@ def metrics(capsys: pytest.CaptureFixture[str], *words: str) -> JsonObject:
     return found
 
 
-def test_a_run_is_scored_again_and_the_same_reward_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rescoring_with_the_same_reward_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rewards of turns are part of both; a failed conversation is left out."""
     run = run_folder(
         tmp_path,
@@ -229,7 +227,7 @@ def test_rewards_that_differ_by_rounding_are_the_same() -> None:
     assert (found.metrics()["changed"], found.metrics()["reordered"], found.metrics()["agreement"]) == (0, 0, 1.0)
 
 
-def test_groups_of_one_and_rows_without_a_saved_reward_are_no_comparison() -> None:
+def test_groups_of_one_and_unrewarded_rows_are_no_comparison() -> None:
     found = RewardComparison()
     found.add(group((1.0, 0.0)))
     found.add(group((None, 0.5), (None, None)))

@@ -63,7 +63,7 @@ def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
     assert printer.imports() == "from rlkit.recipe import Model\nfrom tests.conftest import Model as Model_\n"
 
 
-def test_what_does_not_fit_into_a_line_is_broken_at_its_own_depth() -> None:
+def test_long_lines_are_broken_at_their_depth() -> None:
     """The inner list has 98 characters: too many after four blanks, though not at the start of a line."""
     from rlkit.cli.parsing.script import _Printer
 

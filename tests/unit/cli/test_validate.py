@@ -88,7 +88,7 @@ def test_several_checkpoints_in_one_table(models: Path, tmp_path: Path, capsys: 
     assert "is given twice" in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_fails_names_itself_and_the_others_are_shown(
+def test_a_failing_checkpoint_is_named_and_others_are_shown(
     models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The policy of each is freed before the next one's is loaded, that of one that failed late too."""

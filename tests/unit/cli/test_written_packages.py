@@ -122,7 +122,7 @@ def test_engine_parser_tool_reward_callback_and_logger(
     assert end["status"] == "success"
 
 
-def test_task_filter_reward_advantage_loss_optimizer_and_schedule() -> None:
+def test_every_kind_of_part_in_one_run() -> None:
     metrics, rollouts = fit(
         "--recipe=quickstart",
         *named("task", "filter", "reward", "advantage", "loss", "optimizer", "schedule"),

@@ -99,9 +99,7 @@ def test_the_engine_takes_its_memory_once_the_trainer_has_left(
     assert row["version"] == 1
 
 
-def test_an_engine_that_stays_on_its_device_takes_the_weights_at_the_end_of_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_on_its_device_gets_weights_at_the_steps_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Colocated(monkeypatch)
     monkeypatch.setattr(TorchEngine, "needs_weights", False)
     options = ("--train.steps=1", "--validation=null", f"--out={tmp_path / 'out'}")
@@ -110,7 +108,7 @@ def test_an_engine_that_stays_on_its_device_takes_the_weights_at_the_end_of_a_st
     assert found.events == ["take memory", *sampled, *sampled, "update", "take memory"]
 
 
-def test_memory_that_an_engine_had_opened_is_freed_before_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engines_memory_is_freed_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[str] = []
     for name in ("ipc_collect", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda name=name: freed.append(name))

@@ -38,7 +38,7 @@ def test_small_layers_and_half_precision_ones_are_not_packed() -> None:
     assert not isinstance(FusedLinear(torch.zeros(500, 300), None).to(torch.bfloat16), PackedLinear)
 
 
-def test_rows_that_joined_after_the_cache_was_made_smaller_may_move_before_their_first_step() -> None:
+def test_rows_that_join_a_smaller_cache_may_move() -> None:
     """Row 0 is alone while the cache widens; of three that join, the first two end at once."""
     model = random_model("qwen2").eval()
     decoder = FusedDecoder(model)
@@ -86,9 +86,7 @@ def measured(patch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_large_biases_of_keys_are_not_rounded_away_in_half_precision(
-    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_key_biases_survive_half_precision(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores reach thousands, which bfloat16 rounds by 4 or more: errors of 3% and more, against 0.4% of values."""
     model, gaps = random_model("qwen2", key_bias=100.0, head_dim=64, initializer_range=0.1), measured(monkeypatch)
     decoder = FusedDecoder(model, lambda: torch.autocast("cpu", kind))
@@ -106,9 +104,7 @@ def test_biases_of_keys_need_a_model_that_has_them() -> None:
 
 @pytest.mark.parametrize("attention", [packed_attention, by_sdpa])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_rows_that_join_with_tokens_of_their_own_are_computed_as_whole_ones(
-    kind: str, attention: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_join_later_equal_complete_ones(kind: str, attention: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a row that is there; more of their own than its columns, and one has none."""
     monkeypatch.setattr("rlkit.engines.torch.fused.packed_attention", attention)
     model = random_model(kind, initializer_range=0.3).eval()
@@ -137,7 +133,7 @@ def test_rows_that_join_with_tokens_of_their_own_are_computed_as_whole_ones(
         check(found, rows)
 
 
-def test_rows_go_by_their_prompts_unless_a_pass_would_take_too_many_tokens() -> None:
+def test_rows_share_their_prompts_pass_within_a_budget() -> None:
     rows = [row((1, 2, 3, 4), resumed) for resumed in (0, 2, 1, 2)] + [row((1, 2, 7, 7, 7), 3), row((1, 2, 3, 4), 0)]
     whole = group_by_prompt(rows, False, 4)
     assert [(g.prompt, len(g.rows), g.tokens) for g in whole] == [((1, 2, 3, 4), 5, 4), ((1, 2, 7, 7, 7), 1, 5)]

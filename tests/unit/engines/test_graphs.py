@@ -135,7 +135,7 @@ class FakeCuda:
         self.stream = before
 
 
-def test_all_graphs_are_recorded_on_one_stream_that_has_its_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, product = FakeCuda(), torch.bmm
     for name, value in (("CUDAGraph", cuda.CUDAGraph), ("Stream", cuda.Stream), ("stream", cuda.on)):
         monkeypatch.setattr(torch.cuda, name, value)
@@ -172,7 +172,7 @@ def test_steps_that_cannot_be_recorded_are_run() -> None:
         go(plain, graphs, 5)
 
 
-def test_a_row_that_is_not_finite_does_not_keep_steps_from_being_replayed() -> None:
+def test_a_row_that_is_not_finite_keeps_replay() -> None:
     _, graphs, _ = decoders()
     run = graphs._run
 

@@ -217,7 +217,7 @@ def two_rows() -> RolloutBatch:
     return batch
 
 
-def test_a_row_is_sent_if_the_policy_chose_a_token_and_scored_from_the_first_of_them(
+def test_a_row_is_scored_from_its_first_sampled_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     context, asked = on_servers(monkeypatch, [-1.0, -2.0, -3.0], columns=9)
@@ -226,7 +226,7 @@ def test_a_row_is_sent_if_the_policy_chose_a_token_and_scored_from_the_first_of_
     assert logps.tolist() == [[0, 0, 0, 0, 0], [0, 0, -1, 0, -3]]
 
 
-def test_a_place_where_the_teacher_prefers_a_token_that_the_policy_lacks_is_not_read(
+def test_positions_of_tokens_that_the_policy_lacks_are_unread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The policy has the tokens 0 to 8; all but the two most likely ones have 1/4 of the mass."""

@@ -72,7 +72,7 @@ def test_once_a_supervisor_has_ended_its_server_is_gone(tmp_path: Path) -> None:
     assert not Path(f"/proc/{int(log.read_text().split()[0])}").exists()
 
 
-def test_a_crash_that_kills_its_parent_does_not_reach_the_trainer(tmp_path: Path) -> None:
+def test_a_crash_that_kills_its_parent_spares_the_trainer(tmp_path: Path) -> None:
     code = "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os.kill(os.getppid(), signal.SIGINT)"
     words = (sys.executable, "-S", "-E", str(SUPERVISOR), str(tmp_path / "log"), sys.executable, "-c", code)
     supervisor = subprocess.Popen(words, stdin=subprocess.PIPE)

@@ -93,7 +93,7 @@ def test_what_was_lent_is_collected_after_a_push(fails: bool, monkeypatch: pytes
     assert freed == ["ipc"]
 
 
-def test_weights_that_wait_in_host_memory_move_to_the_groups_device() -> None:
+def test_weights_in_host_memory_move_to_the_groups_device() -> None:
     meta = torch.device("meta")  # stands for the GPU
     sent = SGLangGroup(meta).prepare([("a", torch.ones(2, 3).T)])
     assert [(name, x.device, x.is_contiguous()) for name, x in sent] == [("a", meta, True)]
@@ -151,7 +151,7 @@ def test_weights_that_shared_memory_has_no_room_for_go_to_disk(tmp_path: Path, m
     assert transport.prepare(BUCKET[1:]).parent == tmp_path / "shm"
 
 
-def test_a_file_that_cannot_be_written_is_an_error_of_the_operating_system(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_an_os_error(tmp_path: Path) -> None:
     """A push reports it for its servers; safetensors raises an exception of its own."""
     with pytest.raises(OSError, match="cannot be written: "):
         save(BUCKET, tmp_path / "absent" / "file")

@@ -57,7 +57,7 @@ def test_sglangs_scores_are_read() -> None:
     assert output.logps == pytest.approx([-0.5, math.nan, -0.25], nan_ok=True)
 
 
-def test_a_flat_bucket_holds_equal_tensors_in_one_buffer_of_each_type() -> None:
+def test_a_flat_bucket_has_a_buffer_per_type() -> None:
     bucket = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(2, dtype=torch.bfloat16)), ("c", torch.zeros(1))]
     flat = dict(flatten(bucket))
     assert list(flat) == ["a", "b", "c"]

@@ -36,7 +36,7 @@ TORCHRUN = {
 }  # fmt: skip
 
 
-def test_a_server_has_nothing_of_the_trainers_group_launcher_and_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_servers_environment_has_nothing_of_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     for name, value in {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_CUMEM_ENABLE": "0", "RANKING": "kept"}.items():

@@ -124,7 +124,7 @@ def test_all_ranks_fail_with_a_server_of_one(error: EngineError) -> None:
     assert all("another rank" in str(peer_error) for peer_error in peer_errors)
 
 
-def test_a_tensor_parallel_group_asks_the_policy_about_the_rows_of_its_first_rank() -> None:
+def test_a_tensor_parallel_group_asks_about_the_same_rows() -> None:
     asked: dict[int, Any] = {}
 
     def work(rank: int, runtime: Any) -> None:

@@ -100,7 +100,7 @@ def stubs(engine: SGLangServer) -> list[StubServer]:
 SESSIONS = [f"conversation {i}" for i in range(64)]
 
 
-def test_conversations_are_shared_out_evenly_and_stay_where_they_are(engine: SGLangServer) -> None:
+def test_conversations_are_balanced_and_stay_on_their_server(engine: SGLangServer) -> None:
     assert ask(engine, SESSIONS) == [16, 16, 16, 16]
     assignments = dict(engine.fleet.balancer._assignments)
     assert ask(engine, SESSIONS) == [16, 16, 16, 16]
@@ -123,7 +123,7 @@ def test_a_server_that_is_lost_gets_no_new_conversations(
     assert ask(engine, SESSIONS[:63]) == [21, 0, 21, 21]
 
 
-def test_where_a_server_fails_one_request_brings_it_back_and_the_others_go_elsewhere(engine: SGLangServer) -> None:
+def test_a_failed_request_brings_its_server_back(engine: SGLangServer) -> None:
     dying = stubs(engine)[0]
     dying.failures = [Fault("refused")] * 16
     asked = ask(engine, SESSIONS)
@@ -134,7 +134,7 @@ def test_where_a_server_fails_one_request_brings_it_back_and_the_others_go_elsew
     assert engine.fleet.restarts == 1
 
 
-def test_tokens_of_before_a_sync_that_begins_right_after_the_request_are_right(engine: SGLangServer) -> None:
+def test_tokens_before_a_sync_keep_their_version(engine: SGLangServer) -> None:
     async def run() -> Completion:
         asked = asyncio.create_task(engine.generate(request("a")))
         while not any(server.assigned for server in engine.fleet.servers):
@@ -227,7 +227,7 @@ def test_an_abort_names_the_requests_that_are_under_way() -> None:
 
 
 @pytest.mark.parametrize("resumable", [False, True])
-def test_a_request_that_a_server_aborts_starts_over_unless_its_caller_goes_on(
+def test_an_aborted_request_starts_over_unless_resumed(
     engine: SGLangServer, resumable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang does so when it loads adapters alone."""
@@ -326,7 +326,7 @@ def test_memory_that_ranks_share_is_released_before_any_goes_on(
     assert events == (["release"] if fails else ["sampled", "release", "gather"])
 
 
-def test_an_engine_that_has_no_room_left_ends_a_conversation_by_its_context() -> None:
+def test_a_full_engine_ends_a_conversation_by_its_context() -> None:
     conversation = Conversation(Prompt("p", []), 0, Limits(turns=8))
     conversation.begin([1, 2])
     empty = Completion([], [], [], StopReason.CONTEXT)

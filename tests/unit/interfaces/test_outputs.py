@@ -153,7 +153,7 @@ def estimated(batch: Any, critic: bool = False, **fields: Any) -> None:
     estimate(Sets(**fields), batch, has_critic=critic)
 
 
-def test_advantages_are_checked_and_the_estimator_is_not_blamed_for_what_it_read() -> None:
+def test_advantages_are_checked_and_blamed_fairly() -> None:
     zeros, rows = torch.zeros(4, 6), torch.zeros(4)
     for fields, message in (
         ({}, "Sets of tests: `estimate` left batch.advantages unset"),

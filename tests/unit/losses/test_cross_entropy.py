@@ -101,7 +101,7 @@ def test_noise_depends_on_seed_step_and_row_alone() -> None:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_noise_is_added_to_the_embeddings_of_each_row_however_rows_are_packed(lora: bool) -> None:
+def test_noise_on_embeddings_is_per_row_however_packed(lora: bool) -> None:
     """Rows 0, 1 and 2 share a prompt, whose noise is another in each; 1 and 2 are equal but for that."""
     policy = random_model("llama")
     actor = Actor(load_policy(Model("tiny", lora=Lora(rank=4))) if lora else policy)
@@ -165,7 +165,7 @@ def test_log_probs_before_the_update_are_without_noise() -> None:
 RUN = ("--recipe=quick_sft", "--train.prompts_per_step=8", "--train.steps=4", "--validation=null", "--reward=null")
 
 
-def test_a_run_with_noise_resumes_bit_for_bit_and_no_split_changes_it(tmp_path: Path) -> None:
+def test_a_run_with_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
     noisy = ("--loss.neftune_alpha=10", "--loss.label_smoothing=0.1", "--save.every=2", "--save.keep_last=2")
     weights, losses = {}, {}
     for out, *words in (

@@ -100,9 +100,7 @@ def test_over_the_whole_vocabulary_it_is_trls_loss(beta: float, chunked: bool) -
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 20), st.integers(2, 30), st.integers(1, 40), st.booleans(), st.sampled_from([200, 1 << 20]))
-def test_log_probs_of_chosen_tokens_equal_log_softmax_with_gradients(
-    n: int, vocabulary: int, k: int, frozen: bool, memory: int
-) -> None:
+def test_log_probs_equal_log_softmax_with_gradients(n: int, vocabulary: int, k: int, frozen: bool, memory: int) -> None:
     generator = torch.Generator().manual_seed(n * 100 + vocabulary)
     hidden = torch.randn(n, 8, generator=generator).requires_grad_()
     weight = torch.randn(vocabulary, 8, generator=generator).requires_grad_(not frozen)
@@ -132,7 +130,7 @@ def test_it_compares_with_the_teacher_alone() -> None:
     assert not {"reward", "old policy"} & {name for name, _ in explain(made)}
 
 
-def test_a_rest_of_almost_nothing_has_a_gradient_and_one_of_nothing_has_none() -> None:
+def test_a_rest_of_almost_nothing_has_a_gradient() -> None:
     """Of logits 0 and -60 the second has e^-60: the log-prob of the rest moves with it alone, by 1."""
     for low, slope in ((-60.0, 1.0), (-600.0, 0.0)):
         hidden = torch.tensor([[0.0, low, low - 9]]).requires_grad_()
@@ -194,7 +192,7 @@ def test_probabilities_of_zero_are_finite() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "mine"), [(300, 260), (260, 300)])
-def test_models_of_one_tokenizer_may_have_unlike_numbers_of_columns(theirs: int, mine: int) -> None:
+def test_models_of_one_tokenizer_may_differ_in_columns(theirs: int, mine: int) -> None:
     """The teacher's tokens are among the policy's columns, its mass in others is among the rest; 500 are asked for."""
     policy = Actor(random_model("qwen2", vocab_size=mine))
     made = context(recipe(loss=Distillation(top_k=500), teacher=Teacher("teacher")))
@@ -255,7 +253,7 @@ def test_a_policy_comes_nearer_to_its_teacher(tmp_path: Path, words: tuple[str, 
     assert lines[-1]["policy/divergence"] < 0.9 * lines[0]["policy/divergence"]
 
 
-def test_a_policy_is_distilled_from_itself_with_the_answer_in_its_context(tmp_path: Path) -> None:
+def test_self_distillation_reads_the_answer_in_its_context(tmp_path: Path) -> None:
     lines = fit(tmp_path, "--teacher={path: null, context: '{prompt} It is {answer}.'}")
     assert all(math.isfinite(line["policy/divergence"]) for line in lines)
     assert lines[0]["policy/divergence"] > 1e-4
@@ -289,7 +287,7 @@ def test_explain_shows_the_divergence() -> None:
     assert Distillation(0.3).explain() == mixed + over
 
 
-def test_weights_stay_as_they_are_where_the_teacher_has_no_numbers(tmp_path: Path) -> None:
+def test_weights_stay_if_the_teacher_has_no_numbers(tmp_path: Path) -> None:
     """A teacher whose log-probs are not finite is logged as one that has read nothing."""
     policy = load_policy(Model("tiny"))
     with torch.no_grad():

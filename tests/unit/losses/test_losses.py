@@ -196,7 +196,7 @@ def test_m2po_by_hand(threshold: float, advantage: float, selected: list[int]) -
     assert result.metrics["clip_fraction"].item() == pytest.approx(len(selected) / 5)
 
 
-def test_m2po_compares_ratios_with_the_old_policy_and_distances_with_the_engine() -> None:
+def test_m2po_measures_ratios_and_distances_apart() -> None:
     """The policy is 0.5 above the old one everywhere; the engine is as the policy, but at the second token."""
     batch, logps = row([0.5, 0.5], 1)
     batch.rollout_logps = logps - torch.tensor([[0.0, 1.0]])
@@ -213,7 +213,7 @@ def test_m2po_compares_ratios_with_the_old_policy_and_distances_with_the_engine(
     threshold=st.floats(0, 4),
     advantage=st.sampled_from([1.0, -2.0]),
 )
-def test_m2po_bounds_the_moment_however_tokens_are_spread_over_ranks(
+def test_m2po_bounds_the_moment_over_all_ranks(
     distances: list[float], split: int, threshold: float, advantage: float
 ) -> None:
     batch, logps = sampled(distances, advantage)

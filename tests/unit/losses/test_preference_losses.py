@@ -134,7 +134,7 @@ def test_a_certain_row_has_finite_odds() -> None:
     )
 
 
-def test_all_pairs_of_a_group_are_averaged_and_groups_of_equal_rewards_have_none() -> None:
+def test_all_pairs_of_a_group_are_averaged() -> None:
     """Of rewards 2, 1, 1 and scores 0.3, 0.1, 0.5: margins 0.2 and -0.2. Of the group of one row nothing is known."""
     batch, logps = rows(
         [[-3.0], [-5.0], [-1.0], [-2.0], [-9.0], [-4.0]], [2.0, 1.0, 1.0, 3.0, 3.0, 0.0], group=[5, 5, 5, 2, 2, 7]

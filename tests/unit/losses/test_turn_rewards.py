@@ -70,7 +70,7 @@ def test_turns_by_hand() -> None:
     }
 
 
-def test_the_loss_of_a_mini_batch_is_the_mean_over_rows_whatever_the_micro_batches() -> None:
+def test_the_loss_is_the_mean_over_rows_however_split() -> None:
     whole, objective = batch(), Objective(BinaryCrossEntropy(), "seq_mean_token_sum", 1)
     counts = objective.count_over_ranks(whole, [0, 1], 2, lambda x: x)
     expected = ((softplus(-0.5) + softplus(-2.0) + 0.5) / 2 + softplus(1.5)) / 2
@@ -79,7 +79,7 @@ def test_the_loss_of_a_mini_batch_is_the_mean_over_rows_whatever_the_micro_batch
         assert sum(float(objective.share(out, part, counts).loss) for out, part in parts) == pytest.approx(expected)
 
 
-def test_the_gradient_is_the_sigmoid_less_the_label_and_the_contract_is_kept() -> None:
+def test_the_gradient_is_sigmoid_minus_label() -> None:
     scores = SCORES.clone().requires_grad_()
     BinaryCrossEntropy()(output(scores), batch()).per_token.sum().backward()  # type: ignore[no-untyped-call]
     expected = torch.zeros(2, 6)
@@ -146,7 +146,7 @@ def test_validation_counts_the_turns_on_their_side() -> None:
 
 
 @pytest.mark.parametrize("columns", [{}, {"turn_rewards": [1, 2]}, {"turn_rewards": [-0.1, 0]}])
-def test_turns_without_a_reward_from_0_to_1_are_refused_before_the_first_step(
+def test_turns_without_a_reward_from_0_to_1_are_refused(
     columns: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "sum", "messages": [USER, *TALK], **columns}))

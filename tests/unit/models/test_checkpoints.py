@@ -151,7 +151,7 @@ def test_parts_of_several_ranks_make_the_whole(store: Store) -> None:
         (1 << 40, 100_000_000, "KeyError('__metadata__')"),
     ],
 )
-def test_a_header_is_no_longer_than_its_file_and_than_100_megabytes(size: int, length: int, problem: str) -> None:
+def test_a_header_is_shorter_than_its_file_and_100_megabytes(size: int, length: int, problem: str) -> None:
     """Of all these only `{}` is there to be read."""
     content = struct.pack("<Q", length) + b"{}"
     fs: Any = SimpleNamespace(size=lambda path: size, open=lambda path, mode: io.BytesIO(content))
@@ -174,9 +174,7 @@ def test_a_tensor_lies_within_its_file(kept: int) -> None:
             read_header(fs, "folder", file_of(0))
 
 
-def test_what_is_written_is_on_the_disk_before_the_file_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_are_on_disk_before_the_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fsync writes what the file has, which without a flush is not all that was written to the stream."""
     sizes: list[int] = []
     monkeypatch.setattr("os.fsync", lambda number: sizes.append(os.fstat(number).st_size))
@@ -232,7 +230,7 @@ def test_files_that_are_not_as_they_were_written_are_named(store: Store, ranks: 
         open_checkpoint(store.url)
 
 
-def test_what_another_run_left_at_later_steps_goes_once_this_run_has_a_checkpoint(store: Store, ranks: Ranks) -> None:
+def test_later_steps_of_another_run_go_at_the_first_checkpoint(store: Store, ranks: Ranks) -> None:
     """Resumed from step 90 of 100: until step 95 is written 100 stays, and afterwards 95 is the newest."""
     writer_after(store, ranks, 80, 90, 100)
     writer = Writer(store, Save(keep_last=2), ranks, step=90)
@@ -243,7 +241,7 @@ def test_what_another_run_left_at_later_steps_goes_once_this_run_has_a_checkpoin
     assert sorted(store.entries()) == ["step-000090", "step-000095"]
 
 
-def test_a_run_that_starts_anew_over_damaged_checkpoints_keeps_its_own(store: Store, ranks: Ranks) -> None:
+def test_a_fresh_run_over_damaged_checkpoints_keeps_its_own(store: Store, ranks: Ranks) -> None:
     writer_after(store, ranks, 5, 6)
     writer = Writer(store, Save(keep_last=1), ranks)
     writer.save(*content(1)(None))
@@ -302,7 +300,7 @@ def killed_at(moment: int, url: str, ranks: Ranks, monkeypatch: pytest.MonkeyPat
     return False
 
 
-def test_there_is_always_a_whole_checkpoint_whenever_the_run_is_killed(
+def test_a_killed_run_always_has_a_complete_checkpoint(
     store: Store, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is found is the old run's 100 as long as there is no 95, then what this run was resumed from or wrote."""
@@ -374,7 +372,7 @@ def test_the_last_and_the_best_that_was_written_stay(slow: Slow, saver: Saver) -
     assert slow.state("step-000006").best == (0.9, 2)
 
 
-def test_a_metric_that_no_step_has_is_refused_after_the_first_with_scores(saver: Saver) -> None:
+def test_an_unknown_metric_is_refused_after_the_first_scores(saver: Saver) -> None:
     saver.writer.section.keep_best = "reward/men"
     assert saver.after(1, {"reward/failed": 4.0}, content(1)) == {}
     with pytest.raises(RecipeError, match="'reward/men', expected a metric of a step: reward/mean, rollout/length"):
@@ -398,7 +396,7 @@ def test_a_checkpoint_that_could_not_be_written_is_not_the_best(slow: Slow, save
     assert slow.state("step-000004").best == (0.7, 3)
 
 
-def test_the_best_waits_for_the_one_before_and_others_are_skipped(slow: Slow, saver: Saver) -> None:
+def test_the_best_checkpoint_waits_and_others_are_skipped(slow: Slow, saver: Saver) -> None:
     """0.5 is being written when 0.4 comes, which is skipped, and then 0.9, which is not."""
     saver.writer.section.every = 1
     slow.gate.clear()
@@ -447,9 +445,7 @@ def test_the_last_step_is_tried_again(slow: Slow, saver: Saver, notes: list[str]
         saver.end(4, content(4))
 
 
-def test_three_failures_in_a_row_end_the_run_and_a_success_between_does_not(
-    slow: Slow, saver: Saver, notes: list[str]
-) -> None:
+def test_three_failures_in_a_row_end_the_run(slow: Slow, saver: Saver, notes: list[str]) -> None:
     saver.writer.section.every = 1
     metrics = []
     for step, full in enumerate((True, True, False, True, True, True), 1):
@@ -463,7 +459,7 @@ def test_three_failures_in_a_row_end_the_run_and_a_success_between_does_not(
         after(saver, 7, None)
 
 
-def test_a_folder_that_one_rank_cannot_make_keeps_all_from_writing(store: Store) -> None:
+def test_a_folder_error_of_one_rank_keeps_all_from_writing(store: Store) -> None:
     """As the second of two ranks sees it, which has no trouble itself."""
     problems = ["PermissionError: denied", None]
     second: Any = SimpleNamespace(
@@ -560,7 +556,7 @@ def test_going_back_leaves_the_abandoned_steps_behind(tmp_path: Path, capsys: py
     assert config["use_cache"] is True  # answers of the saved model are as fast as the base's
 
 
-def test_a_file_system_that_cannot_be_reached_is_named_with_the_first_line_of_its_error(
+def test_an_unreachable_file_system_is_named_with_its_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unreachable(url: str) -> None:

@@ -147,7 +147,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_checkpoint_is_refused_by_name_and_nothing_runs(
+def test_a_hostile_checkpoint_is_refused_and_runs_nothing(
     checkpoint: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its checksums fit: they lie in the same folder, so that who changes a file changes them too."""

@@ -57,7 +57,7 @@ def lora_policy(folder: Path) -> Any:
     return policy
 
 
-def test_with_lora_the_reference_is_the_actor_with_its_adapter_off(tmp_path: Path) -> None:
+def test_with_lora_the_reference_is_the_actor_without_adapter(tmp_path: Path) -> None:
     folder = save_random_model(tmp_path / "m")
     actor = Actor(lora_policy(folder))
     reference = Reference(actor, Model(str(folder), lora=Lora()), torch.device("cpu"))
@@ -98,7 +98,7 @@ def test_streamed_weights_make_an_equal_model(tmp_path: Path, lora: bool) -> Non
         )
 
 
-def test_adapters_start_from_the_seed_and_leave_the_random_state_alone(tmp_path: Path) -> None:
+def test_adapters_start_from_the_seed(tmp_path: Path) -> None:
     model = Model(str(save_random_model(tmp_path / "m")), lora=Lora(rank=4))
 
     def first(seed: int) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_adapters_start_from_the_seed_and_leave_the_random_state_alone(tmp_path:
     assert not torch.equal(first(3), first(4))
 
 
-def test_adapters_are_streamed_under_the_names_that_peft_saves_them_by(tmp_path: Path) -> None:
+def test_adapters_are_streamed_under_pefts_names(tmp_path: Path) -> None:
     from peft import get_peft_model_state_dict
 
     policy = lora_policy(save_random_model(tmp_path / "m"))
@@ -189,6 +189,6 @@ def test_a_quantization_that_cannot_be_loaded_is_explained(tmp_path: Path, quant
         load_policy(Model(str(folder)))
 
 
-def test_lora_targets_that_do_not_exist_are_named_with_those_that_do() -> None:
+def test_unknown_lora_targets_are_named_with_the_known() -> None:
     with pytest.raises(RecipeError, match=r"model.lora.targets is \['query'\].*q_proj"):
         load_policy(Model("tiny", lora=Lora(targets=["query"])))

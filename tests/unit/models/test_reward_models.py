@@ -80,7 +80,7 @@ def rewards(path: Path, trajectories: list[Trajectory]) -> list[float | None]:
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_score_is_that_of_transformers_for_what_ends_with_its_token(tmp_path: Path, kind: str) -> None:
+def test_a_score_equals_that_of_transformers(tmp_path: Path, kind: str) -> None:
     """For each token under the mask of padded rows that share prompts, computed in packed passes and in plain ones."""
     section = Model(str(save_random_model(tmp_path / "m", kind, **ARCHITECTURES[kind])), head="score")
     model = score_model(section)
@@ -115,7 +115,7 @@ def test_packing_changes_no_gradient(tmp_path: Path) -> None:
         assert (one - other).abs().max() <= 1e-4 * other.abs().max() + 1e-6
 
 
-def test_rows_are_closed_as_the_template_closes_them_in_the_last_score_alone(tmp_path: Path) -> None:
+def test_rows_are_closed_by_the_template_in_the_last_score(tmp_path: Path) -> None:
     model = score_model(Model(str(save_random_model(tmp_path / "m")), head="score"))
     tokens = torch.tensor([[5, 6, 7, 258, 9], [5, 6, 8, 0, 0], [5, 6, 8, 257, 0]])
     mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0]]).bool()
@@ -263,7 +263,7 @@ def graded(group: int, reward: float) -> Trajectory:
     return found
 
 
-def test_validation_counts_the_pairs_of_each_prompt_in_the_right_order() -> None:
+def test_validation_counts_ordered_pairs_of_each_prompt() -> None:
     """Of the rewards 2, 1, 1 two pairs, of scores with the margins 1 and 0; a wrong pair; and a prompt without one."""
     trajectories = [graded(*of) for of in ((3, 2.0), (3, 1.0), (3, 1.0), (5, 0.0), (5, 1.0), (8, 1.0), (8, 1.0))]
     answers = compare_order(trajectories, torch.tensor([1.0, 0.0, 1.0, 0.5, -0.5, 7.0, 8.0]))
@@ -303,6 +303,6 @@ def test_a_recipe_that_does_not_fit_a_reward_model_is_refused(options: tuple[str
     assert message in str(error.value)
 
 
-def test_a_recipe_of_a_reward_model_needs_no_reward_to_be_validated() -> None:
+def test_a_reward_models_validation_needs_no_reward() -> None:
     options = ("--model.head=score", "--reward=null", "--save.keep_best=validation/margin", "--validation.every=1")
     assert not parse("fit", ["--recipe=quickstart", *RECORDED, *options]).recipe.generates

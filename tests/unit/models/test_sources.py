@@ -68,7 +68,7 @@ def test_an_adapter_goes_on_as_it_is_where_the_recipe_has_lora(adapter: tuple[Pa
         torch.testing.assert_close(logits(policy), logits(load_policy(Model("tiny"))))
 
 
-def test_an_adapter_is_merged_where_the_recipe_trains_all_weights(adapter: tuple[Path, torch.Tensor]) -> None:
+def test_an_adapter_is_merged_if_all_weights_are_trained(adapter: tuple[Path, torch.Tensor]) -> None:
     run, expected = adapter
     policy = load_policy(Model(str(run)))
     assert not has_lora(policy)
@@ -86,9 +86,7 @@ def test_a_critics_own_adapters_may_have_another_rank(adapter: tuple[Path, torch
 
 
 @pytest.mark.parametrize("other", [Lora(rank=8, alpha=8), Lora(rank=4, alpha=16)])
-def test_an_adapter_of_another_shape_is_refused_with_both_remedies(
-    adapter: tuple[Path, torch.Tensor], other: Lora
-) -> None:
+def test_an_adapter_of_another_shape_is_refused(adapter: tuple[Path, torch.Tensor], other: Lora) -> None:
     with pytest.raises(RecipeError, match=r"of rank 4 on tiny, of alpha 8, .*model.lora.rank: 4 .*--merge-lora"):
         load_config(Model(str(adapter[0]), lora=other))  # before any weights are read
 
@@ -107,9 +105,7 @@ def copied(adapter: tuple[Path, torch.Tensor], folder: Path, **changes: Any) -> 
     return folder
 
 
-def test_the_targets_of_an_adapter_are_its_list_or_those_of_its_tensors(
-    adapter: tuple[Path, torch.Tensor], tmp_path: Path
-) -> None:
+def test_an_adapters_targets_are_its_list_or_its_tensors(adapter: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
     """A pattern is not applied: the tensors have the names of the modules that it stands for."""
     listed = copied(adapter, tmp_path / "listed", target_modules=["v_proj", "q_proj"])
     assert locate(str(listed)).lora == Lora(4, 8, ["q_proj", "v_proj"])
@@ -120,7 +116,7 @@ def test_the_targets_of_an_adapter_are_its_list_or_those_of_its_tensors(
     torch.testing.assert_close(logits(policy), adapter[1])
 
 
-def test_an_adapter_names_the_shipped_model_as_its_base_and_no_folder(adapter: tuple[Path, torch.Tensor]) -> None:
+def test_an_adapter_names_the_shipped_model_as_its_base(adapter: tuple[Path, torch.Tensor]) -> None:
     config = json.loads((adapter[0] / "final" / ADAPTER).read_text())
     assert config["base_model_name_or_path"] == "tiny"
     assert locate(str(adapter[0])).model == str(SHIPPED["tiny"])

@@ -54,7 +54,7 @@ def test_log_probs_are_those_of_the_other() -> None:
     assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_what_flash_attention_needs_is_said_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attentions_needs_are_checked_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError) as found:
         check(of(FLASH, accelerator="cpu"))
     assert "flash_attn is not installed; install flash-attn, or choose sdpa" in str(found.value)

@@ -133,7 +133,7 @@ def test_the_bound_of_a_rejection_depends_on_its_statistic() -> None:
         (0.0, -1.0, [[False] * 3, [False] * 3, [True, True, False]]),
     ],
 )
-def test_sequences_far_from_the_engine_are_left_out_where_they_are_worse(
+def test_far_sequences_with_low_advantage_are_excluded(
     threshold: float, advantages: float, expected: list[list[bool]]
 ) -> None:
     mask = torch.cat((MASK, torch.tensor([[True, True, False]])))
@@ -164,9 +164,7 @@ def test_old_log_probs_between_the_engine_and_the_policy_by_hand() -> None:
     version=st.integers(0, 2**31 - 1),
     age=st.integers(0, 1000),
 )
-def test_old_log_probs_lie_between_and_are_the_engines_where_tokens_are_fresh(
-    logps: list[float], version: int, age: int
-) -> None:
+def test_old_log_probs_are_the_engines_for_fresh_tokens(logps: list[float], version: int, age: int) -> None:
     policy, engine = (torch.tensor([[x]]) for x in logps)
     found = loglinear_logps(policy, engine, torch.tensor([[version - age]]), version).item()
     slack = 1e-6 * -min(logps)
@@ -243,7 +241,7 @@ def test_rewards_are_clipped_and_normalised() -> None:
             assert batch.outcomes().tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_row_whose_rewards_cancel_out_is_divided_like_the_others() -> None:
+def test_a_row_whose_rewards_cancel_out_is_divided_too() -> None:
     """Rewards 1 and 3 were seen, and now 0 = 2 - 2: the standard deviation of 1, 3, 0 is sqrt(7/3)."""
     shaper = RewardShaper(Shaping(normalize=True, clip=1.0))
     shaper.apply(example_batch([1.0, 3.0], [0, 0]), lambda x: x)
@@ -254,7 +252,7 @@ def test_a_row_whose_rewards_cancel_out_is_divided_like_the_others() -> None:
     assert batch.token_rewards[0, :3].tolist() == pytest.approx([expected, 0, -expected])
 
 
-def test_the_baseline_of_a_greedy_answer_is_shaped_like_the_rewards() -> None:
+def test_the_greedy_baseline_is_shaped_like_rewards() -> None:
     """A reward of 10 and a greedy answer's of 10 are no advantage, clipped to 1 or not; 10 and -4 are 1 - -1."""
     for shaping, greedy, expected in (
         (Shaping(clip=1.0), 10.0, 0.0),

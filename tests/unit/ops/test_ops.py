@@ -152,7 +152,7 @@ def test_min_p_keeps_what_is_near_the_most_likely_token(limits: dict[str, float]
     torch.testing.assert_close(tokens.bincount(minlength=4) / 4000, left / left.sum(), atol=1e-3, rtol=0)
 
 
-def test_choose_at_temperature_zero_takes_the_first_of_the_largest() -> None:
+def test_temperature_zero_takes_the_first_of_the_largest() -> None:
     tokens, logps = pick(torch.tensor([0.0, 3.0, 3.0]), torch.tensor([0.99]), temperature=0.0)
     assert tokens.item() == 1
     assert logps.item() == pytest.approx(-math.log(2 + math.exp(-3)))
@@ -239,7 +239,7 @@ def test_a_weighted_kl_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
-def test_a_weighted_kl_is_unbiased_over_what_another_policy_samples(kind: kl.KLEstimator) -> None:
+def test_a_weighted_kl_is_unbiased_off_policy(kind: kl.KLEstimator) -> None:
     """Three tokens, all possible samples weighted by pi_old: value and gradient are those of the exact KL."""
     logits = torch.tensor([0.3, -0.2, 0.9], requires_grad=True)
     old, reference = (torch.tensor(x).log_softmax(0) for x in ([1.0, 0.0, -1.0], [0.0, 0.5, 0.2]))
@@ -279,7 +279,7 @@ def test_a_group_larger_than_the_budget_is_a_micro_batch() -> None:
     assert micro_batches(lengths, 7, groups) == [[0, 3, 2], [1, 4], [5, 6]]
 
 
-def test_micro_batches_fill_the_budget_with_the_longest_rows_first() -> None:
+def test_micro_batches_take_the_longest_rows_first() -> None:
     """Rows of 3 and 2 take 2 x 3, and 2, 2 and 1 take 3 x 2."""
     assert micro_batches([2, 3, 1, 2, 2], 6) == [[1, 0], [3, 4, 2]]
     assert micro_batches([2, 3, 1, 2, 2], 5) == [[1], [0, 3], [4, 2]]
@@ -322,7 +322,7 @@ def test_token_logps_in_several_chunks() -> None:
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_no_more_logits_are_computed_at_once_than_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_in_blocks_that_fit_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float32 logits of 20 tokens take 80 bytes: 240 bytes hold three rows."""
     rows: list[int] = []
 
@@ -346,7 +346,7 @@ def test_statistics_that_are_not_read_are_not_returned() -> None:
     assert returned(Reads(entropy=False, top=2)) == {"logps", "ids", "top"}
 
 
-def test_the_gradient_of_half_precision_products_is_added_in_float32() -> None:
+def test_half_precision_gradients_add_up_in_float32() -> None:
     """1 + [[1, 2], [3, 4]].T @ [[1, 1], [2, 2]] = 1 + [[7, 7], [10, 10]]; rows beyond a block are added too."""
     left, right = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).bfloat16(), torch.tensor([[1.0, 1.0], [2.0, 2.0]]).bfloat16()
     total = torch.ones(2, 2)

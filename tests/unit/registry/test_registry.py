@@ -98,7 +98,7 @@ def test_an_unknown_hook_is_refused_with_those_that_there_are() -> None:
         registry.require_healthy()
 
 
-def test_the_interface_of_a_class_tells_its_kind_and_the_recipe_s_key() -> None:
+def test_a_classes_interface_tells_its_kind() -> None:
     registry = load_plugins([plugin("mine", Other, OtherCalculator)], entry_points=False)
     assert [registry.parts[kind][name].plugin.name for kind, name in OFFERED] == ["mine", "mine"]
     for kind, (_, interface, key) in hooks.KINDS.items():
@@ -275,7 +275,7 @@ def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: py
             listed.require_healthy()
 
 
-def test_a_slow_import_and_a_requirement_of_another_project_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_imports_and_foreign_requirements_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [entry("slow", "rlkit-slow", lambda: plugin("slow")[1], "rlkit" + ">=0.1")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
     monkeypatch.setattr(checks, "SLOW_IMPORT", -1.0)
@@ -309,7 +309,7 @@ def test_errors_are_listed_in_the_terminal_s_width(
         ("rlkit-fabric ~ nonsense", True),
     ],
 )
-def test_a_plugin_for_another_rlkit_is_not_imported_and_says_what_to_do(
+def test_a_plugin_for_another_rlkit_is_not_imported(
     requirement: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = plugin("picky", Other)[1]

@@ -99,7 +99,7 @@ def test_the_example_of_a_command_is_run_by_the_command_line(site: Site, capsys:
     assert "commands: rlkit rows" in capsys.readouterr().out
 
 
-def test_a_verb_of_a_package_that_is_not_installed_says_how_to_install_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_of_a_missing_package_says_how_to_install_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--from", "verl", "run.sh"]) == 2
     assert capsys.readouterr().err == "error: 'convert' is an unknown verb; `pip install rlkit-convert` provides it\n"
     assert main(["conver"]) == 2
@@ -265,9 +265,7 @@ def test_a_folder_of_recipes_that_is_none_is_refused(
     assert message in error
 
 
-def test_two_recipes_of_one_name_are_refused_with_both_plugins_named(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_recipes_of_one_name_are_refused(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.install("mine", "[rlkit]\nmine = mine_recipes\n", mine_recipes=RECIPES.format(value="Path(__file__).parent"))
     (site.folder / "quickstart.yaml").write_text("model: {path: tiny}\n")
     assert main(["fit", "--recipe=quickstart"]) == 2

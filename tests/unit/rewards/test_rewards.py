@@ -74,7 +74,7 @@ def test_only_what_is_not_graded_at_once_goes_to_a_worker(workers: Workers) -> N
     none.close()
 
 
-def test_a_reward_with_a_grade_of_its_own_has_no_shortcut_of_its_base() -> None:
+def test_an_overridden_grade_has_no_inherited_shortcut() -> None:
     class Half(ExactReward):
         def grade(self, trajectory: Trajectory) -> Score:
             return Score(0.5)
@@ -428,7 +428,7 @@ def test_model_reward_that_is_not_there_says_so(tmp_path: Path, workers: Workers
         scored(ModelReward(str(tmp_path)), [], workers)
 
 
-def test_model_reward_keeps_the_event_loop_free_and_counts_no_wait_for_its_thread(
+def test_model_reward_keeps_the_event_loop_free(
     tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four prompts of two forward passes, 0.15 s each, take 1.2 s, one prompt after another, with 0.6 s for each."""

@@ -262,7 +262,7 @@ def replies(trajectory: Trajectory) -> str:
     return "".join(TOKENIZER.decode(trajectory.tokens[t.start : t.end]) for t in spans)
 
 
-def test_a_tool_is_called_and_the_whole_run_is_as_written_by_hand() -> None:
+def test_a_run_with_a_tool_is_as_written_by_hand() -> None:
     adder = Adder()
     [done] = hold(lambda request, turn: [f"I add.{call(a=3, b=4)}", "#### 7"][turn], tools(add=adder))
     first, last = f"I add.{call(a=3, b=4)}<|im_end|>", "#### 7<|im_end|>"
@@ -318,7 +318,7 @@ def test_a_conversation_has_the_tools_that_its_row_names() -> None:
         ('<tool_call>{"name": "add", "arguments": {</tool_call>', "error: "),
     ],
 )
-def test_what_goes_wrong_with_a_call_is_told_to_the_policy_and_counted(turn: str, told: str) -> None:
+def test_a_call_that_fails_is_told_to_the_policy(turn: str, told: str) -> None:
     adder = Adder()
     [done] = hold(lambda request, number: [turn, "sorry"][number], tools(add=adder))
     assert f"<|im_start|>tool\n{told}" in replies(done)
@@ -337,14 +337,14 @@ def test_parallel_calls_are_made_at_once_and_answered_in_order() -> None:
     assert (adder.most, done.counts) == (2, {"tool_calls": 3, "tool_errors": 1})
 
 
-def test_calls_wait_for_their_turn_and_the_deadline_waits_with_them() -> None:
+def test_the_deadline_of_a_call_starts_with_its_turn() -> None:
     adder = Adder(concurrency=1)
     done = hold(lambda request, turn: [call(a=1, b=1), "done"][turn], tools(add=adder), samples=40)
     assert adder.most == 1
     assert all(t.counts == {"tool_calls": 1} for t in done)  # 40 calls of 10 ms outlast a deadline of 0.2 s, none fails
 
 
-def test_a_reward_that_is_no_number_is_counted_and_release_may_fail() -> None:
+def test_a_reward_that_is_no_number_is_counted() -> None:
     meta = {"tools": {"add": {"release": {"fail": True}}}}
     [done] = hold(
         lambda request, turn: [call(a=77, b=1), "x"][turn], tools(add=Adder()), Prompt("p", PROMPT.messages, "2", meta)
@@ -383,7 +383,7 @@ def test_the_deadline_of_a_conversation_fails_it_and_releases() -> None:
     assert adder.lives[0][-2] == "release"
 
 
-def test_the_time_that_the_engine_takes_is_not_counted_by_the_deadline() -> None:
+def test_the_deadline_excludes_the_engines_time() -> None:
     """Three turns of 0.2 s each within 0.3 s; a tool that takes long is still ended by what is left."""
     adder = Adder()
     adder.timeout = 60.0
@@ -472,7 +472,7 @@ def checked(template: str, says: str, check: str, spell: Any = TOKENIZER, turns:
     return asyncio.run(collect(setup, [(0, PROMPT)], finish))[0]
 
 
-def test_a_conversation_that_the_template_renders_otherwise_is_counted_or_failed() -> None:
+def test_a_conversation_that_renders_differently_is_counted() -> None:
     """The template trims what is said, so that the space before `a` is lost."""
     trims = TOKENIZER.chat_template.replace("m['content']", "m['content'] | trim")
     warned, strict = (checked(trims, " a", check) for check in ("warn", "strict"))
@@ -483,7 +483,7 @@ def test_a_conversation_that_the_template_renders_otherwise_is_counted_or_failed
     assert checked(trims, " a", "off").counts == {}
 
 
-def test_a_turn_in_other_tokens_than_the_tokenizer_would_choose_is_no_difference() -> None:
+def test_a_turn_in_other_tokens_is_no_difference() -> None:
     """The policy spells `four` byte by byte; the tokenizer has a token for it."""
     done = checked(TOKENIZER.chat_template, "It is four.", "strict")
     assert (done.counts, done.error) == ({}, None)
@@ -515,7 +515,7 @@ def workers() -> Iterator[Workers]:
     pool.close()
 
 
-def test_a_plain_function_is_a_tool_that_is_killed_at_its_deadline(workers: Workers) -> None:
+def test_a_function_is_a_tool_that_is_killed_at_its_deadline(workers: Workers) -> None:
     waiting = wait(timeout=1.0)
     waiting.bind(SimpleNamespace(work=workers.call))  # type: ignore[arg-type]
     assert waiting.name == "wait"

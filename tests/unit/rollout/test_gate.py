@@ -103,7 +103,7 @@ def test_where_the_cut_falls_is_repeatable(engine: TorchEngine) -> None:
     assert any(len(set(answer.versions)) == 3 for answer in found[0])
 
 
-def test_interrupted_answers_go_on_together_from_prompts_that_are_run_once() -> None:
+def test_interrupted_completions_share_their_prompts_pass() -> None:
     """Two of the prompts are equal; which tokens an answer has of its own is known from its request."""
     engine, gate, admitted = bound("qwen2"), Gate(), []
     admit = FusedDecoder.admit
@@ -186,7 +186,7 @@ def test_an_engine_that_cannot_be_interrupted_names_the_option() -> None:
         FakeEngine().interrupt()
 
 
-def test_no_conversation_is_calm_because_a_request_was_refused_at_once() -> None:
+def test_a_refused_request_does_not_make_the_engine_idle() -> None:
     """Of two that are busy one waits for the engine; the other's request fails before anything else can run."""
 
     async def refuse(request: Request) -> Completion:

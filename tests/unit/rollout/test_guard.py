@@ -85,7 +85,7 @@ def test_a_cancelled_caller_of_the_guard_is_cancelled() -> None:
     assert asyncio.run(caller())
 
 
-def test_time_in_a_queue_counts_in_no_deadline_and_a_pause_only_in_the_outer_ones() -> None:
+def test_time_in_a_queue_counts_in_no_deadline() -> None:
     async def inside(stop: Callable[[], AbstractContextManager[None]]) -> str:
         with stop():
             await asyncio.sleep(0.3)
@@ -100,7 +100,7 @@ def test_time_in_a_queue_counts_in_no_deadline_and_a_pause_only_in_the_outer_one
         asyncio.run(around(paused))
 
 
-def test_the_clock_stands_still_while_anything_waits_and_then_goes_on() -> None:
+def test_the_clock_stands_still_while_anything_waits() -> None:
     async def waits(seconds: float) -> None:
         with paused():
             await asyncio.sleep(seconds)
@@ -294,7 +294,7 @@ def test_retry_lets_the_policy_try_again_as_often_as_it_was_told() -> None:
         assert done.turn_rewards == rewards
 
 
-def test_an_answer_that_cannot_be_compared_is_wrong_unless_the_reference_cannot_be_either(
+def test_an_incomparable_answer_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rlkit.interactions._same", compare_badly)

@@ -141,7 +141,7 @@ def test_an_answer_ends_where_the_context_does() -> None:
     assert (whole.stop, cut.stop) == (StopReason.STOP, StopReason.CONTEXT)
 
 
-def test_rewards_of_turns_that_the_context_leaves_out_count_nowhere() -> None:
+def test_rewards_beyond_the_context_count_nowhere() -> None:
     renders = template()
     answer = RecordedAnswer([said("5"), USER, said("It is 5.")], 1.0, [0.25, 0.5])
     [whole] = recorded_group(renders, Prompt("sum", [USER], recorded=[answer]), 0, 4096)
@@ -306,7 +306,7 @@ def test_a_run_trains_on_each_form_of_rows(tmp_path: Path, row: dict[str, Any]) 
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_trained_on_is_refused_before_the_first_step(
+def test_untrainable_rows_are_refused_before_the_first_step(
     tmp_path: Path, rows: list[dict[str, Any]], words: tuple[str, ...], message: str
 ) -> None:
     done = rlkit_in_process("fit", *RUN, *rows_in(tmp_path, rows), *words, "--out=run", cwd=tmp_path)

@@ -114,7 +114,7 @@ def test_a_huge_text_is_measured_at_its_ends_only() -> None:
     assert len(measured) <= 10
 
 
-def test_the_default_is_a_quarter_of_the_context_and_at_most_2048() -> None:
+def test_the_default_limit_is_a_quarter_up_to_2048() -> None:
     given = {context: reply_limit(ConversationLimits(), context) for context in (2, 4096, 32768)}
     assert given == {2: 1, 4096: 1024, 32768: 2048}
     assert reply_limit(ConversationLimits(max_reply_tokens=5000), 4096) == 5000
@@ -133,7 +133,7 @@ class Talkative(Tool):
         return "<" + "a" * arguments["n"] + ">"
 
 
-def test_each_reply_of_a_turn_is_limited_by_itself_and_stays_as_it_was_read() -> None:
+def test_each_reply_is_limited_by_itself() -> None:
     """Of three calls two replies are too long; the check of the rendering, which is strict, sees no difference."""
     turns = ["".join(call("repeat", n=n) for n in (8, 30, 98)), "done"]
     [done] = hold(
@@ -158,7 +158,7 @@ class Wordy(Environment):
         return Observation("\ud800" + "y" * 90, 1.0, action == "end")
 
 
-def test_the_observations_of_a_game_are_limited_from_the_first_on() -> None:
+def test_a_games_observations_are_limited_from_the_first() -> None:
     """A special token in it ends no turn, and half a surrogate pair, which no tokenizer reads, ends no run."""
     limits = Limits(turns=6, reply=40)
     [done] = hold(lambda request, turn: ["go", "end"][turn], Participants(environment=Wordy()), limits=limits)

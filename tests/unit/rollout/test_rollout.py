@@ -129,7 +129,7 @@ def test_a_failed_request_is_data_and_a_failed_engine_is_not() -> None:
         asyncio.run(collect(setup_of(Broken(EngineError("gone"))), PROMPTS, nothing))
 
 
-def test_collate_pads_and_puts_the_reward_on_the_last_sampled_token() -> None:
+def test_collate_puts_the_reward_on_the_last_sampled_token() -> None:
     a, b = example_trajectory("four"), example_trajectory("4")
     a.score, b.score = Score(1.5, {"accuracy": 1.0}, turn_rewards=[0.25]), Score(-1.0, {"style": 2.0})
     # an observation after the answer: the reward stays with the policy's last token
@@ -150,7 +150,7 @@ class ByTurn(RewardManager):
         return [Score(1.0, turn_rewards=[0.5] * t.text.count(".")) for t in trajectories]
 
 
-def test_turn_rewards_of_a_wrong_number_are_a_failure_that_names_the_reward(workers: Workers) -> None:
+def test_wrongly_many_turn_rewards_name_the_reward(workers: Workers) -> None:
     given = [example_trajectory(text) for text in ("one.", "two..", "none")]  # of one turn each
     first, second, third = asyncio.run(score(ByTurn(), given, workers))
     assert (first.reward, first.turn_rewards) == (1.0, [0.5])
@@ -216,7 +216,7 @@ def test_greedy_answers_are_scored_beside_the_samples() -> None:
     assert sorted(r.sampling.temperature for r in engine.requests) == [0.0] * 2 + [1.0] * 4
 
 
-def test_a_refilled_place_does_not_keep_the_greedy_answer_to_the_prompt_before() -> None:
+def test_a_refilled_slot_drops_the_former_greedy_completion() -> None:
     async def failing(reward: object, group: Sequence[Trajectory]) -> list[Score]:
         return [Score(None, error="away") for _ in group]
 
@@ -237,7 +237,7 @@ def test_a_refilled_place_does_not_keep_the_greedy_answer_to_the_prompt_before()
         (f"{'-' * 30}{'A' * 30}", f"{'-' * 30}{'B' * 30}", StopReason.STOP, ("-" * 20, "A" * 20, "B" * 20)),
     ],
 )  # fmt: skip
-def test_where_a_rendering_differs_is_shown_with_twenty_characters_around(
+def test_a_difference_is_shown_with_twenty_characters_around(
     flat: str, whole: str, stop: StopReason, error: tuple[str, str, str] | None
 ) -> None:
     template = SimpleNamespace(
@@ -270,7 +270,7 @@ def test_the_engine_is_busy_while_at_least_one_request_is_in_it(monkeypatch: pyt
     assert (timer.busy, timer.requests) == (6.0, 0)
 
 
-def test_the_engine_is_asked_for_no_more_tokens_than_the_conversation_may_have() -> None:
+def test_an_engine_is_asked_for_the_allowed_tokens_only() -> None:
     """Of 8 tokens a turn, 3 are left of the conversation's 5; without a limit the sampling is the recipe's own."""
     asked: list[Request] = []
 

@@ -64,7 +64,7 @@ def fit(folder: Path, wrong: object) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("wrong", "error"), MISTYPED.values(), ids=MISTYPED)
-def test_a_mistyped_argument_in_a_row_costs_its_conversation_and_no_other(
+def test_a_mistyped_argument_fails_its_conversation_only(
     tmp_path: Path, wrong: object, error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each of two steps has all four rows, of which one cannot begin; the three others are trained on."""

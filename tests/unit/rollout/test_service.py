@@ -168,7 +168,7 @@ def with_a_paused_trainer(made: RolloutService, part: Slow, work: Coroutine[Any,
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("kind", [SlowTool, SlowUser, SlowGame])
-def test_a_pause_of_the_trainer_costs_no_conversation_and_moves_no_deadline(kind: type[Slow], hangs: bool) -> None:
+def test_a_pause_of_the_trainer_costs_no_conversation(kind: type[Slow], hangs: bool) -> None:
     """The trainer stands for 1 s. A part has 0.5 s, of which it takes 0.15 s or all, and a conversation has 0.9 s."""
     part = kind(hangs)
     made = service(participants(part), seconds=0.9)
@@ -181,7 +181,7 @@ def test_a_pause_of_the_trainer_costs_no_conversation_and_moves_no_deadline(kind
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_pause_of_the_trainer_loses_no_score_and_moves_no_deadline(hangs: bool) -> None:
+def test_a_pause_of_the_trainer_loses_no_score(hangs: bool) -> None:
     made, reward = service(), SlowReward(hangs)
     work = run_concurrently(*(made.score(reward, [example_trajectory("a")] * 2) for _ in range(4)))
     groups = with_a_paused_trainer(made, reward, work)
@@ -189,7 +189,7 @@ def test_a_pause_of_the_trainer_loses_no_score_and_moves_no_deadline(hangs: bool
     assert [(s.reward, s.error) for scores in groups for s in scores] == [(None if hangs else 1.0, error)] * 8
 
 
-def test_the_deadline_of_a_conversation_is_kept_while_the_trainer_is_paused() -> None:
+def test_a_conversations_deadline_holds_during_a_pause() -> None:
     tool = SlowTool(hangs=True)
     tool.timeout = 60.0
     made = service(participants(tool), seconds=TIMEOUT)
@@ -197,7 +197,7 @@ def test_the_deadline_of_a_conversation_is_kept_while_the_trainer_is_paused() ->
     assert done.error == "the conversation took longer than 0.5 s"
 
 
-def test_no_more_conversations_run_than_the_engine_holds_and_their_deadline_counts_from_admission() -> None:
+def test_deadlines_count_from_admission_to_the_engine() -> None:
     """Nine of 0.15 s, three at once, take 0.45 s, within deadlines of 0.4 s; with more room all run at once."""
     for most, expected in ((None, 3), (2, 2), (9, 9)):
         tool = SlowTool()
@@ -239,7 +239,7 @@ def test_an_error_is_raised_by_itself_and_leaves_nothing_running() -> None:
     made.close()
 
 
-def test_closing_ends_what_runs_and_closes_the_engine_on_its_own_thread() -> None:
+def test_closing_ends_work_and_the_engine_on_its_thread() -> None:
     tool = SlowTool(hangs=True)
     made = service(participants(tool))
     future = made.submit(sampled(made, samples=2))
@@ -271,7 +271,7 @@ def test_closing_waits_for_what_a_part_starts_to_close_itself() -> None:
     ("cpus", "ranks", "asked", "workers"),
     [(16, 1, None, 4), (2, 1, None, 2), (9, 4, None, 2), (2, 8, None, 1), (None, 1, None, 1), (2, 1, 6, 6)],
 )
-def test_ranks_share_the_cpus_among_their_workers_at_most_four_each_unless_asked_otherwise(
+def test_ranks_share_the_cpus_among_their_workers(
     cpus: int | None, ranks: int, asked: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, counts = service(), list[int]()
@@ -294,7 +294,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_in_the_callers_thread_cancels_the_work_and_waits_for_its_end(loop: EventLoop) -> None:
+def test_an_interrupt_cancels_work_and_waits_for_its_end(loop: EventLoop) -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -376,7 +376,7 @@ def test_a_process_that_was_stopped_has_lost_no_deadline() -> None:
     assert process.returncode == 0
 
 
-def test_what_stops_an_event_loop_elsewhere_does_not_stop_this_one(loop: EventLoop) -> None:
+def test_another_event_loops_stop_does_not_stop_this_one(loop: EventLoop) -> None:
     async def leaves() -> None:
         raise SystemExit(3)
 
@@ -398,7 +398,7 @@ def test_the_loop_does_not_wait_for_itself(loop: EventLoop) -> None:
         loop.run(outer())
 
 
-def test_of_several_errors_the_first_is_raised_and_the_others_are_cancelled() -> None:
+def test_the_first_of_several_errors_is_raised() -> None:
     ended: list[int] = []
 
     async def work(number: int) -> int:
@@ -416,7 +416,7 @@ def test_of_several_errors_the_first_is_raised_and_the_others_are_cancelled() ->
     assert sorted(ended) == [0, 1, 2]
 
 
-def test_tasks_in_the_background_end_with_an_error_of_their_block_or_of_one_of_them() -> None:
+def test_background_tasks_end_with_an_error_of_their_block() -> None:
     async def forever(ended: list[str]) -> None:
         try:
             await asyncio.sleep(600)

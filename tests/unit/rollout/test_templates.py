@@ -219,7 +219,7 @@ def test_any_results_are_appended(style: str, replies: list[str]) -> None:
 
 
 @pytest.mark.parametrize("style", ["llama3", "gemma"])
-def test_spaces_around_the_policys_words_stay_where_the_template_trims(style: str) -> None:
+def test_spaces_around_a_turn_stay_despite_trimming(style: str) -> None:
     """The flat run holds what the policy wrote, so it differs from the template's rendering by these spaces alone."""
     template = template_of(style)
     end = [template.tokenizer.eos_token_id]
@@ -240,7 +240,7 @@ def test_results_of_one_turn_are_merged_by_one_delta() -> None:
     )
 
 
-def test_qwen3_strips_thinking_from_what_it_renders_but_not_from_the_run() -> None:
+def test_qwen3_strips_thinking_from_renderings_only() -> None:
     template = template_of("qwen3")
     end = [template.tokenizer.eos_token_id]
     thought = "<think>\nHm.\n</think>\n\nYes."
@@ -336,7 +336,7 @@ def test_words_that_are_no_special_tokens_stay() -> None:
 
 
 @pytest.mark.parametrize("messages", [[user("And?")], [result("7")], [result("7"), result("8", NEXT_ID)]])
-def test_a_turn_that_the_model_ends_otherwise_is_also_closed_as_the_template_does(messages: list[Message]) -> None:
+def test_a_turn_that_ends_differently_is_closed_by_the_template(messages: list[Message]) -> None:
     """Where the model's own end is not the template's, the delta begins with the latter; the proof warns of it."""
     tokenizer = tokenizer_of("chatml", eos="<|endoftext|>")
     other = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
@@ -346,7 +346,7 @@ def test_a_turn_that_the_model_ends_otherwise_is_also_closed_as_the_template_doe
 
 
 @pytest.mark.parametrize("after", ["", "\\n", "\\n\\n", "<|endoftext|>\\n"])
-def test_what_the_template_writes_after_the_end_token_belongs_to_the_delta(after: str) -> None:
+def test_text_after_the_end_token_belongs_to_the_delta(after: str) -> None:
     template = altered("chatml", "turn.content + '<|im_end|>\\n'", f"turn.content + '<|im_end|>{after}'")
     play("chatml", turns(3), template)
     begun = template.tokenizer.decode(template.delta([user("And?")]))

@@ -69,7 +69,7 @@ def test_a_worker_answers_and_is_kept(one: Workers) -> None:
     assert len(set(pids)) == 1
 
 
-def test_a_worker_imports_from_where_the_trainer_does_and_works_in_its_folder(
+def test_a_worker_has_the_trainers_paths_and_folder(
     one: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where both have changed since the worker started."""
@@ -129,9 +129,7 @@ def test_a_forged_answer_is_at_most_that_of_its_own_call(one: Workers) -> None:
     assert [asyncio.run(one.call(double, n, 30)) for n in (4, 5)] == [8, 10]
 
 
-def test_a_hundred_megabytes_of_prints_are_read_and_mostly_not_shown(
-    one: Workers, capfd: pytest.CaptureFixture
-) -> None:
+def test_a_hundred_megabytes_of_output_are_cut(one: Workers, capfd: pytest.CaptureFixture) -> None:
     one.close_idle()  # whose standard error is that of another test
     assert asyncio.run(one.call(obey, "print", 60)) == "printed"
     one.close_idle()
@@ -297,7 +295,7 @@ def test_a_worker_that_does_not_get_ready_is_killed(monkeypatch: pytest.MonkeyPa
     pool.close()
 
 
-def test_a_wait_looks_regularly_whether_the_run_is_over_and_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_checks_regularly_for_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing comes for 0.625 s: it looks after 0.25, 0.5 and 0.625 s."""
     clock, waits = [100.0], list[float]()
 

@@ -58,7 +58,7 @@ def test_a_comparison_of_its_rows_has_a_gradient(loss: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("limit", "rows"), [(100, 2), (41, 1), (10_000, 4)])
-def test_its_rows_are_as_long_as_any_and_as_many_as_a_micro_batch_or_a_step_holds(limit: int, rows: int) -> None:
+def test_trial_rows_are_the_longest_and_as_many_as_fit(limit: int, rows: int) -> None:
     """A prompt of 30 tokens and an answer of 12; a step has 2 x 2."""
     data: Data = load_data(parse("fit", [*SMALL, f"--train.max_tokens_per_micro_batch={limit}"]).recipe)
     made = _longest(data)
@@ -71,7 +71,7 @@ def test_its_rows_are_as_long_as_any_and_as_many_as_a_micro_batch_or_a_step_hold
 
 
 @pytest.mark.parametrize(("limit", "groups"), [(41, [0, 0]), (200, [0, 0, 1, 1]), (10_000, [0, 0, 1, 1, 2, 2])])
-def test_its_groups_are_whole_and_have_pairs_where_the_loss_reads_them(limit: int, groups: list[int]) -> None:
+def test_trial_groups_are_complete_and_have_pairs(limit: int, groups: list[int]) -> None:
     words = (f"--train.max_tokens_per_micro_batch={limit}", "--train.prompts_per_step=3")
     for recorded in ((), ("--rollout.engine=Recorded", "--task.mistakes=1", "--rollout.group_size=5")):
         made = _longest(load_data(parse("fit", ["--recipe=quick_online_dpo", *words, *recorded]).recipe))

@@ -212,7 +212,7 @@ def test_recipes_are_checked_without_a_network(name: str, capsys: pytest.Capture
     assert out.endswith("ok, as far as it could be checked\n")
 
 
-def test_data_alone_or_a_model_alone_are_checked_as_far_as_they_go(
+def test_data_or_a_model_alone_are_checked(
     capsys: pytest.CaptureFixture[str], gsm8k_like: Path, shapes: dict[str, Path]
 ) -> None:
     assert main(["recipe", "check", "grpo_gsm8k", f"--task.path={gsm8k_like}"]) == 0

@@ -80,14 +80,14 @@ def test_what_is_strictly_right_is_shown_where_the_reward_tells() -> None:
     assert "strict_accuracy" not in dict(metrics([answer(0, 1.0)]))
 
 
-def test_the_components_of_greedy_and_of_sampled_answers_are_named() -> None:
+def test_components_of_greedy_and_sampled_are_named() -> None:
     evaluation = Evaluation()
     evaluation.add("", [], [answer(0, 1.0)._replace(components={"format": 1.0})])
     evaluation.add("sampled_", [], [answer(0, 1.0)._replace(components={"length": 0.5}), answer(1, None)])
     assert evaluation.components == {"format", "length"}
 
 
-def test_greedy_answers_are_not_truncated_whatever_sampled_ones_are() -> None:
+def test_greedy_completions_are_never_truncated_by_top_p() -> None:
     sampled = Sampling(temperature=0.7, max_tokens=9, top_p=0.9, top_k=5, min_p=0.1)
     greedy = Sampling(temperature=0.0, max_tokens=9, top_p=1.0, top_k=0, min_p=0.0)
     assert samplings(recipe(validation=Validation(sampling=sampled))) == (greedy, sampled)
@@ -100,7 +100,7 @@ def test_sources_are_shown_apart_where_there_are_several() -> None:
     assert not any("/" in name for name, _ in metrics(given[:2]))
 
 
-def test_a_row_cannot_make_the_name_of_a_metric_long_or_unprintable() -> None:
+def test_a_row_cannot_make_a_metrics_name_long_or_unprintable() -> None:
     trajectory = example_trajectory("7")
     trajectory.prompt.meta["data_source"] = "\x1b[2J" + "x" * 3000
     name = GradedCompletion.of(trajectory).source
@@ -122,7 +122,7 @@ def test_two_validations_are_compared_on_the_prompts_of_both() -> None:
     assert after.metrics == {"accuracy_p_start": 0.0625, "sampled_accuracy_p_start": 1.0}
 
 
-def test_a_checkpoint_keeps_what_the_next_validation_is_compared_with() -> None:
+def test_a_checkpoint_holds_the_baseline_of_validation() -> None:
     earlier = {"start": {"": {0: 1.0, 7: 0.0}, "sampled_": {}}, "last": {"": {3: 0.25}}}
     state = RunState(step=1, recipe={}, numbers=Numbers(version=1), earlier=earlier)
     assert RunState.model_validate_json(state.model_dump_json()).earlier == earlier

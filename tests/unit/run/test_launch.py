@@ -16,7 +16,7 @@ from rlkit.run import launch
 from rlkit.run.launch import LAUNCHER, Job, home_of
 
 
-def test_a_rank_exits_if_its_launcher_is_gone_before_all_have_joined(
+def test_a_rank_exits_if_its_launcher_ends_before_all_join(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []
@@ -52,9 +52,7 @@ def test_ranks_that_are_started_know_who_starts_them(rank: str, monkeypatch: pyt
         assert launchers == ["12345", "12345"]
 
 
-def test_a_run_is_where_its_checkpoint_lies_unless_a_folder_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_where_its_checkpoint_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run, checkpoint = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-000001"
     checkpoint.mkdir(parents=True)

@@ -43,7 +43,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     os.kill(child, signal.SIGKILL)
 
 
-def test_the_second_run_in_a_folder_is_refused_and_told_who_holds_it(
+def test_a_second_run_in_a_folder_is_refused(
     tmp_path: Path, holder: tuple[subprocess.Popen[str], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     process, child = holder

@@ -105,7 +105,7 @@ def test_a_rank_writes_who_it_is_and_how_it_ended(
         ({"interrupted": "SIGINT"}, "rank 1 (process {process} on {host}) was ended at once by SIGINT"),
     ],
 )
-def test_a_rank_that_has_failed_is_lost_and_one_that_has_ended_well_is_not(
+def test_a_failed_rank_is_lost_and_a_finished_one_is_not(
     ended: dict[str, Any], expected: str | None, tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = first_of_two(tmp_path, monkeypatch)
@@ -113,7 +113,7 @@ def test_a_rank_that_has_failed_is_lost_and_one_that_has_ended_well_is_not(
     assert peers._peer_failure() == (expected and expected.format(process=os.getpid(), host=HOST))
 
 
-def test_a_broken_collective_is_explained_by_the_rank_that_is_missing(
+def test_a_broken_collective_names_the_missing_rank(
     tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = first_of_two(tmp_path, monkeypatch)
@@ -131,16 +131,14 @@ def test_a_broken_collective_is_explained_by_the_rank_that_is_missing(
     )
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_of_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_folder_is_an_error_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ranks").write_text("a file")
     with pytest.raises(RankError, match="rank 0 cannot write into .*ranks: FileExistsError"):
         first_of_two(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_a_rank_that_outlives_a_failure_of_another_writes_it_and_exits(
+def test_a_rank_that_outlives_a_peers_failure_writes_it(
     released: bool, tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = Peers._watch

@@ -41,7 +41,7 @@ def test_the_plan_says_how_sizes_work_out(capsys: pytest.CaptureFixture[str]) ->
     assert "reward: 1 for the reference answer" in out
 
 
-def test_a_row_longer_than_a_micro_batch_and_an_answer_cut_by_the_context_are_told(
+def test_long_rows_and_truncated_completions_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = check(capsys, "--train.max_tokens_per_micro_batch=40", "--rollout.sampling.max_tokens=5000")
@@ -55,7 +55,7 @@ def test_a_row_of_exactly_a_micro_batch_fits(capsys: pytest.CaptureFixture[str])
     assert "the longest row has 42 tokens, more than" in check(capsys, "--train.max_tokens_per_micro_batch=41")
 
 
-def test_a_group_that_the_loss_reads_is_as_large_as_all_of_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_that_the_loss_reads_has_all_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """8 rows of 42 tokens."""
     fits, larger = (f"--train.max_tokens_per_micro_batch={limit}" for limit in (336, 335))
     assert "at most 336 tokens: 8 of the longest rows" in check(capsys, *DPO, fits)
@@ -125,7 +125,7 @@ def tokenizer_with(template: str) -> object:
 CHATML = (Path(plan.__file__).parents[2] / "models" / "tiny" / "chat_template.jinja").read_text()
 
 
-def test_a_delta_is_what_the_template_adds_after_the_policys_end_token() -> None:
+def test_a_delta_is_what_the_template_adds_after_the_end_token() -> None:
     """Prompt + the policy's own tokens + delta is the template's rendering of the whole conversation."""
     tokenizer = load_tokenizer(Model("tiny"))
     template = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
@@ -183,7 +183,7 @@ def test_a_deep_check_measures_a_step(capsys: pytest.CaptureFixture[str]) -> Non
     assert 100 < measured[0] <= measured[-1]
 
 
-def test_prompts_are_measured_with_the_tools_that_the_template_describes() -> None:
+def test_prompts_are_measured_with_their_tools() -> None:
     data = load_data(parse("fit", ["--recipe=quick_tool"]).recipe)
     plain = data.longest
     template = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}"

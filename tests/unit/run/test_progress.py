@@ -65,9 +65,7 @@ def test_a_success_between_starts_the_count_anew(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("quiet", [EQUAL, ALL_DROPPED])
-def test_equal_rewards_are_no_error_and_are_warned_of_once_after_five_steps(
-    quiet: dict[str, float], recipe: Recipe
-) -> None:
+def test_equal_rewards_are_warned_of_after_five_steps(quiet: dict[str, float], recipe: Recipe) -> None:
     progress = Progress(recipe)
     assert see(progress, *[quiet] * 4) == []
     [warning] = see(progress, quiet)
@@ -79,7 +77,7 @@ def test_equal_rewards_are_no_error_and_are_warned_of_once_after_five_steps(
     assert progress.without_signal == 4
 
 
-def test_a_step_without_pairs_is_no_error_unless_something_failed() -> None:
+def test_a_step_without_pairs_is_no_error_unless_some_failed() -> None:
     """A loss of pairs has none where all answers to each prompt have equal rewards."""
     empty = {"update/empty": 1.0, "groups/no_signal": 1.0, "rollout/samples": 16.0}
     progress = Progress(parse("fit", ["--recipe=quick_dpo"]).recipe)
@@ -112,7 +110,7 @@ def test_while_the_critic_learns_alone_its_steps_count(recipe: Recipe) -> None:
     assert progress.stalls(3, alone)
 
 
-def test_what_failed_beside_a_step_that_taught_something_is_shown_once(recipe: Recipe) -> None:
+def test_failures_beside_a_good_step_are_shown_once(recipe: Recipe) -> None:
     """Five different errors are shown in a run, the most frequent ones first."""
     progress = Progress(recipe)
     assert not progress.failed(GOOD)

@@ -57,7 +57,7 @@ def test_where_rewards_are_equal_there_is_no_correlation(rewards: tuple[float | 
     assert "reward/length_correlation" not in measured
 
 
-def test_answers_that_were_cut_off_are_told_from_those_that_ended() -> None:
+def test_truncated_completions_are_told_from_finished_ones() -> None:
     """Of five, two were cut off by the limit of tokens or the context; one ended by its number of turns."""
     stops = {StopReason.STOP: 1.0, StopReason.LENGTH: 0.5, StopReason.CONTEXT: 0.0, StopReason.TURNS: 9.0}
     measured = metrics(*(trajectory(4, reward, stop=stop) for stop, reward in stops.items()), trajectory(4, 0.0))
@@ -170,9 +170,7 @@ def test_a_reward_that_rises_without_accuracy_is_warned_of() -> None:
         ([0.5, 0.5, 0.5], [0.2, 0.6], 0.4),  # too few validations
     ],
 )
-def test_a_reward_that_rises_for_good_reason_or_by_chance_is_no_sign(
-    accuracies: list[float], rewards: list[float], spread: float
-) -> None:
+def test_a_reward_that_rises_by_chance_is_no_sign(accuracies: list[float], rewards: list[float], spread: float) -> None:
     assert rising(accuracies, rewards, spread) == []
 
 

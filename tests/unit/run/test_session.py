@@ -109,9 +109,7 @@ def test_memory_that_runs_out_is_warned_of_once(session: Session, notes: list[st
     assert warning.startswith("warning: 91% of the memory is in use; lower train.max_tokens_per_micro_batch")
 
 
-def test_a_resumed_run_knows_its_best_step_unless_another_metric_decides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumed_run_knows_its_best_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every step has four samples, none of which failed: the first step is the best, and stays it."""
     out = tmp_path / "out"
     fit = [*SHORT, f"--out={out}"]

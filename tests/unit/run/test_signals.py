@@ -32,7 +32,7 @@ def interrupt(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_asks_for_the_end_and_interrupts_nothing(number: signal.Signals) -> None:
+def test_the_first_signal_asks_for_the_end(number: signal.Signals) -> None:
     notes: list[str] = []
     with Signals(notes.append, notes.append) as signals:
         send(number, lambda: signals.asked)
@@ -41,7 +41,7 @@ def test_the_first_signal_asks_for_the_end_and_interrupts_nothing(number: signal
     assert notes == [f"{number.name}: finishing this step, then saving; press Ctrl-C again to stop at once"]
 
 
-def test_the_second_one_interrupts_once_and_a_hangup_is_no_second_one() -> None:
+def test_a_second_signal_interrupts_once_and_a_hangup_does_not() -> None:
     cut: list[str] = []
     with Signals(lambda _: None, cut.append) as signals:
         send(signal.SIGHUP, lambda: signals.asked)

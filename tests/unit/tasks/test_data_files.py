@@ -49,7 +49,7 @@ def test_rows_in_the_form_of_verl(tmp_path: Path, kind: str) -> None:
     assert (prompt.answer, prompt.meta["data_source"], prompt.meta["extra_info"]["index"]) == ("4", "openai/gsm8k", 0)
 
 
-def test_a_column_with_a_dot_in_its_name_comes_before_a_nested_one(tmp_path: Path) -> None:
+def test_a_column_with_a_dot_precedes_a_nested_one(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", {"prompt": "?", "a.b": "flat", "a": {"b": "nested"}})
     task = Jsonl(path, answer_field="a.b")
     assert task.prompt(task.rows("train")[0], 0).answer == "flat"

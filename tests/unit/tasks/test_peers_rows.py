@@ -103,9 +103,7 @@ def test_verls_rows_choose_tools_and_interactions(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "out" / "metrics.jsonl")[0]["update/steps"] == 1
 
 
-def test_a_tool_that_the_recipe_lacks_is_named_before_a_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_tool_is_named_before_a_model_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps(verl_row(0, tool("search", "5"))) + "\n")
     common = ("fit", "--task=Verl", f"--task.path={path}", "--validation=null", f"--out={tmp_path / 'out'}")

@@ -108,7 +108,7 @@ def order(seed: int, steps: int, size: int = 4) -> list[list[int]]:
     return [data.order.of_step(step) for step in range(1, steps + 1)]
 
 
-def test_each_epoch_is_a_permutation_that_depends_on_the_seed_alone() -> None:
+def test_an_epochs_order_depends_on_the_seed_only() -> None:
     rows = [row for step in order(seed=1, steps=5) for row in step]  # two epochs of ten
     assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
     assert rows[:10] != rows[10:]
@@ -163,7 +163,7 @@ def test_exactly_the_prompts_that_the_run_will_use_are_measured() -> None:
 
 
 @pytest.mark.parametrize("overlong", ["drop", "error"])
-def test_a_spare_prompt_is_any_that_fits_and_never_one_that_does_not(overlong: str) -> None:
+def test_a_spare_prompt_is_one_that_fits(overlong: str) -> None:
     data = lengths(10, 9, 10, 10, 8, 10, overlong=overlong)
     if overlong == "drop":
         data.select_prompts()
@@ -200,7 +200,7 @@ def test_a_long_prompt_is_cut_to_the_limit(side: str, left: str) -> None:
     assert data.lengths.measure([prompt])[0] == data.lengths.limit
 
 
-def test_a_limit_below_the_context_is_named_with_how_many_exceed_it() -> None:
+def test_a_limit_below_the_context_counts_rows_that_exceed_it() -> None:
     data = lengths(9, 8, 1, steps=2)
     data.recipe.rollout.max_prompt_tokens = data.lengths.limit - 2
     with pytest.raises(

@@ -44,9 +44,7 @@ def prompts(out: Path, steps: range) -> Counter[str]:
     return Counter(row["prompt"] for row in rows if "advantages" in row)
 
 
-def test_without_a_lead_it_is_the_synchronous_trainer_bit_for_bit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_lead_it_is_synchronous_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Resumed, too: no group is sampled ahead of a step, so a checkpoint has all that the next one depends on."""
     words = ("--train.steps=3", "--rollout.max_staleness=2", "--rollout.lead=0", "--save.every=1", "--save.keep_last=3")
     fit(tmp_path / "plain", "--train.steps=3")
@@ -66,7 +64,7 @@ def test_without_a_lead_it_is_the_synchronous_trainer_bit_for_bit(
     ("recipe", "words"),
     [("quickstart", ()), ("quick_ppo", ()), ("quick_tool", ("--rollout.engine.max_rows=1", "--rollout.group_size=2"))],
 )
-def test_at_staleness_0_a_stream_is_the_synchronous_trainer_bit_for_bit(
+def test_staleness_0_is_the_synchronous_trainer_bit_for_bit(
     tmp_path: Path, recipe: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GRPO, PPO with a critic, and tools; both streams take the place of what obtains the rollouts of each step.
@@ -125,7 +123,7 @@ def test_a_resumed_run_trains_on_each_prompt_once(tmp_path: Path, capsys: pytest
     assert "was trained on some prompts of later steps" in capsys.readouterr().err
 
 
-def test_without_a_lead_a_filter_replaces_the_same_prompts_as_in_the_synchronous_trainer(tmp_path: Path) -> None:
+def test_without_a_lead_a_filter_replaces_the_same_prompts(tmp_path: Path) -> None:
     """The answers are the same; log-probs differ by rounding, since others are in the batch beside them."""
     words = (
         "--rollout.filter=ZeroSignal",
@@ -147,7 +145,7 @@ def test_without_a_lead_a_filter_replaces_the_same_prompts_as_in_the_synchronous
 
 
 @pytest.mark.slow
-def test_without_a_lead_greedy_answers_are_as_in_the_synchronous_trainer(tmp_path: Path) -> None:
+def test_without_a_lead_greedy_completions_are_synchronous(tmp_path: Path) -> None:
     words = ("--train.steps=3", "--train.prompts_per_step=16")
     fit(tmp_path / "plain", *words, recipe="quick_remax")
     fit(tmp_path / "ahead", *words, "--rollout.max_staleness=2", "--rollout.lead=0", recipe="quick_remax")

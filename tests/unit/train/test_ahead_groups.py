@@ -30,7 +30,7 @@ def places(groups: Sequence[PromptGroup]) -> list[int]:
     return [one.position for one in groups]
 
 
-def test_the_youngest_groups_are_trained_on_again_while_they_are_young_enough() -> None:
+def test_the_youngest_groups_are_reused_while_young_enough() -> None:
     """Two are kept; S = 2: what version 0 sampled is trained on again by versions 1 and 2, where reuse allows that."""
     buffer = ReplayBuffer(size=2, reuse=2, staleness=2)
     assert buffer.draw() == []
@@ -44,7 +44,7 @@ def test_the_youngest_groups_are_trained_on_again_while_they_are_young_enough() 
     assert buffer.draw() == []
 
 
-def test_what_has_no_reward_or_no_answers_is_not_trained_on_again() -> None:
+def test_rows_without_reward_or_completions_are_not_reused() -> None:
     buffer = ReplayBuffer(size=4, reuse=1, staleness=2)
     buffer.add([group(0, rewards=(1.0, None)), group(1, rewards=()), group(2)], version=0)
     assert places(buffer.groups) == [0, 2]  # the scores of 0 were not known then
@@ -93,7 +93,7 @@ def test_the_age_of_a_group_is_that_of_its_oldest_token() -> None:
     assert PromptGroup(0, PROMPT).oldest_token(9) == 9
 
 
-def test_a_prompt_in_the_place_of_another_is_not_too_old_since_that_was() -> None:
+def test_a_replacement_prompt_does_not_inherit_an_age() -> None:
     """S = 1, B = 1: group 0 began at version 0, and again at version 1, where another prompt took its place."""
     ledger = Ledger(batch=1, staleness=1, lead=1, total=9)
     assert ledger.admit(0) == [0, 1]

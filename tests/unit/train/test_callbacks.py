@@ -103,7 +103,7 @@ def test_a_slow_callback_is_named_once() -> None:
     assert note.startswith("warning: Slow of tests: `on_step_end` took 0.0 s, its budget is 0 s; the run waits for it")
 
 
-def test_the_end_of_a_run_waits_for_no_callback_beyond_its_budget_and_fails_by_none() -> None:
+def test_the_end_of_a_run_waits_for_no_slow_callback() -> None:
     made, notes = callbacks(Raises(), Slow())
     made.end(RunEnd("failed", 0, "before the start"))
     assert notes == []
@@ -160,7 +160,7 @@ class Adds(Callback):
         event.metrics.update(self.metrics)
 
 
-def test_metrics_that_a_callback_adds_are_returned_as_means_over_ranks() -> None:
+def test_callback_metrics_are_means_over_ranks() -> None:
     assert callbacks(Adds(a=1))[0].end_step(1, {"lr": 0.1}) == {"a": 1.0}
     made, _ = callbacks(Adds(a=1.0), Adds(b=torch.tensor(2.0)))
     answers = [[None, None], [{"a": 1.0, "b": 2.0}, {"a": 3.0}]]
@@ -178,12 +178,12 @@ def test_metrics_that_a_callback_adds_are_returned_as_means_over_ranks() -> None
         ({"a b\n": 1.0}, "a metric named 'a b"),
     ],
 )
-def test_a_metric_that_is_no_new_number_is_refused_with_its_callback(metrics: dict[str, Any], message: str) -> None:
+def test_a_callbacks_metric_must_be_a_new_number(metrics: dict[str, Any], message: str) -> None:
     with pytest.raises(CallbackError, match=f"^Adds of tests: `on_step_end` .*{message}"):
         callbacks(Adds(**metrics))[0].end_step(1, {"lr": 0.1})
 
 
-def test_callbacks_scale_the_learning_rate_and_checkpoints_hold_the_factor() -> None:
+def test_callbacks_scale_the_learning_rate_and_resume_with_it() -> None:
     slower = Keeps({"a": 1})
     slower.lr_factor = 0.5
     made, _ = callbacks(slower, Raises())

@@ -166,7 +166,7 @@ def test_advantages_are_kept_with_their_trajectories() -> None:
     assert short.credit["values"] == [1, 1, 1]
 
 
-def test_what_the_first_pass_computed_is_kept_with_the_trajectories_that_it_was_computed_of() -> None:
+def test_first_pass_results_stay_with_their_trajectories() -> None:
     batch = TrainBatch.of(scored(advantages=torch.ones(4, 4)))
     rows = [example_trajectory("a") for _ in batch.tokens]
     attach_first_pass(rows, batch)

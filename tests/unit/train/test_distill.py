@@ -41,7 +41,7 @@ def test_each_token_gets_what_the_teacher_thinks_of_it() -> None:
     torch.testing.assert_close(batch.advantages, expected)
 
 
-def test_the_divergence_from_the_teacher_of_each_source_is_the_mean_over_its_tokens() -> None:
+def test_divergence_per_source_is_the_mean_over_its_tokens() -> None:
     """Rows of 2, 1, 3 and 2 tokens: the first two are of one source, the last of one without a teacher of its own."""
     batch = scored()
     batch.trainer_logps = torch.zeros(4, 4)

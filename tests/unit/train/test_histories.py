@@ -58,7 +58,7 @@ def test_no_history_breaks_the_rules(plan: Plan) -> None:
     simulate(plan)
 
 
-def test_a_reward_that_ends_the_run_does_so_for_a_group_that_is_too_old_too() -> None:
+def test_a_fatal_reward_ends_the_run_for_a_stale_group_too() -> None:
     """Its scoring fails while it is cancelled; that was lost, and the run went on."""
     times = {"token_seconds": 0.1, "user_seconds": 1.0, "step_seconds": 0.0}
     chances = {"failing": 0.0, "dying": 0.0, "grading": 0.1, "interrupted": 0.0, "resuming": 0.0, "saving": 0.5}
@@ -87,9 +87,7 @@ def test_how_fast_tools_and_steps_are_changes_nothing(plan: Plan, pace: int) -> 
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize(("token_seconds", "hangs"), [(1801.0, True), (1799.0, False)])
-def test_an_engine_that_hangs_ends_the_run_and_a_slow_one_does_not(
-    beside: bool, token_seconds: float, hangs: bool
-) -> None:
+def test_a_hanging_engine_ends_the_run_and_a_slow_one_does_not(beside: bool, token_seconds: float, hangs: bool) -> None:
     """No answer comes for longer than train.deadline, 1800 s; turns have one token here."""
     plan = Plan(
         beside, batch=2, group_size=2, lead=1.0, mean=1, turns=1, token_seconds=token_seconds, step_seconds=9999
@@ -183,7 +181,7 @@ def test_a_rank_for_which_another_one_samples_samples_nothing(beside: bool) -> N
     service.close()
 
 
-def test_a_group_that_was_trained_on_is_trained_on_again_beside_the_new_ones() -> None:
+def test_a_reused_group_is_trained_on_beside_new_ones() -> None:
     """Steps of one prompt, S = 2, two groups at most once more each: their numbers follow the step's own."""
     plan = Plan(batch=1, group_size=2, staleness=2, lead=0.0, turns=1, steps=4, replay=GroupReplay(2, 2))
     service = Service(plan, 0)
@@ -210,7 +208,7 @@ def test_a_group_that_was_trained_on_is_trained_on_again_beside_the_new_ones() -
     service.close()
 
 
-def test_a_step_on_one_device_begins_once_its_groups_are_whole_and_a_long_answer_goes_on_after_it(
+def test_a_step_begins_once_its_groups_are_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of two prompts the first is answered with one token and the second with four: a token takes 0.1 s."""
@@ -235,7 +233,7 @@ def test_a_step_on_one_device_begins_once_its_groups_are_whole_and_a_long_answer
     service.close()
 
 
-def test_what_is_being_sampled_is_cancelled_where_a_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_stream_cancels_its_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first prompt is answered with one token, the other goes on."""
     monkeypatch.setattr(Plan, "chance", lambda plan, *of: float(of != ("1/0/0/0", 1)))
     plan = Plan(batch=1, group_size=1, staleness=1, lead=1.0, turns=1, steps=2)

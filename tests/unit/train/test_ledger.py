@@ -41,7 +41,7 @@ def test_one_batch_ahead_trains_on_the_first_that_are_whole() -> None:
     assert ledger.admit(2) == [6, 7]
 
 
-def test_of_groups_that_are_too_old_at_once_those_beyond_a_batch_are_dropped_and_begin_again() -> None:
+def test_stale_groups_beyond_a_batch_are_dropped_and_restart() -> None:
     """S = 2, B = 1: three begin; younger ones are whole first, and the other two must be trained on by the same step.
 
     The one that is dropped is then waited for as any other.

@@ -69,7 +69,7 @@ def test_ratios_may_compare_with_the_engine() -> None:
     assert batch.required("trainer_logps").tolist() == LOGPS
 
 
-def test_the_reference_and_the_critic_are_asked_where_there_are_some() -> None:
+def test_reference_and_critic_are_asked_if_present() -> None:
     asked: list[float] = []
 
     def logps(tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
@@ -91,7 +91,7 @@ def test_the_reference_and_the_critic_are_asked_where_there_are_some() -> None:
     assert batch.required("values").tolist() == [[2 * x for x in row] for row in LOGPS]
 
 
-def test_the_gap_is_measured_where_the_trainers_log_probs_are_known() -> None:
+def test_the_gap_is_measured_for_known_log_probs() -> None:
     """Rows 0 and 1 are known: gaps 0.5, 0.1 and 0.3 to the engine's -0.5, of which the mean is 0.3."""
     trainer = torch.full((4, 4), torch.nan)
     trainer[0], trainer[1] = torch.tensor([9.0, -1.0, -0.6, 9.0]), torch.tensor([9.0, -0.2, 9.0, 9.0])

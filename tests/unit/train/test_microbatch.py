@@ -53,7 +53,7 @@ def test_what_is_computed_lies_where_its_tokens_do() -> None:
     assert passes == [(1, 4), (2, 3), (1, 2), (1, 2)]  # the last is a dummy row
 
 
-def test_a_function_must_return_as_many_tensors_for_each_micro_batch() -> None:
+def test_a_function_returns_equally_many_tensors_each_time() -> None:
     left = [2, 2, 1]
 
     def fn(tokens: Tensor, mask: Tensor) -> list[Tensor]:

@@ -77,7 +77,7 @@ def test_a_weight_of_0_changes_nothing_bit_for_bit(tmp_path: Path) -> None:
         assert 0 < other["mix/text/loss"] < 1
 
 
-def test_a_weight_of_1_beside_rewards_of_0_is_supervised_training_bit_for_bit(tmp_path: Path) -> None:
+def test_weight_1_with_reward_0_is_supervised_bit_for_bit(tmp_path: Path) -> None:
     mixed = fit(tmp_path, "--recipe=quickstart", *SMALL, *PASSES, *UNREWARDED, TEXT, name="mixed")
     plain = fit(tmp_path, "--recipe=quick_sft", *SMALL, *PASSES, "--task.max_operand=49", "--reward=null", name="plain")
     assert equal(weights(tmp_path / "plain"), weights(tmp_path / "mixed"))
@@ -87,7 +87,7 @@ def test_a_weight_of_1_beside_rewards_of_0_is_supervised_training_bit_for_bit(tm
 
 
 @pytest.mark.slow
-def test_two_data_sets_of_unequal_weights_with_preferences_under_adapters(tmp_path: Path) -> None:
+def test_weighted_data_sets_with_preferences_under_adapters(tmp_path: Path) -> None:
     """Recorded answers as the run's own rows, and a loss that reads groups and a reference as the mixture's."""
     words = (
         "--recipe=quick_sft", *SMALL, "--reward=null", "--model.lora.rank=4", "--train.lr=1e-3",
@@ -132,7 +132,7 @@ def test_the_tokens_that_answer_the_policy() -> None:
     assert found.trainer_logps.isnan().all()
 
 
-def test_what_answers_the_policy_is_in_the_mini_batch_of_its_own_turns() -> None:
+def test_replies_are_in_the_mini_batch_of_their_turns() -> None:
     made, meter = context(recipe(mix={"replies": Mixture(0.5)}, train={"minibatches": 2})), Meter()
     made.data.mixtures = {"replies": SimpleNamespace(recipe=recipe_of(Mixture(0.5), made.recipe))}
     batch = scored()
@@ -295,7 +295,7 @@ def test_mistakes_in_the_data(tmp_path: Path, rows: list[dict[str, Any]], words:
     assert str(raised.value).startswith(message)
 
 
-def test_a_mixture_reads_nothing_of_what_the_run_does_with_its_own_rows() -> None:
+def test_a_mixture_ignores_the_options_of_the_runs_own_rows() -> None:
     words = (
         "--recipe=quickstart", "--kl_loss.coef=1", "--train.aggregation=token_sum", "--train.entropy_coef=1",
         "--rollout.max_staleness=2", "--train.old_logps=rollout", "--rollout.overlong=drop", TEXT,
@@ -317,7 +317,7 @@ def test_a_mixture_reads_nothing_of_what_the_run_does_with_its_own_rows() -> Non
     )
 
 
-def test_the_reference_is_compared_with_by_those_who_need_it_alone() -> None:
+def test_only_those_who_need_it_compare_with_the_reference() -> None:
     made = with_mixture(Mixture(1.0, Arithmetic(), DPO()))
     assert (made.needs_reference, made.needs_ref_logps) == (True, False)
     assert made.mix is not None

@@ -66,13 +66,13 @@ def test_tokens_and_sequences_are_counted_over_all_ranks() -> None:
         ("seq_mean_token_sum_norm", 8 / 4 / 10),
     ],
 )
-def test_each_aggregation_divides_by_the_counts_of_the_mini_batch(aggregation: Aggregation, expected: float) -> None:
+def test_aggregations_divide_by_the_mini_batchs_counts(aggregation: Aggregation, expected: float) -> None:
     assert share(ready(), aggregation).loss.item() == pytest.approx(expected)
     half = ready().rows(torch.tensor([0, 1]))
     assert share(half, "token_mean").loss.item() == pytest.approx(3 / 8)  # of 2 + 1 tokens: a share, no mean
 
 
-def test_rejected_tokens_count_in_the_denominator_only_if_the_recipe_says_so() -> None:
+def test_rejected_tokens_count_if_the_recipe_says_so() -> None:
     """Row 2 is rejected, its three tokens with it; the mean over tokens of a sequence shows the denominator."""
     accepted = ready().mask.clone()
     accepted[2] = False
@@ -107,7 +107,7 @@ def test_entropy_is_maximised_and_divergence_minimised() -> None:
     assert found.loss.requires_grad
 
 
-def test_a_weighted_divergence_counts_the_ratio_and_the_correction() -> None:
+def test_a_weighted_divergence_counts_ratio_and_correction() -> None:
     # k1 = -1 + 3 = 2, pi / pi_old = exp(-1 + 1.5), and a correction of 3 weighs loss and divergence
     mask = ready().mask
     batch = ready(ref_logps=-3.0 * mask, old_logps=-1.5 * mask)
@@ -126,7 +126,7 @@ def test_a_policy_without_entropy_has_no_metric_of_it() -> None:
     assert set(plain.metrics) == {"metric"}
 
 
-def test_sequences_far_from_the_engine_are_left_out_of_the_policy_loss_alone() -> None:
+def test_far_sequences_are_excluded_from_the_policy_loss_only() -> None:
     """The policy is 0.5 below the engine everywhere; rows 1 and 3, with 1 and 2 of 8 tokens, are worse than others."""
     batch = ready(ref_logps=-2.0 * ready().mask)  # abs: |-1 + 2| at each token
     found = share(batch, off_policy_threshold=0.4, kl=KLLoss(coef=10.0, estimator="abs"))
@@ -189,7 +189,7 @@ def test_each_prompt_counts_alike_however_long_its_answers_are() -> None:
     assert first.of_prompt.tolist() == [3, 0, 0]
 
 
-def test_tokens_of_a_prompt_are_counted_over_all_ranks_and_without_rejected_ones() -> None:
+def test_a_prompts_tokens_count_over_all_ranks() -> None:
     """Row 2 is rejected; on a second rank are as many: of 6 and 4 tokens 2 + 1 and 2 are here."""
     batch = ready()
     batch.accepted = batch.mask & torch.tensor([True, True, False, True])[:, None]
@@ -209,7 +209,7 @@ def test_a_divergence_without_a_reference_names_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize("broken", ["old_logps", "advantages", None])
-def test_only_a_loss_that_makes_it_so_is_blamed_for_what_is_not_finite(broken: str | None) -> None:
+def test_only_the_loss_at_fault_is_blamed_for_nan(broken: str | None) -> None:
     class Infinite(Ones):
         def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
             return LossOutput(torch.where(batch.mask, torch.inf, 0.0), {})

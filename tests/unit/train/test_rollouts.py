@@ -116,7 +116,7 @@ def test_a_filter_that_answers_something_else_is_named(monkeypatch: pytest.Monke
     assert Vague.seen == [2]  # without the conversation that failed
 
 
-def test_scoring_that_runs_on_is_awaited_before_the_filter_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_scores_are_awaited_before_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     late = group(0, None, None)
     played = Played(late, keeps=Spread(), refills=0)
 

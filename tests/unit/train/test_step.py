@@ -33,7 +33,7 @@ def metrics(meter: Meter, ranks: LocalRanks | None = None) -> dict[str, float]:
     return meter.result(ranks or LocalRanks())  # type: ignore[arg-type]
 
 
-def test_metrics_are_weighted_means_sums_and_maxima_over_all_ranks() -> None:
+def test_metrics_are_combined_over_all_ranks() -> None:
     here, there = Meter(), Meter()
     here.mean("mean", 1.0, weight=3)
     there.mean("mean", torch.tensor(5.0))

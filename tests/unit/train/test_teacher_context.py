@@ -36,7 +36,7 @@ def trajectory(tokens: list[int], mask: list[int]) -> Trajectory:
     return Trajectory(prompt, 0, tokens, [bool(x) for x in mask], zeros, [0] * len(tokens), StopReason.STOP)
 
 
-def test_what_follows_the_prompt_is_read_after_another_start_and_comes_back() -> None:
+def test_completions_are_read_after_another_prompt() -> None:
     """By hand: a row of two turns with a tool's token 6 between, and a shorter one."""
     rows = [trajectory([1, 2, 5, 6, 7], [0, 0, 1, 0, 1]), trajectory([3, 4], [0, 1])]
     batch = collate(rows)
@@ -139,7 +139,7 @@ def test_what_an_environment_says_first_follows_the_context() -> None:
     assert start == template.start([{"role": "user", "content": "q\nThe answer is 4."}, opening])
 
 
-def test_a_teacher_that_is_the_policys_average_has_its_weights_in_its_context_alone() -> None:
+def test_the_policys_average_teaches_in_its_own_context_only() -> None:
     actor, other = Actor(random_model("qwen2", seed=1)), Actor(random_model("qwen2", seed=2))
     tokens, mask = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[False, False, True, True]])
     average = WeightAverage(other, 0.5)
@@ -249,7 +249,7 @@ def test_what_is_refused_before_the_run(tmp_path: Path, words: tuple[str, ...], 
     assert message in done.stderr
 
 
-def test_prompts_that_leave_the_teacher_no_room_are_dropped_before_the_run(tmp_path: Path) -> None:
+def test_prompts_without_room_for_the_teacher_are_dropped(tmp_path: Path) -> None:
     """The context of the tiny model is 4,096 tokens, of a byte each."""
     rows = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "proof": "1" * 4096 * (n % 2)} for n in range(8)]
     told = {"context": "{prompt}{proof}"}

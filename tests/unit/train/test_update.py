@@ -69,7 +69,7 @@ def test_the_order_depends_on_seed_step_and_epoch() -> None:
     assert one != list(mini_batches(train(seed=4, **many), 5, 20))
 
 
-def test_ranks_exchange_gradients_in_the_last_pass_and_dummy_rows_are_no_loss() -> None:
+def test_gradients_are_exchanged_in_the_last_pass() -> None:
     module = Trained(Line(2.0))
 
     def loss_of(micro: list[int]) -> Tensor:
@@ -214,7 +214,7 @@ def test_rows_without_an_advantage_need_no_backward_pass(zero: list[int]) -> Non
     assert found[0] == found[1]
 
 
-def test_a_loss_of_groups_sees_them_whole_whatever_their_advantages() -> None:
+def test_a_loss_of_groups_sees_complete_groups() -> None:
     loss, batch = Watched(), ready()
     loss.inputs |= Inputs.GROUPS  # type: ignore[misc]
     batch.advantages[[0, 3]] = 0.0
@@ -233,7 +233,7 @@ def test_usable_rows_of_another_shape_name_the_loss() -> None:
 
 
 @pytest.mark.parametrize("more", [{"kl_loss": KLLoss()}, {"train": {"entropy_coef": 0.1}}])
-def test_all_rows_are_differentiated_where_more_than_the_advantage_counts(more: dict[str, Any]) -> None:
+def test_rows_without_advantage_count_if_the_loss_uses_them(more: dict[str, Any]) -> None:
     loss, batch = Watched(), ready()
     batch.advantages[:] = 0.0
     batch.ref_logps = batch.old_logps
@@ -248,7 +248,7 @@ def test_the_denominator_counts_the_tokens_of_all_ranks() -> None:
     assert made.models.policy.weight == pytest.approx(1 + GRADIENT / 2)
 
 
-def test_only_the_rows_of_the_mini_batch_count_at_the_rollouts_temperature() -> None:
+def test_only_the_mini_batchs_rows_count() -> None:
     made = context(recipe(temperature=2.0))
     batch = ready()
     update_policy(made, MiniBatch(batch, [1, 3]), Meter())  # (-4 - 2 (3 + 2)) / 2 / 3 tokens
@@ -274,7 +274,7 @@ def test_a_mini_batch_without_tokens_is_no_update() -> None:
     assert meter.result(LocalRanks(2)) == {"update/empty": 1}  # type: ignore[arg-type]
 
 
-def test_a_rank_without_rows_takes_part_in_the_passes_of_the_others() -> None:
+def test_a_rank_without_rows_joins_the_passes_of_others() -> None:
     ranks = LocalRanks()
     ranks.all_reduce_sum = lambda x: x + 8  # type: ignore[method-assign]
     ranks.all_reduce_max = lambda value: value + 2  # type: ignore[method-assign]
@@ -409,7 +409,7 @@ def test_a_clipped_value_has_no_gradient() -> None:
     assert metrics(meter)["critic/clip_fraction"] == 1
 
 
-def test_the_critic_takes_no_step_without_tokens_or_without_a_critic() -> None:
+def test_the_critic_skips_steps_without_tokens() -> None:
     critic = Trained(Values())
     batch = ready(values=torch.zeros(4, 4), returns=torch.zeros(4, 4))
     update_critic(context(recipe(critic=Critic()), critic=critic), batch, [], Meter())
@@ -420,7 +420,7 @@ def test_the_critic_takes_no_step_without_tokens_or_without_a_critic() -> None:
     assert critic.weight == pytest.approx(1 - 16 / 2)  # this rank's share of two tokens
 
 
-def test_a_step_makes_its_optimizer_steps_and_keeps_the_log_probs_before_them() -> None:
+def test_a_step_keeps_the_log_probs_before_its_updates() -> None:
     made = context(recipe(train={"epochs": 2, "minibatches": 2, "old_logps": "rollout"}))
     batch, meter = scored(advantages=ready().advantages, old_logps=scored().rollout_logps), Meter()
     trained = update_models(made, batch, 1, meter)
