@@ -2,7 +2,7 @@
 
     obtain                 completions of the step's prompts             sampling.py; ahead/ where sampling runs ahead
     compute_logps          old and reference log-probs, values           logps.py
-    compute_teacher_logps  a teacher's log-probs of the same tokens      distill/logps.py
+    compute_teacher_logps  a teacher's log-probs of the same tokens      teacher.py
     await_scores           rewards, scored since each completion ended   rollouts.py
     shape_rewards          mismatch correction, shaping, KL penalty      phases.py, credit.py
     compute_advantages     the estimator's, and a teacher's share        phases.py, credit.py
