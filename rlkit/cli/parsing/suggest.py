@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from rlkit.base.installed import DISABLE_VARIABLE
+from rlkit.cli.parsing.foreign import FOREIGN
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.cli.parsing.values import describe
 from rlkit.recipe import Recipe
@@ -86,7 +87,7 @@ def unknown_option(key: str, tree: Mapping[str, object], registry: Registry, sib
 
 
 def nearest(key: str, keys: Sequence[str], present: Sequence[str] = ()) -> str:
-    """Return the nearest of the options: the same name elsewhere, or a similar one."""
+    """Return the nearest of the options: the same name elsewhere, another toolkit's name for it, or a similar one."""
     parent, _, name = key.rpartition(".")
     namesakes = [k for k in keys if k.rpartition(".")[2] == name]
     near = [k for k in namesakes if k in present]
@@ -94,7 +95,8 @@ def nearest(key: str, keys: Sequence[str], present: Sequence[str] = ()) -> str:
     if not near and not parent:  # in an optional section of one that is present
         near = [k for k in namesakes if k.partition(".")[0] in present]
     siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == parent}
-    near = near[:3] or [siblings[n] for n in difflib.get_close_matches(name, siblings, 1, 0.5)]
+    near = near[:3] or ([FOREIGN[name]] if name in FOREIGN else [])
+    near = near or [siblings[n] for n in difflib.get_close_matches(name, siblings, 1, 0.5)]
     near = near or difflib.get_close_matches(key, keys, 1, 0.5) or namesakes[:1]
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"

@@ -1,0 +1,86 @@
+"""Options by the names of other toolkits: the message has rlkit's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlkit.base.errors import RecipeError
+from rlkit.cli.parsing.foreign import FOREIGN
+from rlkit.cli.parsing.parser import parse
+from rlkit.cli.parsing.suggest import known_keys
+from rlkit.registry import load_plugins
+
+TYPED = {
+    "learning_rate": "train.lr",
+    "train.learning_rate": "train.lr",
+    "beta": "kl_loss.coef",
+    "num_generations": "rollout.group_size",
+    "rollout.num_generations": "rollout.group_size",
+    "max_completion_length": "rollout.sampling.max_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "per_device_train_batch_size": "train.prompts_per_step",
+    "gradient_accumulation_steps": "train.minibatches",
+    "num_iterations": "train.epochs",
+    "max_steps": "train.steps",
+    "train.max_steps": "train.steps",
+    "epsilon": "loss.clip_low",
+    "loss.epsilon_high": "loss.clip_high",
+    "loss_type": "train.aggregation",
+    "scale_rewards": "advantage.scale_by_std",
+    "use_vllm": "rollout.engine",
+    "lora_r": "model.lora.rank",
+    "model_name_or_path": "model.path",
+    "dataset_name": "task.path",
+    "reward_funcs": "reward",
+    "output_dir": "--out",
+    "resume_from_checkpoint": "--resume",
+    "save_steps": "save.every",
+    "eval_steps": "validation.every",
+    "gradient_checkpointing": "train.checkpoint_activations",
+    "max_grad_norm": "train.max_grad_norm",
+    "temperature": "rollout.sampling.temperature",
+    "rollout.temperature": "rollout.sampling.temperature",
+    "warmup_ratio": "train.warmup_ratio",
+    "kl_coef": "kl_reward.coef",
+    "rollout.n": "rollout.group_size",
+    "actor_rollout_ref.rollout.n": "rollout.group_size",
+    "actor_rollout_ref.actor.optim.lr": "train.lr",
+    "actor_rollout_ref.actor.ppo_epochs": "train.epochs",
+    "actor_rollout_ref.actor.clip_ratio_high": "loss.clip_high",
+    "algorithm.adv_estimator": "advantage",
+    "data.train_batch_size": "train.prompts_per_step",
+    "data.max_response_length": "rollout.sampling.max_tokens",
+    "trainer.n_gpus_per_node": "fabric.devices",
+    "trainer.test_freq": "validation.every",
+    "n_samples_per_prompt": "rollout.group_size",
+    "seed": "train.seed",
+    "train.stpes": "train.steps",
+    "rollout.group_szie": "rollout.group_size",
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_foreign_or_misspelt_name_has_the_right_suggestion(name: str) -> None:
+    with pytest.raises(RecipeError, match="did you mean") as error:
+        parse("fit", ["--recipe=quickstart", f"--{name}=1"])
+    assert f"did you mean '{TYPED[name]}'?" in str(error.value)
+
+
+def test_an_option_of_the_recipes_own_loss_is_nearer_than_a_foreign_name() -> None:
+    with pytest.raises(RecipeError, match="unknown option") as error:
+        parse("fit", ["--recipe=quick_dpo", "--beta=1"])
+    assert "did you mean 'loss.beta'?" in str(error.value)
+
+
+def test_every_suggestion_is_an_option() -> None:
+    registry = load_plugins(entry_points=False)
+    sections = {"lora": {}, "launch": {}}
+    tree = {
+        "model": sections, "critic": {}, "kl_loss": {}, "kl_reward": {}, "reference": {}, "validation": {},
+        "save": {}, "log": {},
+        "advantage": {"class_path": "GRPO", "init_args": {}}, "loss": {"class_path": "ClipLoss", "init_args": {}},
+        "rollout": {"engine": {"class_path": "SGLangEngine", "init_args": sections}},
+        "task": {"class_path": "Verl", "init_args": {}}, "reward": {"class_path": "ModelReward", "init_args": {}},
+    }  # fmt: skip
+    assert {key for key in FOREIGN.values() if not key.startswith("--")} - set(known_keys(registry, tree)) == set()
+    assert {key for key in FOREIGN.values() if key.startswith("--")} == {"--out", "--resume"}
