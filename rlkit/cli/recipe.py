@@ -82,6 +82,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _new(argv: Sequence[str]) -> int:
     """Write a recipe with every option to a file that does not exist yet."""
+    if any(word in ("-h", "--help") for word in argv):
+        print(USAGE, end="")
+        return 0
     file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
     if not file:
         raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")

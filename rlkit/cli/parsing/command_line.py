@@ -7,6 +7,9 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+ALL = "all"
+"""The key of `--help-all`."""
+
 OwnOptions = Sequence[tuple[str, Mapping[str, object]]]
 """A verb's own options, as (flag, keywords of `add_argument`)."""
 
@@ -24,7 +27,8 @@ class CommandLine:
         recipes: Recipes, to be stacked.
         options: The values of the verb's own options.
         overrides: Options of the recipe, as (key, text).
-        help: Keys whose help is asked for, each with a class's name if there is one; the empty key is all options.
+        help: Keys whose help is asked for, each with a class's name if there is one; the empty key is the overview,
+            `ALL` every option.
         problems: Words that mean nothing.
     """
 
@@ -50,7 +54,10 @@ def split(argv: Sequence[str], own: OwnOptions = ()) -> CommandLine:
         if not _is_decoded(word):
             line.problems.append(f"{flag!a} {_UNDECODED}")
         elif word in ("-h", "--help"):
-            line.help.append(("", None))
+            key = words.pop(0) if words and not words[0].startswith("-") else ""
+            line.help.append((key, None))
+        elif word == "--help-all":
+            line.help.append((ALL, None))
         elif not word.startswith("--") or flag == "--":
             line.problems.append(_stray(word))
         elif keywords_of.get(flag, {}).get("action") == "store_true" and not equals:

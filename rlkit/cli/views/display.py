@@ -156,7 +156,7 @@ class Display:
         """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""
         table = Table.grid(padding=(0, 2))
         filled = round(BAR * number / max(self.steps, 1))
-        passed = f"{_clock(time.monotonic() - self._start)} passed" + (f", {time_left} left" if time_left else "")
+        passed = f"{_clock(time.monotonic() - self._start)} elapsed" + (f", {time_left} left" if time_left else "")
         rows = [("step", f"{'━' * filled}{'╌' * (BAR - filled)} {number}/{self.steps}  {passed}")]
         rows.append(("metrics", _summary(metrics)))
         if len(self._rewards) > 1:
@@ -186,7 +186,7 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
         p_value = after.get(f"{name}_p_start")
         if not name.endswith(("failed", "unscored")) or before[name] or after.get(name):
             rows.append((name, value, last.get(name, "-"), "" if p_value is None else f"{p_value:.2g}"))
-    return make_table(("validation", "before", "after", "p if equal"), rows)
+    return make_table(("validation", "before", "after", "p-value"), rows)
 
 
 def by_checkpoint(metrics: Mapping[str, Mapping[str, float]]) -> Table:
@@ -200,7 +200,7 @@ def by_checkpoint(metrics: Mapping[str, Mapping[str, float]]) -> Table:
             p_value = own.get(f"{name}_p_first")
             p_text = "" if p_value is None else f"{p_value:.2g}"
             rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), p_text))
-    return make_table(("validation", "checkpoint", "", "p if equal"), rows)
+    return make_table(("validation", "checkpoint", "", "p-value"), rows)
 
 
 def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -132,7 +132,7 @@ def test_parts_inside_of_parts_are_found() -> None:
 
 
 def test_help_says_ranges_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--help", "--advantage.help=GRPO"):
+    for option in ("--help-all", "--advantage.help=GRPO"):
         with pytest.raises(SystemExit):
             main(["fit", "--recipe", "quickstart", option])
     text = " ".join(capsys.readouterr().out.split())

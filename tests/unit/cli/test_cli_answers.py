@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from contextlib import suppress
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +19,10 @@ from rlkit.base.installed import Plugin
 from rlkit.cli import doctor, plugins
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
+from rlkit.cli.parsing.help import SECTIONS
 from rlkit.cli.parsing.suggest import PACKAGES, nearest
 from rlkit.cli.views.display import comparison
+from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import MathReward
 from tests.conftest import ROOT
@@ -153,8 +157,30 @@ def printed_help(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("verb", ["fit", "validate", "generate", "data show", "reward try", "recipe check", "explain"])
+def test_help_fits_a_screen(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with suppress(SystemExit):
+        main([*verb.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 120
+
+
+def test_help_names_every_section_once() -> None:
+    names = [name for section_names in SECTIONS.values() for name in section_names]
+    assert sorted(names) == sorted(field.name for field in fields(Recipe))
+
+
+def test_help_of_a_section_follows_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed_help(capsys, "--help", "train")
+    assert "--train.lr" in text
+    assert "--model.path" not in text
+    assert text == printed_help(capsys, "--train.help")
+
+
 def test_help_asks_for_nothing_that_a_recipe_gives(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed_help(capsys, "--help")
+    text = printed_help(capsys, "--help-all")
     assert "required" not in text
     assert "configuration file" not in text
     assert "--recipe" in text

@@ -205,7 +205,7 @@ def check_command(words: list[str], folder: Path) -> None:
     own = {place for place, word in enumerate(rest) if word in OF_THE_VERB}
     kept = [word for place, word in enumerate(rest) if not {place, place - 1} & own]
     kept = [re.sub(r"^runs/\w+", "tiny", word).replace("tiny/recipe.yaml", "quickstart") for word in kept]
-    if any(word.endswith(".help") for word in kept):
+    if any(word == "--help" or word.endswith(".help") for word in kept):
         with pytest.raises(SystemExit):
             parse(verb, kept)
     elif "--recipe" in kept or (kept and not kept[0].startswith("--")):

@@ -66,7 +66,7 @@ def test_a_foreign_or_misspelt_name_has_the_right_suggestion(name: str) -> None:
     assert f"did you mean '{TYPED[name]}'?" in str(error.value)
 
 
-def test_an_option_of_the_recipes_own_loss_is_nearer_than_a_foreign_name() -> None:
+def test_an_option_of_the_recipes_loss_precedes_a_foreign_name() -> None:
     with pytest.raises(RecipeError, match="unknown option") as error:
         parse("fit", ["--recipe=quick_dpo", "--beta=1"])
     assert "did you mean 'loss.beta'?" in str(error.value)

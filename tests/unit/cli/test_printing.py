@@ -125,7 +125,7 @@ def test_a_terminal_shows_a_table_that_changes(
         display.console.print(display._live.renderable)
     lines = [" ".join(line.split()) for line in captured.get().splitlines()]
     assert lines == [
-        "step ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ 2/4 0:10 passed, 0:20 left",
+        "step ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ 2/4 0:10 elapsed, 0:20 left",
         "metrics reward 0.500 entropy 0.125",
         "reward 0.375, mean of 2 steps",
         "time 10.00 s a step: sample 40% logps 5% score 5% update 40% sync 10%",

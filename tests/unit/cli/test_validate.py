@@ -115,7 +115,7 @@ def test_a_failing_checkpoint_is_named_and_others_are_shown(
     printed = capsys.readouterr()
     assert f"error: --checkpoint {places[1]}: " in printed.err
     assert f"--checkpoint {places[2]}: the engine is lost" in printed.err
-    assert "p if equal" in printed.out
+    assert "p-value" in printed.out
     assert "sampled_accuracy" in printed.out
     assert len(policies) == 3
     assert main(["validate", "quickstart", f"--checkpoint={places[0]}", "--checkpoint=nowhere", *FEW]) == 2 - 1
@@ -141,7 +141,7 @@ def test_the_table_of_several_checkpoints() -> None:
     """Metrics that only some have are shown, and p-values beside those that are compared with the first."""
     first = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
     table = by_checkpoint({"a": {**first, "failed": 0.0}, "b": {**first, "accuracy_p_first": 0.0123, "length": 3.0}})
-    assert [str(column.header) for column in table.columns] == ["validation", "checkpoint", "", "p if equal"]
+    assert [str(column.header) for column in table.columns] == ["validation", "checkpoint", "", "p-value"]
     assert list(zip(*(map(str, column.cells) for column in table.columns), strict=True)) == [
         ("accuracy", "a", "0.500 (0.40-0.60)", ""), ("", "b", "0.500 (0.40-0.60)", "0.012"),
         ("length", "a", "-", ""), ("", "b", "3.000", ""),
