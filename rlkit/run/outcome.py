@@ -1,11 +1,12 @@
-"""The interface to what displays a run, the steps of a replay, and the outcome."""
+"""The interface to what displays a run, the steps of a replay, and the outcome with its verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Literal, Protocol
 
+from rlkit.base.text import redact
 from rlkit.train.rollouts import Obtain
 from rlkit.types import JsonObject
 
@@ -44,6 +45,43 @@ class Replay:
     obtain: Obtain | None = None
 
 
+SIGNIFICANT = 0.05
+"""The largest p-value of a change that is no chance."""
+MAX_WARNINGS = 100
+"""Different warnings of a run that `result.json` keeps."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How validation accuracy has changed in a run.
+
+    Args:
+        metric: `accuracy`, or `sampled_accuracy` if nothing was completed greedily.
+        before: Its value before training.
+        after: Its value after training.
+        p_value: Of the paired comparison of the two.
+        change: `unchanged` if the p-value exceeds 0.05.
+    """
+
+    metric: str
+    before: float
+    after: float
+    p_value: float
+    change: Literal["improved", "unchanged", "worse"]
+
+
+def verdict_on(before: Metrics | None, after: Metrics | None) -> Verdict | None:
+    """Return how accuracy has changed between two validations; None if they cannot be compared."""
+    for metric in ("accuracy", "sampled_accuracy"):
+        if before is None or after is None or not {metric, f"{metric}_p_start"} <= after.keys() or metric not in before:
+            continue
+        p_value = after[f"{metric}_p_start"]
+        is_significant = p_value <= SIGNIFICANT and after[metric] != before[metric]
+        change: Literal["improved", "worse"] = "improved" if after[metric] > before[metric] else "worse"
+        return Verdict(metric, before[metric], after[metric], p_value, change if is_significant else "unchanged")
+    return None
+
+
 @dataclass
 class Outcome:
     """The outcome of a run: the content of `result.json`."""
@@ -53,3 +91,41 @@ class Outcome:
     validation: dict[str, Metrics | None] = field(default_factory=lambda: {"before": None, "after": None})
     seconds: float = 0.0
     error: dict[str, str] | None = None
+    verdict: dict[str, object] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def set_verdict(self) -> None:
+        """Set the verdict by the validations before and after."""
+        verdict = verdict_on(self.validation["before"], self.validation["after"])
+        self.verdict = None if verdict is None else asdict(verdict)
+
+
+class WarningKeeper:
+    """A `Reporter` that adds warnings to an outcome, each once, before it passes all on to another one."""
+
+    def __init__(self, reporter: Reporter, outcome: Outcome) -> None:
+        self._reporter = reporter
+        self._warnings = outcome.warnings
+
+    def note(self, text: str) -> None:
+        """Keep the text if it is a new warning, and show it."""
+        is_new = text.startswith("warning") and redact(text) not in self._warnings
+        if is_new and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.append(redact(text))
+        self._reporter.note(text)
+
+    def resumed(self, steps: Sequence[Metrics]) -> None:
+        """Pass on the metrics of the last steps before a resume."""
+        self._reporter.resumed(steps)
+
+    def validated(self, number: int, metrics: Metrics) -> None:
+        """Show the metrics of a validation."""
+        self._reporter.validated(number, metrics)
+
+    def step(self, number: int, metrics: Metrics) -> None:
+        """Show a step's metrics."""
+        self._reporter.step(number, metrics)
+
+    def finish(self, result: JsonObject, advice: str) -> None:
+        """Show the outcome."""
+        self._reporter.finish(result, advice)

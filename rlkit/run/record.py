@@ -11,7 +11,7 @@ from rlkit.base.errors import RankError, explain, shorten
 from rlkit.base.text import redact
 from rlkit.run.checkpoint.write import Writer
 from rlkit.run.folder import RunFolder
-from rlkit.run.outcome import Outcome, Reporter
+from rlkit.run.outcome import Outcome, Reporter, WarningKeeper
 
 
 @dataclass
@@ -30,6 +30,9 @@ class RunRecord:
     outcome: Outcome = field(default_factory=Outcome)
     start: float = field(default_factory=time.time)
 
+    def __post_init__(self) -> None:
+        self.reporter = WarningKeeper(self.reporter, self.outcome)
+
     def attempt(self, what: str, work: Callable[[], object]) -> None:
         """Run an optional action such as writing rollouts; a failure such as a full disk is a warning."""
         try:
@@ -45,6 +48,7 @@ class RunRecord:
     def write_result(self) -> None:
         """Write `result.json`, on rank 0."""
         self.outcome.seconds = round(time.time() - self.start, 3)
+        self.outcome.set_verdict()
         if self.first:
             self.attempt("result.json", lambda: self.folder.result(vars(self.outcome)))
 

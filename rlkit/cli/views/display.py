@@ -74,6 +74,12 @@ def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
+SHOWN_WARNINGS = 10
+"""Warnings that are shown again at the end of a run; `result.json` has all."""
+STYLES = {"improved": "green", "unchanged": "yellow", "worse": "bold red"}
+"""The colours of verdicts."""
+
+
 class Pace:
     """How long the steps that are left take, as the last ones did."""
 
@@ -149,8 +155,17 @@ class Display:
         before, after = (result["validation"][when] or {} for when in ("before", "after"))
         if before:
             self.console.print(comparison(before, after))
+        warnings = result.get("warnings") or []
+        if warnings and result["steps"]:
+            self.note(f"{len(warnings)} warning{'s' * (len(warnings) != 1)} in this run:")
+            for warning in warnings[:SHOWN_WARNINGS]:
+                self.note(f"- {warning.partition(': ')[2] or warning}")
+        verdict = result.get("verdict")
+        if verdict is not None:
+            self.console.print(Text(_verdict(verdict), style=STYLES[verdict["change"]]))
+        is_worse = verdict is not None and verdict["change"] == "worse" and result["status"] == "ok"
         steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
-        self.note(f"{result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
+        self.note(f"{'worse' if is_worse else result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
 
     def _table(self, number: int, metrics: Mapping[str, float], time_left: str | None) -> Table:
         """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""
@@ -169,6 +184,18 @@ class Display:
         for label, text in rows:
             table.add_row(Text(label, style="bold"), cell(text))
         return table
+
+
+def _verdict(verdict: JsonObject) -> str:
+    """Return a verdict in words."""
+    name = "greedy accuracy" if verdict["metric"] == "accuracy" else "sampled accuracy"
+    values = f"{verdict['before']:.3f} -> {verdict['after']:.3f} (p-value {verdict['p_value']:.2g})"
+    remedy = {
+        "improved": "",
+        "unchanged": "; the difference may be chance: more steps, or more validation prompts",
+        "worse": "; the last checkpoint is not better than the model that the run began with: see save.keep_best",
+    }
+    return f"{verdict['change']}: {name} {values}{remedy[verdict['change']]}"
 
 
 def _on_terminal() -> bool:

@@ -104,4 +104,4 @@ def test_a_run_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     status = main(["fit", "--recipe=quickstart", *few, "--rollout.sampling.max_tokens=1", f"--out={tmp_path / 'out'}"])
     assert status == 0
     printed = capsys.readouterr().out
-    assert printed.count("100% of the completions of 10 steps were truncated by the limit of tokens") == 1
+    assert printed.count("warning: 100% of the completions of 10 steps were truncated by the limit of tokens") == 1
