@@ -109,15 +109,15 @@ def test_the_last_and_the_best_stay(tmp_path: Path) -> None:
 
 def test_a_changed_recipe_is_shown_refused_or_forced(run: Path) -> None:
     resume = (*BASE, "--out", "run", "--resume", "auto", "--train.steps=4")
-    changed = rlkit_in_process(*resume, "--train.lr=0.5", cwd=run.parent)
+    changed = rlkit_in_process(*resume, "--train.epochs=2", cwd=run.parent)
     assert changed.returncode == 2
-    assert "train.lr: 0.001 in the checkpoint, 0.5 now" in changed.stderr
+    assert "train.epochs: 1 in the checkpoint, 2 now" in changed.stderr
     assert "--force" in changed.stderr
     broken = rlkit_in_process(*resume, "--model.lora.rank=4", "--force", cwd=run.parent)
     assert broken.returncode == 2
     assert "does not fit" in broken.stderr
     assert "model.lora.rank: None in the checkpoint, 4 now" in broken.stderr
-    forced = rlkit_in_process(*resume, "--train.lr=0.0005", "--force", cwd=run.parent)
+    forced = rlkit_in_process(*resume, "--train.lr=0.0005", "--train.epochs=2", "--force", cwd=run.parent)
     assert forced.returncode == 0, forced.stderr
     assert "changed: train.lr" in forced.stdout
     assert "changed: train.steps: 3 in the checkpoint, 4 now" in forced.stdout

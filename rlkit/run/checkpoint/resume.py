@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.models.checkpoints import CheckpointRef, load_checkpoint, tensor_shapes
@@ -42,7 +42,10 @@ FREE = (
     "train.require_reward",
     "train.max_steps_without_signal",
 )
-"""Options that may change without affecting training; so may `train.steps` if no learning rate depends on it."""
+"""Options that may change without affecting training."""
+
+RATES = ("train.lr", "train.schedule", "train.steps", "critic.lr", "critic.schedule")
+"""Options of the learning rate and of the run's length, which may change: they hold from the next step on."""
 
 
 def compare(checkpoint: CheckpointRef, recipe_yaml: str, force: bool) -> list[str]:
@@ -59,27 +62,30 @@ def compare(checkpoint: CheckpointRef, recipe_yaml: str, force: bool) -> list[st
             "which the run would train twice; keep it, and set rollout.lead to 0 to sample for one step at a time"
         )
     changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
-    lines = {key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now" for key in changed}
+    lines = {
+        key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now{_effect(key, new)}"
+        for key in changed
+    }
     moved = [part for part in PRESENT if any(_under(k, part) for k in old) != any(_under(k, part) for k in new)]
     broken = [line for key, line in lines.items() if any(_under(key, part) for part in (*FIXED, *moved))]
     if broken:
         raise RecipeError(f"the recipe does not fit {checkpoint.location}:\n" + "\n".join(broken))
-    free = FREE if _decays(new) else (*FREE, "train.steps")
-    changes = [line for key, line in lines.items() if not any(_under(key, part) for part in free)]
+    changes = [line for key, line in lines.items() if not any(_under(key, part) for part in (*FREE, *RATES))]
     if changes and not force:
         raise RecipeError(
             f"the recipe differs from that of {checkpoint.location}:\n"
             + "\n".join(changes)
-            + f"\n{_why(changes)}; restore the recipe, or add --force to continue with the changed one"
+            + "\nsuch a change alters the training, so the steps before and after it would belong to two different "
+            "runs; restore the recipe, or add --force to continue with the changed one"
         )
     return list(lines.values())
 
 
-def _why(changes: Sequence[str]) -> str:
-    """Return why changes on resume need `force`."""
-    if all(line.startswith("train.steps:") for line in changes):
-        return "the learning rate depends on train.steps, so another number changes every remaining step"
-    return "such a change alters the training, so the steps before and after it would belong to two different runs"
+def _effect(key: str, recipe: Mapping[str, object]) -> str:
+    """Return what a change of the learning rate or of the number of steps means for the next steps."""
+    if key == "train.steps":
+        return f"; the next step has the learning rate of a run of {recipe[key]} steps" if _decays(recipe) else ""
+    return "; it holds from the next step on" if any(_under(key, part) for part in RATES) else ""
 
 
 def validation_options(recipe: JsonObject) -> list[object]:

@@ -46,16 +46,19 @@ def test_what_changes_no_learning_is_only_shown(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"lr": 0.2},
-        {"steps": 9, "schedule": {"class_path": "rlkit.schedules.Cosine"}},
-        {"steps": 9, "warmup_ratio": 0.1},
-    ],
-)
+def test_the_learning_rate_and_the_number_of_steps_may_change(tmp_path: Path) -> None:
+    """With a schedule that depends on the number of steps, the message says so."""
+    section = {"lr": 0.2, "steps": 9, "schedule": {"class_path": "rlkit.schedules.Cosine"}}
+    assert compare(checkpoint(tmp_path), changed(train=section), force=False) == [
+        "train.lr: 0.1 in the checkpoint, 0.2 now; it holds from the next step on",
+        "train.schedule.class_path: 'rlkit.schedules.Constant' in the checkpoint, 'rlkit.schedules.Cosine' now; "
+        "it holds from the next step on",
+        "train.steps: 3 in the checkpoint, 9 now; the next step has the learning rate of a run of 9 steps",
+    ]
+
+
+@pytest.mark.parametrize("section", [{"warmup_ratio": 0.1}, {"epochs": 2}])
 def test_what_changes_the_learning_needs_force(tmp_path: Path, section: dict[str, Any]) -> None:
-    """The number of steps does where the learning rate decays by it."""
     with pytest.raises(RecipeError, match=rf"train.{next(iter(section))}: .*(\n.*)*alters.*add --force"):
         compare(checkpoint(tmp_path), changed(train=section), force=False)
     assert len(compare(checkpoint(tmp_path), changed(train=section), force=True)) == len(section)
