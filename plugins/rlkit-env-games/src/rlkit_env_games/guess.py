@@ -65,7 +65,7 @@ class GuessNumber(Environment):
         return most_guesses(low, high) if self.max_turns is None else self.max_turns
 
     def reward_at(self, turn: int) -> float:
-        """Return what finding the number at this turn is worth; the first turn is 1."""
+        """Return the reward for finding the number at this turn; the first turn is 1."""
         return max(0.0, 1.0 - self.guess_cost * (turn - 1))
 
     def best_reward(self, low: int, high: int) -> float:

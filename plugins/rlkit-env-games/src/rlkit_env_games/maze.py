@@ -113,7 +113,7 @@ class CalculatorMaze(Environment):
 
 
 def apply(value: int, move: str) -> int:
-    """Return what `+3`, `-1` or `*2` makes of a number."""
+    """Return the result of applying `+3`, `-1` or `*2` to a number."""
     operand = int(move[1:])
     return {"+": value + operand, "-": value - operand, "*": value * operand}[move[0]]
 

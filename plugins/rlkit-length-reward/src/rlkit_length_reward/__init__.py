@@ -1,4 +1,4 @@
-"""A reward that discourages long answers."""
+"""A reward that discourages long completions."""
 
 from __future__ import annotations
 

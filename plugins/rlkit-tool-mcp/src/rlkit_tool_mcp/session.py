@@ -1,4 +1,4 @@
-"""Sessions with servers: opened when needed, shared by all tools of a server, opened again when it died."""
+"""Sessions with servers: opened when needed, shared by all tools of a server, reopened if lost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Connection:
             raise ConnectionError(f"cannot connect to {self._server}: {_reason(error)}") from error
 
     async def close(self) -> None:
-        """Close it; a server that was started by it is stopped."""
+        """Close it; a server that it started is stopped."""
         self._closing.set()
         await asyncio.wait([self._keeper])  # a caller that is cancelled here does not cancel the keeper
 
@@ -191,7 +191,7 @@ def acquire(server: Server, start_timeout: float) -> McpSession:
 
 
 def release(session: McpSession) -> None:
-    """Return a session back; the last one closes it."""
+    """Release a session; the last release closes it."""
     session.users -= 1
     if session.users == 0:
         del _shared[session.server]
@@ -199,7 +199,7 @@ def release(session: McpSession) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the words of the first error inside groups of errors."""
+    """Return the message of the first error inside groups of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -27,13 +27,13 @@ from rlkit.interfaces.tool import State, Tool
 HERE = Path(__file__).parent
 SANDBOX = (sys.executable, "-I", "-B", "-X", "utf8", str(HERE / "sandbox.py"))
 REMOVE = ("sh", "-c", 'chmod -R u+rwX "$1"; rm -rf "$1"', "sh")
-"""Removes a folder whatever the code has made of its modes and depth."""
+"""Removes a folder, whatever its modes and depth."""
 MACHINES = ("x86_64", "aarch64")
 """Those whose system calls the sandbox knows."""
 GRACE = 5.0
 """Seconds that the sandbox has, beyond those of the code, to start and to say what happened."""
 USERS = range(61184, 65520)
-"""Users that nobody is; systemd takes them for services that have none."""
+"""User ids that belong to nobody; systemd assigns them to services without a user."""
 
 
 class PythonTool(Tool):
@@ -194,7 +194,7 @@ class PythonTool(Tool):
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Have the sandbox kill all that it started, or, should it not, kill it."""
+    """Ask the sandbox to kill all that it started; kill the sandbox if it does not."""
     with suppress(ProcessLookupError):
         process.terminate()
         try:

@@ -32,7 +32,7 @@ from typing import Any
 
 CELL = "<cell>"
 FRAMES = 4
-"""How many calls a traceback shows, the innermost."""
+"""Number of innermost calls that a traceback shows."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 OPEN_FILES = 256
 """How many files the code may have open, and more than this script ever has."""
@@ -164,7 +164,7 @@ def become(user: int) -> None:
 
 
 def landlock(folder: str, *, owner: bool) -> None:
-    """Return up all files but the folder, what is readable and the devices."""
+    """Drop access to all files but the folder, what is readable and the devices."""
     version = kernel("syscall", LANDLOCK_CREATE, None, 0, 1)
     if version < 3 and owner:
         raise OSError(f"Landlock {version} lets an owner's files be truncated, expected 3 or later (Linux 6.2)")
@@ -224,7 +224,7 @@ def filter_calls(rules: Rules) -> None:
 
 
 def give_up(spec: dict[str, Any], took: Callable[..., bool], *, separated: bool) -> None:
-    """Return up, for good, every right that the code is not to have."""
+    """Drop permanently every right that the code must not have."""
     limit(spec)
     owner = not (spec["user"] and took("user", become, spec["user"])) and not separated
     kernel("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -302,7 +302,7 @@ def end_all(first: int, *, separated: bool) -> None:
 
 
 class Output:
-    """What the code writes, without its middle where it is long."""
+    """The code's output, without its middle if it is long."""
 
     def __init__(self, descriptor: int, chars: int) -> None:
         self.descriptor = descriptor

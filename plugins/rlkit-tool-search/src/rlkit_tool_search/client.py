@@ -75,7 +75,7 @@ class SearchClient:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Return the server's own words, where it has any."""
+    """Return the server's error message, if there is one."""
     body = error.read().decode(errors="replace")
     try:
         return str(json.loads(body)["error"])

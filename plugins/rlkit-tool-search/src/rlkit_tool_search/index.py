@@ -126,7 +126,7 @@ def parse_passage(line: bytes) -> Passage:
 
 
 def _build_beside(corpus: Path, folder: Path) -> None:
-    """Build under a name of its own and rename: a folder with the final name is always whole."""
+    """Build under a name of its own and rename: a folder with the final name is always complete."""
     unfinished = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.unfinished")
     unfinished.mkdir()
     try:
@@ -167,7 +167,7 @@ def _tokenize(texts: Any, **options: Any) -> Any:
 
 
 def _best(scores: ndarray[Any, Any], top_k: int) -> list[int]:
-    """Return the places of the largest scores above 0, largest first, equals by place."""
+    """Return the indices of the largest scores above 0, largest first, ties by index."""
     import numpy as np
 
     found = np.flatnonzero(scores > 0)

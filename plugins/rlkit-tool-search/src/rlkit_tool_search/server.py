@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def read_request(body: bytes) -> tuple[str, int]:
-    """Read a search: the query, and how many passages it wants.
+    """Read a search: the query, and the number of passages requested.
 
     Raises:
         ValueError: It is not of the expected form.
