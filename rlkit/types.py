@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlkit.base.names import source_name
 from rlkit.base.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
-from rlkit.batch import Batch, RolloutBatch, TrainBatch
+from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, RolloutBatch, TrainBatch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 __all__ = [
     "Batch",
@@ -299,58 +299,3 @@ class Trajectory:
         if self.score is None or self.score.reward is None:
             return None
         return self.score.reward + sum(self.score.turn_rewards or ()) + sum(self.turn_rewards)
-
-
-class Reads(NamedTuple):
-    """Statistics of each token's distribution to compute besides its log-prob.
-
-    Args:
-        entropy: Whether to compute the entropy.
-        squares: Whether to compute the sum of squared probabilities.
-        mean: Whether to compute the mean log-prob over the vocabulary.
-        top: Number of most likely tokens whose ids and log-probs to compute.
-        columns: Size of the vocabulary's beginning to which `top` is limited; None for all of it.
-    """
-
-    entropy: bool = True
-    squares: bool = False
-    mean: bool = False
-    top: int = 0
-    columns: int | None = None
-
-
-class PolicyOutput(NamedTuple):
-    """The output of the policy's forward pass, which a loss reads. Tensors are 0 outside the mask.
-
-    Args:
-        logps: [B,T] f32, log-probs of the tokens under the current policy, with a gradient.
-        entropy: [B,T] f32, entropy of the distribution at each token.
-        sum_pi_squared: [B,T] f32, sum of the distribution's squared probabilities, without a gradient.
-        scores: [B,T] f32, of a reward model (`model.head: score`), whose `logps` are 0: the score of the conversation
-            up to and including the token, with a gradient.
-        mean_logps: [B,T] f32, mean log-prob over the vocabulary, with a gradient.
-        top_ids: [B,T,K] i64, the most likely tokens, of the policy or of a teacher.
-        top_logps: [B,T,K+1] f32, their log-probs, and last that of all other tokens together, with a gradient.
-    """
-
-    logps: Tensor
-    entropy: Tensor | None
-    sum_pi_squared: Tensor | None = None
-    scores: Tensor | None = None
-    mean_logps: Tensor | None = None
-    top_ids: Tensor | None = None
-    top_logps: Tensor | None = None
-
-
-class LossOutput(NamedTuple):
-    """A policy loss before aggregation: the training loop weights tokens, adds entropy and KL terms, and divides once.
-
-    Args:
-        per_token: [B,T] f32, loss of each token. It is finite also outside the mask, where it is ignored.
-        metrics: Scalars by name, without a gradient, usually means over the mask. The run logs `policy/NAME`, the mean
-            over all micro-batches, optimizer steps and ranks of a step, weighted by the number of chosen tokens, or of
-            rows for a `SequenceLoss`.
-    """
-
-    per_token: Tensor
-    metrics: dict[str, Tensor]

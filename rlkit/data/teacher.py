@@ -13,7 +13,7 @@ from rlkit.models.load import context_length, load_config, naming
 from rlkit.recipe import Recipe
 from rlkit.rollout.lengths import Side, measure, shorten
 from rlkit.rollout.template import ChatTemplate
-from rlkit.tasks.files import TextTemplate
+from rlkit.tasks.template import TextTemplate
 from rlkit.types import Prompt, Trajectory
 
 PROMPT = "prompt"

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from glob import has_magic
 from pathlib import Path
-from string import Formatter
 from typing import ClassVar
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.interfaces.task import Split, Task, field_of
 from rlkit.tasks import sources
+from rlkit.tasks.lines import is_url, jsonl, suffix_of
 from rlkit.tasks.recorded import recording
 from rlkit.tasks.table import Table, location_of
+from rlkit.tasks.template import TextTemplate, as_text
 from rlkit.types import Message, Prompt, Row
 
 
@@ -140,45 +140,6 @@ class Columns(Task):
         return train if split == "train" else held_out
 
 
-class TextTemplate:
-    """A text with columns in it: `{question}\\nAnswer with ####`; braces of the text itself are doubled.
-
-    Args:
-        text: Columns in braces; `{a.b}` is the field `b` inside `a`. Nothing else may be in them: no code runs.
-        option: Where the text is from, for messages.
-
-    Raises:
-        RecipeError: It is no such text, or names no column.
-    """
-
-    def __init__(self, text: str, option: str = "task.template") -> None:
-        self.option = option
-        try:
-            self.parts = [*Formatter().parse(text)]
-        except ValueError as error:
-            raise RecipeError(f"{option} is {show(text)}: {error}; write {{{{ and }}}} for braces") from error
-        self.names = [name for _, name, _, _ in self.parts if name is not None]
-        if not all(self.names) or any(form or change for _, _, form, change in self.parts):
-            raise RecipeError(f"{option} is {show(text)}, expected only names of columns in braces")
-        if not self.names:
-            raise RecipeError(f"{option} is {show(text)}, expected a column in it, such as {{question}}")
-
-    def fill(self, row: Row, location: str) -> str:
-        """Return the text for a row.
-
-        Raises:
-            RecipeError: The row has no such column, or it is null.
-        """
-        pieces = [(literal, self._column(row, name, location) if name else "") for literal, name, _, _ in self.parts]
-        return "".join(literal + value for literal, value in pieces)
-
-    def _column(self, row: Row, name: str, location: str) -> str:
-        text = as_text(sources.column(row, name, location, self.option))
-        if text is None:
-            raise RecipeError(f"{location}: {name!r} is null, but {self.option} needs it")
-        return text
-
-
 class Jsonl(Columns):
     """Files with one JSON object a line: a prompt (text, or chat messages), an answer, anything else as `meta`.
 
@@ -222,7 +183,7 @@ class Jsonl(Columns):
         return None if self.validation_path is None else self._read(self.validation_path, "task.validation_path")
 
     def _read(self, paths: sources.Paths, option: str) -> sources.Rows:
-        table = Table([(name, sources.jsonl(name)) for name in sources.expand(paths, option)])
+        table = Table([(name, jsonl(name)) for name in sources.expand(paths, option)])
         for row in table:
             self._check(row, location_of(row, ""))
         return table
@@ -291,9 +252,9 @@ class HFDataset(Columns):
 
     @property
     def _is_file(self) -> bool:
-        if isinstance(self.path, list) or sources.is_url(self.path):
+        if isinstance(self.path, list) or is_url(self.path):
             return True
-        return has_magic(self.path) or sources.suffix_of(self.path) in sources.KINDS
+        return has_magic(self.path) or suffix_of(self.path) in sources.KINDS
 
     def _files(self, names: sources.Paths, option: str) -> sources.Rows:
         return sources.files(sources.expand(names, option), option, self._check)
@@ -362,12 +323,3 @@ def _is_message(message: object) -> bool:
     if isinstance(content, list):
         return all(isinstance(item, Mapping) and isinstance(item.get("type"), str) for item in content)
     return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
-
-
-def as_text(answer: object) -> str | None:
-    """Return an answer as text: lists and objects as JSON; NaN stands for none in tables of numbers."""
-    if isinstance(answer, float) and math.isnan(answer):
-        return None
-    if answer is None or isinstance(answer, str):
-        return answer
-    return json.dumps(answer, ensure_ascii=False, default=str) if isinstance(answer, list | dict) else str(answer)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import hashlib
-import json
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
 from rlkit.base.text import redact
 from rlkit.interfaces.task import field_of
-from rlkit.tasks.table import LocatedRow, Table
+from rlkit.tasks.lines import COMPRESSED, first_line, is_url, jsonl, separated, suffix_of
+from rlkit.tasks.table import Table
 from rlkit.types import Row
 
 Rows = Sequence[Row]
@@ -29,22 +27,9 @@ KINDS = {
 }  # fmt: skip
 """Formats of files by suffix: the first three are read by `datasets`."""
 
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-"""Suffixes of packed files, after that of the format."""
 
 SAVED = ("state.json", "dataset_dict.json")
 """One of these is in a folder that `datasets` has saved."""
-
-
-def is_url(name: str) -> bool:
-    """Whether a name is a URL, which fsspec opens, instead of a path."""
-    return "://" in name
-
-
-def suffix_of(name: str) -> str:
-    """Return the suffix of a file's format, which that of a compression may follow."""
-    path = PurePosixPath(urlsplit(name).path if is_url(name) else name)
-    return PurePosixPath(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
 def existing(path: Path, option: str) -> Path:
@@ -126,41 +111,6 @@ def files(names: Sequence[str], option: str, check: Callable[[Row, str], object]
     return Table(parts)
 
 
-def jsonl(name: str) -> list[LocatedRow]:
-    """Read a file with one JSON object a line, in UTF-8.
-
-    Raises:
-        RecipeError: A line is not such an object; the message names the file and the line.
-    """
-    return [LocatedRow.at(location, _parse(line, location)) for location, line in _lines(name) if line.strip()]
-
-
-def separated(name: str) -> list[LocatedRow]:
-    """Read a CSV or TSV file in UTF-8, whose first line has the columns' names; all fields are texts.
-
-    Raises:
-        RecipeError: A row has more or fewer fields; the message names the file and the line.
-    """
-    csv.field_size_limit(2**31 - 1)
-    lines = (line for _, line in _lines(name))
-    reader = csv.DictReader(lines, delimiter="\t" if suffix_of(name) == ".tsv" else ",", strict=True)
-    rows = []
-    try:
-        columns = reader.fieldnames or []
-        repeated = [column for column, count in Counter(columns).items() if count > 1]
-        if repeated:
-            raise RecipeError(f"{redact(name)}, line 1: several columns are named {repeated[0]!r}; rename all but one")
-        for row in reader:
-            location = f"{redact(name)}, line {reader.line_num}"
-            if None in row or None in row.values():
-                count = len(columns) - list(row.values()).count(None) + len(row.get(None, ()))  # type: ignore[call-overload]
-                raise RecipeError(f"{location}: {count} fields, expected {len(columns)}: {', '.join(columns)}")
-            rows.append(LocatedRow.at(location, row))
-    except csv.Error as error:
-        raise RecipeError(f"{redact(name)}, after line {reader.line_num}: not a row of a CSV file ({error})") from error
-    return rows
-
-
 def saved(folder: Path, split: str, option: str) -> Rows:
     """Open a folder that `datasets` has saved: one table, or a split of several.
 
@@ -172,7 +122,7 @@ def saved(folder: Path, split: str, option: str) -> Rows:
     try:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as error:
-        raise RecipeError(f"{option}: {folder} cannot be read as Arrow files: {_first_line(error)}") from error
+        raise RecipeError(f"{option}: {folder} cannot be read as Arrow files: {first_line(error)}") from error
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise RecipeError(f"{option}: {folder} has no split {split!r}; there are: {', '.join(loaded)}")
@@ -193,7 +143,7 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
     except Exception as error:
         kind = UnavailableError if unreachable(error) else RecipeError
         raise kind(
-            f"data set {path!r}, split {split!r} cannot be loaded: {_first_line(error)}. Without a network, set "
+            f"data set {path!r}, split {split!r} cannot be loaded: {first_line(error)}. Without a network, set "
             f"{option} to a local folder or file"
         ) from error
 
@@ -254,7 +204,7 @@ def _open(kind: str, name: str, option: str) -> Any:
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:  # the message of `datasets` itself is only that it failed
             cause = cause.__cause__ or cause.__context__ or cause
-        text = f"{option}: {redact(name)} cannot be read as {kind}: {redact(_first_line(cause))}"
+        text = f"{option}: {redact(name)} cannot be read as {kind}: {redact(first_line(cause))}"
         raise (UnavailableError if is_url(name) and unreachable(error) else RecipeError)(text) from error
 
 
@@ -292,61 +242,6 @@ def _matches(name: str, option: str) -> list[str]:
     if not matches:
         raise RecipeError(f"{option} is {name!r}, which matches no file; {_nearby(Path(os.path.expanduser(path)))}")
     return matches
-
-
-def _lines(name: str) -> Iterator[tuple[str, str]]:
-    """Read the lines of a text file, each with its location."""
-    import fsspec
-
-    try:
-        with fsspec.open(name if is_url(name) else str(Path(name).absolute()), "rb", compression="infer") as raw:
-            for number, line in enumerate(raw, 1):
-                location = f"{redact(name)}, line {number}"
-                yield location, _decode(line, number, location)
-    except RecipeError:
-        raise
-    except Exception as error:  # file systems and unpackers have many of their own
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
-        kind = UnavailableError if is_url(name) and unreachable(error) else RecipeError
-        raise kind(f"{redact(name)} cannot be read: {redact(reason)}") from error
-
-
-def _decode(line: bytes, number: int, location: str) -> str:
-    if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise RecipeError(f"{location}: the file is in UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
-    try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise RecipeError(
-            f"{location}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text "
-            "file in UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
-        ) from error
-    if "\0" in text:
-        raise RecipeError(f"{location}: a NUL byte, expected text")
-    return text
-
-
-def _parse(line: str, location: str) -> Row:
-    try:
-        row = json.loads(line)
-        if "\\ud" in line.lower():
-            json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is JSON, but no text
-    except UnicodeEncodeError as error:
-        surrogate = error.object[error.start : error.end]
-        raise RecipeError(
-            f"{location}: {surrogate!a} is half of a surrogate pair, which is not valid text; remove it, or write the "
-            "character in UTF-8"
-        ) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
-        raise RecipeError(f"{location}: not JSON ({_first_line(error)}); expected one object a line") from error
-    if not isinstance(row, dict):
-        raise RecipeError(f'{location}: {show(row)}, expected one JSON object a line, such as {{"prompt": "2 + 2?"}}')
-    return row
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.split("\n")[0] if text else type(error).__name__
 
 
 def _select(rows: Rows, chosen: Sequence[int]) -> Rows:

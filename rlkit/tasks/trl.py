@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlkit.tasks.files import KnownColumns, as_text
+from rlkit.tasks.files import KnownColumns
+from rlkit.tasks.template import as_text
 from rlkit.types import Row
 
 ANSWERS = ("answer", "solution", "ground_truth")
