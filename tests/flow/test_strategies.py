@@ -197,7 +197,7 @@ def check_calls(out: Path, done: subprocess.CompletedProcess[str]) -> None:
         else:
             assert mine == theirs
     printed = done.stdout + done.stderr
-    assert printed.count(f"{part}: `on_step_end` took") == 1
+    assert printed.count(f"warning: {part}: `on_step_end` took") == 1
     assert f"{part}: `on_run_end` has not ended after 0.1 s, its budget" in printed
 
 
