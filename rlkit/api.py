@@ -5,17 +5,19 @@
     def right(text, answer):
         return float(answer in text)
 
-    result = fit(Recipe(model="tiny", task=[{"prompt": "2 + 2 = ?", "answer": "4"}], reward=right))
+    result = fit(model="tiny", task=[{"prompt": "2 + 2 = ?", "answer": "4"}], reward=right)
+    result = fit("quickstart", train={"steps": 20})
 
 It works in a script, without `if __name__ == "__main__"`, and in a notebook.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -26,6 +28,8 @@ from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
+from rlkit.cli.parsing.reader import find, read
+from rlkit.cli.parsing.suggest import nearest
 from rlkit.cli.streams import unfailing
 from rlkit.cli.views.display import Display
 from rlkit.interfaces.advantage import AdvantageEstimator
@@ -43,11 +47,16 @@ from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
 from rlkit.run.signals import raised
 from rlkit.tasks.rows import Rows
 from rlkit.tools import tool
+from rlkit.types import JsonObject
 
 Data = Mapping[str, Any]
 """A section's options, or a part's `class_path` and `init_args`, as in YAML."""
 Named = str | Data
 """A part by its class's name, with options or without, as in YAML."""
+
+
+Reward = RewardManager | Callable[..., Any] | Named
+"""A reward as an object, a function, or by name."""
 
 
 class Unset:
@@ -71,7 +80,8 @@ class Recipe:
         model: The policy; a string is its `path`.
         task: The source of prompts; a list of rows, or a `datasets.Dataset`, becomes `rlkit.tasks.rows.Rows`.
         reward: The reward; None if nothing reads rewards. A function has the arguments and results that `PythonReward`
-            documents; it runs in worker processes, or in this process if it is `async`.
+            documents; it runs in worker processes, or in this process if it is `async`. A list is summed; each of its
+            rewards is a component by the name of its function or class.
         advantage: The advantage estimator; None for a loss that reads no advantages.
         loss: The policy loss.
         rollout: How trajectories are sampled; the default engine is `TorchEngine`.
@@ -83,7 +93,7 @@ class Recipe:
 
     model: sections.Model | Named
     task: Task | Named | Sequence[Data]
-    reward: RewardManager | Callable[..., Any] | Named | None
+    reward: Reward | Sequence[Reward] | None
     advantage: AdvantageEstimator | Named | None = "GRPO"
     loss: PolicyLoss | Named = "ClipLoss"
     rollout: sections.Rollout | Data = field(default_factory=sections.Rollout)
@@ -130,6 +140,7 @@ class Result:
         seconds: The duration of the run.
         validation: Metrics `before` and `after` training; None for a validation that did not run.
         metrics: The metrics of each step, as in `metrics.jsonl`.
+        verdict: How validation accuracy has changed, as in `result.json`; None without two validations.
     """
 
     status: str
@@ -138,12 +149,20 @@ class Result:
     seconds: float
     validation: Mapping[str, Mapping[str, float] | None]
     metrics: list[dict[str, float]] = field(repr=False)
+    verdict: Mapping[str, object] | None = None
 
     @property
     def model(self) -> Path | None:
         """The folder of the trained model or adapter; None if no step completed."""
         final = self.folder / "final"
         return final if os.path.isdir(final) else None
+
+    def rollouts(self, step: int | None = None) -> Iterator[JsonObject]:
+        """Yield the saved trajectories of a step, or of all steps in order, as the rows of `rollouts/`."""
+        name = "step-*" if step is None else f"step-{step:05d}*"
+        for path in sorted((self.folder / "rollouts").glob(f"{name}.jsonl.gz")):
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
 
     def columns(self) -> dict[str, list[float | None]]:
         """Return the metrics by name, None if a step lacks one: `pandas.DataFrame(result.columns())`."""
@@ -152,21 +171,23 @@ class Result:
 
 
 def fit(
-    recipe: Recipe,
+    recipe: Recipe | str | Path | None = None,
     *,
     out: str | Path | None = None,
     resume: str | Path | None = None,
     force: bool = False,
     quiet: bool = False,
+    **sections: object,
 ) -> Result:
     """Train a policy; Ctrl-C ends the run after the step in progress and saves it.
 
     Args:
-        recipe: The recipe.
+        recipe: The recipe: an object, a file or the name of a shipped recipe; None for the sections alone.
         out: The run folder; None for the resumed run's, or a new one, `runs/python-<time>`.
         resume: The checkpoint to resume from: its path, a run folder, or `auto` for the newest in `out`, if any.
         force: Whether to resume although the recipe has changed what is learned.
         quiet: Whether to print nothing.
+        sections: Sections and parts by the names of `Recipe`'s fields, which override those of the recipe.
 
     Raises:
         RecipeError: The recipe, its data or the folder is wrong; nothing has been trained yet.
@@ -176,44 +197,68 @@ def fit(
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with unfailing(), raised():
-        checked, yaml, registry = _build(recipe)
+        checked, yaml, registry = _build(recipe, sections)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
     path = folder / "metrics.jsonl"  # absent if the run was interrupted at its start
     lines = path.read_text(encoding="utf-8").splitlines() if os.path.exists(path) else []
     metrics = [json.loads(line) for line in lines]
-    return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics)
+    return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics, outcome.verdict)
 
 
 def _text(path: str | Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _build(recipe: Recipe) -> tuple[BuiltRecipe, str, Registry]:
+def _build(
+    recipe: Recipe | str | Path | None, changes: Mapping[str, object] | None = None
+) -> tuple[BuiltRecipe, str, Registry]:
     """Return the built recipe, its YAML, and the registry."""
-    if not isinstance(recipe, Recipe):
-        raise RecipeError(f"recipe is of type {type(recipe).__name__}, expected an rlkit.Recipe")
+    if not isinstance(recipe, Recipe | str | Path | None):
+        raise RecipeError(
+            f"recipe is of type {type(recipe).__name__}, expected an rlkit.Recipe, a file or the name of a recipe"
+        )
+    changes = changes or {}
+    known = [f.name for f in fields(Recipe)]
+    unknown = [name for name in changes if name not in known]
+    if unknown:
+        raise RecipeError(f"fit has no argument {unknown[0]!r}; {nearest(unknown[0], known)}")
+    required = [name for name in ("model", "task", "reward") if recipe is None and name not in changes]
+    if required:
+        raise RecipeError(f'fit needs {", ".join(required)}, or a recipe, such as fit("quickstart")')
     registry = load_plugins()
     registry.require_healthy()
     for note in registry.notes:
         warnings.warn(note, stacklevel=3)
     composer = Composer(registry)
-    composer.add({name: as_data(section, registry) for name, section in _sections(recipe).items()})
+    if isinstance(recipe, str | Path):
+        composer.add(read(find(str(recipe), registry.recipes)), by_user=False)
+    base = Recipe(**changes) if recipe is None else recipe  # type: ignore[arg-type]
+    if isinstance(base, Recipe):
+        composer.add({name: as_data(section, registry) for name, section in _sections(_values(base)).items()})
+    if recipe is not None:
+        composer.add({name: as_data(section, registry) for name, section in _sections(changes).items()})
     return *build(composer), registry
 
 
-def _sections(recipe: Recipe) -> dict[str, object]:
-    """Return the sections of a recipe, in a form that a recipe in YAML may have, or as parts."""
-    by_name: dict[str, object] = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
-    task = _as_task(recipe.task)
-    by_name["task"] = task
-    by_name["reward"] = _as_reward(recipe.reward)
-    if isinstance(recipe.model, str):
-        by_name["model"] = sections.Model(recipe.model)
-    if recipe.tools is not None:
-        by_name["tools"] = {name: _as_tool(value) for name, value in recipe.tools.items()}
-    if isinstance(recipe.validation, Unset):
-        del by_name["validation"]
+def _values(recipe: Recipe) -> dict[str, object]:
+    return {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+
+
+def _sections(values: Mapping[str, Any]) -> dict[str, object]:
+    """Return sections of a recipe, in a form that a recipe in YAML may have, or as parts."""
+    by_name: dict[str, object] = dict(values)
+    if "task" in values:
+        by_name["task"] = _as_task(values["task"])
+    if "reward" in values:
+        by_name["reward"] = _as_reward(values["reward"])
+    if isinstance(values.get("model"), str):
+        by_name["model"] = sections.Model(values["model"])
+    if values.get("tools") is not None:
+        by_name["tools"] = {name: _as_tool(value) for name, value in values["tools"].items()}
+    if isinstance(values.get("validation", UNSET), Unset):
+        by_name.pop("validation", None)
+        task = by_name.get("task")
         if isinstance(task, Rows) and not task.holds_out:
             by_name["validation"] = None
     return by_name
@@ -223,10 +268,25 @@ def _as_task(task: Task | Named | Sequence[Data]) -> Task | Named:
     return task if isinstance(task, Task | str | Mapping) else Rows(task)
 
 
-def _as_reward(reward: RewardManager | Callable[..., Any] | Named | None) -> RewardManager | Named | None:
+def _as_reward(reward: Reward | Sequence[Reward] | None) -> RewardManager | Named | None:
+    if isinstance(reward, list | tuple):
+        named = {_name_of(part, number): _as_reward(part) for number, part in enumerate(reward, 1)}
+        if len(named) < len(reward):
+            raise RecipeError(f"reward lists two rewards of the same name, expected different ones: {', '.join(named)}")
+        return {"class_path": "Composite", "init_args": {"rewards": named}}
+    assert not isinstance(reward, Sequence) or isinstance(reward, str)
     if isinstance(reward, RewardManager | str | Mapping) or not callable(reward):
         return reward
     return AsyncFunctionReward(reward) if iscoroutinefunction(reward) else FunctionReward(reward)
+
+
+def _name_of(reward: Reward, number: int) -> str:
+    """Return the name of a reward in a list: that of its function or class, or else its number."""
+    if isinstance(reward, str | Mapping):
+        reward_class = reward if isinstance(reward, str) else str(reward.get("class_path"))
+        return reward_class.rpartition(".")[2]
+    name = str(getattr(reward, "__name__", type(reward).__name__))
+    return name if name.isidentifier() else f"reward_{number}"
 
 
 def _as_tool(value: Tool | Callable[..., Any] | Named) -> Tool | Named:

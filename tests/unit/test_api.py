@@ -178,6 +178,52 @@ def test_any_reward_trains(tmp_path: Path, reward: Any) -> None:
     assert done.metrics[0]["rollout/samples"] == 4
 
 
+def test_sections_alone_are_a_recipe(tmp_path: Path) -> None:
+    sections = {"train": {"steps": 1, "prompts_per_step": 2}, **SMALL}
+    result = fit(model="tiny", task=ROWS, reward=right, out=tmp_path / "out", quiet=True, **sections)
+    assert (result.steps, result.verdict) == (1, None)
+    rows = list(result.rollouts(1))
+    assert [row["prompt"] for row in rows] == [row["prompt"] for row in result.rollouts()]
+    assert len(rows) == 4
+    assert {"text", "reward", "tokens"} <= rows[0].keys()
+    assert list(result.rollouts(2)) == []
+
+
+def test_a_shipped_recipe_is_run_by_its_name_with_changes(tmp_path: Path) -> None:
+    changes = {"train": {"steps": 1, "prompts_per_step": 2}, "rollout": {"group_size": 2}, "fabric": CPU}
+    fit("quickstart", out=tmp_path / "out", quiet=True, validation=None, loss="CISPO", **changes)
+    kept = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
+    [shipped] = [yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())]
+    assert (kept["train"]["steps"], kept["train"]["lr"]) == (1, shipped["train"]["lr"])
+    assert kept["loss"]["class_path"] == "rlkit.losses.CISPO"
+    assert kept["validation"] is None
+
+
+def test_a_list_of_rewards_is_their_sum(tmp_path: Path) -> None:
+    result = fit(small([right, "ExactReward"]), out=tmp_path / "out", quiet=True)
+    assert {"reward/right", "reward/ExactReward"} <= result.metrics[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "fit needs model, task, reward, or a recipe"),
+        ({"model": "tiny", "reward": right}, "fit needs task"),
+        ({"recipe": "quickstrat"}, "did you mean 'quickstart'"),
+        ({"recipe": 3}, "recipe is of type int, expected an rlkit.Recipe, a file or the name"),
+        ({"recipe": "quickstart", "tarin": {}}, "fit has no argument 'tarin'; did you mean 'train'?"),
+        ({"recipe": "quickstart", "learning_rate": 0.1}, "no argument 'learning_rate'; did you mean 'train.lr'?"),
+            {"recipe": "quickstart", "learning_rate": 1e-3},
+            "fit has no argument 'learning_rate'; did you mean 'train.lr'?",
+        ),
+        ({"model": "tiny", "task": ROWS, "reward": [right, right]}, "two rewards of the same name"),
+    ],
+)
+def test_wrong_arguments_of_fit_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        fit(**arguments)
+
+
 def test_a_data_set_is_a_task(tmp_path: Path) -> None:
     from datasets import Dataset
 
