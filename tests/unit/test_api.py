@@ -213,9 +213,6 @@ def test_a_list_of_rewards_is_their_sum(tmp_path: Path) -> None:
         ({"recipe": 3}, "recipe is of type int, expected an rlkit.Recipe, a file or the name"),
         ({"recipe": "quickstart", "tarin": {}}, "fit has no argument 'tarin'; did you mean 'train'?"),
         ({"recipe": "quickstart", "learning_rate": 0.1}, "no argument 'learning_rate'; did you mean 'train.lr'?"),
-            {"recipe": "quickstart", "learning_rate": 1e-3},
-            "fit has no argument 'learning_rate'; did you mean 'train.lr'?",
-        ),
         ({"model": "tiny", "task": ROWS, "reward": [right, right]}, "two rewards of the same name"),
     ],
 )
