@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning.fabric import Fabric
 
-from rlkit.base.errors import RecipeError, UnavailableError, explain
+from rlkit.base.errors import RecipeError, UnavailableError, explain, show
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.parsing.script import as_python
 from rlkit.cli.views.display import echo
 from rlkit.data.data import Data, load_data
-from rlkit.distributed.fsdp2 import FSDP2Strategy
+from rlkit.distributed.fsdp2 import FSDP2Strategy, make_fabric
 from rlkit.interfaces.reward import RewardManager
+from rlkit.models.activations import token_limit
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import ModelReward, PythonReward
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
-from rlkit.run.preflight import estimate, plan
+from rlkit.run.preflight import estimate, footprint, plan
 from rlkit.run.preflight.dryrun import dry_run
+from rlkit.run.preflight.gpus import GPUS, Gpu, gpu_named
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import fabric_for, prepare_training
 
@@ -34,6 +38,7 @@ USAGE = """usage: rlkit recipe list                       the shipped recipes, a
        rlkit recipe new FILE --from NAME [overrides]
                                                a file of your own: every option, with what it does
        rlkit recipe check NAME [overrides]     check it, its data, its model's context and template, its reward
+       rlkit recipe check NAME --gpu h100      whether it fits that GPU, and how long it takes; --price 2.5 for the cost
        rlkit recipe check NAME --deep          load the models too, and measure a step that changes nothing
 """
 FROM = "--from"
@@ -49,6 +54,8 @@ PROMPT = 128
 
 PYTHON = ("--python", {"action": "store_true", "help": "Print a Python script that runs the same."})
 DEEP = ("--deep", {"action": "store_true", "help": "Load models, run code of the user's, measure a step's memory."})
+GPU = ("--gpu", {"help": f"Plan for this GPU: {', '.join(GPUS)}, or a number of MiB. This machine needs none."})
+PRICE = ("--price", {"help": "Price of a GPU per hour, to estimate the cost of the run."})
 
 
 def run(argv: Sequence[str]) -> int:
@@ -63,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
         return _new(arguments)
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
-    parsed = parse(f"recipe {verb}", arguments, [DEEP if verb == "check" else PYTHON])
+    parsed = parse(f"recipe {verb}", arguments, [DEEP, GPU, PRICE] if verb == "check" else [PYTHON])
     if verb == "show":
         script = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry)
         print(script if parsed.options.python else parsed.yaml, end="")
@@ -73,11 +80,69 @@ def run(argv: Sequence[str]) -> int:
             f"model.trust_remote_code is true: to check the model would run the code that comes with "
             f"{parsed.recipe.model.path!r}; read it, and add --deep to run it"
         )
+    target = Target.of(parsed)
     try:
-        data = load_data(parsed.recipe)
+        data = load_data(target.recipe)
     except UnavailableError as error:
-        return _check_without_data(parsed, error)
-    return _check(parsed, data)
+        return _check_without_data(target, error)
+    return _check(target, data)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is checked, and the GPU that it is planned for.
+
+    Args:
+        recipe: With the micro-batches of that GPU.
+        deep: Whether models are loaded.
+        gpu: None for this machine's device.
+        price: Price of a GPU per hour, if it was given.
+    """
+
+    recipe: Recipe
+    deep: bool
+    gpu: Gpu | None
+    price: float | None
+
+    @classmethod
+    def of(cls, parsed: Parsed) -> Target:
+        """Return what the command line asks about.
+
+        Raises:
+            RecipeError: The GPU is unknown, its price is no price, or `--deep` is to measure on another machine.
+        """
+        recipe, options = parsed.recipe, parsed.options
+        price = None if options.price is None else _price(options.price)
+        if options.gpu is None:
+            return cls(recipe, options.deep, None, price)
+        if options.deep:
+            raise RecipeError("--deep measures on this machine, and --gpu plans for another; choose one of them")
+        gpu = gpu_named(options.gpu)
+        try:
+            limit = token_limit(recipe.train, recipe.model, recipe.fabric, gpu.memory)
+        except UnavailableError:  # said once the data is loaded
+            return cls(recipe, False, gpu, price)
+        train = replace(recipe.train, max_tokens_per_micro_batch=limit)
+        return cls(replace(recipe, train=train), False, gpu, price)
+
+    def fabric(self) -> Fabric:
+        """Return the recipe's Fabric, on this machine's CPU if it is planned for a GPU elsewhere."""
+        section = self.recipe.fabric
+        if self.gpu is None:
+            return fabric_for(self.recipe)
+        devices = len(section.devices) if isinstance(section.devices, list) else section.devices
+        elsewhere = replace(section, accelerator="cpu", devices=1 if devices == "auto" else devices)
+        return make_fabric(elsewhere, self.recipe.train.deadline)
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not 0 < price < math.inf:
+        raise RecipeError(f"--price is {show(text)}, expected the price of a GPU per hour, such as 2.5")
+    return price
 
 
 def _new(argv: Sequence[str]) -> int:
@@ -123,9 +188,9 @@ def _summary(path: Path) -> str:
         return f"cannot be read: {error}"
 
 
-def _check(parsed: Parsed, data: Data) -> int:
-    recipe = parsed.recipe
-    fabric = fabric_for(recipe)
+def _check(target: Target, data: Data) -> int:
+    recipe = target.recipe
+    fabric = target.fabric()
     ranks, shards = _ranks(fabric)
     for line in plan.lines(data, ranks):
         echo(line)
@@ -136,9 +201,9 @@ def _check(parsed: Parsed, data: Data) -> int:
         echo(f"warning: {warning}")
     measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
     prompt = sum(measured) / len(measured)
-    _estimate(estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
-    if parsed.options.deep:
-        _measure(parsed, data, fabric)
+    _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
+    if target.deep:  # agreed: from the command line
+        _measure(recipe, data, fabric)
     elif recipe.reward is not None:
         _try_reward(recipe, recipe.reward, data, fabric)
     prompts = f"{len(data.train)} training rows, {len(data.validation)} validation prompts"
@@ -172,12 +237,12 @@ def _untried(reward: RewardManager) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def _check_without_data(parsed: Parsed, missing: UnavailableError) -> int:
+def _check_without_data(target: Target, missing: UnavailableError) -> int:
     """Check and estimate what can be without a model or data that this machine does not have."""
-    recipe = parsed.recipe
-    if parsed.options.deep:
+    recipe = target.recipe
+    if target.deep:
         raise missing
-    ranks, shards = _ranks(fabric_for(recipe))
+    ranks, shards = _ranks(target.fabric())
     unknown = {str(missing)}
     rows = None
     try:
@@ -187,7 +252,7 @@ def _check_without_data(parsed: Parsed, missing: UnavailableError) -> int:
     for line in plan.batches(recipe, rows, ranks):
         echo(line)
     try:
-        _estimate(estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
+        _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
         echo(f"prompts were taken to have {PROMPT} tokens")
     except UnavailableError as error:
         unknown.add(str(error))
@@ -206,17 +271,22 @@ def _ranks(fabric: Fabric) -> tuple[int, int]:
     ) else 1
 
 
-def _estimate(setting: estimate.Setting) -> None:
-    for line in estimate.lines(setting):
+def _estimate(target: Target, setting: estimate.Setting) -> None:
+    setting = replace(setting, gpu=target.gpu)
+    for line in (*estimate.lines(setting), *footprint.lines(setting)):
         echo(line)
-    for phase, size in estimate.memory(setting).items():
-        echo(f"memory, estimated: {size:,.0f} MiB for {phase}")
+    gpu, steps = setting.timed_gpu, target.recipe.train.steps
+    if target.price is None or gpu is None:
+        return
+    seconds = estimate.step_seconds(setting, gpu)
+    gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * setting.ranks
+    echo(f"cost, estimated: {gpu_hours:.1f} GPU hours at {target.price:g} = {gpu_hours * target.price:,.2f}")
 
 
-def _measure(parsed: Parsed, data: Data, fabric: Fabric) -> None:
+def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
     """Load the models, try the reward and the longest rows."""
     fabric.launch()
-    context, reward, trial = prepare_training(parsed.recipe, data, fabric), parsed.recipe.reward, None
+    context, reward, trial = prepare_training(recipe, data, fabric), recipe.reward, None
     try:
         if reward is not None:
             trial = context.rollouts.wait(

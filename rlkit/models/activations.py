@@ -64,10 +64,16 @@ def frozen_bytes(model: Model, fabric: Fabric) -> int:
     return 2 if "bfloat16" in model.dtype or fabric.precision == "bf16-true" else 4
 
 
-def token_limit(train: Train, model: Model, fabric: Fabric) -> int:
+def token_limit(train: Train, model: Model, fabric: Fabric, gpu_bytes: int | None = None) -> int:
     """Return `train.max_tokens_per_micro_batch`, with `auto` resolved to a number.
 
     `auto` depends only on the shape of the model and the kind of device, so a resumed run has the same micro-batches.
+
+    Args:
+        train: The recipe's `train:`.
+        model: The recipe's `model:`.
+        fabric: The recipe's `fabric:`.
+        gpu_bytes: Memory of the GPU to plan for; None for this machine's device.
 
     Raises:
         RecipeError: The model's configuration cannot be read.
@@ -77,8 +83,9 @@ def token_limit(train: Train, model: Model, fabric: Fabric) -> int:
         return configured
     config = find_config(model).get_text_config()
     layer_bytes, layers = activation_bytes(config, precision_of(model, fabric), adapters=model.lora is not None)
-    on_gpu = fabric.accelerator in {"gpu", "cuda"} or (fabric.accelerator == "auto" and torch.cuda.is_available())
-    memory = GPU_SHARE * _gpu_bytes() if on_gpu else HOST_BYTES
+    accelerator = "gpu" if gpu_bytes is not None else fabric.accelerator
+    on_gpu = accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available())
+    memory = GPU_SHARE * (gpu_bytes or _gpu_bytes()) if on_gpu else HOST_BYTES
     tokens_in_memory = int(memory / (layer_bytes * (1 if train.checkpoint_activations else layers)))
     return max(MIN_TOKENS, min(MAX_TOKENS_ON_GPU if on_gpu else MAX_TOKENS_ON_CPU, tokens_in_memory))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from rlkit.base.errors import RecipeError, UnavailableError, shorten, show, unreachable
+from rlkit.base.hub import work_offline_without_network
 from rlkit.models.checkpoints import load_checkpoint_alone, verify
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, score_head
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
@@ -315,13 +317,21 @@ def naming(option: str) -> Iterator[None]:
 
 @contextmanager
 def _explained(model: Model, source: Source) -> Iterator[None]:
+    """Explain an error of loading; without a network, say how to get the model."""
+    if not os.path.isdir(source.model):
+        work_offline_without_network()
     try:
         yield
     except Exception as error:  # transformers may raise anything if a configuration is malformed or unsupported
         first_line = shorten(str(error).strip().split("\n")[0], 300)
         subject = "which" if source.base is None else f"{source}, which"
-        error_type = UnavailableError if unreachable(error) else RecipeError
-        raise error_type(
+        if unreachable(error):
+            raise UnavailableError(
+                f"model.path is {show(model.path)}, {subject} cannot be loaded: it is no folder here, and the hub "
+                "cannot be reached. Where there is a network, download it with "
+                f"`hf download {show(source.model)[1:-1]} --local-dir FOLDER`, and set model.path to that folder"
+            ) from error
+        raise RecipeError(
             f"model.path is {show(model.path)}, {subject} cannot be loaded: {first_line} Use a folder with a model (as "
             "safetensors), an adapter or a run, a name on the hub, or `tiny`"
         ) from error

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,22 +23,8 @@ from rlkit.recipe import Lora, Model
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
 
-
-SHAPES: dict[str, dict[str, int]] = {
-    f"Qwen/Qwen2.5-{size}{kind}": {
-        "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocabulary,
-        "tie_word_embeddings": size != "7B", "max_position_embeddings": 32768,
-    }
-    for kind in ("", "-Instruct")
-    for size, hidden, intermediate, layers, heads, kv_heads, vocabulary in (
-        ("0.5B", 896, 4864, 24, 14, 2, 151936),
-        ("1.5B", 1536, 8960, 28, 12, 2, 151936),
-        ("3B", 2048, 11008, 36, 16, 2, 151936),
-        ("7B", 3584, 18944, 28, 28, 4, 152064),
-    )
-}  # fmt: skip
-"""The shapes of models in shipped recipes, for estimates without access to the hub."""
+SHAPES = Path(__file__).with_name("shapes.json")
+"""The configurations of common models by their names on the hub, for estimates without access to it."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +52,22 @@ class Size:
 
 
 def find_config(model: Model) -> ModelConfig:
-    """Return a model's configuration, without access to the hub for models in `SHAPES`.
+    """Return a model's configuration, without access to the hub for the models in `shapes.json`.
 
     Raises:
         RecipeError: `model.path` cannot be read; UnavailableError if the hub cannot be reached.
     """
     from transformers import AutoConfig
 
-    shape = SHAPES.get(source_of(model).model)
-    return load_config(model) if shape is None else AutoConfig.for_model("qwen2", **shape)
+    shape = known_shapes().get(source_of(model).model)
+    return load_config(model) if shape is None else AutoConfig.for_model(**shape)
+
+
+@cache
+def known_shapes() -> dict[str, dict[str, int]]:
+    """Return the configurations of common models by name."""
+    shapes: dict[str, dict[str, int]] = json.loads(SHAPES.read_text(encoding="utf-8"))
+    return shapes
 
 
 def size_of(

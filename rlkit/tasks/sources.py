@@ -12,6 +12,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
+from rlkit.base.hub import work_offline_without_network
 from rlkit.base.text import redact
 from rlkit.interfaces.task import field_of
 from rlkit.tasks.lines import COMPRESSED, first_line, is_url, jsonl, separated, suffix_of
@@ -138,6 +139,8 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
     """
     import datasets
 
+    if not os.path.isdir(path):
+        work_offline_without_network()
     try:
         return Table([(f"{path}, split {split}", _undecoded(datasets.load_dataset(path, name, split=split)))])
     except Exception as error:

@@ -79,7 +79,7 @@ def asked(fabric: Fabric) -> tuple[int, int, int, int]:
 if __name__ == "__main__":
     trained = size_of(find_config(Model("tiny")), None, False).trained
     held = gradients()
-    planned = 4 * trained // 2  # as `estimate.memory` has it: float32, divided by the ranks
+    planned = 4 * trained // 2  # as `footprint.memory` has it: float32, divided by the ranks
     assert len(held) > 2, held
     assert all(abs(one / planned - 1) < 0.02 for one in held), (held, planned)
     fabric = make_fabric(sections.Fabric("cpu", int(os.environ["WORLD_SIZE"]), strategy=sections.FSDP2()))

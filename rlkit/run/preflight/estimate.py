@@ -1,29 +1,24 @@
-"""Estimates of a run from the models' shapes: tokens, operations, time and memory. No model is loaded."""
+"""Estimates of a run from the models' shapes: tokens, operations and time. No model is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rlkit.interfaces.loss import Inputs
-from rlkit.interfaces.optimizer import Optimizer
-from rlkit.models.activations import activation_bytes, frozen_bytes, precision_of, token_limit
+from rlkit.models.activations import frozen_bytes, precision_of
 from rlkit.models.load import naming
-from rlkit.models.optimizer_state import state_size
-from rlkit.models.size import Size, find_config, kv_bytes, size_of
-from rlkit.ops.logps import CHUNK_BYTES
+from rlkit.models.size import Size, find_config, size_of
 from rlkit.recipe import Recipe
-from rlkit.registry import calling
 from rlkit.rollout.lengths import AnswerSizes
-
-FLOPS = {"float32": 67e12, "half": 989e12, "mixed": 989e12}
-"""Operations per second of an H100, by the trainer's precision."""
+from rlkit.run.preflight.gpus import H100, Gpu
 
 UTILISATION = 0.3
 """The assumed utilisation in training."""
 
-BANDWIDTH = 2e12
-"""Bytes of weights per second read by a decode step: about 60% of an H100's bandwidth."""
+BANDWIDTH_SHARE = 0.6
+"""The share of a GPU's bandwidth at which a decode step reads weights."""
 
 SERVER_OVERHEAD = 3e-3
 """Overhead of a decode step on a server with CUDA graphs, in seconds."""
@@ -44,6 +39,7 @@ class Setting:
         ranks: Number of data-parallel ranks.
         shards: Number of ranks over which a model's weights are sharded.
         answers: Sizes of recorded answers, if they are known.
+        gpu: The GPU to estimate for; None for this machine's device, timed as an H100 if it may be a GPU.
     """
 
     recipe: Recipe
@@ -54,11 +50,19 @@ class Setting:
     ranks: int = 1
     shards: int = 1
     answers: AnswerSizes | None = None
+    gpu: Gpu | None = None
 
     @property
     def is_sampled(self) -> bool:
         """Whether an engine samples the completions of steps."""
         return not self.recipe.rollout.engine.recorded
+
+    @property
+    def timed_gpu(self) -> Gpu | None:
+        """The GPU whose speed is assumed; None on a CPU, or if the speed is unknown."""
+        if self.gpu is None:
+            return None if self.recipe.fabric.accelerator == "cpu" else H100
+        return self.gpu if self.gpu.half else None
 
     @property
     def context(self) -> int:
@@ -175,85 +179,47 @@ def lines(setting: Setting) -> Iterator[str]:
     )
     if recipe.mix:
         yield f"not included: the rows of {', '.join(f'mix.{name}' for name in recipe.mix)}"
-    if recipe.fabric.accelerator == "cpu":
+    gpu = setting.timed_gpu
+    if gpu is None:
         return
-    decode_seconds = _decode_seconds(setting)
-    speed = FLOPS[setting.precision] * UTILISATION
-    sampling = step_work["decode steps"] * decode_seconds
-    learning = step_work["learn"] / speed
-    step, steps = sampling + learning, recipe.train.steps
-    sampled = f"{sampling:.0f} s to sample + {learning:.0f} s to learn = " if setting.is_sampled else ""
-    decodes = f" and makes a decode step in {decode_seconds * 1e3:.0f} ms" if setting.is_sampled else ""
+    seconds = step_seconds(setting, gpu)
+    step, steps = seconds.sampling + seconds.learning, recipe.train.steps
+    sampled = f"{seconds.sampling:.0f} s to sample + {seconds.learning:.0f} s to learn = " if setting.is_sampled else ""
+    decodes = f" and makes a decode step in {seconds.decode_step * 1e3:.0f} ms" if setting.is_sampled else ""
     yield (
         f"time, estimated: {sampled}{step:.0f} s a step, {step * steps / 3600:.1f} h for {steps} steps without "
-        f"validation; assumes an H100{per_rank} that learns at {speed / 1e12:.0f} TFLOP/s "
-        f"({UTILISATION:.0%} of its peak){decodes}"
+        f"validation; assumes an {gpu.name}{per_rank} that learns at {_learning_speed(setting, gpu) / 1e12:.0f} "
+        f"TFLOP/s ({UTILISATION:.0%} of its peak){decodes}"
     )
 
 
-def _decode_seconds(setting: Setting) -> float:
-    """Return the seconds of a decode step of all rows."""
+class StepSeconds(NamedTuple):
+    """Estimated seconds of a step on a rank: to sample, to learn, and of one decode step."""
+
+    sampling: float
+    learning: float
+    decode_step: float
+
+
+def step_seconds(setting: Setting, gpu: Gpu) -> StepSeconds:
+    """Estimate the seconds of a step on a GPU whose speed is known."""
+    step_work = work(setting)
+    decode_step = _decode_seconds(setting, gpu.bandwidth * BANDWIDTH_SHARE)
+    learning = step_work["learn"] / _learning_speed(setting, gpu)
+    return StepSeconds(step_work["decode steps"] * decode_step, learning, decode_step)
+
+
+def _learning_speed(setting: Setting, gpu: Gpu) -> float:
+    """Return operations per second in training."""
+    return (gpu.single if setting.precision == "float32" else gpu.half) * UTILISATION
+
+
+def _decode_seconds(setting: Setting, bandwidth: float) -> float:
+    """Return the seconds of a decode step of all rows, which reads `bandwidth` bytes of weights per second."""
     if not getattr(setting.recipe.rollout.engine, "reads_policy", False):
-        return SERVER_OVERHEAD + setting.policy.base * 2 / BANDWIDTH
+        return SERVER_OVERHEAD + setting.policy.base * 2 / bandwidth
     cast_per_step = setting.precision == "mixed" and not setting.half_base and not setting.samples_from_copies
     weight_bytes = 8 if cast_per_step else 2  # read in float32, written in bfloat16, read again
     merged = setting.samples_from_copies or not setting.policy.lora
     layers = setting.policy.config.num_hidden_layers * (1 if merged else 2)  # adapters double the calls
-    return float(LAYER_OVERHEAD * layers + setting.policy.base * weight_bytes / BANDWIDTH)
-
-
-def memory(setting: Setting) -> dict[str, float]:
-    """Estimate a rank's memory in MiB by phase, without that of an engine's own server."""
-    recipe, train = setting.recipe, setting.recipe.train
-    models = [setting.policy] + ([] if setting.critic is None else [setting.critic])
-    states = gradients = casts = 0.0
-    for model, section in zip(models, (train, recipe.critic), strict=False):
-        states += model.base * (setting.frozen_weight_bytes if model.lora else 4) + model.lora * 4
-        states += 0 if section is None else optimizer_bytes(section.optimizer, model)
-        gradients += 4 * model.trained
-        if setting.precision == "mixed":  # autocast keeps cast copies of weights that are not in bfloat16
-            casts = max(casts, 2 * model.base * (model.lora == 0 or setting.frozen_weight_bytes == 4))
-    states += 4 * setting.policy.trained * (train.ema is not None)
-    if recipe.needs_reference and not setting.policy.lora:
-        states += setting.policy.base * setting.frozen_weight_bytes
-    row = setting.longest_row
-    step_tokens = setting.rows * row
-    cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), step_tokens)
-    width = 2 if setting.half_base or setting.precision == "mixed" else 4
-    indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
-    tokens = min(max(token_limit(train, recipe.model, recipe.fabric), indivisible), step_tokens)
-    activations = max(_activations(setting, model, tokens) for model in models)
-    teacher = (
-        step_tokens * 12.0 * recipe.loss.forward.teacher_top
-    )  # ids and log-probs of a teacher's most likely tokens
-    gathered = setting.policy.base * (2 if setting.precision == "mixed" else 4) if setting.shards > 1 else 0
-    phases = {
-        "weights and optimizer": states / setting.shards,
-        "sampling, besides": kv_bytes(setting.policy.config, cached, width) + gathered,
-        "learning, besides": activations + gradients / setting.shards + casts / setting.shards + teacher,
-    }
-    if setting.samples_from_copies:
-        phases["copies to sample through, on a GPU if they fit a quarter of it"] = float(setting.policy.base * width)
-    return {phase: size / 2**20 for phase, size in phases.items()}
-
-
-def optimizer_bytes(part: Optimizer, model: Size) -> float:
-    """Return the bytes of an optimizer's state of a model.
-
-    Raises:
-        PartError: The part raised.
-    """
-    with calling(part, "make"):
-        bytes_of = state_size(part)
-    return sum(count * bytes_of(kind, shape) for (kind, shape), count in model.shapes.items())
-
-
-def _activations(setting: Setting, model: Size, tokens: int) -> float:
-    """Return the bytes that a micro-batch keeps for the backward pass, with the largest chunk of its logits."""
-    hidden = model.config.hidden_size
-    layer, layers = activation_bytes(model.config, setting.precision, model.lora > 0)
-    if setting.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
-        layer += layers * hidden * setting.frozen_weight_bytes if model.lora else layers * hidden * 4
-        layers = 1
-    logits = min(4 * tokens * model.outputs, CHUNK_BYTES)
-    return float(tokens * layer * layers + 2 * logits)  # their gradient too
+    return float(LAYER_OVERHEAD * layers + setting.policy.base * weight_bytes / bandwidth)

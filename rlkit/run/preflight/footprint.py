@@ -1,0 +1,127 @@
+"""The memory that a run needs, estimated from the models' shapes, and whether a GPU has it. No model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rlkit.base.text import part_name
+from rlkit.interfaces.loss import Inputs
+from rlkit.interfaces.optimizer import Optimizer
+from rlkit.models.activations import activation_bytes, token_limit
+from rlkit.models.optimizer_state import state_size
+from rlkit.models.size import Size, kv_bytes
+from rlkit.ops.logps import CHUNK_BYTES
+from rlkit.registry import calling
+from rlkit.run.preflight.estimate import Setting
+
+STATES = "weights and optimizer"
+SAMPLING = "sampling, besides"
+LEARNING = "learning, besides"
+COPIES = "copies to sample through"
+
+COPIES_SHARE = 0.25
+"""TorchEngine copies weights that take no more than this share of a GPU's memory; see its `COPIES`."""
+
+
+CONTEXT_MB = 1024
+"""MiB that CUDA's context, its libraries and fragments take besides tensors."""
+
+
+def lines(setting: Setting) -> Iterator[str]:
+    """Yield the memory by phase, and whether it fits the GPU that is asked about."""
+    phases = memory(setting)
+    for phase, size in phases.items():
+        condition = ", if they fit a quarter of a GPU" if phase == COPIES and setting.gpu is None else ""
+        yield f"memory, estimated: {size:,.0f} MiB for {phase}{condition}"
+    if setting.gpu is None:
+        return
+    total, memory_mb = peak(phases) + CONTEXT_MB, setting.gpu.memory / 2**20
+    difference = (memory_mb - total) / 2**10
+    verdict = f"yes, {difference:.1f} GiB free" if difference >= 0 else f"no, {-difference:.1f} GiB too much"
+    peak_text = f"{total / 2**10:.1f} GiB, CUDA included"
+    yield f"fits {setting.gpu.name}, {memory_mb / 2**10:.0f} GiB: {verdict} at the peak of {peak_text}"
+    if difference < 0:
+        yield f"to make it fit: {_remedies(setting)}"
+    if setting.is_sampled and not setting.recipe.rollout.engine.reads_policy:
+        yield f"not included: the server of {part_name(setting.recipe.rollout.engine)}, if it shares this GPU"
+
+
+def peak(phases: Mapping[str, float]) -> float:
+    """Return the memory at the peak of a step: copies and the cache are released before it learns."""
+    return phases[STATES] + max(phases[SAMPLING] + phases.get(COPIES, 0.0), phases[LEARNING])
+
+
+def _remedies(setting: Setting) -> str:
+    """Return the options that save memory and are not in use."""
+    train, model = setting.recipe.train, setting.recipe.model
+    remedies = {
+        "model.lora": model.lora is None,
+        "model.dtype: bfloat16": model.lora is not None and setting.frozen_weight_bytes == 4,
+        "train.checkpoint_activations: true": not train.checkpoint_activations,
+        "fabric.precision: bf16-mixed": setting.precision == "float32",
+        "fabric.strategy: fsdp2 on more GPUs": setting.shards == 1,
+    }
+    return ", ".join(option for option, helps in remedies.items() if helps) or "more GPUs"
+
+
+def memory(setting: Setting) -> dict[str, float]:
+    """Estimate a rank's memory in MiB by phase, without that of an engine's own server."""
+    recipe, train = setting.recipe, setting.recipe.train
+    models = [setting.policy] + ([] if setting.critic is None else [setting.critic])
+    states = gradients = casts = 0.0
+    for model, section in zip(models, (train, recipe.critic), strict=False):
+        states += model.base * (setting.frozen_weight_bytes if model.lora else 4) + model.lora * 4
+        states += 0 if section is None else optimizer_bytes(section.optimizer, model)
+        gradients += 4 * model.trained
+        if setting.precision == "mixed":  # autocast keeps cast copies of weights that are not in bfloat16
+            casts = max(casts, 2 * model.base * (model.lora == 0 or setting.frozen_weight_bytes == 4))
+    states += 4 * setting.policy.trained * (train.ema is not None)
+    if recipe.needs_reference and not setting.policy.lora:
+        states += setting.policy.base * setting.frozen_weight_bytes
+    row = setting.longest_row
+    step_tokens = setting.rows * row
+    cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), step_tokens)
+    width = 2 if setting.half_base or setting.precision == "mixed" else 4
+    indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
+    gpu_bytes = None if setting.gpu is None else setting.gpu.memory
+    limit = token_limit(train, recipe.model, recipe.fabric, gpu_bytes)
+    tokens = min(max(limit, indivisible), step_tokens)
+    activations = max(_activations(setting, model, tokens) for model in models)
+    teacher = (
+        step_tokens * 12.0 * recipe.loss.forward.teacher_top
+    )  # ids and log-probs of a teacher's most likely tokens
+    gathered = setting.policy.base * (2 if setting.precision == "mixed" else 4) if setting.shards > 1 else 0
+    phases = {
+        STATES: states / setting.shards,
+        SAMPLING: kv_bytes(setting.policy.config, cached, width) + gathered,
+        LEARNING: activations + gradients / setting.shards + casts / setting.shards + teacher,
+    }
+    copies = setting.policy.base * width
+    if setting.samples_from_copies and (gpu_bytes is None or copies <= COPIES_SHARE * gpu_bytes):
+        phases[COPIES] = float(copies)
+    return {phase: size / 2**20 for phase, size in phases.items()}
+
+
+def optimizer_bytes(part: Optimizer, model: Size) -> float:
+    """Return the bytes of an optimizer's state of a model.
+
+    Raises:
+        PartError: The part raised.
+    """
+    with calling(part, "make"):
+        bytes_of = state_size(part)
+    return sum(count * bytes_of(kind, shape) for (kind, shape), count in model.shapes.items())
+
+
+def _activations(setting: Setting, model: Size, tokens: int) -> float:
+    """Return the bytes that a micro-batch takes: what the backward pass needs, its gradients, a chunk of logits."""
+    hidden = model.config.hidden_size
+    intermediate = getattr(model.config, "intermediate_size", None) or 4 * hidden
+    layer, layers = activation_bytes(model.config, setting.precision, model.lora > 0)
+    if setting.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
+        layer += layers * hidden * setting.frozen_weight_bytes if model.lora else layers * hidden * 4
+        layers = 1
+    width = 4 if setting.precision == "float32" else 2
+    gradients = 3 * width * intermediate + 16 * hidden  # of one layer, and what the last norm saves
+    logits = min(4 * tokens * model.outputs, CHUNK_BYTES)
+    return float(tokens * (layer * layers + gradients) + 2 * logits)  # their gradient too

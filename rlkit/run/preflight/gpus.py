@@ -1,0 +1,52 @@
+"""GPUs that an estimate can be made for, wherever it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlkit.base.errors import RecipeError, show
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The memory and the peak speeds of a GPU, as its data sheet gives them.
+
+    Args:
+        name: Shown name.
+        memory: Bytes that a process can allocate.
+        half: Operations per second on dense 16-bit products; 0 if unknown.
+        single: Operations per second in float32.
+        bandwidth: Bytes per second read from memory.
+    """
+
+    name: str
+    memory: int
+    half: float = 0.0
+    single: float = 0.0
+    bandwidth: float = 0.0
+
+
+H100 = Gpu("H100", 79 * GIB, 989e12, 67e12, 3.35e12)
+GPUS = {
+    "h100": H100,
+    "h200": Gpu("H200", 139 * GIB, 989e12, 67e12, 4.8e12),
+    "a100": Gpu("A100 80GB", 79 * GIB, 312e12, 19.5e12, 2.04e12),
+    "l40s": Gpu("L40S", 44 * GIB, 362e12, 91.6e12, 0.864e12),
+    "4090": Gpu("RTX 4090", 23 * GIB, 165e12, 82.6e12, 1.008e12),
+}
+
+
+def gpu_named(text: str) -> Gpu:
+    """Return the GPU of a name in `GPUS`, or one with a number of MiB, whose speed is unknown.
+
+    Raises:
+        RecipeError: It is neither.
+    """
+    gpu = GPUS.get(text.lower())
+    if gpu is not None:
+        return gpu
+    if text.isdecimal() and 0 < int(text) < 2**24:
+        return Gpu(f"GPU of {int(text):,} MiB", int(text) * 2**20)
+    raise RecipeError(f"--gpu is {show(text)}, expected {', '.join(GPUS)} or its memory in MiB, such as 24000")

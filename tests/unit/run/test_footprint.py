@@ -1,0 +1,129 @@
+"""Whether a run fits a GPU: the memory that is estimated, and that which the code allocates, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers.integrations.sdpa_attention as attention
+
+from rlkit.cli.main import main
+from rlkit.cli.parsing.parser import parse
+from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.models.activations import token_limit
+from rlkit.models.size import find_config, known_shapes, kv_bytes, size_of
+from rlkit.recipe import Model, Recipe
+from rlkit.registry.builtin import rlkit_recipes
+from rlkit.run.preflight import estimate, footprint
+from rlkit.run.preflight.gpus import GPUS, H100
+from rlkit.testing import random_model
+from tests.flow.counted_memory import learning_peak
+
+RECIPES = [path.stem for path in sorted(rlkit_recipes().glob("*.yaml"))]
+
+PUBLISHED = {  # billions of parameters, as the model cards give them
+    "Qwen/Qwen2.5-14B-Instruct": 14.77, "Qwen/Qwen2.5-72B": 72.71, "Qwen/Qwen3-0.6B": 0.596, "Qwen/Qwen3-8B": 8.19,
+    "Qwen/Qwen3-32B": 32.76, "meta-llama/Llama-3.2-1B": 1.236, "meta-llama/Llama-3.2-3B-Instruct": 3.213,
+    "meta-llama/Llama-3.1-8B": 8.03, "meta-llama/Llama-3.3-70B-Instruct": 70.55,
+    "HuggingFaceTB/SmolLM2-135M": 0.1345, "mistralai/Mistral-7B-v0.3": 7.248,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1.777,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "billions"), PUBLISHED.items())
+def test_shapes_have_the_published_parameters(name: str, billions: float) -> None:
+    assert size_of(find_config(Model(name))).base / 1e9 == pytest.approx(billions, rel=1e-3)
+    assert name in known_shapes()
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Returns what `recipe check` prints; its status is the first word."""
+
+    def run(*words: str) -> str:
+        status = main(["recipe", "check", *words])
+        captured = capsys.readouterr()
+        return f"{status} {captured.out}{captured.err}"
+
+    return run
+
+
+def test_a_gpu_is_planned_for_where_there_is_none(check: Callable[..., str]) -> None:
+    large = check("grpo_gsm8k", "--gpu=h100", "--price=2.5", "--fabric.accelerator=gpu")
+    assert large.startswith("0 ")
+    assert "fits H100, 79 GiB: yes, 43.0 GiB free at the peak of 36.0 GiB" in large
+    assert "cost, estimated: 13.3 GPU hours at 2.5 = 33.14" in large
+    small = check("grpo_gsm8k", "--gpu", "4090")
+    assert "fits RTX 4090, 23 GiB: yes" in small  # smaller micro-batches
+    assert "learning, besides" in small
+    assert "assumes an RTX 4090 that learns at 50 TFLOP/s" in small
+    two = check("grpo_gsm8k", "--gpu", "a100", "--fabric.devices=2", "--fabric.strategy=fsdp2")
+    assert "on each rank" in two
+
+
+def test_a_gpu_that_is_too_small_says_what_helps(check: Callable[..., str]) -> None:
+    output = check("grpo_gsm8k", "--gpu=8000", "--model.path=Qwen/Qwen3-8B")
+    assert "fits GPU of 8,000 MiB, 8 GiB: no, " in output
+    assert (
+        "to make it fit: model.lora, train.checkpoint_activations: true, fabric.strategy: fsdp2 on more GPUs\n"
+        in output
+    )
+    assert "time, estimated" not in output  # its speed is unknown
+    server = check("grpo_gsm8k", "--gpu=h100", "--rollout.engine=SGLangServer")
+    assert "not included: the server of SGLangServer" in server
+
+
+@pytest.mark.parametrize("options", [["--gpu=b300"], ["--gpu=0"], ["--gpu=h100", "--price=free"], ["--price=-1"]])
+def test_what_is_no_gpu_or_no_price_is_refused(check: Callable[..., str], options: list[str]) -> None:
+    output = check("quickstart", *options)
+    assert output.startswith("2 ")
+    assert f"{options[-1].partition('=')[0]} is '{options[-1].partition('=')[2]}', expected" in output
+    assert check("quickstart", "--gpu=h100", "--deep").startswith("2 ")
+
+
+def test_micro_batches_are_those_of_the_gpu(check: Callable[..., str]) -> None:
+    """0.3 of 23 GiB for activations, 24 layers of 31 x 896 + 8 x 4,864 bytes a token: 4,629 tokens."""
+    recipe = parse("fit", ["--recipe=grpo_gsm8k"]).recipe
+    limits = [token_limit(recipe.train, recipe.model, recipe.fabric, GPUS[name].memory) for name in ("4090", "h100")]
+    assert limits == [4629, 15899]
+    assert "micro-batches of at most 16384 tokens" in check("quickstart", "--gpu=l40s")
+    assert "micro-batches of at most 77 tokens" in check(
+        "quickstart", "--gpu=l40s", "--train.max_tokens_per_micro_batch=77"
+    )
+
+
+def setting_of(recipe: Recipe) -> estimate.Setting:
+    return replace(estimate.setting(recipe, 128, 128), gpu=H100)
+
+
+@pytest.mark.slow
+def test_learning_takes_the_memory_that_was_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 10% for all shipped recipes; recipes whose models and micro-batches are alike are counted once."""
+    monkeypatch.setattr(attention, "use_gqa_in_sdpa", lambda *_: True)  # as on a GPU: keys are not repeated
+    counted: dict[str, int] = {}
+    for name in RECIPES:
+        recipe = parse("fit", ["--recipe", name]).recipe
+        setting = setting_of(recipe)
+        limit = token_limit(recipe.train, recipe.model, recipe.fabric, H100.memory)
+        tokens = min(limit, setting.rows * setting.longest_row)
+        lengths = (tokens, min(setting.longest_row, tokens), recipe.train.checkpoint_activations)
+        key = f"{recipe.model} {recipe.critic} {recipe.needs_reference} {recipe.fabric.precision} {lengths}"
+        if key not in counted:
+            counted[key] = learning_peak(setting, tokens)
+        phases = footprint.memory(setting)
+        estimated = (phases[footprint.STATES] + phases[footprint.LEARNING]) * 2**20
+        assert estimated == pytest.approx(counted[key], rel=0.1), name
+
+
+def test_the_cache_takes_at_most_the_memory_estimated() -> None:
+    """32 rows of 16 + 112 tokens; a prompt is stored once for the rows that share it."""
+    policy = random_model("qwen2", hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    decoder = FusedDecoder(policy)
+    logits = decoder.admit([[5 + i] * 16 for i in range(4)], [8] * 4)
+    for _ in range(111):
+        logits = decoder.step(logits.argmax(-1))
+    tensors = [value for layer in decoder.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    allocated = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert kv_bytes(policy.config, 32 * 112) <= allocated <= kv_bytes(policy.config, 32 * 128) * 1.1
