@@ -1,7 +1,8 @@
-"""`rlkit data prepare|show|stats`: write a task's prompts to files; show some as the policy reads them; count them."""
+"""`rlkit data sample|prepare|show|stats`: write an example or a task's prompts; show prompts; count them."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import RecipeError, explain
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.data import show, stats
 from rlkit.cli.views.display import echo
@@ -25,15 +26,20 @@ from rlkit.registry import calling
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.participants import Participants
 from rlkit.run.folder import output_path
+from rlkit.tasks import Arithmetic
 from rlkit.types import JsonObject, Prompt
 
-USAGE = """usage: rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
+USAGE = """usage: rlkit data sample FILE.csv                    300 sums, in the columns question and total, to try
+       rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
        rlkit data stats --recipe NAME [overrides]    lengths in tokens, sources, duplicates, overlap of the splits
        rlkit data prepare --recipe NAME --out DIR [overrides]
     prepare writes DIR/train.jsonl and DIR/validation.jsonl, which the task Jsonl reads:
     rlkit fit --recipe NAME --task Jsonl --task.path DIR/train.jsonl --task.validation_path DIR/validation.jsonl
 """
 OUT: tuple[str, dict[str, object]] = ("--out", {"type": str, "help": "The folder to write to."})
+SAMPLE_ROWS = 300
+"""Rows of the example: half of them train the shipped model in seconds, and half show what it has learned."""
+
 JSON: tuple[str, dict[str, object]] = ("--json", {"action": "store_true", "help": "Print JSON instead of text."})
 
 
@@ -42,8 +48,10 @@ def run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if argv else 2
+    if argv[0] == "sample":
+        return _sample(argv[1:])
     if argv[0] not in ("prepare", "show", "stats"):
-        raise RecipeError(f"rlkit data has no verb {argv[0]!r}, expected prepare, show or stats")
+        raise RecipeError(f"rlkit data has no verb {argv[0]!r}, expected sample, prepare, show or stats")
     parsed = parse(f"data {argv[0]}", argv[1:], [OUT if argv[0] == "prepare" else JSON])
     if argv[0] == "prepare":
         if parsed.options.out is None:
@@ -52,6 +60,22 @@ def run(argv: Sequence[str]) -> int:
         return 0
     with unchecked_data(parsed.recipe) as data:
         (show if argv[0] == "show" else stats)(data, parsed.options.json)
+    return 0
+
+
+def _sample(argv: Sequence[str]) -> int:
+    """Write sums to a CSV file that does not exist yet; return the exit status."""
+    if len(argv) != 1 or argv[0].startswith("-") or not argv[0].endswith(".csv"):
+        raise RecipeError("rlkit data sample needs one file to write, such as sums.csv")
+    rows = Arithmetic(validation_size=SAMPLE_ROWS).rows("validation")
+    try:
+        with Path(argv[0]).open("x", encoding="utf-8", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(("question", "total"))
+            table.writerows((row["question"], row["answer"]) for row in rows)
+    except OSError as error:
+        raise RecipeError(f"{argv[0]!r} cannot be written: {explain(error)}; name a new file") from error
+    echo(f"{argv[0]}: {len(rows)} rows with the columns question and total")
     return 0
 
 

@@ -13,6 +13,8 @@ from lightning.fabric import Fabric
 from rlkit.base.errors import RecipeError, UnavailableError, explain, show
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.parsing.annotate import annotated
+from rlkit.cli.parsing.command_line import split
+from rlkit.cli.parsing.own_recipe import own_recipe
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.parsing.script import as_python
 from rlkit.cli.views.display import echo
@@ -37,6 +39,8 @@ USAGE = """usage: rlkit recipe list                       the shipped recipes, a
        rlkit recipe show NAME --python         a Python script that runs the same
        rlkit recipe new FILE --from NAME [overrides]
                                                a file of your own: every option, with what it does
+       rlkit recipe new FILE --task mine.csv --reward reward.py:score [--model NAME]
+                                               a short recipe for your rows, by their columns, and your function
        rlkit recipe check NAME [overrides]     check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --gpu h100      whether it fits that GPU, and how long it takes; --price 2.5 for the cost
        rlkit recipe check NAME --deep          load the models too, and measure a step that changes nothing
@@ -153,13 +157,7 @@ def _new(argv: Sequence[str]) -> int:
     file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
     if not file:
         raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
-    words = [("--recipe" + word.removeprefix(FROM)) if word.partition("=")[0] == FROM else word for word in words_after]
-    if not any(word.partition("=")[0] == "--recipe" for word in words):
-        raise RecipeError(f"rlkit recipe new needs {FROM} NAME, the recipe to begin with; see rlkit recipe list")
-    parsed = parse("recipe new", words, [])
-    text = (
-        f"# {FROM.lstrip('-')} {parsed.name}: every option, as it is there\n\n{annotated(parsed.yaml, parsed.registry)}"
-    )
+    text = _of_own_data(words_after) if _names_own_data(words_after) else _with_every_option(words_after)
     try:
         with Path(file).open("x", encoding="utf-8") as out:
             out.write(text)
@@ -167,6 +165,35 @@ def _new(argv: Sequence[str]) -> int:
         raise RecipeError(f"{file!r} cannot be written: {explain(error)}; name a new file") from error
     echo(f"{file}: change what you like, then rlkit recipe check {file}, and rlkit fit --recipe {file}")
     return 0
+
+
+def _with_every_option(argv: Sequence[str]) -> str:
+    words = [("--recipe" + word.removeprefix(FROM)) if word.partition("=")[0] == FROM else word for word in argv]
+    if not any(word.partition("=")[0] == "--recipe" for word in words):
+        raise RecipeError(
+            f"rlkit recipe new needs {FROM} NAME, the recipe to begin with (see rlkit recipe list), or your data and "
+            "reward: --task mine.csv --reward reward.py:score"
+        )
+    parsed = parse("recipe new", words, [])
+    header = f"# {FROM.lstrip('-')} {parsed.name}: every option, as it is there"
+    return f"{header}\n\n{annotated(parsed.yaml, parsed.registry)}"
+
+
+def _names_own_data(argv: Sequence[str]) -> bool:
+    """Whether the words name a file of rows, and no recipe to begin with."""
+    options = [word.partition("=")[0] for word in argv]
+    return "--task" in options and not {FROM, "--recipe"}.intersection(options)
+
+
+def _of_own_data(argv: Sequence[str]) -> str:
+    line = split(argv, [("--task", {}), ("--reward", {}), ("--model", {})])
+    options = line.options
+    if line.problems or line.overrides or line.recipes or options.task is None or options.reward is None:
+        raise RecipeError(
+            "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION and --model NAME; change the rest in "
+            "the file that it writes"
+        )
+    return own_recipe(options.task, options.reward, options.model or "tiny")
 
 
 def _list(registry: Registry) -> int:

@@ -28,8 +28,9 @@ Completions = Literal["messages", "text"]
 class PythonReward(RewardFunction):
     """Calls a function, sync or async, in a worker process.
 
-    The function takes any of these arguments by name: `text` (the last turn), `answer`, `messages` (the prompt's),
-    `meta` and its fields, `trajectory`. It returns a number, a `Score`, or a mapping of components with the reward
+    The function takes any of these arguments by name: `completion` or `text` (the last turn), `answer`, `messages` (the
+    prompt's), any column of the data, `meta` (all columns), `trajectory`. A function that takes both `completion` and
+    `text` gets the data's column as `text`. It returns a number, a `Score`, or a mapping of components with the reward
     under `reward`.
 
     A function with the argument `completions` is called as TRL calls reward functions, with lists of one element. It
@@ -186,8 +187,14 @@ class Grader(NamedTuple):
 
     def call(self, trajectory: Trajectory) -> Any:
         """Return what the function returns; an awaitable if it is a coroutine function."""
-        available = self._columns(trajectory) if self._in_lists else _fields(trajectory)
-        return self.function(**_arguments(self.name, _parameters(self.function), available))
+        parameters = _parameters(self.function)
+        if self._in_lists:
+            available = self._columns(trajectory)
+        else:
+            available = _fields(trajectory)
+            if "completion" in parameters and "text" in trajectory.prompt.meta:
+                available["text"] = trajectory.prompt.meta["text"]
+        return self.function(**_arguments(self.name, parameters, available))
 
     def read(self, value: Any) -> Score | float:
         """Return the score in the function's return value."""
@@ -221,7 +228,7 @@ def _fields(trajectory: Trajectory) -> dict[str, object]:
     """Return the arguments available to a function over one trajectory."""
     prompt = trajectory.prompt
     fields = {"text": trajectory.text, "answer": prompt.answer, "messages": prompt.messages, "meta": prompt.meta}
-    return {**prompt.meta, **fields, "trajectory": trajectory}
+    return {"completion": trajectory.text, **prompt.meta, **fields, "trajectory": trajectory}
 
 
 def _arguments(

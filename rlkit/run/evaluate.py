@@ -19,7 +19,14 @@ from rlkit.rollout.collate import collate
 from rlkit.rollout.collect import collect
 from rlkit.rollout.recorded import check_recorded, recorded_group
 from rlkit.rollout.service import RolloutService
-from rlkit.run.validation_metrics import Accuracies, GradedCompletion, by_prompt, metrics, order_metrics
+from rlkit.run.validation_metrics import (
+    Accuracies,
+    GradedCompletion,
+    by_prompt,
+    metrics,
+    order_metrics,
+    rewards_by_prompt,
+)
 from rlkit.train.microbatch import forward_in_micro_batches
 from rlkit.train.sampling import score_group
 from rlkit.types import Prompt, Sampling, Score, Trajectory
@@ -117,7 +124,8 @@ class Evaluation:
     Args:
         answers: This rank's trajectories: greedy ones under "", sampled ones under `sampled_`.
         metrics: Metrics over all ranks; those of sampled completions begin with `sampled_`.
-        accuracies: Accuracies over all ranks, under the keys of `answers`, which other validations are compared with.
+        accuracies: Means by prompt over all ranks, which other validations are compared with: accuracies under the keys
+            of `answers`; rewards under `reward` and `sampled_reward` if the reward gives no accuracy.
         components: Names of the components of all scores.
     """
 
@@ -137,14 +145,16 @@ class Evaluation:
         self.components |= {name for completion in completions for name in completion.components}
         self.metrics |= {f"{prefix}{name}": value for name, value in metrics(completions)}
         self.accuracies[prefix] = by_prompt(completions)
+        if not self.accuracies[prefix]:
+            self.accuracies[f"{prefix}reward"] = rewards_by_prompt(completions)
 
     def compare(self, name: str, reference: Mapping[str, Accuracies]) -> None:
-        """Add the p-value of the difference to another validation's accuracies, as `accuracy_p_<name>`."""
-        for prefix, own in self.accuracies.items():
-            shared = sorted(own.keys() & reference.get(prefix, {}).keys())
+        """Add the p-value of the difference to another validation's accuracies, as `accuracy_p_<name>`, or rewards."""
+        for key, own in self.accuracies.items():
+            shared = sorted(own.keys() & reference.get(key, {}).keys())
             if shared:
-                p_value = _p_value([own[i] - reference[prefix][i] for i in shared])
-                self.metrics[f"{prefix}accuracy_p_{name}"] = p_value
+                metric = key if key.endswith("reward") else f"{key}accuracy"
+                self.metrics[f"{metric}_p_{name}"] = _p_value([own[i] - reference[key][i] for i in shared])
 
 
 def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:

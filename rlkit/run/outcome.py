@@ -50,13 +50,16 @@ SIGNIFICANT = 0.05
 MAX_WARNINGS = 100
 """Different warnings of a run that `result.json` keeps."""
 
+VERDICT_METRICS = ("accuracy", "sampled_accuracy", "reward", "sampled_reward")
+"""Metrics that a verdict may be on; it is on the first that both validations have."""
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """How validation accuracy has changed in a run.
+    """How validation accuracy has changed in a run, or the reward of validation if it gives no accuracy.
 
     Args:
-        metric: `accuracy`, or `sampled_accuracy` if nothing was completed greedily.
+        metric: `accuracy` or `reward` of greedy completions; `sampled_accuracy` or `sampled_reward` without these.
         before: Its value before training.
         after: Its value after training.
         p_value: Of the paired comparison of the two.
@@ -71,8 +74,8 @@ class Verdict:
 
 
 def verdict_on(before: Metrics | None, after: Metrics | None) -> Verdict | None:
-    """Return how accuracy has changed between two validations; None if they cannot be compared."""
-    for metric in ("accuracy", "sampled_accuracy"):
+    """Return how accuracy or reward has changed between two validations; None if they cannot be compared."""
+    for metric in VERDICT_METRICS:
         if before is None or after is None or not {metric, f"{metric}_p_start"} <= after.keys() or metric not in before:
             continue
         p_value = after[f"{metric}_p_start"]

@@ -84,7 +84,7 @@ def metrics(completions: Sequence[GradedCompletion]) -> Iterator[tuple[str, floa
         yield from _pass_at(completions)
         yield from _majority_at(graded)
         yield from _by_source(completions)
-    rewards = _means((c.prompt, c.reward) for c in completions)
+    rewards = rewards_by_prompt(completions)
     if rewards:
         yield "reward", fmean(rewards.values())
     if completions:
@@ -104,6 +104,11 @@ def order_metrics(comparisons: Sequence[GradedCompletion]) -> Iterator[tuple[str
 def by_prompt(completions: Sequence[GradedCompletion]) -> Accuracies:
     """Return the accuracy of each prompt that has one."""
     return _means((c.prompt, c.accuracy) for c in completions)
+
+
+def rewards_by_prompt(completions: Sequence[GradedCompletion]) -> dict[int, float]:
+    """Return the mean reward of each prompt that has one."""
+    return _means((c.prompt, c.reward) for c in completions)
 
 
 def _accuracy(completions: Sequence[GradedCompletion], accuracies: Accuracies) -> Iterator[tuple[str, float]]:

@@ -78,7 +78,8 @@ class Columns(Task):
         messages = self._messages(row, location)
         if self.system is not None and messages:
             messages.insert(0, {"role": "system", "content": self.system})
-        used = {self.prompt_field, self.answer_field, "id"} if self.template is None else {self.answer_field, "id"}
+        read = {self.answer_field, "id"} if self.template is not None else {self.prompt_field, self.answer_field, "id"}
+        used = read & {"prompt", "answer", "id"}  # rewards take any other column by its own name
         return Prompt(
             id=name if row.get("id") is None else str(row["id"]),
             messages=messages,

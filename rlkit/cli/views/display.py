@@ -188,7 +188,8 @@ class Display:
 
 def _verdict(verdict: JsonObject) -> str:
     """Return a verdict in words."""
-    name = "greedy accuracy" if verdict["metric"] == "accuracy" else "sampled accuracy"
+    kind, _, metric = verdict["metric"].rpartition("_")
+    name = f"{kind or 'greedy'} {metric}"
     values = f"{verdict['before']:.3f} -> {verdict['after']:.3f} (p-value {verdict['p_value']:.2g})"
     remedy = {
         "improved": "",

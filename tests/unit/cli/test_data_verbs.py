@@ -127,7 +127,7 @@ def test_without_validation_there_is_one_split(options: list[str], capsys: pytes
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["count"], "rlkit data has no verb 'count', expected prepare, show or stats"),
+        (["count"], "rlkit data has no verb 'count', expected sample, prepare, show or stats"),
         (["show"], "rlkit data show needs a recipe"),
         (["stats", "--recipe=quickstart", "--out=x"], "unknown option 'out'"),
     ],

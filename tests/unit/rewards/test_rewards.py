@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from rlkit.interfaces.reward import RewardManager, as_score
 from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
+from rlkit.tasks import HFDataset
 from rlkit.testing import check_reward, example_trajectory
 from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
@@ -179,7 +181,7 @@ def texts(prompts, completions):
     return [float(prompts == ["2 + 2 = ?"] and completions == ["4"])]
 
 def everything(text, **others):
-    return float(sorted(others) == ["answer", "level", "messages", "meta", "trajectory"])
+    return float(sorted(others) == ["answer", "completion", "level", "messages", "meta", "trajectory"])
 
 def asks(text, rubric):
     return 1.0
@@ -221,7 +223,7 @@ def test_python_reward_calls_any_function(
         ("broken", "KeyError: 'rubric'"),
         (
             "asks",
-            "argument 'rubric', expected any of: level, text, answer, messages, meta, trajectory; or completions",
+            "argument 'rubric', expected any of: completion, level, text, answer, messages, meta, trajectory; or",
         ),
         (
             "asks_in_lists",
@@ -474,3 +476,23 @@ def test_a_final_answer_is_kept_as_a_bounded_text(workers: Workers) -> None:
     assert [s.answer for s in found] == ["4", ""]
     found = scored(ExactReward(ignore_case=True), [example_trajectory(" Four ", "four")], workers)
     assert [(s.reward, s.answer) for s in found] == [(1.0, "four")]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("def score(text, label): return float(text + label == 'xyes')", 1.0),  # the column that is the answer
+        ("def score(text, review): return float(text + review == 'xfine')", 1.0),  # the column that is the prompt
+        ("def score(completion, text): return float(completion + text == 'xthe data')", 1.0),
+        ("def score(text): return float(text == 'x')", 1.0),  # what the policy wrote
+        ("def score(text, meta): return float(text + meta['text'] == 'xthe data')", 1.0),
+    ],
+)
+def test_a_function_takes_any_column_by_its_name(tmp_path: Path, code: str, expected: float) -> None:
+    (tmp_path / "reviews.csv").write_text("review,label,text\nfine,yes,the data\n", encoding="utf-8")
+    task = HFDataset(str(tmp_path / "reviews.csv"), prompt_field="review", answer_field="label")
+    prompt = task.prompt(task.rows("train")[0], 0)
+    (tmp_path / "reward.py").write_text(code, encoding="utf-8")
+    trajectory = replace(example_trajectory("x"), prompt=prompt)
+    score = PythonReward(f"{tmp_path / 'reward.py'}:score", allow_code=True).grade(trajectory)
+    assert score == expected

@@ -14,6 +14,7 @@ from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.recipe import Validation
 from rlkit.run.evaluate import Evaluation, samplings
+from rlkit.run.outcome import verdict_on
 from rlkit.run.progress import Progress
 from rlkit.run.validation_metrics import GradedCompletion, metrics
 from rlkit.testing import example_trajectory
@@ -120,6 +121,21 @@ def test_two_validations_are_compared_on_the_prompts_of_both() -> None:
     after = Evaluation({}, {}, {"": {i: float(i < 5) for i in range(12)}, "sampled_": {0: 0.5, 1: 1.0}, "other_": {}})
     after.compare("start", before)
     assert after.metrics == {"accuracy_p_start": 0.0625, "sampled_accuracy_p_start": 1.0}
+
+
+def test_rewards_are_compared_where_there_is_no_accuracy() -> None:
+    """Nine of nine prompts earn more: p = 2 / 512; with an accuracy, rewards are not compared."""
+    before, after = Evaluation(), Evaluation()
+    before.add("", [], [answer(i, None)._replace(reward=0.0) for i in range(9)])
+    after.add("", [], [answer(i, None)._replace(reward=1.0) for i in range(9)])
+    after.compare("start", before.accuracies)
+    assert after.metrics["reward_p_start"] == pytest.approx(2 / 512)
+    verdict = verdict_on(before.metrics, after.metrics)
+    assert verdict is not None
+    assert (verdict.metric, verdict.change) == ("reward", "improved")
+    graded = Evaluation()
+    graded.add("", [], [answer(i, 1.0) for i in range(9)])
+    assert list(graded.accuracies) == [""]
 
 
 def test_a_checkpoint_holds_the_baseline_of_validation() -> None:

@@ -72,7 +72,7 @@ def test_jsonl_takes_texts_and_messages(tmp_path: Path) -> None:
     validation = write(tmp_path / "v.jsonl", {"q": messages, "a": None, "id": "x7"})
     first, second = check_task(Jsonl(train, validation, prompt_field="q", answer_field="a", system="Be kind."))
     assert first.messages == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
-    assert (first.id, first.answer, first.meta) == ("0", "3", {"level": "easy"})
+    assert (first.id, first.answer, first.meta) == ("0", "3", {"q": "hi", "a": 3, "level": "easy"})
     assert (second.id, second.answer, second.messages[1:]) == ("x7", None, messages)
 
 

@@ -1,0 +1,90 @@
+"""A recipe of one's own from a table and a function."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlkit.cli.main import main
+from rlkit.cli.parsing.own_recipe import own_recipe
+from rlkit.cli.parsing.parser import parse
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward.py").write_text("def score(text, label):\n    return float(label in text)\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("columns", "prompt", "answer"),
+    [
+        (["id", "Question", "Answer"], "Question", "Answer"),
+        (["label", "text"], "text", "label"),
+        (["review", "stars"], "review", "stars"),
+        (["prompt"], "prompt", None),
+        (["input", "notes: #1", "target"], "input", "target"),
+    ],
+)
+def test_columns_are_read_by_their_names(folder: Path, columns: list[str], prompt: str, answer: str | None) -> None:
+    rows = [{column: f"{column} {i}" for column in columns} for i in range(400)]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    options = yaml.safe_load(own_recipe("mine.jsonl", "reward.py:score", "tiny"))["task"]["init_args"]
+    assert (options["prompt_field"], options["answer_field"]) == (prompt, answer)
+    assert options["validation_split"] == 0.38  # of 400 rows 150
+    (folder / "mine.yaml").write_text(own_recipe("mine.jsonl", "reward.py:score", "tiny"), encoding="utf-8")
+    assert parse("fit", ["--recipe", "mine.yaml"]).recipe.train.prompts_per_step == 16
+
+
+def test_names_of_files_and_columns_stay_data(folder: Path) -> None:
+    (folder / 'a"b: {c}.csv').write_text('"x: [y","z}#"\nprompt,answer\nprompt 2,answer 2\n', encoding="utf-8")
+    text = own_recipe('a"b: {c}.csv', "reward.py:score", 'm: "odd"')
+    recipe = yaml.safe_load(text)
+    assert recipe["model"]["path"] == 'm: "odd"'
+    assert recipe["task"]["init_args"]["path"] == 'a"b: {c}.csv'
+    assert recipe["task"]["init_args"]["prompt_field"] == "x: [y"
+    assert recipe["train"]["prompts_per_step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task", "gone.csv", "--reward", "reward.py:score"], "--task is 'gone.csv', which does not exist"),
+        (["--task", "sums.csv", "--reward", "reward.py"], "expected FILE.py:FUNCTION, such as reward.py:score"),
+        (["--task", "sums.csv", "--reward", "gone.py:score"], "but there is no file 'gone.py'"),
+        (["--task", "sums.csv"], "takes --reward FILE.py:FUNCTION and --model NAME"),
+        (["--task=sums.csv", "--reward=reward.py:score", "--train.lr=1"], "change the rest in the file"),
+        (["--task", "one.csv", "--reward", "reward.py:score"], "has 1 rows, expected at least 2"),
+        ([], "or your data and reward: --task mine.csv --reward reward.py:score"),
+    ],
+)
+def test_what_cannot_be_written_is_explained(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    (folder / "one.csv").write_text("question,answer\n1 + 1 = ?,2\n", encoding="utf-8")
+    assert main(["data", "sample", "sums.csv"]) == 0
+    assert main(["recipe", "new", "mine.yaml", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "mine.yaml").exists()
+
+
+def test_the_sample_overwrites_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "sample", "sums.csv"]) == 0
+    lines = (folder / "sums.csv").read_text(encoding="utf-8").splitlines()
+    assert (lines[0], len(lines), len(set(lines))) == ("question,total", 301, 301)
+    assert all(eval(line.replace(" = ?,", " == ")) for line in lines[1:])
+    for words in (["sums.csv"], [], ["sums.txt"], ["a.csv", "b.csv"], ["gone/sums.csv"]):
+        assert main(["data", "sample", *words]) == 2
+    assert "name a new file" in capsys.readouterr().err
+    assert not any(folder.glob("*.txt"))
+
+
+def test_a_recipe_is_not_overwritten(folder: Path) -> None:
+    assert main(["data", "sample", "sums.csv"]) == 0
+    (folder / "mine.yaml").write_text("mine", encoding="utf-8")
+    assert main(["recipe", "new", "mine.yaml", "--task", "sums.csv", "--reward", "reward.py:score"]) == 2
+    assert (folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
