@@ -69,7 +69,7 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
     """Weights and two moments: 3 x 477,824 x 4 bytes = 5 MiB. A step has 256 rows of 42 tokens = 10,752 tokens.
 
     Sampling: 3 layers x 2 x 64 numbers x 4 bytes a token = 16 MiB. Learning: 3 layers x (33 x 128 + 16 x 256) bytes
-    for each of 2,048 tokens = 49 MiB, gradients of a layer's activations, 3 x 4 x 256 + 16 x 128 bytes a token = 10 MiB,
+    for each of 2,048 tokens = 49 MiB, gradients of activations, 3 x 4 x 256 + 16 x 128 bytes a token = 10 MiB,
     and of 477,824 weights x 4 bytes = 2 MiB, and 2 x 4 bytes for 2,048 rows of 264 logits = 4 MiB.
     """
     out = check(capsys)
