@@ -37,7 +37,7 @@ OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
 )
 
 STEP_ALONE = (
-    "--validation=null", "--callbacks=[]", "--log.loggers=[]", "--save.every=0", "--save.keep_best=null",
+    "--validation=null", "--callbacks=[]", "--log.loggers=[]", "--save.keep_best=null",
     "--save.folder=null",
 )  # fmt: skip
 """What a step that is made again does without."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from safetensors import SafetensorError
 
 from rlkit.base.errors import CheckpointError
 from rlkit.models.lora import has_lora, score_head
+from rlkit.models.source import ADAPTER, BASE, SHIPPED
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
@@ -39,8 +41,25 @@ def save_policy(
             policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         policy.save_pretrained(partial, state_dict=weights, **options)
         tokenizer.save_pretrained(partial)
+        if has_lora(policy):
+            _add_shipped_base(partial, folder)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)  # on a full disk, this frees space for `result.json`
         raise CheckpointError(f"{folder} cannot be written: {error}") from error
+
+
+def _add_shipped_base(adapter: Path, folder: Path) -> None:
+    """Copy a shipped model beside its adapter, since only rlkit knows its name: peft reads a folder.
+
+    Args:
+        adapter: The folder of the adapter, as it is written.
+        folder: The folder that it becomes.
+    """
+    config = json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))
+    base = SHIPPED.get(config["base_model_name_or_path"])
+    if base is not None:
+        shutil.copytree(base, adapter / BASE)
+        config["base_model_name_or_path"] = str(folder.resolve() / BASE)
+        (adapter / ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")

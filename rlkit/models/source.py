@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import math
 import os
@@ -25,6 +26,8 @@ SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).
 
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+BASE = "base"
+"""The folder in an adapter's folder that has its base model, if that ships with rlkit."""
 
 MAX_DEPTH = 8
 """The maximum number of adapters and checkpoints between a path and its base model."""
@@ -219,10 +222,21 @@ def _base(folder: Path, base: object, depth: int) -> Source:
     remedy = f"set base_model_name_or_path in {folder / ADAPTER} to the model's folder or its name on the hub"
     if not isinstance(base, str) or not base:
         raise RecipeError(f"the adapter {folder} does not name its base model; {remedy}")
+    if isfile(folder / BASE / "config.json"):  # also if the adapter was moved
+        return locate(_shipped_as(folder / BASE) or str(folder / BASE), depth + 1)
     is_hub_name = base.count("/") <= 1 and not base.startswith((".", "/", "~"))
     if not is_hub_name and not isdir(resolve(base)):
         raise RecipeError(f"the adapter {folder} belongs to {base!r}, which is not on this machine; {remedy}")
     return locate(base, depth + 1)
+
+
+def _shipped_as(folder: Path) -> str | None:
+    """Return the name of the shipped model that a folder is a copy of; None if it is no copy."""
+    for name, shipped in SHIPPED.items():
+        files = [path.name for path in shipped.iterdir() if path.is_file()]
+        if not any(filecmp.cmpfiles(shipped, folder, files, shallow=False)[1:]):
+            return name
+    return None
 
 
 def _checkpoint(checkpoint: CheckpointRef, depth: int) -> Source:

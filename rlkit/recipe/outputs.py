@@ -82,7 +82,8 @@ class RolloutLog:
     Args:
         every: Steps between two files; 0 for no files, validations included.
         limit: Maximum number of trajectories of a step over all ranks, in complete groups and at least one group; null
-            for all. All trajectories of a validation are kept.
+            for all. All trajectories of a validation are kept, and those of steps that follow a checkpoint, for
+            `rlkit replay --phase learn`, if they have at most 4 million tokens on a rank.
     """
 
     every: NonNegativeInt = 1

@@ -20,6 +20,7 @@ from pathlib import Path
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.base.text import redact_arguments
+from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 from rlkit.run.rows import as_row
 from rlkit.types import Trajectory
@@ -196,6 +197,21 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+COMPLETE_TOKENS = 4_000_000
+"""Tokens of a step on a rank up to which a step that follows a checkpoint is kept complete: about 40 MB."""
+
+
+def follows_checkpoint(number: int, recipe: Recipe) -> bool:
+    """Whether a step begins at a checkpoint or at the start, so that `rlkit replay` can learn from it alone."""
+    every = recipe.save.every
+    return number == 1 or (every > 0 and number % every == 1 % every)
+
+
+def size_of(trajectories: Sequence[Trajectory]) -> int:
+    """Return the number of tokens of trajectories."""
+    return sum(len(trajectory.tokens) for trajectory in trajectories)
 
 
 def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Sequence[Trajectory]:

@@ -18,7 +18,7 @@ from rlkit.ops.optimizers import Combined
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
 from rlkit.recipe import FSDP2, Fabric, Lora, Train, check
 from rlkit.run.checkpoint.state import tensors
-from rlkit.run.preflight.estimate import optimizer_bytes
+from rlkit.run.preflight.footprint import optimizer_bytes
 from rlkit.schedules import Constant, Cosine, Linear
 from rlkit.testing.models import random_model
 from rlkit.train.optim import learning_rate, make_optimizer, set_learning_rate, weight_groups

@@ -41,8 +41,9 @@ class KeptRollouts:
         if sum(counts) != self.samples[number]:
             raise RecipeError(
                 f"{self.run} has kept {sum(counts)} of the {self.samples[number]} trajectories of step {number} on "
-                f"{ranks.count} rank{'s' * (ranks.count > 1)}; leave out --phase learn to sample them again, or train "
-                "with log.rollouts.limit: null and log.rollouts.every: 1"
+                f"{ranks.count} rank{'s' * (ranks.count > 1)}; step 1 and the steps after a checkpoint are kept "
+                "complete: learn from one of these, leave out --phase learn to sample again, or train with "
+                "log.rollouts.limit: null and log.rollouts.every: 1"
             )
         rollouts = Rollouts(new)
         rollouts.sampled = [t for t in trajectories if t.error is None and ("advantages" in t.credit or not filtered)]

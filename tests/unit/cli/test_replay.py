@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
+from rlkit.run import session
 from tests.conftest import read_jsonl
 
 FEW = (
@@ -132,7 +133,7 @@ def test_learning_needs_all_trajectories(run: Path, tmp_path: Path, said: Say) -
     path.write_bytes(gzip.compress("".join(lines).encode()))
     words = ("replay", str(tmp_path / "less"), "--step=3", "--phase=learn", f"--out={tmp_path / 'out'}")
     assert main(list(words)) == 2
-    assert "has kept 6 of the 8 trajectories of step 3 on 1 rank; leave out --phase learn" in said()
+    assert "has kept 6 of the 8 trajectories of step 3 on 1 rank; step 1 and the steps" in said()
     row = json.loads(lines[0])
     path.write_bytes(gzip.compress(json.dumps({**row, "tokens": [*row["tokens"][:-1], 264]}).encode()))
     assert main([*words[:-1], f"--out={tmp_path / 'strange'}"]) == 2
@@ -145,3 +146,25 @@ def test_learning_needs_all_trajectories(run: Path, tmp_path: Path, said: Say) -
 def test_a_folder_that_is_no_run(tmp_path: Path, said: Say) -> None:
     assert main(["replay", str(tmp_path), "--step=1"]) == 2
     assert "is no run folder" in said()
+
+
+def test_steps_after_a_checkpoint_are_kept_complete(tmp_path: Path, said: Say) -> None:
+    """Of 72 trajectories a step keeps 64 by default; steps 1 and 3 keep all, so that they can be learned from."""
+    few = ("--train.steps=3", "--train.prompts_per_step=9", "--validation=null", "--save.every=2")
+    assert main(["fit", "--recipe=quickstart", *few, f"--out={tmp_path / 'run'}"]) == 0
+    rows = [len(read_jsonl(tmp_path / "run" / "rollouts" / f"step-0000{number}.jsonl.gz")) for number in (1, 2, 3)]
+    assert rows == [72, 64, 72]
+    said()
+    for number, status in ((1, 0), (2, 2), (3, 0)):
+        words = [f"--step={number}", "--phase=learn", f"--out={tmp_path / str(number)}"]
+        assert main(["replay", str(tmp_path / "run"), *words]) == status
+    text = said()
+    assert "kept 64 of the 72 trajectories of step 2" in text
+    assert "step 1 and the steps after a checkpoint are kept complete" in text
+
+
+def test_a_large_step_is_not_kept_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "COMPLETE_TOKENS", 100)
+    few = ("--train.steps=1", "--train.prompts_per_step=9", "--validation=null")
+    assert main(["fit", "--recipe=quickstart", *few, f"--out={tmp_path / 'run'}"]) == 0
+    assert len(read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")) == 64

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -116,10 +118,18 @@ def test_an_adapters_targets_are_its_list_or_its_tensors(adapter: tuple[Path, to
     torch.testing.assert_close(logits(policy), adapter[1])
 
 
-def test_an_adapter_names_the_shipped_model_as_its_base(adapter: tuple[Path, torch.Tensor]) -> None:
+def test_an_adapter_of_a_shipped_model_has_it_beside(adapter: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
+    """peft loads the folder as it is, with rlkit's logits; rlkit knows the shipped model, also in a moved folder."""
     config = json.loads((adapter[0] / "final" / ADAPTER).read_text())
-    assert config["base_model_name_or_path"] == "tiny"
+    assert config["base_model_name_or_path"] == str(adapter[0] / "final" / "base")
+    loaded: Any = AutoPeftModelForCausalLM.from_pretrained(adapter[0] / "final")
+    torch.testing.assert_close(logits(loaded.eval()), adapter[1])
     assert locate(str(adapter[0])).model == str(SHIPPED["tiny"])
+    moved = tmp_path / "moved"
+    shutil.copytree(adapter[0] / "final", moved)
+    assert locate(str(moved)).model == str(SHIPPED["tiny"])
+    (moved / "base" / "config.json").write_text((moved / "base" / "config.json").read_text() + " ")
+    assert locate(str(moved)).model == str(moved / "base")  # no copy any more: the base that lies there
 
 
 def test_adapters_of_an_adapter_merged_are_found_through_both(
