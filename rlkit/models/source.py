@@ -233,7 +233,7 @@ def _base(folder: Path, base: object, depth: int) -> Source:
 def _shipped_as(folder: Path) -> str | None:
     """Return the name of the shipped model that a folder is a copy of; None if it is no copy."""
     for name, shipped in SHIPPED.items():
-        files = [path.name for path in shipped.iterdir() if path.is_file()]
+        files = [path.name for path in shipped.iterdir() if isfile(path)]
         if not any(filecmp.cmpfiles(shipped, folder, files, shallow=False)[1:]):
             return name
     return None
