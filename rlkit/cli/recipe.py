@@ -246,7 +246,7 @@ def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabri
     workers = Workers(1)
     try:
         reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
-        _show(asyncio.run(plan.try_reward(lambda t: score(reward, t, workers), *data.examples(1))))
+        _show(asyncio.run(plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS))))
     except NoPolicyError as error:
         echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
     finally:
@@ -317,7 +317,7 @@ def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
     try:
         if reward is not None:
             trial = context.rollouts.wait(
-                plan.try_reward(lambda t: context.rollouts.score(reward, t), *data.examples(1))
+                plan.try_reward(lambda t: context.rollouts.score(reward, t), data.examples(plan.TRIED_ROWS))
             )
         measured = dry_run(context)
     finally:
@@ -330,4 +330,5 @@ def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
 
 
 def _show(trial: plan.Trial) -> None:
-    echo(f"warning: {trial.text}" if trial.failed else trial.text)
+    for line in trial.lines:
+        echo(f"warning: {line}" if trial.failed else line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -120,30 +121,55 @@ def lengths(data: Data) -> Iterator[str]:
         yield f"micro-batches of at most {limit} tokens: {rows} of the longest rows, more of shorter ones"
 
 
-class Trial(NamedTuple):
-    """The result of the trial call of the reward: a line to show, and whether it failed."""
+TRIED_ROWS = 3
+"""Rows whose reference answers the reward is tried on."""
 
-    text: str
+
+class Trial(NamedTuple):
+    """The result of the trial calls of the reward: lines to show, and whether a call failed."""
+
+    lines: list[str]
     failed: bool = False
 
 
-async def try_reward(score: Scorer, prompt: Prompt) -> Trial:
-    """Score the reference answer and a wrong one; warn unless the reward may expect a form that the answer lacks."""
+async def try_reward(score: Scorer, prompts: Sequence[Prompt]) -> Trial:
+    """Score the reference answer of each prompt and a wrong one; warn if the reward does not tell them apart.
+
+    A reward that finds neither right may expect a form that the answer lacks, so that is no warning.
+    """
+    pairs = [[_trajectory(prompt, text) for text in (prompt.answer or "", "I do not know.")] for prompt in prompts]
     try:
-        right, wrong = await score([_trajectory(prompt, prompt.answer or ""), _trajectory(prompt, "I do not know.")])
+        scores = await asyncio.gather(*map(score, pairs))
     except RolloutError as error:  # a reward whose on_error is raise
-        return Trial(str(error), failed=True)
-    if right.reward is None or wrong.reward is None:
-        return Trial(f"the reward fails on {prompt.id!r}: {right.error or wrong.error}", failed=True)
-    reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(prompt.answer, 60)}"
-    line = f"reward: {right.reward:g} for {reference}, {wrong.reward:g} for 'I do not know.'"
-    if right.reward > wrong.reward:
-        return Trial(line)
-    if right.reward < wrong.reward:
-        return Trial(f"warning: {line}: the wrong answer is scored higher")
-    if right.reward > 0:
-        return Trial(f"warning: {line}: both are scored alike")
-    return Trial(f"{line}: neither is right; the reward may expect a form that {reference} lacks, such as JSON")
+        return Trial([str(error)], failed=True)
+    trial = Trial([])
+    remarks: set[str] = set()
+    for prompt, (right, wrong) in zip(prompts, scores, strict=True):
+        if right.reward is None or wrong.reward is None:
+            return Trial([f"the reward fails on {_question(prompt)}: {right.error or wrong.error}"], failed=True)
+        reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(prompt.answer, 60)}"
+        line = f"reward: {right.reward:g} for {reference} to {_question(prompt)}, {wrong.reward:g} for 'I do not know.'"
+        remark = _remark(right.reward, wrong.reward)
+        is_warning = remark and (right.reward < wrong.reward or right.reward > 0)
+        trial.lines.append(f"{'warning: ' if is_warning else ''}{line}{'' if remark in remarks else remark}")
+        remarks.add(remark)
+    return trial
+
+
+def _remark(right: float, wrong: float) -> str:
+    """Return what is remarkable about the rewards of a right and a wrong answer; empty if the right one earns more."""
+    if right > wrong:
+        return ""
+    if right < wrong:
+        return ": the wrong answer is scored higher"
+    if right > 0:
+        return ": both are scored alike"
+    return ": neither is right; the reward may expect a form that reference answers lack, such as JSON"
+
+
+def _question(prompt: Prompt) -> str:
+    """Return the last message of a prompt, quoted, for a line."""
+    return show(prompt.messages[-1]["content"] if prompt.messages else "", 60)
 
 
 def _trajectory(prompt: Prompt, text: str) -> Trajectory:

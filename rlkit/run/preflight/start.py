@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rlkit.base.errors import RecipeError
 from rlkit.rollout.template_check import check_template
-from rlkit.run.preflight.plan import Trial, lines, try_reward
+from rlkit.run.preflight.plan import TRIED_ROWS, Trial, lines, try_reward
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import check_servers
 
@@ -28,14 +28,14 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     for warning in check_template(context.data.dialogue.template).warnings:
         note(f"warning: {warning}")
     reward, rollouts = context.recipe.reward, context.rollouts
-    trial = Trial("")
+    trial = Trial([])
     if first and reward is not None:
-        trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), *context.data.examples(1)))
+        trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), context.data.examples(TRIED_ROWS)))
     trial = context.ranks.same(trial)
     if trial.failed and context.recipe.train.require_reward:
         raise RecipeError(
-            f"{trial.text}; fix it, or set train.require_reward: false if it only works later, as a service may"
+            f"{trial.lines[0]}; fix it, or set train.require_reward: false if it only works later, as a service may"
         )
-    if trial.text:
-        note(f"warning: {trial.text}" if trial.failed else trial.text)
+    for line in trial.lines:
+        note(f"warning: {line}" if trial.failed else line)
     check_servers(context)

@@ -97,17 +97,22 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
     async def broken(trajectories: object) -> list[Score]:
         return [Score(None, error="no service"), Score(0.0)]
 
-    assert asyncio.run(plan.try_reward(constant, prompt)).text == (
-        "warning: reward: 1 for the reference answer '7', 1 for 'I do not know.': both are scored alike"
+    def tried(scorer: plan.Scorer, *prompts: Prompt) -> plan.Trial:
+        return asyncio.run(plan.try_reward(scorer, prompts))
+
+    question = repr(USER["content"])
+    both = f"warning: reward: 1 for the reference answer '7' to {question}, 1 for 'I do not know.'"
+    assert tried(constant, prompt, prompt).lines == [f"{both}: both are scored alike", both]
+    [of_json] = tried(strict, prompt).lines
+    assert of_json.startswith(
+        f"reward: 0 for the reference answer '7' to {question}, 0 for 'I do not know.': neither is"
     )
-    of_json = asyncio.run(plan.try_reward(strict, prompt)).text
-    assert of_json.startswith("reward: 0 for the reference answer '7', 0 for 'I do not know.': neither is right")
-    unanswered = Prompt("p", [USER], None)
-    assert "1 for an empty answer, 1 for" in asyncio.run(plan.try_reward(constant, unanswered)).text
-    assert asyncio.run(plan.try_reward(inverted, prompt)).text == (
-        "warning: reward: 0.1 for the reference answer '7', 0.4 for 'I do not know.': the wrong answer is scored higher"
-    )
-    assert asyncio.run(plan.try_reward(broken, prompt)) == ("the reward fails on 'p': no service", True)
+    assert "1 for an empty answer to" in tried(constant, Prompt("p", [USER], None)).lines[0]
+    assert tried(inverted, prompt).lines == [
+        f"warning: reward: 0.1 for the reference answer '7' to {question}, 0.4 for 'I do not know.'"
+        ": the wrong answer is scored higher"
+    ]
+    assert tried(broken, prompt) == ([f"the reward fails on {question}: no service"], True)
 
 
 def test_groups_go_to_the_rank_with_the_least() -> None:
