@@ -8,8 +8,11 @@ from rlkit.base.errors import CallbackError, CheckpointError, TrainingError
 from rlkit.base.text import redact
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.callback import RunEnd
+from rlkit.models.card import model_card
 from rlkit.models.save import save_policy
 from rlkit.models.weights import full_state_dict
+from rlkit.run.folder import write_atomically
+from rlkit.run.outcome import verdict_on
 from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
 from rlkit.train.setup import TrainContext
@@ -81,7 +84,18 @@ def save(record: RunRecord, context: TrainContext, name: str) -> None:
     policy = context.models.actor.policy
     weights = full_state_dict(policy, keep=record.first)
     if record.first:
-        save_policy(policy, context.data.dialogue.tokenizer, record.folder.path / name, weights)
+        folder = record.folder.path / name
+        save_policy(policy, context.data.dialogue.tokenizer, folder, weights)
+        record.attempt("the model card", lambda: write_atomically(folder / "README.md", _card(record, context)))
+
+
+def _card(record: RunRecord, context: TrainContext) -> bytes:
+    outcome = record.outcome
+    verdict = verdict_on(outcome.validation["before"], outcome.validation["after"])
+    sentence = ""
+    if verdict is not None:
+        sentence = f"{verdict.metric.replace('_', ' ').capitalize()}: {verdict.change}, p-value {verdict.p_value:.2g}."
+    return model_card(context.recipe, outcome.steps, outcome.validation, sentence).encode()
 
 
 def ends_alike(failure: Exception | None) -> bool:

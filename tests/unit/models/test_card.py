@@ -1,0 +1,52 @@
+"""The model card beside a trained policy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlkit.cli.main import main
+from rlkit.cli.parsing.parser import parse
+from rlkit.models.card import model_card
+
+FEW = ("--train.steps=2", "--train.prompts_per_step=2", "--validation.limit=4")
+
+
+def header_of(text: str) -> dict[str, object]:
+    _, header, _ = text.split("---\n", 2)
+    return yaml.safe_load(header)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("name", "library"), [("quickstart", "transformers"), ("quick_lora", "peft")])
+def test_a_run_describes_what_it_has_trained(tmp_path: Path, name: str, library: str) -> None:
+    assert main(["fit", f"--recipe={name}", *FEW, f"--out={tmp_path / 'run'}"]) == 0
+    text = (tmp_path / "run" / "final" / "README.md").read_text(encoding="utf-8")
+    assert header_of(text) == {"library_name": library, "tags": ["rlkit"]}  # the shipped model is no name on the hub
+    assert "| base model | `tiny` |" in text
+    assert "| training | 2 steps of 2 prompts, learning rate" in text
+    assert "| accuracy | 0." in text
+    assert re.search(r"^Accuracy: (improved|unchanged|worse), p-value [0-9.]+\.$", text, re.M)
+    assert f"from {library} import Auto" in text
+    assert str(tmp_path) not in text
+    assert "More Information Needed" not in text
+
+
+def test_a_name_on_the_hub_is_the_base_model() -> None:
+    recipe = parse("fit", ["--recipe=grpo_gsm8k"]).recipe
+    text = model_card(recipe, 7, {"before": None, "after": {"accuracy": 0.5}}, "")
+    assert header_of(text)["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert "| accuracy |  | 0.500 |" in text
+    assert "| advantage | `GRPO` |" in text
+
+
+def test_a_path_cannot_write_into_the_card() -> None:
+    recipe = parse("fit", ["--recipe=quickstart"]).recipe
+    hostile = replace(recipe.model, path="a/b`\n---\nlicense: mit\n| x |\x1b[2J")
+    text = model_card(replace(recipe, model=hostile), 1, {}, "")
+    assert set(header_of(text)) == {"library_name", "tags", "base_model"}
+    assert "\nlicense" not in text.split("---\n", 2)[2]
+    assert "\x1b" not in text
