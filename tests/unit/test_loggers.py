@@ -144,7 +144,8 @@ def test_a_resumed_run_goes_on_in_all_loggers(tmp_path: Path, monkeypatch: pytes
     assert [(int(row["step"]), float(row["reward/mean"])) for row in table] == expected
     assert [(event.step, event.value) for event in events] == expected
     run_id = json.loads(Path("out/environment.json").read_text())["run_id"]
-    assert [folder.name.rpartition("-")[2] for folder in Path("out/wandb").glob("offline-run-*")] == [run_id, run_id]
+    folders = Path("out/wandb").glob("offline-run-*")  # offline-run-TIME-ID, with a number if both began in one second
+    assert [folder.name.split("-")[3] for folder in folders] == [run_id, run_id]
 
 
 def test_answers_of_validations_are_tables_in_weights_and_biases(
