@@ -42,27 +42,34 @@ def own_recipe(data: str, function: str, model: str) -> str:
     if len(rows) < 2:
         raise RecipeError(f"--task is {show(data)}, which has {len(rows)} rows, expected at least 2, to hold one out")
     columns = list(rows[0])
+    if not columns:
+        raise RecipeError(f"--task is {show(data)}, whose first row has no columns, expected one with the prompt")
     prompt = _column(columns, PROMPTS, columns[0])
-    others = [column for column in columns if column != prompt]
-    answer = _column(others, ANSWERS, others[-1]) if others else None
+    further_columns = [column for column in columns if column != prompt]
+    answer = _column(further_columns, ANSWERS, further_columns[-1]) if further_columns else None
     share = min(0.5, max(0.05, round(HELD_OUT / len(rows), 2)))
     prompts_per_step = min(PROMPTS_PER_STEP, len(rows) - round(len(rows) * share))
     return f"""\
-# {Path(data).name}: {len(rows)} rows with the columns {", ".join(columns)}. Every option: rlkit recipe show FILE
-model: {{path: {json.dumps(model)}}}
+# {show(Path(data).name)}: {len(rows)} rows with the columns {show(columns)}. Every option: rlkit recipe show FILE
+model: {{path: {_quoted(model)}}}
 task:
   class_path: HFDataset
   init_args:
-    path: {json.dumps(data)}
-    prompt_field: {json.dumps(prompt)}
-    answer_field: {json.dumps(answer)}
+    path: {_quoted(data)}
+    prompt_field: {_quoted(prompt)}
+    answer_field: {_quoted(answer)}
     validation_split: {share}  # the share of rows to validate on
-reward: {{class_path: PythonReward, init_args: {{function: {json.dumps(function)}, allow_code: true}}}}
+reward: {{class_path: PythonReward, init_args: {{function: {_quoted(function)}, allow_code: true}}}}
 advantage: GRPO
 loss: ClipLoss
 rollout: {{group_size: {GROUP_SIZE}, sampling: {{max_tokens: {16 if model == "tiny" else 512}}}}}
 train: {{steps: {STEPS}, prompts_per_step: {prompts_per_step}, lr: {"5.0e-4" if model == "tiny" else "1.0e-6"}}}
 """
+
+
+def _quoted(text: str | None) -> str:
+    """Return a text as a quoted scalar, which YAML shares with JSON; `null` for None."""
+    return json.dumps(text, ensure_ascii=False)  # YAML does not join the pairs by which JSON escapes emoji
 
 
 def _column(columns: Sequence[str], names: Sequence[str], default: str) -> str:

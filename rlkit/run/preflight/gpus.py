@@ -47,6 +47,6 @@ def gpu_named(text: str) -> Gpu:
     gpu = GPUS.get(text.lower())
     if gpu is not None:
         return gpu
-    if text.isdecimal() and 0 < int(text) < 2**24:
+    if text.isdecimal() and len(text) < 9 and 0 < int(text) < 2**24:
         return Gpu(f"GPU of {int(text):,} MiB", int(text) * 2**20)
     raise RecipeError(f"--gpu is {show(text)}, expected {', '.join(GPUS)} or its memory in MiB, such as 24000")

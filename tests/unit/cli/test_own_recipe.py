@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.own_recipe import own_recipe
 from rlkit.cli.parsing.parser import parse
@@ -48,6 +49,21 @@ def test_names_of_files_and_columns_stay_data(folder: Path) -> None:
     assert recipe["task"]["init_args"]["path"] == 'a"b: {c}.csv'
     assert recipe["task"]["init_args"]["prompt_field"] == "x: [y"
     assert recipe["train"]["prompts_per_step"] == 1
+
+
+def test_a_line_break_in_a_name_writes_no_line(folder: Path) -> None:
+    name = "a\nreward: null\U0001f600"
+    rows = [{name: "x", "answer": "y"}, {name: "z", "answer": "y"}]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    text = own_recipe("mine.jsonl", "reward.py:score", "tiny")
+    assert text.count("\nreward: ") == 1
+    assert yaml.safe_load(text)["task"]["init_args"]["prompt_field"] == name
+
+
+def test_rows_without_columns_are_refused(folder: Path) -> None:
+    (folder / "mine.jsonl").write_text("{}\n{}\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match="has no columns"):
+        own_recipe("mine.jsonl", "reward.py:score", "tiny")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers.integrations.sdpa_attention as attention
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.engines.torch.fused import FusedDecoder
@@ -17,7 +18,7 @@ from rlkit.models.size import find_config, known_shapes, kv_bytes, size_of
 from rlkit.recipe import Model, Recipe
 from rlkit.registry.builtin import rlkit_recipes
 from rlkit.run.preflight import estimate, footprint
-from rlkit.run.preflight.gpus import GPUS, H100
+from rlkit.run.preflight.gpus import GPUS, H100, gpu_named
 from rlkit.testing import random_model
 from tests.flow.counted_memory import learning_peak
 
@@ -75,7 +76,10 @@ def test_a_gpu_that_is_too_small_says_what_helps(check: Callable[..., str]) -> N
     assert "not included: the server of SGLangServer" in server
 
 
-@pytest.mark.parametrize("options", [["--gpu=b300"], ["--gpu=0"], ["--gpu=h100", "--price=free"], ["--price=-1"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--gpu=b300"], ["--gpu=0"], ["--gpu=h100", "--price=free"], ["--price=-1"]],
+)
 def test_what_is_no_gpu_or_no_price_is_refused(check: Callable[..., str], options: list[str]) -> None:
     output = check("quickstart", *options)
     assert output.startswith("2 ")
@@ -127,3 +131,8 @@ def test_the_cache_takes_at_most_the_memory_estimated() -> None:
     tensors = [value for layer in decoder.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
     allocated = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     assert kv_bytes(policy.config, 32 * 112) <= allocated <= kv_bytes(policy.config, 32 * 128) * 1.1
+
+
+def test_a_number_of_thousands_of_digits_is_no_memory() -> None:
+    with pytest.raises(RecipeError, match="or its memory in MiB"):
+        gpu_named("9" * 5000)
