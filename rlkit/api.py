@@ -219,10 +219,10 @@ def _build(
             f"recipe is of type {type(recipe).__name__}, expected an rlkit.Recipe, a file or the name of a recipe"
         )
     changes = changes or {}
-    known = [f.name for f in fields(Recipe)]
-    unknown = [name for name in changes if name not in known]
+    section_names = [f.name for f in fields(Recipe)]
+    unknown = [name for name in changes if name not in section_names]
     if unknown:
-        raise RecipeError(f"fit has no argument {unknown[0]!r}; {nearest(unknown[0], known)}")
+        raise RecipeError(f"fit has no argument {unknown[0]!r}; {nearest(unknown[0], section_names)}")
     required = [name for name in ("model", "task", "reward") if recipe is None and name not in changes]
     if required:
         raise RecipeError(f'fit needs {", ".join(required)}, or a recipe, such as fit("quickstart")')

@@ -205,11 +205,11 @@ COMPLETE_TOKENS = 4_000_000
 
 def follows_checkpoint(number: int, recipe: Recipe) -> bool:
     """Whether a step begins at a checkpoint or at the start, so that `rlkit replay` can learn from it alone."""
-    every = recipe.save.every
-    return number == 1 or (every > 0 and number % every == 1 % every)
+    interval = recipe.save.every
+    return number == 1 or (interval > 0 and (number - 1) % interval == 0)
 
 
-def size_of(trajectories: Sequence[Trajectory]) -> int:
+def token_count(trajectories: Sequence[Trajectory]) -> int:
     """Return the number of tokens of trajectories."""
     return sum(len(trajectory.tokens) for trajectory in trajectories)
 

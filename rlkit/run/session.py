@@ -20,7 +20,7 @@ from rlkit.recipe import Profile, Recipe
 from rlkit.run.checkpoint.resume import load, rollout_differences, validation_options
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
-from rlkit.run.folder import COMPLETE_TOKENS, first_groups, follows_checkpoint, size_of
+from rlkit.run.folder import COMPLETE_TOKENS, first_groups, follows_checkpoint, token_count
 from rlkit.run.metrics_log import MetricsLog, open_loggers
 from rlkit.run.outcome import Metrics, Outcome, Replay
 from rlkit.run.preflight import memory
@@ -245,7 +245,7 @@ class Session:
         section, name = context.recipe.log.rollouts, f"step-{number:05d}"
         if section.every and number % section.every == 0:
             limit = None if section.limit is None else max(1, section.limit // context.ranks.count)
-            if follows_checkpoint(number, context.recipe) and size_of(trajectories) <= COMPLETE_TOKENS:
+            if follows_checkpoint(number, context.recipe) and token_count(trajectories) <= COMPLETE_TOKENS:
                 limit = None
             folder = self.record.folder
             self.record.attempt(f"rollouts/{name}", lambda: folder.dump(name, first_groups(trajectories, limit)))

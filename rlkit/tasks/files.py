@@ -78,8 +78,8 @@ class Columns(Task):
         messages = self._messages(row, location)
         if self.system is not None and messages:
             messages.insert(0, {"role": "system", "content": self.system})
-        read = {self.answer_field, "id"} if self.template is not None else {self.prompt_field, self.answer_field, "id"}
-        used = read & {"prompt", "answer", "id"}  # rewards take any other column by its own name
+        used = {self.answer_field, "id"} if self.template is not None else {self.prompt_field, self.answer_field, "id"}
+        used &= {"prompt", "answer", "id"}  # rewards take any other column by its own name
         return Prompt(
             id=name if row.get("id") is None else str(row["id"]),
             messages=messages,
