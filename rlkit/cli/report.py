@@ -15,8 +15,8 @@ from rlkit.cli.views.server import serve
 
 USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
        rlkit report RUN... --serve [--port N] [--max-mb N]
-    writes one HTML file, which opens without a network: curves of all metrics, time by phase, memory, the rollouts
-    token by token, recipes and environments; several runs are overlaid, a run in progress is shown as far as it is
+    writes one HTML file, which opens without a network: what has changed, curves of all metrics, time by phase, memory,
+    the rollouts token by token, recipes and environments; several runs are overlaid, a run in progress is shown so far
     --out FILE     by default report.html in the first run's folder
     --max-mb N     keep the rollouts of every second step, every third and so on, so that they take at most N megabytes;
                    by default 100, of which a browser still opens the file within seconds

@@ -92,9 +92,7 @@ def save(record: RunRecord, context: TrainContext, name: str) -> None:
 def _card(record: RunRecord, context: TrainContext) -> bytes:
     outcome = record.outcome
     verdict = verdict_on(outcome.validation["before"], outcome.validation["after"])
-    sentence = ""
-    if verdict is not None:
-        sentence = f"{verdict.metric.replace('_', ' ').capitalize()}: {verdict.change}, p-value {verdict.p_value:.2g}."
+    sentence = "" if verdict is None else f"{verdict}.".capitalize()
     return model_card(context.recipe, outcome.steps, outcome.validation, sentence).encode()
 
 

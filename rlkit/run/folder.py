@@ -56,8 +56,13 @@ class RunFolder:
         self.recipe_yaml = recipe_yaml
         self.rank = rank
 
-    def create(self, registry: Registry, resumed: bool = False) -> None:
+    def create(self, registry: Registry, resumed: bool = False, devices: str = "") -> None:
         """Create the folder and write the files that describe the run; files of a start without steps are removed.
+
+        Args:
+            registry: The plugins of the run.
+            resumed: Whether the run continues: files of its validations stay.
+            devices: What it runs on, in words.
 
         Raises:
             RecipeError: The folder holds another run, or cannot be written.
@@ -76,7 +81,7 @@ class RunFolder:
                         path.unlink()
             write_atomically(self.path / "recipe.yaml", self.recipe_yaml.encode())
             run_id = (self.run_id() if resumed else None) or uuid.uuid4().hex[:12]
-            self._write("environment.json", environment(registry) | {"run_id": run_id})
+            self._write("environment.json", environment(registry) | {"devices": devices, "run_id": run_id})
             (self.path / RESERVED).write_bytes(os.urandom(RESERVED_BYTES))  # no file system can compress these
         except OSError as error:
             raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {error}") from error

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from lightning.fabric import Fabric
 
 from rlkit.base.errors import CheckpointError, RecipeError
@@ -153,7 +154,7 @@ def _train(job: Job, data: Data, fabric: Fabric, reporter: Reporter) -> tuple[Ou
         if lock is not None and lock.warning is not None:
             reporter.note(f"warning: {lock.warning}")
         folder = RunFolder(path, job.yaml, fabric.global_rank)
-        ranks.on_first(lambda: _create(folder, job, resumed))
+        ranks.on_first(lambda: _create(folder, job, resumed, device_names(fabric)))
         reporter.note(f"run folder: {folder.path}")
         record = RunRecord(folder, reporter, fabric.is_global_zero)
         return fit(job.recipe, data, fabric, record, resumed=resumed, replay=job.replay), path
@@ -162,7 +163,7 @@ def _train(job: Job, data: Data, fabric: Fabric, reporter: Reporter) -> tuple[Ou
             lock.release()
 
 
-def _create(folder: RunFolder, job: Job, resumed: CheckpointRef | None) -> None:
+def _create(folder: RunFolder, job: Job, resumed: CheckpointRef | None, devices: str) -> None:
     """Create the run folder, unless checkpoints of another run would mix with this one's."""
     store = job.store(folder.path)
     auto = job.resume == "auto"
@@ -171,7 +172,15 @@ def _create(folder: RunFolder, job: Job, resumed: CheckpointRef | None) -> None:
             f"{store.url} holds another run; choose a new folder, or continue from its {store.names()[0]} with "
             "--resume auto"
         )
-    folder.create(job.registry, resumed is not None or auto)
+    folder.create(job.registry, resumed is not None or auto, devices)
+
+
+def device_names(fabric: Fabric) -> str:
+    """Return the devices of all ranks in words, as if each rank had one as rank 0's."""
+    if fabric.device.type == "cuda":
+        return f"{fabric.world_size} x {torch.cuda.get_device_name(fabric.device)}"
+    processes = f"{fabric.world_size} processes on " if fabric.world_size > 1 else ""
+    return f"{processes}{fabric.device.type.upper()}, {os.cpu_count()} cores"
 
 
 def _checkpoint(job: Job, folder: Path, ranks: Ranks, reporter: Reporter) -> CheckpointRef | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlkit.base.text import redact
-from rlkit.train.rollouts import Obtain
 from rlkit.types import JsonObject
+
+if TYPE_CHECKING:  # the terminal's words need no torch
+    from rlkit.train.rollouts import Obtain
 
 Metrics = dict[str, float]
 
@@ -71,6 +73,11 @@ class Verdict:
     after: float
     p_value: float
     change: Literal["improved", "unchanged", "worse"]
+
+    def __str__(self) -> str:
+        kind, _, metric = self.metric.rpartition("_")
+        values = f"{self.before:.3f} -> {self.after:.3f} (p-value {self.p_value:.2g})"
+        return f"{self.change}: {kind or 'greedy'} {metric} {values}"
 
 
 def verdict_on(before: Metrics | None, after: Metrics | None) -> Verdict | None:

@@ -92,8 +92,10 @@ def test_metrics_of_any_size_are_drawn(page: Tab, tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page.open(written(run, out=tmp_path / "report.html"))
     page.run("document.querySelectorAll('details.group').forEach((group) => { group.open = true; })")
-    page.wait("document.querySelectorAll('[data-metric] canvas').length >= 5")
-    assert painted(page, '[data-metric="a"]') > 300
+    page.wait("document.querySelectorAll('[data-metric] canvas').length >= 3")
+    assert page.run("[...document.querySelectorAll('[data-constant]')].map((b) => b.textContent)") == ["a 1", "c 0"]
+    click(page, '[data-constant="a"]')
+    assert painted(page, "dialog") > 300
 
 
 def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: Path) -> None:
@@ -123,7 +125,8 @@ def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: P
     click(page, '[data-view="group"]')
     page.wait("document.querySelectorAll('.side .card').length === 2")
     click(page, '[data-view="prompt"]')
-    page.wait("document.querySelectorAll('.over .card').length === 2")
+    page.wait("document.querySelectorAll('.side .card p.muted').length === 2")
+    page.wait("document.querySelector('[data-view=\"prompt\"]').getAttribute('aria-pressed') === 'true'")
 
 
 def test_tokens_are_coloured_by_ratio_and_entropy(page: Tab, tmp_path: Path) -> None:
@@ -136,12 +139,17 @@ def test_tokens_are_coloured_by_ratio_and_entropy(page: Tab, tmp_path: Path) -> 
     path = written(run, out=tmp_path / "report.html")
     page.open(path, "#row=0/step 1/0&show=ratio")
     assert page.run(colours) == ["", "", "rgba(232, 113, 10, 0.35)", "rgba(225, 29, 72, 0.7)"]
-    assert text(page, ".conversation .muted") == "orange above 1, red below; full at 1.221 and 0.8187"
+    assert text(page, ".colours .ends") == "0.818711.221"
+    bar = page.run("getComputedStyle(document.querySelector('.gradient')).backgroundImage")
+    assert "rgba(225, 29, 72, 0.7)" in bar
+    assert "rgba(232, 113, 10, 0.7)" in bar
     page.run("document.querySelectorAll('[data-token]')[3].click()")
     assert "ratio, trainer to engine 0.8187, entropy 0.75" in text(page, ".conversation .readout")
+    page.run("document.querySelectorAll('[data-token]')[0].click()")
+    assert text(page, ".conversation .readout") == "token 0, id 257: not chosen by the policy"
     page.open(path, "#row=0/step 1/0&show=entropy")
-    assert page.run(colours) == ["", "", "rgba(232, 113, 10, 0.698)", "rgba(232, 113, 10, 0.35)"]
-    assert text(page, ".conversation .muted") == "full at 1.5"
+    assert page.run(colours) == ["", "", "rgba(232, 113, 10, 0.7)", "rgba(232, 113, 10, 0.35)"]
+    assert text(page, ".colours .ends") == "01.5"
 
 
 def test_rows_of_any_shape_are_shown(page: Tab, tmp_path: Path) -> None:
@@ -163,16 +171,18 @@ def test_rows_of_any_shape_are_shown(page: Tab, tmp_path: Path) -> None:
         };
         let opened = 0;
         for (let more = true; more;) {
-            for (let i = 0; i < document.querySelectorAll("tbody tr").length; i += 1, opened += 1) {
-                await shown(".conversation", document.querySelectorAll("tbody tr button")[i]);
+            for (let i = 0; i < document.querySelectorAll("#list tbody tr").length; i += 1, opened += 1) {
+                document.querySelectorAll("#list tbody tr button")[i].click();
+                await new Promise((resolve) => { setTimeout(resolve, 1); });
                 const [one, group, prompt] = panel.querySelectorAll("[data-view]");
+                await shown(".conversation", one);
                 const select = panel.querySelector(".view");
                 for (const { value } of select.options) {
                     select.value = value;
                     select.dispatchEvent(new Event("change"));
                 }
                 await shown(".side .card", group);
-                await shown(".over .card", prompt);
+                await shown(".side .card", prompt);
             }
             const later = document.querySelectorAll("#list > .controls button")[1];
             more = !later.disabled;
@@ -243,7 +253,7 @@ def test_a_served_page_is_renewed_and_what_is_looked_at_stays(page: Tab, tmp_pat
         assert page.run("scrollY") == scroll
         assert text(page, "tr.chosen td:nth-child(2)") == "0 + 2: What is 0 + 2?"
         assert page.run("document.querySelectorAll('.side .card').length") == 2
-        assert page.run("document.querySelector('[data-metric=\"time/sample\"] canvas') !== null")
+        assert page.run("document.querySelector('[data-constant=\"time/sample\"]').offsetParent !== null")
         assert page.run("document.querySelector('input[type=range]').value") == "0.9"
         server.shutdown()
     page.wait("document.getElementById('served').textContent.startsWith('The server of this page does not answer')")
@@ -251,6 +261,102 @@ def test_a_served_page_is_renewed_and_what_is_looked_at_stays(page: Tab, tmp_pat
     page.run("1")
     assert all("ERR_CONNECTION_REFUSED" in line for line in page.console)
     page.console.clear()
+
+
+def test_the_headline_says_what_a_run_is_and_what_it_has_changed(page: Tab, tmp_path: Path) -> None:
+    recipe = "model: {path: tiny, lora: {rank: 8}}\nloss: rlkit.losses.ClipLoss\ntrain: {steps: 3}\n"
+    run = write_run(tmp_path / "run", recipe=recipe)
+    result = json.loads((run / "result.json").read_text())
+    warnings = ["warning: the reward rises while accuracy does not: see rlkit docs metrics"]
+    verdict = {"change": "worse", "p_value": 0.001}
+    (run / "result.json").write_text(json.dumps(result | {"warnings": warnings, "verdict": verdict, "seconds": 75}))
+    (run / "checkpoints" / "step-00003").mkdir(parents=True)
+    page.open(written(run, out=tmp_path / "report.html"))
+    assert text(page, ".headline h2") == "run worseok"
+    assert "greedy accuracy0.25 (0.100 to 0.500) → 0.75 (0.100 to 0.500)" in text(page, ".headline")
+    assert text(page, ".headline .facts") == "modeltiny, LoRA of rank 8methodClipLossprogress3 of 3 steps in 1:15 min"
+    assert text(page, ".headline .notes") == f"1 warning{warnings[0]}"
+    assert text(page, ".headline code") == f"rlkit export --checkpoint {run} --out MODEL"
+    left = page.run("[...document.querySelectorAll('.line .dot')].map((dot) => dot.style.left)")
+    assert left == ["25%", "75%"]
+
+
+def test_a_run_without_a_result_is_in_progress(page: Tab, tmp_path: Path) -> None:
+    """Three of six steps have taken 3 seconds each."""
+    run = write_run(tmp_path / "run", recipe="train: {steps: 6}\n")
+    (run / "result.json").unlink()
+    (run / "checkpoints" / "step-00003").mkdir(parents=True)
+    page.open(written(run, out=tmp_path / "report.html"))
+    assert text(page, ".headline h2") == "run in progress"
+    assert text(page, ".headline .facts") == "progress3 of 6 steps in 9 s, 9 s left"
+    assert text(page, ".headline code") == f"rlkit fit --resume {run}"
+
+
+def test_a_row_opens_wherever_it_is_clicked_and_by_arrows(page: Tab, tmp_path: Path) -> None:
+    page.open(written(write_run(tmp_path / "run"), out=tmp_path / "report.html"))
+    click(page, "#list tbody tr:nth-child(2) .of-text")
+    page.wait("document.querySelectorAll('[data-token]').length === 4")
+    assert page.run("document.querySelector('tr.chosen').dataset.row") == "1"
+    page.run("""document.querySelector("tr.chosen button").dispatchEvent(
+        new KeyboardEvent("keydown", {key: "ArrowDown", bubbles: true}))""")
+    page.wait("document.querySelector('tr.chosen').dataset.row === '2'")
+    assert page.run("document.activeElement.closest('tr').dataset.row") == "2"
+
+
+def test_details_unfold_below_the_row_on_a_narrow_page(page: Tab, tmp_path: Path) -> None:
+    page.resize(390, 844)
+    page.open(written(write_run(tmp_path / "run"), out=tmp_path / "report.html"))
+    click(page, "#list tbody tr:nth-child(3) .of-text")
+    page.wait("document.querySelectorAll('[data-token]').length === 4")
+    assert page.run("document.querySelector('tr.chosen').nextSibling.contains(document.getElementById('details'))")
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    edges = page.run("(({ left, right }) => [left, right])(document.getElementById('details').getBoundingClientRect())")
+    assert 0 <= edges[0] < edges[1] <= 390
+    click(page, "tr.chosen .of-text")
+    page.wait("document.getElementById('details').hidden")
+    assert page.run("document.querySelector('tr.unfolded')") is None
+
+
+def test_charts_enlarge_and_count_steps_tokens_or_time(page: Tab, tmp_path: Path) -> None:
+    """Steps take 3 seconds each, so that the third ends at 9 seconds."""
+    page.open(written(write_run(tmp_path / "run"), out=tmp_path / "report.html"))
+    click(page, '[data-metric="reward/mean"] .title')
+    assert page.run("document.getElementById('large').open")
+    assert page.run("document.querySelector('dialog canvas').clientHeight") > 400
+    click(page, "dialog button")
+    page.wait("document.querySelector('dialog .chart').children.length === 0")
+    page.run("""(() => { const axis = document.getElementById("axis"); axis.value = "time";
+        axis.dispatchEvent(new Event("change")); })()""")
+    assert text(page, '[data-metric="reward/mean"] .readout') == "0.3 at step 3 (9 s)"
+    assert page.run("[...document.getElementById('axis').options].map((option) => option.value)") == ["step", "time"]
+    assert painted(page, '[data-metric="validation/accuracy"]') > 500
+
+
+def test_a_filter_draws_each_metric_once_and_counts(page: Tab, tmp_path: Path) -> None:
+    page.open(written(write_run(tmp_path / "run"), out=tmp_path / "report.html"))
+    page.run("""(() => { const box = document.querySelector('[placeholder="name of a metric"]');
+        box.value = "mean"; box.dispatchEvent(new Event("input")); })()""")
+    visible = """[...document.querySelectorAll('#curves [data-metric], #curves [data-constant]')]
+        .filter((element) => element.offsetParent !== null).map((element) => element.textContent)"""
+    page.wait(f"{visible}.length === 1")
+    assert page.run(visible)[0].startswith("reward/mean")
+    assert text(page, "#metrics") == "1 of 5 metrics"
+
+
+def test_a_preference_run_shows_pairs(page: Tab, tmp_path: Path) -> None:
+    """Of two completions, the one with reward 1 is preferred; its log-prob is -1 and that of the other one -2.75."""
+    run = write_run(tmp_path / "run", steps=1)
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "policy/preference_accuracy": 0.5}) + "\n")
+    rows = [trajectory("1", 0, 0.0, "bad"), trajectory("1", 0, 1.0, "good"), trajectory("1", 0, 0.0, "worse")]
+    rows[1].logps = [0.0, 0.0, -0.5, -0.5]
+    RunFolder(run, "").dump("step-00001", rows)
+    page.open(written(run, out=tmp_path / "report.html"))
+    click(page, "#list tbody tr .of-text")
+    page.wait("document.querySelectorAll('.pairs tbody tr').length === 2")
+    assert text(page, ".pairs tbody tr:nth-child(1)") == "reward 1 2 tokensgoodreward 0 2 tokensbad1.75"
+    assert "2 pairs; the policy finds the preferred one likelier in 2" in text(page, "#details")
+    click(page, ".pairs .card")
+    page.wait("document.querySelectorAll('[data-token]').length === 4")
 
 
 def test_ten_thousand_rollouts_open_at_once(page: Tab, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rlkit.base.errors import shorten
 from rlkit.base.text import safe
+from rlkit.run.outcome import Verdict
 from rlkit.types import JsonObject
 
 SHOWN = (
@@ -78,6 +79,12 @@ SHOWN_WARNINGS = 10
 """Warnings that are shown again at the end of a run; `result.json` has all."""
 STYLES = {"improved": "green", "unchanged": "yellow", "worse": "bold red"}
 """The colours of verdicts."""
+REMEDIES = {
+    "improved": "",
+    "unchanged": "; the difference may be chance: more steps, or more validation prompts",
+    "worse": "; the last checkpoint is not better than the model that the run began with: see save.keep_best",
+}
+"""What follows a verdict."""
 
 
 class Pace:
@@ -162,7 +169,8 @@ class Display:
                 self.note(f"- {warning.partition(': ')[2] or warning}")
         verdict = result.get("verdict")
         if verdict is not None:
-            self.console.print(Text(_verdict(verdict), style=STYLES[verdict["change"]]))
+            sentence = f"{Verdict(**verdict)}{REMEDIES[verdict['change']]}"
+            self.console.print(Text(sentence, style=STYLES[verdict["change"]]))
         is_worse = verdict is not None and verdict["change"] == "worse" and result["status"] == "ok"
         steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
         self.note(f"{'worse' if is_worse else result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
@@ -184,19 +192,6 @@ class Display:
         for label, text in rows:
             table.add_row(Text(label, style="bold"), cell(text))
         return table
-
-
-def _verdict(verdict: JsonObject) -> str:
-    """Return a verdict in words."""
-    kind, _, metric = verdict["metric"].rpartition("_")
-    name = f"{kind or 'greedy'} {metric}"
-    values = f"{verdict['before']:.3f} -> {verdict['after']:.3f} (p-value {verdict['p_value']:.2g})"
-    remedy = {
-        "improved": "",
-        "unchanged": "; the difference may be chance: more steps, or more validation prompts",
-        "worse": "; the last checkpoint is not better than the model that the run began with: see save.keep_best",
-    }
-    return f"{verdict['change']}: {name} {values}{remedy[verdict['change']]}"
 
 
 def _on_terminal() -> bool:

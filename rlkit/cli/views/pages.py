@@ -42,7 +42,7 @@ class Numbering:
         return self._numbers[key]
 
 
-COLUMNS = ("run", "when", "order", "prompt", "group", "sample", "reward", "length", "stop", "source", "page", "place")
+COLUMNS = ("run", "when", "order", "prompt", "group", "sample", "reward", "length", "stop", "source", "page", "offset")
 
 
 @dataclass
@@ -63,7 +63,7 @@ class PageIndex:
     """Rows of each group so far."""
 
     def add(self, run: int, file: RolloutFile, row: JsonObject, page: int, row_index: int) -> None:
-        """Add a row that is at a place of a page."""
+        """Add a row that is at an index of a page."""
         prompt = self.names["prompt"].number(row.get("prompt"), row.get("messages"))
         group = self.names["group"].number(
             row.get("group"), run, file.kind, file.when, file.rank, row.get("kind"), prompt
@@ -80,7 +80,7 @@ class PageIndex:
             "stop": self.names["stop"].number(row.get("stop")),
             "source": self.names["source"].number(_source(row)),
             "page": page,
-            "place": row_index,
+            "offset": row_index,
         }
         self.samples[group] += 1
         for name, value in values.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, explain
+from rlkit.cli.views.headline import headline
 from rlkit.cli.views.validation import metrics_of
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
@@ -70,7 +71,9 @@ class RunFiles:
         steps, values = self.metrics(result)
         phases = [name for name in values if name.startswith("time/") and not NOT_PHASES.search(name)]
         environment = self._json("environment.json")
-        about = {"name": str(self.path), "recipe": self.recipe(), "environment": environment, "result": result}
+        recipe = self.recipe()
+        about = {"name": str(self.path), "recipe": recipe, "environment": environment, "result": result}
+        about["headline"] = headline(self.path, recipe, environment, result, values)
         metrics = {"steps": steps, "metrics": values, "phases": phases}
         return {**about, **metrics, "profile": self.profile(), "notes": self.notes}
 

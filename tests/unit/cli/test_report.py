@@ -75,10 +75,10 @@ def data_of(text: str) -> dict[str, Any]:
 
 
 def rows_of(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows in the order of the index, each looked up by its page and place."""
+    """Return the rows in the order of the index, each looked up by its page and offset."""
     index = data["index"]
-    places = zip(index["page"], index["place"], strict=True)
-    return [data[f"page-{page}"]["rows"][place] for page, place in places]
+    pages = zip(index["page"], index["offset"], strict=True)
+    return [data[f"page-{page}"]["rows"][offset] for page, offset in pages]
 
 
 def without_data(text: str) -> str:

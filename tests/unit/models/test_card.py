@@ -29,7 +29,8 @@ def test_a_run_describes_what_it_has_trained(tmp_path: Path, name: str, library:
     assert "| base model | `tiny` |" in text
     assert "| training | 2 steps of 2 prompts, learning rate" in text
     assert "| accuracy | 0." in text
-    assert re.search(r"^Accuracy: (improved|unchanged|worse), p-value [0-9.]+\.$", text, re.M)
+    expected = r"^(Improved|Unchanged|Worse): greedy accuracy 0\.\d{3} -> \d\.\d{3} \(p-value [0-9.e-]+\)\.$"
+    assert re.search(expected, text, re.M)
     assert f"from {library} import Auto" in text
     assert str(tmp_path) not in text
     assert "More Information Needed" not in text

@@ -20,39 +20,71 @@ function withRatio(row) {
   return { ...row, ratio: row.trainer_logps.map((x, i) => Math.exp(number(x) - number(row.logps[i]))) };
 }
 
-/** Return a function from a token's place to its colour, and what the colours mean. */
+const RED = "225, 29, 72";
+const ORANGE = "232, 113, 10";
+const GREEN = "18, 161, 80";
+const OWN = "rgba(59, 130, 246, 0.35)";
+
+/** Return whether the policy chose a token; of a row without a mask, it chose all. */
+function isOwn(row, i) {
+  return !Array.isArray(row.mask) || Boolean(row.mask[i]);
+}
+
+/**
+ * Return the colours of a number of each token: `colour(x)`, null for none; and the `stops` of the bar that explains
+ * them, from the lowest value to the highest.
+ */
 function scale(row, name) {
-  const values = (row[name] || []).map(number);
-  const own = (i) => !Array.isArray(row.mask) || Boolean(row.mask[i]);
-  if (name === "mask") {
-    return [(i) => (values[i] ? "rgba(59, 130, 246, 0.35)" : null), "blue: chosen by the policy"];
-  }
+  const values = row[name].map(number).filter((x, i) => x !== null && Number.isFinite(x) && isOwn(row, i));
+  const most = (of, least) => values.reduce((a, x) => Math.max(a, Number.isFinite(of(x)) ? of(x) : 0), least);
+  const stops = (at) => [0, 1, 2, 3, 4, 5, 6, 7, 8].map((n) => at(n / 8));
   if (name === "logps" || name === "trainer_logps") {
     const strength = (x) => 0.75 * Math.sqrt(Math.min(1, -x / 5));
-    return [(i) => (own(i) && values[i] < 0 ? `rgba(225, 29, 72, ${strength(values[i])})` : null),
-      "red: unlikely; full at a log-prob of −5 and below"];
+    return { colour: (x) => (x < 0 ? `rgba(${RED}, ${strength(x)})` : null), stops: stops((share) => 5 * share - 5),
+      texts: ["−5 and less", "", "0"] };
   }
   if (name === "ratio") {
-    const far = values.map((x) => Math.abs(Math.log(x)));
-    const most = far.reduce((a, x, i) => (own(i) && Number.isFinite(x) ? Math.max(a, x) : a), 0.01);
-    return [(i) => (own(i) && far[i] > 0
-      ? `rgba(${values[i] < 1 ? "225, 29, 72" : "232, 113, 10"}, ${0.7 * Math.min(1, far[i] / most)})` : null),
-      `orange above 1, red below; full at ${shown(Math.exp(most))} and ${shown(Math.exp(-most))}`];
+    const far = most((x) => Math.abs(Math.log(x)), 0.01);
+    const strength = (x) => 0.7 * Math.min(1, Math.abs(Math.log(x)) / far);
+    return { colour: (x) => (x === 1 ? null : `rgba(${x < 1 ? RED : ORANGE}, ${strength(x)})`),
+      stops: stops((share) => Math.exp(far * (2 * share - 1))), texts: [shown(Math.exp(-far)), "1", shown(Math.exp(far))] };
   }
-  const known = values.filter((x, i) => x !== null && Number.isFinite(x) && own(i));
-  const most = known.reduce((a, x) => Math.max(a, Math.abs(x)), 0) || 1;
-  const tone = (x) => (x < 0 ? "225, 29, 72" : name === "advantages" ? "18, 161, 80" : "232, 113, 10");
-  return [(i) => (own(i) && values[i] && Number.isFinite(values[i])
-    ? `rgba(${tone(values[i])}, ${0.7 * Math.abs(values[i]) / most})` : null),
-    known.some((x) => x < 0) ? `full at ${shown(most)} and, in red, at −${shown(most)}` : `full at ${shown(most)}`];
+  const high = most(Math.abs, 0) || 1;
+  const low = values.some((x) => x < 0) ? -high : 0;
+  const above = name === "advantages" ? GREEN : ORANGE;
+  return { colour: (x) => (x ? `rgba(${x < 0 ? RED : above}, ${0.7 * Math.min(1, Math.abs(x) / high)})` : null),
+    stops: stops((share) => low + share * (high - low)), texts: [shown(low), low < 0 ? "0" : "", shown(high)] };
+}
+
+/** Return the bar that explains the colours of tokens. */
+function colourBar(row, name) {
+  if (name === "mask") {
+    const mark = el("span", { class: "mark" });
+    mark.style.background = OWN;
+    return el("p", { class: "muted" }, mark, "chosen by the policy");
+  }
+  const { colour: paint, stops, texts } = scale(row, name);
+  const bar = el("span", { class: "gradient" });
+  bar.style.background = `linear-gradient(to right, ${stops.map((x) => paint(x) ?? "transparent").join(", ")})`;
+  return el("div", { class: "colours" }, bar, el("span", { class: "ends muted" }, texts.map((text) => el("span", {}, text))));
+}
+
+/** Return a function from a token's index to its colour, null for none. */
+function painter(row, name) {
+  if (name === "mask") return (i) => (isOwn(row, i) ? OWN : null);
+  const { colour: paint } = scale(row, name);
+  return (i) => {
+    const x = number(row[name][i]);
+    return isOwn(row, i) && x !== null && Number.isFinite(x) ? paint(x) : null;
+  };
 }
 
 /** Return a row's spans [role, start, end]: its turns, or one span of everything. */
 function spans(row) {
   const size = row.tokens.length;
-  const given = list(row.turns);
-  const whole = given.every((t) => Array.isArray(t) && Number.isInteger(t[1]) && Number.isInteger(t[2]));
-  return whole && given.length > 0 && given.at(-1)[2] === size ? given : [["conversation", 0, size]];
+  const turns = list(row.turns);
+  const isValid = turns.every((t) => Array.isArray(t) && Number.isInteger(t[1]) && Number.isInteger(t[2]));
+  return isValid && turns.length > 0 && turns.at(-1)[2] === size ? turns : [["conversation", 0, size]];
 }
 
 const CALLS = /<tool_call>[\s\S]*?(?:<\/tool_call>|$)|\[TOOL_CALLS\][\s\S]*|<\|python_tag\|>[\s\S]*/g;
@@ -67,60 +99,63 @@ function call(text, ...content) {
 /** Return a text as pieces, of which tool calls are folded. */
 function foldedText(text) {
   const pieces = [];
-  let last = 0;
-  for (const found of text.matchAll(CALLS)) {
-    pieces.push(text.slice(last, found.index), call(found[0], found[0]));
-    last = found.index + found[0].length;
+  let end = 0;
+  for (const match of text.matchAll(CALLS)) {
+    pieces.push(text.slice(end, match.index), call(match[0], match[0]));
+    end = match.index + match[0].length;
   }
-  return [...pieces, text.slice(last)];
+  return [...pieces, text.slice(end)];
 }
 
 /** Return the elements of tokens, those of each tool call in one that is folded. */
-function foldedTokens(made, texts) {
+function foldedTokens(elements, texts) {
   const ends = [];
   texts.reduce((sum, text, i) => (ends[i] = sum + text.length), 0);
   const pieces = [];
   let at = 0;
-  for (const found of texts.join("").matchAll(CALLS)) {
-    const first = ends.findIndex((end) => end > found.index);
-    const after = ends.findIndex((end) => end >= found.index + found[0].length) + 1;
-    pieces.push(...made.slice(at, first), call(found[0], made.slice(first, after)));
+  for (const match of texts.join("").matchAll(CALLS)) {
+    const first = ends.findIndex((end) => end > match.index);
+    const after = ends.findIndex((end) => end >= match.index + match[0].length) + 1;
+    pieces.push(...elements.slice(at, first), call(match[0], elements.slice(first, after)));
     at = after;
   }
-  return [...pieces, ...made.slice(at)];
+  return [...pieces, ...elements.slice(at)];
 }
 
 function tokenText(row, texts, i) {
-  const known = texts[String(row.tokens[i])];
-  return known === undefined ? `⟨${row.tokens[i]}⟩` : known;
+  return texts[String(row.tokens[i])] ?? `⟨${row.tokens[i]}⟩`;
+}
+
+/** Return the numbers of a token as text; those that only the policy's own tokens have are left out of others. */
+function numbersOf(row, i) {
+  const title = `token ${i}, id ${row.tokens[i]}`;
+  if (!isOwn(row, i)) return `${title}: not chosen by the policy`;
+  return `${title}: ${perToken(row).map((name) => `${TITLES[name] || name} ${shown(row[name][i])}`).join(", ")}`;
 }
 
 function tokens(row, texts, name) {
-  const [paint, meaning] = name ? scale(row, name) : [() => null, ""];
-  const names = perToken(row);
+  const paint = name ? painter(row, name) : () => null;
   const readout = el("p", { class: "readout", "aria-live": "polite" }, "Point at a token for its numbers.");
   const turns = spans(row).map(([role, start, end]) => {
-    const made = [];
+    const elements = [];
     for (let i = start; i < Math.min(end, MAX_TOKENS); i += 1) {
       const span = el("span", { "data-token": String(i) }, tokenText(row, texts, i));
       const background = paint(i);
       if (background) span.style.background = background;
-      made.push(span);
+      elements.push(span);
     }
-    const words = made.map((_, i) => tokenText(row, texts, start + i));
-    const content = role === "assistant" ? foldedTokens(made, words) : made;
+    const words = elements.map((_, i) => tokenText(row, texts, start + i));
+    const content = role === "assistant" ? foldedTokens(elements, words) : elements;
     return turn(role, `${end - start} tokens`, el("div", { class: "text", tabindex: "0" }, content));
   });
   const show = (event) => {
     const at = event.target.closest?.("[data-token]")?.getAttribute("data-token");
-    if (at === null || at === undefined) return;
-    const numbers = names.map((one) => `${TITLES[one] || one} ${shown(row[one][Number(at)])}`);
-    fill(readout, `token ${at}, id ${row.tokens[Number(at)]}: ${numbers.join(", ")}`);
+    if (at !== null && at !== undefined) fill(readout, numbersOf(row, Number(at)));
   };
   const size = row.tokens.length;
   const cut = size > MAX_TOKENS ? el("p", {}, `The first ${MAX_TOKENS} of ${size} tokens.`) : null;
   const box = el("div", { class: "tokens", onmouseover: show, onclick: show }, turns);
-  return [el("p", { class: "muted" }, meaning), readout, box, cut];
+  return [name ? colourBar(row, name) : null, readout, box, cut];
 }
 
 /** Return a turn; those of tools are folded. */
@@ -134,10 +169,10 @@ function messages(row) {
   const all = [...list(row.messages), ...list(row.conversation)].filter((m) => m && typeof m === "object");
   if (!Array.isArray(row.conversation)) all.push({ role: "assistant", content: row.text });
   return all.map((message) => {
-    const { content: given } = message;
-    const content = typeof given === "string" ? given : JSON.stringify(given ?? "", null, 2);
+    const { content: saved } = message;
+    const content = typeof saved === "string" ? saved : JSON.stringify(saved ?? "", null, 2);
     const text = message.role === "assistant" ? foldedText(content) : content;
-    const folded = list(message.tool_calls).map((one) => call(JSON.stringify(one), JSON.stringify(one, null, 2)));
+    const folded = list(message.tool_calls).map((made) => call(JSON.stringify(made), JSON.stringify(made, null, 2)));
     return turn(visible(message.role), `${content.length} characters`, el("div", { class: "text" }, text), folded);
   });
 }
@@ -150,8 +185,8 @@ function conversation(row, texts) {
   for (const name of perToken(row)) views.push([name, `tokens by ${TITLES[name] || name}`]);
   const options = views.map(([value, text]) => el("option", { value }, text));
   const choice = el("select", { class: "view" }, options);
-  const known = (wanted) => views.some(([value]) => value === wanted);
-  choice.value = [address.get("show"), "logps", views[2]?.[0]].find(known) ?? "messages";
+  const exists = (wanted) => views.some(([value]) => value === wanted);
+  choice.value = [address.get("show"), "logps", views[2]?.[0]].find(exists) ?? "messages";
   const show = () => fill(body, choice.value === "messages" ? messages(row) : tokens(row, texts, choice.value));
   choice.addEventListener("change", () => {
     address.set({ show: choice.value });

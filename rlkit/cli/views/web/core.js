@@ -7,22 +7,24 @@ const CONTROL = new RegExp(
 /** Return a value as text whose control codes are written out, as \x1b; line breaks and tabs stay. */
 function visible(value) {
   const text = typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value);
-  return text.replace(CONTROL, (found) => {
-    const code = found.codePointAt(0).toString(16);
+  return text.replace(CONTROL, (control) => {
+    const code = control.codePointAt(0).toString(16);
     return code.length <= 2 ? `\\x${code.padStart(2, "0")}` : `\\u${code.padStart(4, "0")}`;
   });
 }
 
+const PROPERTIES = new Set(["value", "checked", "disabled", "open", "hidden"]);
+
 /** Return an element; children are elements, or values that are shown as text. */
 function el(tag, options, ...children) {
-  const made = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(options || {})) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "value" || name === "checked" || name === "disabled" || name === "open") made[name] = value;
-    else if (value !== null && value !== undefined) made.setAttribute(name, visible(value));
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (PROPERTIES.has(name)) element[name] = value;
+    else if (value !== null && value !== undefined) element.setAttribute(name, visible(value));
   }
-  add(made, ...children);
-  return made;
+  add(element, ...children);
+  return element;
 }
 
 /** Append children: elements, or values that are shown as text; null is none. */
@@ -59,11 +61,11 @@ const recent = new Map();
 /** Return a page of rollouts; the last ones that were looked at are kept. */
 function page(number) {
   if (!recent.has(number)) recent.set(number, load(`page-${number}`));
-  const found = recent.get(number);
+  const loading = recent.get(number);
   recent.delete(number);
-  recent.set(number, found);
+  recent.set(number, loading);
   if (recent.size > 12) recent.delete(recent.keys().next().value);
-  return found;
+  return loading;
 }
 
 /** Return a number, which may be the text of one that is not finite; null is none. */
@@ -71,19 +73,40 @@ function number(value) {
   return value === null || value === undefined ? null : Number(value);
 }
 
+/** Return a number as text of at most four digits that tell something; a dash for none. */
 function shown(value) {
-  const known = number(value);
-  if (known === null) return "–";
-  if (!Number.isFinite(known)) return String(known);
-  if (Number.isInteger(known) && Math.abs(known) < 1e7) return String(known);
-  const size = Math.abs(known);
-  return size >= 1e6 || size < 1e-3 ? known.toExponential(2) : String(Number(known.toPrecision(4)));
+  const x = number(value);
+  if (x === null) return "–";
+  if (!Number.isFinite(x)) return String(x);
+  if (Number.isInteger(x) && Math.abs(x) < 1e7) return String(x);
+  const size = Math.abs(x);
+  return size >= 1e6 || size < 1e-3 ? x.toExponential(2) : String(Number(x.toPrecision(4)));
+}
+
+/** Return a number of things in short, as 1.5k or 20M. */
+function inShort(value) {
+  const [unit, name] = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => Math.abs(value) >= size) ?? [1, ""];
+  return `${Number((value / unit).toPrecision(3))}${name}`;
+}
+
+/** Return seconds as text: 45 s, 12:30 min, 3:05 h. */
+function duration(seconds) {
+  const total = Math.round(seconds);
+  const two = (x) => String(x).padStart(2, "0");
+  if (total < 60) return `${Number(seconds.toPrecision(2))} s`;
+  if (total < 3600) return `${Math.floor(total / 60)}:${two(total % 60)} min`;
+  return `${Math.floor(total / 3600)}:${two(Math.floor((total % 3600) / 60))} h`;
+}
+
+/** Return the last value of a list that is not null; undefined if there is none. */
+function last(values) {
+  return list(values).findLast((x) => x !== null);
 }
 
 const PALETTE = ["#3b82f6", "#e8710a", "#12a150", "#c026d3", "#e11d48", "#0891b2", "#a16207", "#6d5bd0"];
 
-function colour(number_) {
-  return PALETTE[number_ % PALETTE.length];
+function colour(index) {
+  return PALETTE[index % PALETTE.length];
 }
 
 function faded(hex, alpha) {

@@ -4,6 +4,7 @@ const FIRST = ["reward/mean", "accuracy", "validation/accuracy", "validation/rew
   "policy/margin", "teacher/kl", "rollout/length", "policy/entropy", "policy/kl_ref", "policy/kl_old", "mismatch/kl",
   "grad_norm", "groups/no_signal", "lr"];
 const BOUNDS = /_(low|high|stderr)$/;
+const EXACT = /^(validation\/|memory\/|lr$|version$)/; // without noise that an average would remove
 
 /** Return an exponential moving average without a bias to 0, in which missing values are skipped. */
 function smooth(values, weight) {
@@ -21,18 +22,22 @@ function finite(values) {
   return values.map((x) => (x !== null && Math.abs(x) < 1e150 ? x : null));
 }
 
-/** Return the steps of all runs that have a metric, and for each run a function from a metric to its values there. */
-function aligned(runs, name) {
-  const has = (run) => run.steps.filter((_, i) => run.metrics[name] && run.metrics[name][i] !== null);
-  const steps = [...new Set(runs.flatMap(has))].sort((a, b) => a - b);
-  const place = new Map(steps.map((step, i) => [step, i]));
+/** Return where on the horizontal axis any run has a metric, and a function from a run and a metric to its values there. */
+function aligned(runs, name, axis) {
+  const own = new Map(runs.map((run) => [run, xValues(run, axis)]));
+  const has = (run) => own.get(run).filter((_, i) => run.metrics[name] && run.metrics[name][i] !== null);
+  const xs = [...new Set(runs.flatMap(has))].sort((a, b) => a - b);
+  const indices = new Map(xs.map((x, i) => [x, i]));
   const column = (run, metric) => {
     if (!run.metrics[metric]) return null;
-    const values = steps.map(() => null);
-    run.steps.forEach((step, i) => { if (place.has(step)) values[place.get(step)] = number(run.metrics[metric][i]); });
+    const values = xs.map(() => null);
+    own.get(run).forEach((x, i) => {
+      const value = number(run.metrics[metric][i]);
+      if (indices.has(x) && value !== null) values[indices.get(x)] = value;
+    });
     return values;
   };
-  return [steps, column];
+  return [xs, column];
 }
 
 /** Return the ends of a metric's interval: 95%, from its own metrics or from its standard error. */
@@ -45,43 +50,44 @@ function interval(run, name, column) {
   return [finite(at(-1.96)), finite(at(1.96))];
 }
 
+/** A metric of all runs as a chart, which is drawn again when the smoothing or the horizontal axis changes. */
 class Curve {
-  constructor(place, name, state) {
+  constructor(element, name, state, height = 170) {
+    this.element = element;
     this.name = name;
     this.state = state;
-    const [steps, column] = aligned(state.runs, name);
-    this.steps = steps;
-    this.values = state.runs.map((run) => column(run, name));
-    this.intervals = state.runs.map((run) => interval(run, name, column));
-    this.smoothed = !name.startsWith("validation/");
-    this.build(place);
+    this.height = height;
+    this.isSmoothed = !EXACT.test(name);
+    this.build();
   }
 
-  build(place) {
+  build() {
+    const { state, name } = this;
+    const [xs, column] = aligned(state.runs, name, state.axis);
+    this.xs = xs;
+    this.values = state.runs.map((run) => column(run, name));
+    this.steps = state.runs.map((run) => new Map(xValues(run, state.axis).map((x, i) => [x, run.steps[i]])));
+    this.intervals = state.runs.map((run) => interval(run, name, column));
     const series = [{}];
-    const bands = [];
-    this.state.runs.forEach((_, run) => {
+    const intervals = [];
+    state.runs.forEach((_, run) => {
       const stroke = colour(run);
-      const show = this.state.visible[run];
-      const line = { show, spanGaps: true, points: { show: !this.smoothed || this.steps.length < 2 } };
-      series.push({ ...line, stroke: faded(stroke, 0.3), width: 1, points: { show: false } });
-      series.push({ ...line, stroke, width: 2 });
-      if (this.intervals[run]) {
-        const none = { show, spanGaps: true, stroke: "transparent", width: 0, points: { show: false } };
-        series.push(none, { ...none });
-        bands.push({ series: [series.length - 1, series.length - 2], fill: faded(stroke, 0.15) });
-      }
+      const line = { show: state.visible[run], spanGaps: true, points: { show: false } };
+      series.push({ ...line, stroke: faded(stroke, 0.3), width: 1 });
+      series.push({ ...line, stroke, width: 2, points: { show: name.startsWith("validation/") || xs.length < 2 } });
+      if (this.intervals[run]) intervals.push([series.length - 1, faded(stroke, 0.6), this.intervals[run]]);
     });
-    this.plot = draw(place, this.name, series, this.data(), { bands, describe: (index) => this.text(index) });
+    const isLarge = this.element.closest("dialog") !== null;
+    this.plot = draw(this.element, name, series, this.data(), { intervals, x: state.axis, height: this.height,
+      describe: (index) => this.text(index), enlarge: isLarge ? null : () => state.enlarge(name) });
   }
 
   data() {
-    const columns = [this.steps];
-    this.values.forEach((values, run) => {
-      const known = finite(values || this.steps.map(() => null));
-      columns.push(known, this.smoothed ? smooth(known, this.state.smoothing) : known);
-      if (this.intervals[run]) columns.push(...this.intervals[run]);
-    });
+    const columns = [this.xs];
+    for (const values of this.values) {
+      const known = finite(values || this.xs.map(() => null));
+      columns.push(known, this.isSmoothed ? smooth(known, this.state.smoothing) : known);
+    }
     return columns;
   }
 
@@ -93,7 +99,8 @@ class Curve {
       const ends = this.intervals[run] ? this.intervals[run].map((side) => side[at]) : [null];
       const between = ends.includes(null) ? "" : ` (${ends.map(shown).join(" to ")})`;
       const label = this.values.length > 1 ? `${this.state.labels[run]} ` : "";
-      return `${label}${shown(values[at])}${between} at step ${this.steps[at]}`;
+      const x = this.state.axis === "step" ? "" : ` (${X_AXES[this.state.axis].text(this.xs[at])})`;
+      return `${label}${shown(values[at])}${between} at step ${this.steps[run].get(this.xs[at])}${x}`;
     });
     return parts.filter((part) => part !== null).join(" · ") || "no value";
   }
@@ -103,13 +110,18 @@ class Curve {
   }
 
   showRun() {
-    let at = 1;
     this.values.forEach((_, run) => {
-      for (let n = this.intervals[run] ? 4 : 2; n > 0; n -= 1, at += 1) {
-        this.plot.setSeries(at, { show: this.state.visible[run] });
-      }
+      for (const at of [1, 2]) this.plot.setSeries(2 * run + at, { show: this.state.visible[run] });
     });
   }
+}
+
+/** Return the only value that a metric has in all runs, to float32's digits; null if it has several, or one step alone. */
+function constantOf(runs, name) {
+  const values = runs.flatMap((run) => (run.metrics[name] ?? []).filter((x) => x !== null));
+  const [first] = values;
+  const isSame = (x) => x === first || Math.abs(x - first) < 1e-6 * Math.abs(first);
+  return values.length > 1 && values.every(isSame) ? first : null;
 }
 
 /** Return the names of metrics by group; ends of intervals are drawn with their metric. */
@@ -117,58 +129,128 @@ function groups(runs) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort();
   const known = new Set(names);
   const first = known.has("reward/mean") ? FIRST : ["policy/loss", ...FIRST];
-  const found = new Map([["overview", first.filter((name) => known.has(name))]]);
+  const byGroup = new Map([["overview", first.filter((name) => known.has(name))]]);
   for (const name of names) {
     if (BOUNDS.test(name) && known.has(name.replace(BOUNDS, ""))) continue;
     const group = name.includes("/") ? name.split("/")[0] : "training";
-    found.set(group, [...(found.get(group) || []), name]);
+    byGroup.set(group, [...(byGroup.get(group) || []), name]);
   }
-  return found;
+  return byGroup;
+}
+
+/** A group of charts that unfolds; metrics that never change are named with their value, and enlarge when clicked. */
+class ChartGroup {
+  constructor(name, metrics, state) {
+    this.name = name;
+    this.state = state;
+    const constants = new Map(metrics.map((metric) => [metric, constantOf(state.runs, metric)]));
+    this.constants = metrics.filter((metric) => constants.get(metric) !== null).map((metric) => [metric,
+      el("button", { type: "button", "data-constant": metric, onclick: () => state.enlarge(metric) },
+        `${metric} ${shown(constants.get(metric))}`)]);
+    this.charts = metrics.filter((metric) => constants.get(metric) === null)
+      .map((metric) => [metric, el("div", { class: "chart", "data-metric": metric })]);
+    this.constantLine = this.constants.length > 0
+      ? el("p", { class: "constants" }, el("span", { class: "muted" }, "never changes: "),
+        this.constants.map(([, button]) => button)) : null;
+    this.details = el("details", { class: "group" }, el("summary", {}, `${name} (${metrics.length})`),
+      el("div", { class: "grid" }, this.charts.map(([, element]) => element)), this.constantLine);
+  }
+
+  /** Draw the charts that are visible and have not been drawn. */
+  build() {
+    for (const [metric, element] of this.charts) {
+      if (this.details.open && !element.hidden && !element.firstChild) {
+        this.state.curves.push(new Curve(element, metric, this.state));
+      }
+    }
+  }
+
+  /** Show the metrics whose names have a text; return how many these are. */
+  filter(wanted) {
+    let count = 0;
+    for (const [metric, element] of [...this.charts, ...this.constants]) {
+      element.hidden = !metric.toLowerCase().includes(wanted);
+      count += element.hidden ? 0 : 1;
+    }
+    if (this.constantLine) this.constantLine.hidden = this.constants.every(([, button]) => button.hidden);
+    this.details.hidden = count === 0;
+    return count;
+  }
+}
+
+/** Return a function that shows a metric's chart in a dialog of the size of the window. */
+function enlarger(state) {
+  const holder = el("div", { class: "chart" });
+  const dialog = el("dialog", { id: "large", "aria-label": "A chart, enlarged" }, holder,
+    el("form", { method: "dialog" }, el("button", {}, "close")));
+  dialog.addEventListener("click", ({ target }) => { if (target === dialog) dialog.close(); });
+  dialog.addEventListener("close", () => {
+    state.curves = state.curves.filter((curve) => curve.element !== holder);
+    holder.replaceChildren();
+    address.set({ chart: null });
+  });
+  document.body.append(dialog);
+  return (metric) => {
+    if (!state.runs.some((run) => run.metrics[metric])) return;
+    dialog.showModal();
+    state.curves.push(new Curve(holder, metric, state, Math.max(220, Math.round(innerHeight * 0.65))));
+    address.set({ chart: metric });
+  };
 }
 
 function curves(root, state) {
+  state.enlarge = enlarger(state);
   const slider = el("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: String(state.smoothing) });
   slider.addEventListener("input", () => {
     state.smoothing = Number(slider.value);
     state.curves.forEach((curve) => curve.refresh());
     address.set({ smoothing: slider.value });
   });
-  const search = el("input", { type: "search", placeholder: "metric", "aria-label": "Filter metrics by name",
+  const axis = el("select", { id: "axis" }, Object.entries(X_AXES)
+    .filter(([name]) => name !== "tokens" || state.runs.some((run) => run.metrics["rollout/tokens"]))
+    .map(([name, { title }]) => el("option", { value: name }, title)));
+  axis.value = state.axis;
+  axis.addEventListener("change", () => {
+    state.axis = axis.value;
+    state.curves.forEach((curve) => curve.build());
+    address.set({ axis: axis.value === "step" ? null : axis.value });
+  });
+  const search = el("input", { type: "search", placeholder: "name of a metric", "aria-label": "Filter metrics by name",
     value: address.get("metric") ?? "" });
+  const count = el("span", { class: "muted", role: "status", id: "metrics" });
+  add(root, el("p", { class: "controls" }, el("label", {}, "smoothing ", slider), el("label", {}, "by ", axis), search,
+    count));
   const opened = (address.get("open") ?? "overview").split("/");
-  add(root, el("p", { class: "controls" }, el("label", {}, "smoothing ", slider), search));
-  const folded = [...groups(state.runs)].filter(([, names]) => names.length > 0).map(([group, names]) => {
-    const grid = el("div", { class: "grid" });
-    const places = names.map((name) => [name, el("div", { class: "chart", "data-metric": name })]);
-    add(grid, places.map(([, place]) => place));
-    const details = el("details", { class: "group" }, el("summary", {}, `${group} (${names.length})`), grid);
-    const build = () => {
-      for (const [name, place] of places) {
-        if (details.open && !place.hidden && !place.firstChild) state.curves.push(new Curve(place, name, state));
-      }
-    };
-    details.addEventListener("toggle", () => {
-      build();
-      const open = folded.filter((one) => one.details.open).map((one) => one.group).join("/");
+  const all = [...groups(state.runs)].filter(([, names]) => names.length > 0)
+    .map(([name, names]) => new ChartGroup(name, names, state));
+  for (const group of all) {
+    group.details.addEventListener("toggle", () => {
+      group.build();
+      const open = all.filter(({ details }) => details.open).map(({ name }) => name).join("/");
       address.set({ open: open === "overview" ? null : open });
     });
-    details.open = opened.includes(group);
-    return { group, details, places, build };
-  });
-  add(root, folded.map(({ details }) => details));
-  folded.forEach(({ build }) => build());
-  const find = () => {
+    group.details.open = opened.includes(group.name);
+  }
+  add(root, all.map(({ details }) => details));
+  const total = all.filter(({ name }) => name !== "overview").reduce((sum, { charts: drawn, constants }) => sum
+    + drawn.length + constants.length, 0);
+  /** Show what the search names, each metric once: the overview, whose metrics the groups have too, is hidden. */
+  const filter = () => {
     const wanted = search.value.trim().toLowerCase();
-    for (const { details, places, build } of folded) {
-      places.forEach(([name, place]) => { place.hidden = !name.toLowerCase().includes(wanted); });
-      details.hidden = places.every(([, place]) => place.hidden);
-      if (wanted && !details.hidden) details.open = true;
-      build();
+    let matches = 0;
+    for (const group of all) {
+      const own = group.filter(wanted);
+      if (wanted && group.name === "overview") group.details.hidden = true;
+      else matches += own;
+      if (wanted && !group.details.hidden) group.details.open = true;
+      group.build();
     }
+    fill(count, wanted ? `${matches} of ${total} metrics` : "");
   };
   search.addEventListener("input", () => {
     address.set({ metric: search.value || null });
-    find();
+    filter();
   });
-  if (search.value) find();
+  filter();
+  if (address.get("chart")) state.enlarge(address.get("chart"));
 }

@@ -3,6 +3,7 @@
 const PER_LIST = 50;
 const HEADS = [["order", "step"], ["prompt", "prompt"], ["source", "source"], ["reward", "reward"], ["length", "tokens"],
   ["stop", "stop"], ["text", "text"]];
+const NARROW = matchMedia("(max-width: 900px)");
 
 class List {
   constructor(root, state, index) {
@@ -19,19 +20,22 @@ class List {
     const sort = /^(-?)(\w+)$/.exec(address.get("sort") ?? "");
     const by = HEADS.some(([name]) => name === sort?.[2]) ? sort[2] : "order";
     this.sort = { by, sign: sort?.[1] ? -1 : 1 };
-    this.found = null;
+    this.matches = null;
     this.search = 0;
     this.first = 0;
     this.chosen = null;
     this.table = el("table", { class: "list" });
+    this.table.addEventListener("keydown", (event) => this.move(event));
     this.count = el("p", { role: "status", id: "count" });
     this.panel = el("div", { id: "details", "aria-live": "polite" }, el("p", { class: "muted" }, "Choose a rollout."));
     this.details = new Details(this.panel, state, index);
-    this.moves = [["earlier", -PER_LIST], ["later", PER_LIST]].map(([text, by]) => [by,
-      el("button", { type: "button", onclick: () => this.show(this.first + by) }, text)]);
+    this.moves = [["earlier", -PER_LIST], ["later", PER_LIST]].map(([text, step]) => [step,
+      el("button", { type: "button", onclick: () => this.show(this.first + step) }, text)]);
     const left = el("div", { id: "list" }, this.count, el("div", { class: "scroll" }, this.table),
       el("p", { class: "controls" }, this.moves.map(([, button]) => button)));
-    add(root, this.controls(), el("div", { class: "browser" }, left, this.panel));
+    this.browser = el("div", { class: "browser" }, left, this.panel);
+    add(root, this.controls(), this.browser);
+    NARROW.addEventListener("change", () => this.placePanel());
     this.update();
   }
 
@@ -40,8 +44,9 @@ class List {
     if (address.get("text")) await this.find(address.get("text"));
     const row = this.details.find(address.get("row") ?? "");
     if (row === undefined) return;
-    this.first = Math.max(0, Math.floor(this.rows.indexOf(row) / PER_LIST) * PER_LIST);
+    this.show(Math.floor(this.rows.indexOf(row) / PER_LIST) * PER_LIST);
     await this.open(row, address.get("view"));
+    this.reveal(row);
   }
 
   controls() {
@@ -52,7 +57,7 @@ class List {
     };
     const selects = ["run", "when", "source", "stop"].filter((name) => this.names[name].length > 1).map((name) => {
       const choices = this.names[name].map((text, i) => [i, text || "(none)"]);
-      return select(name === "when" ? "step" : name, choices, this.filter[name],
+      return select({ when: "step", stop: "stopped by" }[name] ?? name, choices, this.filter[name],
         (value) => change(name, value, this.names[name][Number(value)]));
     });
     const field = (label, type, name) => el("label", {}, `${label} `, el("input", { type, step: "any",
@@ -72,14 +77,14 @@ class List {
     this.search += 1;
     const search = this.search;
     const text = wanted.trim().toLowerCase();
-    this.found = text ? new Set() : null;
+    this.matches = text ? new Set() : null;
     const pages = new Map();
     if (text) this.index.page.forEach((page, i) => pages.set(page, [...(pages.get(page) || []), i]));
     let read = 0;
     for (const [name, rows] of pages) {
       const { rows: saved } = await load(`page-${name}`);
       if (search !== this.search) return;
-      for (const i of rows) if (contains(saved[this.index.place[i]], text)) this.found.add(i);
+      for (const i of rows) if (contains(saved[this.index.offset[i]], text)) this.matches.add(i);
       read += 1;
       if (read % 20 === 0) {
         this.update();
@@ -97,7 +102,7 @@ class List {
     const reward = index.reward[i] ?? NaN;
     if (filter.reward !== "" && !(reward >= Number(filter.reward))) return false;
     if (filter.most !== "" && !(reward <= Number(filter.most))) return false;
-    return this.found === null || this.found.has(i);
+    return this.matches === null || this.matches.has(i);
   }
 
   update() {
@@ -123,16 +128,18 @@ class List {
     const range = rows.length > 0 ? `, ${this.first + 1} to ${this.first + rows.length} shown` : "";
     fill(this.count, `${this.rows.length} of ${this.size} rollouts${range}`);
     const heads = HEADS.filter(([by]) => this.listed(by));
+    this.browser.append(this.panel); // out of the rows that are replaced
     fill(this.table, el("thead", {}, el("tr", {}, heads.map(([by, text]) => this.head(by, text)))),
       el("tbody", {}, rows.map((i) => this.line(i))));
-    for (const [by, button] of this.moves) {
-      button.disabled = by < 0 ? this.first === 0 : this.first + PER_LIST >= this.rows.length;
+    this.placePanel();
+    for (const [step, button] of this.moves) {
+      button.disabled = step < 0 ? this.first === 0 : this.first + PER_LIST >= this.rows.length;
     }
   }
 
-  /** Whether a column tells anything. */
+  /** Whether a column has more than one value. */
   listed(by) {
-    return by !== "source" || this.names.source.length > 1;
+    return !["source", "stop"].includes(by) || this.names[by].length > 1;
   }
 
   head(by, text) {
@@ -148,26 +155,83 @@ class List {
     return el("th", { scope: "col", class: `of-${by}`, "aria-sort": order }, button);
   }
 
+  /** Return a row, which opens wherever it is clicked; its button is for the keyboard. */
   line(i) {
     const { index } = this;
-    const open = () => this.open(i);
     const mark = el("span", { class: "mark" });
     mark.style.background = colour(index.run[i]);
     const asked = index.asked[index.prompt[i]];
     const name = index.names.prompt[index.prompt[i]];
-    return el("tr", { "data-row": String(i), class: i === this.chosen ? "chosen" : null },
-      el("td", {}, mark, el("button", { type: "button", onclick: open }, index.names.when[index.when[i]])),
-      el("td", { class: "cut" }, asked && asked !== name ? `${name}: ${asked}` : name),
+    const cells = [
+      el("td", {}, this.names.run.length > 1 ? mark : null, el("button", { type: "button" }, index.names.when[index.when[i]])),
+      el("td", { class: "cut of-prompt" }, asked && asked !== name ? `${name}: ${asked}` : name),
       this.listed("source") ? el("td", { class: "cut of-source" }, this.names.source[index.source[i]]) : null,
-      el("td", {}, shown(index.reward[i])), el("td", {}, shown(index.length[i])),
-      el("td", { class: "of-stop" }, index.names.stop[index.stop[i]]), el("td", { class: "cut" }, index.excerpts[i]));
+      el("td", {}, shown(index.reward[i])), el("td", { class: "of-length" }, shown(index.length[i])),
+      this.listed("stop") ? el("td", { class: "of-stop" }, index.names.stop[index.stop[i]]) : null,
+      el("td", { class: "cut of-text" }, index.excerpts[i])];
+    return el("tr", { "data-row": String(i), class: i === this.chosen ? "chosen" : null, onclick: () => this.toggle(i) },
+      cells);
   }
 
-  async open(i, view = "one") {
+  /** Open the row above or below the one whose button has the focus. */
+  async move(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const row = event.target.closest("[data-row]");
+    if (!step || !row) return;
+    event.preventDefault();
+    const i = this.rows[this.rows.indexOf(Number(row.dataset.row)) + step];
+    if (i === undefined) return;
+    const at = this.rows.indexOf(i);
+    if (at < this.first || at >= this.first + PER_LIST) this.show(this.first + step * PER_LIST);
+    await this.open(i);
+    this.lineOf(i)?.querySelector("button").focus();
+  }
+
+  /** Scroll the list alone to a row. */
+  reveal(i) {
+    const line = this.lineOf(i);
+    if (line) this.table.parentElement.scrollTop = line.offsetTop - this.table.parentElement.clientHeight / 3;
+  }
+
+  lineOf(i) {
+    return this.table.querySelector(`[data-row="${i}"]`);
+  }
+
+  /** Open a row; on a narrow page, where its details unfold below it, a second click folds them. */
+  async toggle(i) {
+    if (!getSelection().isCollapsed) return; // its text is selected
+    if (i !== this.chosen || !NARROW.matches) {
+      await this.open(i);
+      return;
+    }
+    this.chosen = null;
+    this.lineOf(i).classList.remove("chosen");
+    this.placePanel();
+  }
+
+  async open(i, view = null) {
+    this.table.querySelector("tr.chosen")?.classList.remove("chosen");
     this.chosen = i;
-    this.show(this.first);
-    await this.details.show(i, VIEWS.has(view) ? view : "one");
-    if (matchMedia("(max-width: 900px)").matches) this.panel.scrollIntoView();
+    this.lineOf(i)?.classList.add("chosen");
+    await this.details.show(i, view);
+    this.placePanel();
+  }
+
+  /** Put the details beside the list, or, on a narrow page, below the row that is open. */
+  placePanel() {
+    const line = this.chosen === null ? null : this.lineOf(this.chosen);
+    const inside = this.panel.closest("tr.unfolded");
+    if (!NARROW.matches) this.browser.append(this.panel);
+    else if (line && line.nextSibling !== inside) line.after(this.unfolded());
+    else if (!line) this.browser.append(this.panel);
+    if (inside && !inside.contains(this.panel)) inside.remove();
+    this.panel.hidden = NARROW.matches && !line;
+  }
+
+  /** Return a row that holds the details, as wide as the columns that are shown. */
+  unfolded() {
+    const columns = [...this.table.tHead.rows[0].cells].filter((cell) => cell.offsetParent !== null).length;
+    return el("tr", { class: "unfolded" }, el("td", { colspan: columns }, this.panel));
   }
 }
 

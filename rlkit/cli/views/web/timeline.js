@@ -12,30 +12,30 @@ function phasesOf(run) {
 function timeline(root, state) {
   state.runs.forEach((run, i) => {
     const phases = phasesOf(run);
-    const kept = run.steps.map((_, at) => at).filter((at) => phases.some((name) => run.metrics[name][at] !== null));
-    if (kept.length === 0) return;
-    const seconds = phases.map((name) => kept.map((at) => Math.max(0, number(run.metrics[name][at]) || 0)));
+    const measured = run.steps.map((_, at) => at).filter((at) => phases.some((name) => run.metrics[name][at] !== null));
+    if (measured.length === 0) return;
+    const seconds = phases.map((name) => measured.map((at) => Math.max(0, number(run.metrics[name][at]) || 0)));
     const totals = seconds.map((column) => column.reduce((a, b) => a + b, 0));
     const all = totals.reduce((a, b) => a + b, 0);
-    const place = el("div", { class: "chart wide", "data-timeline": String(i) });
+    const chart = el("div", { class: "chart wide", "data-timeline": String(i) });
     const key = phases.map((name, phase) => {
       const mark = el("span", { class: "mark" });
       mark.style.background = colour(phase);
       const share = all > 0 ? Math.round((100 * totals[phase]) / all) : 0;
       return el("li", {}, mark, `${name.replace("time/", "")} ${shown(totals[phase])} s (${share}%)`);
     });
-    add(root, place, el("ul", { class: "key" }, key));
-    stacked(place, state.labels[i], kept.map((at) => run.steps[at]), phases, seconds);
+    add(root, chart, el("ul", { class: "key" }, key));
+    stacked(chart, state.labels[i], measured.map((at) => run.steps[at]), phases, seconds);
   });
   if (root.children.length === 1) add(root, el("p", {}, "No step has been made yet."));
-  const names = BESIDE.filter((name) => state.runs.some((run) => run.metrics[name]));
-  const places = names.map((name) => el("div", { class: "chart", "data-beside": name }));
-  add(root, el("div", { class: "grid" }, places));
-  names.forEach((name, i) => state.curves.push(new Curve(places[i], name, state)));
+  const beside = BESIDE.filter((name) => state.runs.some((run) => run.metrics[name]) && constantOf(state.runs, name) === null)
+    .map((name) => [name, el("div", { class: "chart", "data-beside": name })]);
+  add(root, el("div", { class: "grid" }, beside.map(([, element]) => element)));
+  for (const [name, element] of beside) state.curves.push(new Curve(element, name, state));
 }
 
 /** Draw columns on one another: sums are drawn from the highest down, each over the last. */
-function stacked(place, title, steps, phases, seconds) {
+function stacked(element, title, steps, phases, seconds) {
   const sums = [];
   seconds.forEach((column, i) => sums.push(column.map((x, at) => x + (i > 0 ? sums[i - 1][at] : 0))));
   const bars = uPlot.paths.bars({ size: [1, 60] });
@@ -47,5 +47,5 @@ function stacked(place, title, steps, phases, seconds) {
     const parts = phases.map((name, i) => `${name.replace("time/", "")} ${shown(seconds[i][at])} s`);
     return `step ${steps[at]}: ${parts.join(", ")}`;
   };
-  draw(place, title, [{}, ...series], [steps, ...sums.reverse()], { unit: " s", describe, height: 220 });
+  draw(element, title, [{}, ...series], [steps, ...sums.reverse()], { unit: " s", describe, height: 220 });
 }
