@@ -64,6 +64,11 @@ class StopReason(StrEnum):
     ERROR = "error"
     INTERRUPTED = "interrupted"
 
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit cut off the text: that of a completion, or the model's context."""
+        return self in (StopReason.LENGTH, StopReason.CONTEXT)
+
 
 @dataclass
 class RecordedAnswer:

@@ -41,7 +41,9 @@ def run(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise RecipeError(f"rlkit docs takes one topic, not {len(argv)}: {show(' '.join(argv), 80)}")
     text, console = page(find(argv[0])), Console()
-    if console.is_terminal:
+    if console.is_terminal and os.environ.get("PAGER") == "cat":
+        console.print(Markdown(text))
+    elif console.is_terminal:
         styles = "R" in os.environ.setdefault("LESS", "FRX").upper()  # as git: less shows codes of colours otherwise
         with console.pager(styles=styles):
             console.print(Markdown(text))

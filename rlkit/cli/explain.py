@@ -105,6 +105,8 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
     threshold = recipe.train.off_policy_mask_threshold
     if threshold is not None:
         yield "off-policy mask", f"0 where A < 0 and the sequence's mean of log pi_engine - log pi > {threshold}"
+    if recipe.train.mask_truncated:
+        yield "truncated completions", "0, and out of the denominator; they count in the advantages of their group"
     mode = recipe.train.aggregation or recipe.loss.aggregation
     yield (
         f"aggregation {mode}",

@@ -28,6 +28,7 @@ def recipe_of(mixture: Mixture, recipe: Recipe) -> Recipe:
             entropy_coef=0.0,
             old_logps="recompute",
             off_policy_mask_threshold=None,
+            mask_truncated=False,
         ),
         validation=None,
         fabric=recipe.fabric,

@@ -104,6 +104,8 @@ def _check_loss(recipe: Recipe) -> Iterator[str]:
     for key in ("train.aggregation", "train.off_policy_mask_threshold", "correction", "rejection"):
         if isinstance(loss, SequenceLoss) and option(recipe, key) is not None:
             yield f"loss {name} is per sequence, but `{key}` is per token; remove it"
+    if isinstance(loss, SequenceLoss) and recipe.train.mask_truncated:
+        yield f"loss {name} is per sequence, but train.mask_truncated excludes tokens; use a rollout.filter"
 
 
 def _check_partners(recipe: Recipe) -> Iterator[str]:

@@ -53,7 +53,7 @@ def _check_path(key: str, path: object) -> Iterator[str]:
 
 UNSCORED = (
     "critic", "kl_loss", "kl_reward", "reference", "correction", "rejection", "train.entropy_coef",
-    "train.off_policy_mask_threshold", "validation.sampling",
+    "train.off_policy_mask_threshold", "train.mask_truncated", "validation.sampling",
 )  # fmt: skip
 """Sections and options that concern sampled tokens and their log-probs."""
 

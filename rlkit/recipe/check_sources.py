@@ -44,6 +44,8 @@ def _check_engine(recipe: Recipe) -> Iterator[str]:
         yield f"{recorded} the recipe has a rollout.filter; remove it"
     if recipe.train.old_logps != "recompute":
         yield f"{recorded} train.old_logps is {recipe.train.old_logps}; set it to recompute"
+    if recipe.train.mask_truncated:
+        yield f"{recorded} train.mask_truncated is true; remove it"
     if temperature != 1:
         yield f"{recorded} rollout.sampling.temperature is {temperature}; set validation.sampling instead"
     if rollout.oversample > 1:

@@ -59,6 +59,8 @@ class Train:
             without a forward pass of their own (A-3PO).
         off_policy_mask_threshold: At each optimizer step, mask tokens with a negative advantage in sequences whose
             mean of log pi_engine - log pi exceeds this, pi being the current policy; null for no mask.
+        mask_truncated: Exclude completions that `max_tokens` or the context cut off from the loss. They count in the
+            advantages of their group, and not in what the loss is divided by (DAPO, arXiv:2503.14476, section 3.4).
         ema: Decay per step of a moving average of the weights, saved as `ema/` beside `final/`; null for none.
         seed: The seed of the data's order and of every sampled token.
         require_reward: Refuse the run if the trial call of the reward before the first step fails; false only warns,
@@ -86,6 +88,7 @@ class Train:
     aggregation: Aggregation | None = None
     old_logps: Literal["recompute", "rollout", "loglinear"] = "recompute"
     off_policy_mask_threshold: NonNegativeFloat | None = None
+    mask_truncated: bool = False
     ema: PositiveShare | None = None
     seed: NonNegativeInt = 0
     require_reward: bool = True

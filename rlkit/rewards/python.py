@@ -37,6 +37,9 @@ class PythonReward(RewardFunction):
     may take `prompts`, `completions`, `completion_ids`, `answer` and the fields of `meta`, or all of them by
     `**columns`, and returns a list with one number.
 
+    A function with the argument `solution_str` is called as verl calls `compute_score`: with `data_source`,
+    `solution_str`, `ground_truth` and `extra_info`; it returns a number, or a mapping with the reward under `score`.
+
     Args:
         function: `file.py:name` or `package.module:name`.
         completions: The elements of `completions` and `prompts`: chat messages or texts.
@@ -191,7 +194,7 @@ class Grader(NamedTuple):
         if self._in_lists:
             available = self._columns(trajectory)
         else:
-            available = _fields(trajectory)
+            available = _fields(trajectory) | (_verl_fields(trajectory) if self._is_verl else {})
             if "completion" in parameters and "text" in trajectory.prompt.meta:
                 available["text"] = trajectory.prompt.meta["text"]
         return self.function(**_arguments(self.name, parameters, available))
@@ -203,14 +206,22 @@ class Grader(NamedTuple):
                 raise ValueError(f"{self.name} returned {show(value)}, expected a list with one number")
             value = value[0]
         if isinstance(value, dict):
-            if "reward" not in value:
-                raise ValueError(f"{self.name} returned the components {list(value)}, expected one named 'reward'")
-            return Score(value["reward"], {name: part for name, part in value.items() if name != "reward"})
+            key = "score" if self._is_verl else "reward"
+            if key not in value:
+                raise ValueError(f"{self.name} returned the components {list(value)}, expected one named {key!r}")
+            others = {name: part for name, part in value.items() if name != key}
+            if self._is_verl:  # whose mapping may hold texts, such as the extracted answer
+                others = {name: float(part) for name, part in others.items() if isinstance(part, int | float)}
+            return Score(value[key], others)
         return value  # type: ignore[no-any-return]
 
     @property
     def _in_lists(self) -> bool:
         return "completions" in _parameters(self.function)
+
+    @property
+    def _is_verl(self) -> bool:
+        return "solution_str" in _parameters(self.function)
 
     def _columns(self, trajectory: Trajectory) -> dict[str, object]:
         """Return the columns of a batch of one trajectory."""
@@ -229,6 +240,13 @@ def _fields(trajectory: Trajectory) -> dict[str, object]:
     prompt = trajectory.prompt
     fields = {"text": trajectory.text, "answer": prompt.answer, "messages": prompt.messages, "meta": prompt.meta}
     return {"completion": trajectory.text, **prompt.meta, **fields, "trajectory": trajectory}
+
+
+def _verl_fields(trajectory: Trajectory) -> dict[str, object]:
+    """Return the arguments of verl's `compute_score`; None for a column that the data has not."""
+    prompt = trajectory.prompt
+    fields = {name: prompt.meta.get(name) for name in ("data_source", "extra_info")}
+    return {**fields, "solution_str": trajectory.text, "ground_truth": prompt.answer}
 
 
 def _arguments(

@@ -128,6 +128,12 @@ def correct(batch: Batch, weigh: Correction | None, reject: Rejection | None, re
     return metrics
 
 
+def mask_truncated(batch: Batch, trajectories: Sequence[Trajectory]) -> None:
+    """Exclude the tokens of truncated trajectories, the rows of the batch, from the loss."""
+    finished = torch.tensor([not t.stop.truncated for t in trajectories], dtype=torch.bool, device=batch.mask.device)
+    batch.accepted = (batch.mask if batch.accepted is None else batch.accepted) & finished[:, None]
+
+
 def distill(batch: Batch, coef: float, reduce: Reducer) -> Metrics:
     """Add coef * (log pi_teacher - log pi) to the advantages, 0 where no teacher has read a token.
 

@@ -132,7 +132,7 @@ def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Met
     """
     scored = [(t, t.reward) for t in trajectories if t.error is None and t.reward is not None]
     finished = [reward for t, reward in scored if t.stop is StopReason.STOP]
-    truncated = [reward for t, reward in scored if t.stop in (StopReason.LENGTH, StopReason.CONTEXT)]
+    truncated = [reward for t, reward in scored if t.stop.truncated]
     meter.means("rollout/reward_finished", finished)
     meter.means("rollout/reward_truncated", truncated)
     meter.mean("rollout/truncated", len(truncated) / max(len(scored), 1), len(scored))

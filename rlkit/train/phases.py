@@ -9,7 +9,7 @@ import torch
 from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.flops import peak_flops
-from rlkit.train.credit import attach_advantages, attach_first_pass, correct, distill, estimate
+from rlkit.train.credit import attach_advantages, attach_first_pass, correct, distill, estimate, mask_truncated
 from rlkit.train.metrics import Meter, describe_advantages, describe_rewards
 from rlkit.train.optim import learning_rate, set_learning_rate
 from rlkit.train.rollouts import Rollouts
@@ -59,6 +59,8 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
     """
     recipe = context.recipe
     estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
+    if recipe.train.mask_truncated:
+        mask_truncated(batch, trajectories)
     for name, value in batch.metrics.items():
         meter.mean(f"advantage/{name}", value, weight=len(batch))
     if recipe.teacher is not None:

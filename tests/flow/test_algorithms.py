@@ -213,6 +213,21 @@ def test_a_loss_in_a_run(tmp_path: Path, name: str) -> None:
     assert_moved(tmp_path / "out")
 
 
+def test_truncated_completions_are_masked_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With 8 tokens at most, sums of three digits are cut off; with 2, all are, and the run says so."""
+    options = ("--train.mask_truncated=true", "--rollout.group_size=4")
+    metrics, steps = fit(tmp_path / "some", *options, "--rollout.sampling.max_tokens=8")
+    stops = {r["stop"] for rows in steps for r in rows}
+    assert stops == {"stop", "length"}
+    for row, rows in zip(metrics, steps, strict=True):
+        finished = [r for r in rows if r["stop"] == "stop"]
+        assert row["policy/loss"] == pytest.approx(token_mean(plain(finished)), rel=1e-3, abs=1e-4)
+    assert any(chosen(row, "advantages").any() for rows in steps for row in rows if row["stop"] == "length")
+    every = ("fit", "--recipe=quickstart", *FAST, *options, "--rollout.sampling.max_tokens=2", "--train.steps=3")
+    assert main([*every, f"--out={tmp_path / 'none'}"]) == 1
+    assert "no sample was left to train on" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ClipLoss", "GSPO", "CISPO", "SAPO", "GMPO", "DPPO", "ClipCov", "KLCov", "M2PO"])
 def test_a_loss_off_policy(tmp_path: Path, name: str) -> None:

@@ -198,14 +198,19 @@ def test_trls_grpo_config() -> None:
 
 
 def test_trls_command_line() -> None:
-    recipe, listed = sections("trl", TRL_LINE, "run.sh")
+    recipe, _ = sections("trl", TRL_LINE, "run.sh")
     assert recipe["train"]["prompts_per_step"] == 8  # 4 a device x 4 devices x 4 / 8 samples
     assert recipe["fabric"]["devices"] == 4
     assert recipe["rollout"]["engine"]["class_path"] == "SGLangEngine"
     assert recipe["correction"]["level"] == "sequence"
     assert recipe["validation"] is None  # as in transformers, where nothing asks for it
-    assert "reward" not in recipe
-    assert any(line.startswith("reward_funcs=['think_format_reward', 'my.module.f']") for line in listed)
+    assert recipe["reward"]["init_args"]["rewards"] == {
+        "think_format_reward": {
+            "class_path": "PythonReward",
+            "init_args": {"function": "trl.rewards:think_format_reward"},
+        },
+        "f": {"class_path": "PythonReward", "init_args": {"function": "my.module:f"}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -254,7 +259,7 @@ TRLS_REST = {
     "gspo": {"config_file", "output_dir", "num_train_epochs", "reward_funcs"},
     "agent": {"push_to_hub", "output_dir", "reward_funcs", "use_vllm", "report_to"},
     "ppo": {"output_dir", "missing_eos_penalty", "model_name_or_path"},
-    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "num_train_epochs", "reward_funcs", "use_vllm"},
+    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "num_train_epochs", "use_vllm"},
 }
 
 
@@ -458,7 +463,8 @@ def test_what_a_shell_would_run_is_listed_and_not_run(tmp_path: Path) -> None:
         "trainer.project_name",
         "trainer.experiment_name",
     }
-    assert "which is not run" in conversion.notes["data.train_files"]
+    assert f"its value is `$(touch {trap})`, which is not run" in conversion.notes["data.train_files"]
+    assert "its value is `$UNSET_NAME`, which is not run" in conversion.notes["trainer.experiment_name"]
     assert conversion.recipe["model.path"][0] == "a"
 
 

@@ -46,7 +46,7 @@ FOREIGN = {
     "loss_mode": "loss",
     "loss_type": "train.aggregation",
     "lr_scheduler_type": "train.schedule",
-    "mask_truncated_completions": "rollout.filter",
+    "mask_truncated_completions": "train.mask_truncated",
     "max_completion_length": "rollout.sampling.max_tokens",
     "max_grad_norm": "train.max_grad_norm",
     "max_new_tokens": "rollout.sampling.max_tokens",

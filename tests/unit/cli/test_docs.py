@@ -85,6 +85,12 @@ def test_every_page_is_listed_and_short() -> None:
 
 
 @pytest.mark.parametrize("topic", PAGES)
+def test_pages_explain_in_800_words_beside_tables_and_examples(topic: str) -> None:
+    prose = re.sub(r"```.*?```", "", text_of(topic), flags=re.S)
+    assert sum(len(line.split()) for line in prose.splitlines() if not line.startswith("|")) <= 800
+
+
+@pytest.mark.parametrize("topic", PAGES)
 def test_pages_are_in_the_fields_words(topic: str) -> None:
     assert not WORDS.search(text_of(topic))
 

@@ -242,6 +242,37 @@ def test_python_reward_says_what_a_function_got_wrong(tmp_path: Path, workers: W
     assert re.search(error, found.error or ""), found.error
 
 
+COMPUTE_SCORE = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "sums" and extra_info == {"index": 7}
+    return {"score": float(solution_str == ground_truth), "acc": True, "pred": solution_str}
+
+def plain(solution_str, ground_truth):
+    return solution_str == ground_truth
+
+def nameless(solution_str):
+    return {"reward": 1.0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("compute_score", (1.0, {"acc": 1.0}, "")),
+        ("plain", (1.0, {}, "")),
+        ("nameless", (None, {}, "ValueError: nameless returned the components ['reward'], expected one named 'score'")),
+    ],
+)
+def test_verls_compute_score_is_called_as_it_is(
+    tmp_path: Path, workers: Workers, name: str, expected: tuple[float | None, dict[str, float], str]
+) -> None:
+    (tmp_path / "mine.py").write_text(COMPUTE_SCORE)
+    trajectory = example_trajectory("4")
+    trajectory.prompt.meta = {"data_source": "sums", "extra_info": {"index": 7}}
+    [score] = scored(PythonReward(f"{tmp_path}/mine.py:{name}", allow_code=True), [trajectory], workers)
+    assert (score.reward, score.components, score.error or "") == expected
+
+
 def test_python_reward_hands_over_texts_where_it_is_told(tmp_path: Path, workers: Workers) -> None:
     (tmp_path / "mine.py").write_text(CODE)
     reward = PythonReward(f"{tmp_path}/mine.py:texts", allow_code=True, completions="text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from rlkit.train.credit import (
     attach_first_pass,
     correct,
     estimate,
+    mask_truncated,
 )
-from rlkit.types import Batch, Score, TrainBatch
+from rlkit.types import Batch, Score, StopReason, TrainBatch
 from tests.unit.phases import scored
 
 
@@ -221,3 +223,15 @@ def test_rows_are_cut_to_the_longest_of_them() -> None:
     moved = part.to(torch.device("meta"))
     assert {x.device.type for x in moved.tensors().values()} == {"meta"}
     assert len(part) == 2
+
+
+def test_truncated_rows_are_left_out_of_the_loss() -> None:
+    """Rows have 2, 1, 3 and 2 tokens; the second and the third are cut off, so that 4 of 8 tokens are accepted."""
+    batch = scored()
+    stops = (StopReason.STOP, StopReason.LENGTH, StopReason.CONTEXT, StopReason.TURNS)
+    mask_truncated(batch, [SimpleNamespace(stop=stop) for stop in stops])  # type: ignore[misc]
+    assert batch.accepted is not None
+    assert batch.accepted.sum(-1).tolist() == [2, 0, 0, 2]
+    batch.accepted[0] = False  # as a rejection does
+    mask_truncated(batch, [SimpleNamespace(stop=StopReason.STOP)] * 4)  # type: ignore[list-item]
+    assert batch.accepted.sum(-1).tolist() == [0, 0, 0, 2]

@@ -13,7 +13,8 @@ from rlkit_convert.source import read_text
 from rlkit_convert.write import one_line, recipe_problems, recipe_text, remarks
 
 USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML file, or a shell script that runs main_ppo
-       rlkit convert --from trl FILE [--option value ...]   a YAML file of `trl`, or a script with the command line
+       rlkit convert --from trl FILE [--option value ...]   a YAML file of `trl`, a script with the command line, or a
+                                                            Python script with GRPOConfig(...) and GRPOTrainer(...)
     Prints a recipe that names the source of each option, followed by the options that have no equivalent and what to do
     about each. Options after FILE are options of that system, and override those in FILE. Nothing in FILE is run.
 
@@ -65,7 +66,10 @@ def convert(peer: str, content: str, name: str, overrides: Sequence[str]) -> Con
     }[peer]
     options = read(content, name, list(overrides))
     if not options.values and not options.unresolved:
-        raise RecipeError(f"{name} has no options of {peer}; expected a YAML file, or its command line in a script")
+        raise RecipeError(
+            f"{name} has no options of {peer}; expected a YAML file, its command line in a shell script, or a Python "
+            "script of TRL"
+        )
     conversion = Conversion(options, verl.DEFAULTS if peer == "verl" else trl.defaults(options), rules)
     conversion.apply(functions)
     return conversion

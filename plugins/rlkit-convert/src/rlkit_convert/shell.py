@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 
 from rlkit.base.errors import RecipeError, shorten
-from rlkit_convert.source import LARGEST, MARK
+from rlkit_convert.source import LARGEST, MARK, marked
 
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()$`]|\((?:[^()$`]|\([^()$`]*\))*\))*)\)\)")
 """Arithmetic on numbers and variables, once variables with a dollar are filled in."""
@@ -73,8 +73,10 @@ def _split(line: str, variables: Mapping[str, str]) -> list[str]:
     expanded = SCRIPT_ARGUMENTS.sub("", line)
     for _ in range(MAX_DEFAULT_DEPTH):  # a default may contain variables
         expanded = VARIABLE.sub(lambda match: _variable_value(match, variables), expanded)
-    expanded = ARITHMETIC.sub(lambda match: _sum_text(match[1], variables), expanded)
-    lexer = shlex.shlex(SUBSTITUTION.sub(MARK, expanded), posix=True, punctuation_chars=";&|<>")
+    expanded = ARITHMETIC.sub(lambda match: _sum_text(match, variables), expanded)
+    lexer = shlex.shlex(
+        SUBSTITUTION.sub(lambda match: marked(match[0]), expanded), posix=True, punctuation_chars=";&|<>"
+    )
     lexer.whitespace_split = True
     lexer.commenters = ""
     words: list[str] = []
@@ -93,16 +95,16 @@ def _variable_value(match: re.Match[str], variables: Mapping[str, str]) -> str:
     value = variables.get(match[1] or match[3] or "")
     if value is None:
         default = match[2]
-        return MARK if default is None else default.strip('"')  # the quotes in a default are the script's
+        return marked(match[0]) if default is None else default.strip('"')  # the quotes in a default are the script's
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("'", "")
 
 
-def _sum_text(text: str, variables: Mapping[str, str]) -> str:
-    """Return the result of a shell's arithmetic as text; the mark for anything but integers."""
+def _sum_text(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    """Return the result of a shell's arithmetic as text; marked as it stands for anything but integers."""
     try:
-        return str(_evaluate(ast.parse(text.strip(), mode="eval").body, variables))
+        return str(_evaluate(ast.parse(match[1].strip(), mode="eval").body, variables))
     except (SyntaxError, ValueError, ArithmeticError, RecursionError):
-        return MARK
+        return marked(match[0])
 
 
 def _evaluate(node: ast.expr, variables: Mapping[str, str]) -> int:

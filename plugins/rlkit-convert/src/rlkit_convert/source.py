@@ -16,7 +16,7 @@ REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")
 LARGEST = 10**15
 """The largest number that an option may be; excludes infinity and NaN."""
 MARK = "\ue000"
-"""Stands in a value for text that is unknown without running something."""
+"""Is around the code of a text whose value is unknown without running something."""
 
 
 @dataclass
@@ -31,9 +31,19 @@ class PeerOptions:
         self.values.pop(key, None)
         self.unresolved.pop(key, None)
         if MARK in text or "$(" in text or "${" in text:
-            self.unresolved[key] = "its value is a substitution of the shell, which is not run"
+            self.unresolved[key] = f"its value is `{shorten(unmarked(text), 80)}`, which is not run"
         else:
             self.values[key] = parse_text(text)
+
+
+def marked(text: str) -> str:
+    """Return a text that a shell would replace as one that has no meaning to it."""
+    return f"{MARK}{text.encode().hex()}{MARK}"
+
+
+def unmarked(text: str) -> str:
+    """Return a text with what `marked` has made as it stood."""
+    return re.sub(f"{MARK}([0-9a-f]*){MARK}", lambda match: unmarked(bytes.fromhex(match[1]).decode()), text)
 
 
 def parse_text(text: str) -> object:

@@ -14,6 +14,7 @@ from rlkit_convert.conversion import (
     only_unlimited,
     text,
 )
+from rlkit_convert.script import read_script
 from rlkit_convert.shell import commands
 from rlkit_convert.source import PeerOptions, read_yaml
 
@@ -26,6 +27,7 @@ MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default:
 HUB = "rlkit export writes a Hugging Face folder for `hf upload`"
 QUANTISED = "rlkit has no quantised base models; model.dtype: bfloat16 is the smallest"
 ROLLOUTS = "nothing to do: rollouts are saved in the run folder; log.rollouts"
+TOOLS = "see rlkit docs tools-and-environments"
 ENTROPY = "train.entropy_coef is constant"
 
 ALL_DEFAULTS: dict[str, object] = {
@@ -118,6 +120,13 @@ RULES: dict[str, Rule] = {
     "dataset_train_split": Equivalent("task.train_split", text),
     "dataset_test_split": Equivalent("task.validation_split", text),
     "dataset_streaming": NoEquivalent("nothing to do: rows are read from tables on disk"),
+    "dataset_map": NoEquivalent("task HFDataset reads columns by name; save the rows that it makes with `to_json`"),
+    "callbacks": NoEquivalent("`callbacks:` lists rlkit's; write one with rlkit plugins new NAME --kind callback"),
+    "rollout_func": NoEquivalent(TOOLS),
+    "environment_factory": NoEquivalent(TOOLS),
+    "tools": NoEquivalent(TOOLS),
+    "def *": NoEquivalent("copy it, and what it uses, to rewards.py"),
+    "[*][*]*": NoEquivalent("give its options after the file"),
     "datasets": NoEquivalent("task Mix mixes several data sets by weight"),
     "reward_funcs": COMBINED,
     "reward_model_name_or_path": COMBINED,
@@ -197,7 +206,7 @@ RULES: dict[str, Rule] = {
     "scale_rewards": COMBINED,
     "normalize_advantages": COMBINED,
     "reward_clip_range": COMBINED,
-    "mask_truncated_completions": NoEquivalent("reward Overlong lowers the reward of truncated completions"),
+    "mask_truncated_completions": Equivalent("train.mask_truncated", boolean),
     "sync_ref_model": COMBINED,
     "ref_model_*": COMBINED,
     "top_entropy_quantile": NoEquivalent("rlkit trains on all tokens; losses ClipCov and KLCov select tokens"),
@@ -259,16 +268,19 @@ def defaults(options: PeerOptions) -> dict[str, object]:
 
 
 def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
-    """Return the options of a YAML file or of the command in a shell script, followed by the overrides."""
+    """Return the options of a YAML file, of a Python script or of the command in a shell script; then the overrides."""
+    words: list[str] = []
+    trainer = ""
     if name.lower().endswith((".yaml", ".yml")):
         options = read_yaml(content, name, nested=False)
-        words: list[str] = []
+    elif name.lower().endswith(".py"):
+        options, trainer = read_script(content, name)
     else:
         options = PeerOptions()
         words = next((command for command in commands(content, name) if _has_flag(command)), [])
     _add_flags(options, [*words, *overrides])
     if options.values or options.unresolved:
-        options.values[TRAINER] = _trainer(options, words)
+        options.values[TRAINER] = trainer or _trainer(options, words)
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 
 from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text
@@ -213,14 +214,53 @@ def reward(conversion: Conversion) -> None:
             conversion.carry("reward.path", key, text, "")
         elif conversion.has(key):
             conversion.note(key, "reward Composite, of ModelReward and the reward functions")
-    if functions == ["accuracy_reward"]:
-        conversion.set("reward", "MathReward", "reward_funcs")
-    elif functions:
-        conversion.note("reward_funcs", f"{REWARDS}; combine several in a Composite; accuracy_reward is MathReward")
+    if functions:
+        _functions(conversion, functions)
     elif "reward" not in conversion.recipe:
         conversion.note("reward_funcs", f"not in this file: {REWARDS}")
-    if conversion.has("reward_weights"):
-        conversion.note("reward_weights", "weights of Composite")
+
+
+def _functions(conversion: Conversion, functions: list[str]) -> None:
+    """Set one reward function, or the weighted sum of several."""
+    parts = {_part_name(function, functions[:i]): _reward_of(function) for i, function in enumerate(functions)}
+    weights = conversion.raw("reward_weights")
+    if len(parts) == 1 and weights is None:
+        [(name, options)] = parts.values()
+        conversion.set("reward", name, "reward_funcs")
+        for key, value in options.items():
+            conversion.set(f"reward.{key}", value, "reward_funcs")
+        return
+    conversion.set("reward", "Composite", "reward_funcs")
+    by_name = {key: {"class_path": name, "init_args": options} for key, (name, options) in parts.items()}
+    conversion.set("reward.rewards", by_name, "reward_funcs")
+    if isinstance(weights, list) and len(weights) == len(functions):
+        conversion.set("reward.weights", dict(zip(by_name, map(_weight, weights), strict=True)), "reward_weights")
+    elif weights is not None:
+        conversion.note("reward_weights", f"expected {len(functions)} weights; set reward.weights by hand")
+
+
+def _weight(value: object) -> object:
+    try:
+        return number(value)
+    except ValueError:
+        return value
+
+
+def _part_name(function: str, others: list[str]) -> str:
+    """Return a function's own name, with a number if another one has it."""
+    name = re.sub(r"\W", "_", re.split(r"[:./]", function)[-1]) or "reward"
+    same = sum(re.split(r"[:./]", other)[-1] == re.split(r"[:./]", function)[-1] for other in others)
+    return f"{name}_{same + 1}" if same else name
+
+
+def _reward_of(function: str) -> tuple[str, dict[str, object]]:
+    """Return the class of a reward and its options, for a function of TRL's, a user's, or a reward model."""
+    module, _, name = function.rpartition(":" if ":" in function else ".")
+    if name == "accuracy_reward" and module in ("", "trl.rewards"):
+        return "MathReward", {}
+    if "/" in function and ":" not in function:
+        return "ModelReward", {"path": function}
+    return "PythonReward", {"function": f"{module or 'trl.rewards'}:{name}"}
 
 
 def engine(conversion: Conversion) -> None:

@@ -168,9 +168,10 @@ def reward(conversion: Conversion) -> None:
     """Set the reward; user code is named and not run."""
     path = "custom_reward_function.path"
     if conversion.has(path):
-        why = "verl calls f(data_source, solution_str, ground_truth, extra_info), PythonReward f(text, answer, meta)"
-        conversion.note(path, f"{why}: write that, then `reward: {{class_path: PythonReward, init_args: ...}}`")
-        conversion.note("custom_reward_function.name", "the name after the colon in PythonReward's `function`")
+        name = conversion.get("custom_reward_function.name", text, "compute_score")
+        conversion.set("reward", "PythonReward", path)
+        function = f"{conversion.get(path, text, '')}:{name}"
+        conversion.set("reward.function", function, path, "custom_reward_function.name")
         return
     if conversion.get("reward_model.enable", boolean, False):
         conversion.set("reward", "ModelReward", "reward_model.enable")
