@@ -31,7 +31,7 @@ class PeerOptions:
         self.values.pop(key, None)
         self.unresolved.pop(key, None)
         if MARK in text or "$(" in text or "${" in text:
-            self.unresolved[key] = f"its value is `{shorten(unmarked(text), 80)}`, which is not run"
+            self.unresolved[key] = f"its value is `{shorten(unmarked(text), 300)}`, which is not run"
         else:
             self.values[key] = parse_text(text)
 
