@@ -17,7 +17,7 @@ from rlkit.cli.parsing.command_line import split
 from rlkit.cli.parsing.own_recipe import own_recipe
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.parsing.script import as_python
-from rlkit.cli.views.display import echo
+from rlkit.cli.views.display import echo, show_list
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2Strategy, make_fabric
 from rlkit.interfaces.reward import RewardManager
@@ -197,9 +197,11 @@ def _of_own_data(argv: Sequence[str]) -> str:
 
 
 def _list(registry: Registry) -> int:
+    rows = []
     for name, (path, plugin) in sorted(registry.recipes.items()):
         source = "" if plugin.distribution == DISTRIBUTION else f" (from {plugin.distribution})"
-        echo(f"{name:<20} {_summary(path)}{source}")
+        rows.append((name, f"{_summary(path)}{source}"))
+    show_list(rows)
     for plugin in registry.plugins:
         if plugin.error is not None:
             echo(f"note: {plugin} cannot be loaded, nor its recipes be listed; see rlkit plugins list")

@@ -6,6 +6,7 @@ between options).
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -70,7 +71,15 @@ def parse(verb: str, argv: Sequence[str], own: OwnOptions = (), *, trains: bool 
     for key, value in line.overrides:
         composer.override(key, value)
     recipe, recipe_yaml = build(composer, line.problems)
-    return Parsed(recipe, recipe_yaml, Path(line.recipes[0]).stem, line.options, registry)
+    return Parsed(recipe, recipe_yaml, _run_name(line.recipes[0]), line.options, registry)
+
+
+def _run_name(recipe: str) -> str:
+    """Return what runs of a recipe are called: its name, or that of the run folder that it is from, without a time."""
+    path = Path(recipe)
+    if path.name != "recipe.yaml":
+        return path.stem
+    return re.sub(r"-\d{8}-\d{6}(-\d+)?$", "", path.resolve().parent.name) or path.stem
 
 
 def build(composer: Composer, problems: Sequence[str] = ()) -> tuple[Recipe, str]:

@@ -6,11 +6,12 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -67,6 +68,20 @@ def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console().print(make_table(header, rows))
 
 
+def show_list(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names with their descriptions: a line each, which a terminal wraps beside the names."""
+    console, entries = Console(), [(printable(name), printable(text)) for name, text in rows]
+    if not console.is_terminal:
+        width = max((len(name) for name, _ in entries), default=0)
+        for name, text in entries:
+            print(f"{name:<{width}} {text}")
+        return
+    table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 1))
+    for name, text in entries:
+        table.add_row(Text(name), Text(text))
+    console.print(table)
+
+
 def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table whose texts are shown literally and whole: a word that is wider than its column is folded."""
     table = Table(*(Column(name, overflow="fold") for name in header), show_edge=False)
@@ -110,6 +125,27 @@ class Pace:
         return _clock(fmean(self._seconds) * steps) if self._seconds else None
 
 
+class Unpadded:
+    """A table without spaces at the end of its lines, which a terminal made narrower would fold."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for line in self.lines(console, options):
+            yield from line
+            yield Segment.line()
+
+    def lines(self, console: Console, options: ConsoleOptions) -> list[list[Segment]]:
+        """Return the segments of each line."""
+        lines = console.render_lines(self._table, options, pad=False)
+        for line in lines:
+            while line and not line[-1].text.strip():
+                line.pop()
+            line[-1:] = [Segment(segment.text.rstrip(), segment.style) for segment in line[-1:]]
+        return lines
+
+
 class Display:
     """A `Reporter` for people: a table that changes with each step on a terminal, lines elsewhere.
 
@@ -129,9 +165,10 @@ class Display:
         self._rewards: deque[float] = deque(maxlen=RECENT)
         self._validations: list[tuple[int, dict[str, float]]] = []
         self._live: Live | None = None
+        self._line_lengths: list[int] = []
 
     def note(self, text: str) -> None:
-        self.console.print(cell(text))
+        self.console.print(cell(text), soft_wrap=not self.console.is_terminal)  # a terminal would break inside words
 
     def resumed(self, steps: Sequence[Mapping[str, float]]) -> None:
         for metrics in steps:
@@ -154,7 +191,16 @@ class Display:
         if self._live is None:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
-        self._live.update(self._table(number, metrics, time_left), refresh=True)
+        table = Unpadded(self._table(number, metrics, time_left))
+        self._erase_folded()
+        self._live.update(table, refresh=True)
+        self._line_lengths = [Segment.get_line_length(line) for line in table.lines(self.console, self.console.options)]
+
+    def _erase_folded(self) -> None:
+        """Erase the rows that a terminal made narrower has added to the last table; `Live` erases the others."""
+        width = max(self.console.width, 1)
+        folded = sum((max(length, 1) - 1) // width for length in self._line_lengths)
+        self.console.file.write("\r\x1b[2K\x1b[1A" * folded)
 
     def finish(self, result: JsonObject, advice: str) -> None:
         if self._live is not None:
@@ -173,7 +219,9 @@ class Display:
             self.console.print(Text(sentence, style=STYLES[verdict["change"]]))
         is_worse = verdict is not None and verdict["change"] == "worse" and result["status"] == "ok"
         steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
-        self.note(f"{'worse' if is_worse else result['status']}: {steps} in {_clock(result['seconds'])}; {advice}")
+        status = "worse" if is_worse else result["status"]
+        text = f"{status}: {steps} in {_clock(result['seconds'])}; {advice}"
+        self.console.print(cell(text))  # without line breaks, as its commands are copied
 
     def _table(self, number: int, metrics: Mapping[str, float], time_left: str | None) -> Table:
         """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""

@@ -33,6 +33,10 @@ def test_overrides_win_wherever_they_stand_and_recipes_stack(tmp_path: Path) -> 
     assert (recipe.train.steps, recipe.train.lr, recipe.train.prompts_per_step) == (9, 0.5, 32)
     assert vars(recipe.advantage) == {"eps": 0.1, "scale_by_std": False}
     assert parsed.name == "quickstart"
+    (tmp_path / "runs" / "mine-20261124-010203-1").mkdir(parents=True)
+    copy = tmp_path / "runs" / "mine-20261124-010203-1" / "recipe.yaml"
+    copy.write_text(parsed.yaml)
+    assert parse("fit", ["--recipe", str(copy)]).name == "mine"
 
 
 def test_a_command_line_is_taken_apart() -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rlkit.cli.main import main
 from rlkit.cli.streams import UnfailingStream, unfailing
@@ -236,3 +237,39 @@ def test_a_word_that_is_wider_than_its_column_is_printed_whole(capsys: pytest.Ca
     cells = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert cells[0] == "cannot be read:"
     assert "".join(cells[1:]) == path
+
+
+def test_a_narrower_terminal_keeps_no_copy_of_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """Lines of at most 50 columns in a terminal of 20 columns fold; for each row that this adds, one more is erased."""
+    monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    display = Display(4)
+    display.step(1, {"reward/mean": 0.25, **PHASES})
+    lengths = display._line_lengths
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "20")
+    display.console = Console(force_terminal=True, width=20)
+    display.step(2, {"reward/mean": 0.25, **PHASES})
+    added = sum(-(-length // 20) - 1 for length in lengths)
+    assert added > 0
+    assert capsys.readouterr().out.startswith("\r\x1b[2K\x1b[1A" * added)
+    display.finish(ENDED, "x")
+
+
+def test_words_stay_whole_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """Notes are wrapped between words; the last line, whose commands are copied, is not."""
+    monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "30")
+    display = Display(4)
+    display.note("micro-batches of at most 2048 tokens, more of shorter ones")
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "micro-batches of at most 2048", "tokens, more of shorter ones"
+    ]  # fmt: skip
+    display.finish(ENDED, "to use the model: rlkit export --checkpoint runs/a --out MODEL")
+    assert "rlkit export --checkpoint runs/a --out MODEL\n" in capsys.readouterr().out
