@@ -13,15 +13,14 @@ It works in a script, without `if __name__ == "__main__"`, and in a notebook.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError
@@ -43,11 +42,16 @@ from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.recipe import Recipe as BuiltRecipe
 from rlkit.registry import Registry, load_plugins
+from rlkit.result import Result
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
 from rlkit.run.signals import raised
 from rlkit.tasks.rows import Rows
 from rlkit.tools import tool
-from rlkit.types import JsonObject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from rlkit.interfaces.model import Tokenizer
 
 Data = Mapping[str, Any]
 """A section's options, or a part's `class_path` and `init_args`, as in YAML."""
@@ -77,7 +81,8 @@ class Recipe:
     functions and classes of a script, are used as they are.
 
     Args:
-        model: The policy; a string is its `path`.
+        model: The policy; a string is its `path`. A model of transformers is saved as `base/` in the run folder, from
+            which the run loads it: the object itself is not changed.
         task: The source of prompts; a list of rows, or a `datasets.Dataset`, becomes `rlkit.tasks.rows.Rows`.
         reward: The reward; None if nothing reads rewards. A function has the arguments and results that `PythonReward`
             documents; it runs in worker processes, or in this process if it is `async`. A list is summed; each of its
@@ -91,7 +96,7 @@ class Recipe:
         callbacks: Callbacks, in the order of their calls.
     """
 
-    model: sections.Model | Named
+    model: sections.Model | Named | PreTrainedModel
     task: Task | Named | Sequence[Data]
     reward: Reward | Sequence[Reward] | None
     advantage: AdvantageEstimator | Named | None = "GRPO"
@@ -129,47 +134,6 @@ class Recipe:
         return _build(self)[1]
 
 
-@dataclass(frozen=True)
-class Result:
-    """The outcome of a run.
-
-    Args:
-        status: `ok`, or `interrupted` by a signal.
-        folder: The run folder.
-        steps: The number of steps, those before a resume included.
-        seconds: The duration of the run.
-        validation: Metrics `before` and `after` training; None for a validation that did not run.
-        metrics: The metrics of each step, as in `metrics.jsonl`.
-        verdict: How validation accuracy has changed, as in `result.json`; None without two validations.
-    """
-
-    status: str
-    folder: Path
-    steps: int
-    seconds: float
-    validation: Mapping[str, Mapping[str, float] | None]
-    metrics: list[dict[str, float]] = field(repr=False)
-    verdict: Mapping[str, object] | None = None
-
-    @property
-    def model(self) -> Path | None:
-        """The folder of the trained model or adapter; None if no step completed."""
-        final = self.folder / "final"
-        return final if os.path.isdir(final) else None
-
-    def rollouts(self, step: int | None = None) -> Iterator[JsonObject]:
-        """Yield the saved trajectories of a step, or of all steps in order, as the rows of `rollouts/`."""
-        name = "step-*" if step is None else f"step-{step:05d}*"
-        for path in sorted((self.folder / "rollouts").glob(f"{name}.jsonl.gz")):
-            with gzip.open(path, "rt", encoding="utf-8") as lines:
-                yield from map(json.loads, lines)
-
-    def columns(self) -> dict[str, list[float | None]]:
-        """Return the metrics by name, None if a step lacks one: `pandas.DataFrame(result.columns())`."""
-        names = dict.fromkeys(name for row in self.metrics for name in row)
-        return {name: [row.get(name) for row in self.metrics] for name in names}
-
-
 def fit(
     recipe: Recipe | str | Path | None = None,
     *,
@@ -177,6 +141,7 @@ def fit(
     resume: str | Path | None = None,
     force: bool = False,
     quiet: bool = False,
+    tokenizer: Tokenizer | None = None,
     **sections: object,
 ) -> Result:
     """Train a policy; Ctrl-C ends the run after the step in progress and saves it.
@@ -187,16 +152,27 @@ def fit(
         resume: The checkpoint to resume from: its path, a run folder, or `auto` for the newest in `out`, if any.
         force: Whether to resume although the recipe has changed what is learned.
         quiet: Whether to print nothing.
+        tokenizer: That of a model which is an object; None for the one that belongs to the model's `name_or_path`.
         sections: Sections and parts by the names of `Recipe`'s fields, which override those of the recipe.
 
     Raises:
         RecipeError: The recipe, its data or the folder is wrong; nothing has been trained yet.
         RlkitError: The run failed; its checkpoints remain in its folder.
     """
+    from rlkit.models.save import save_object
     from rlkit.run.launch import Job, launch
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with unfailing(), raised():
+        model = sections.get("model", getattr(recipe, "model", None))
+        if hasattr(model, "save_pretrained"):
+            out = _folder_for_model(out, resume)
+            if not os.path.isdir(out / "base"):  # by an earlier start of the run
+                save_object(model, tokenizer, out / "base")
+            sections["model"] = str(out / "base")
+            recipe = replace(recipe, model=sections["model"]) if isinstance(recipe, Recipe) else recipe
+        elif tokenizer is not None:
+            raise RecipeError("fit has a tokenizer, but its model is no object, which would need one; remove it")
         checked, yaml, registry = _build(recipe, sections)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
@@ -204,6 +180,19 @@ def fit(
     lines = path.read_text(encoding="utf-8").splitlines() if os.path.exists(path) else []
     metrics = [json.loads(line) for line in lines]
     return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics, outcome.verdict)
+
+
+def _folder_for_model(out: str | Path | None, resume: str | Path | None) -> Path:
+    """Return the run folder of a run whose model is an object."""
+    from rlkit.run.folder import default_folder, output_path
+    from rlkit.run.launch import home_of
+
+    if out is not None:
+        return output_path(str(out))
+    home = None if resume in (None, "auto") else home_of(str(resume))
+    if home is None and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise RecipeError("fit has a model object and several processes, which must agree on its folder; set out")
+    return home or default_folder("python")
 
 
 def _text(path: str | Path | None) -> str | None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedModel
 
-from rlkit.base.errors import CheckpointError
+from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.models.lora import has_lora, score_head
 from rlkit.models.source import ADAPTER, BASE, SHIPPED
 
@@ -48,6 +49,26 @@ def save_policy(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)  # on a full disk, this frees space for `result.json`
         raise CheckpointError(f"{folder} cannot be written: {error}") from error
+
+
+def save_object(model: PreTrainedModel, tokenizer: Tokenizer | None, folder: Path) -> None:
+    """Write a model of transformers as a Hugging Face folder, from which a run loads it.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer; None for the one of its `name_or_path`.
+        folder: The folder to write.
+
+    Raises:
+        RecipeError: There is no tokenizer.
+        CheckpointError: The folder cannot be written.
+    """
+    name = getattr(model, "name_or_path", "")
+    try:
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"the model object of {name!r} comes without a tokenizer; set tokenizer") from error
+    save_policy(model, tokenizer, folder)
 
 
 def _add_shipped_base(adapter: Path, folder: Path) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from jsonargparse import ArgumentParser
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit import Recipe, fit, recipe
 from rlkit.advantages import GAE, GRPO
-from rlkit.api import Result
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
@@ -28,8 +29,10 @@ from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
 from rlkit.cli.views.display import Display
 from rlkit.filters import ZeroSignal
+from rlkit.models.source import SHIPPED
 from rlkit.recipe import Fabric, KLLoss, Model, Rollout, Train, Validation
 from rlkit.registry import load_plugins
+from rlkit.result import Result
 from rlkit.rewards import Composite, ExactReward
 from rlkit.tasks.rows import Rows
 from rlkit.types import Sampling
@@ -187,6 +190,47 @@ def test_sections_alone_are_a_recipe(tmp_path: Path) -> None:
     assert len(rows) == 4
     assert {"text", "reward", "tokens"} <= rows[0].keys()
     assert list(result.rollouts(2)) == []
+
+
+def test_objects_of_transformers_are_a_model(tmp_path: Path) -> None:
+    """The run loads what the object had, and leaves the object as it was; a second start takes the same again."""
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] = 0.25
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sections = {"train": {"steps": 1, "prompts_per_step": 2}, **SMALL, "task": ROWS, "reward": right, "quiet": True}
+    out = tmp_path / "out"
+    result = fit(model=model, out=out, tokenizer=AutoTokenizer.from_pretrained(SHIPPED["tiny"]), **sections)
+    base = AutoModelForCausalLM.from_pretrained(out / "base")
+    assert (base.get_input_embeddings().weight[5] == 0.25).all()
+    assert result.model is not None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert yaml.safe_load((out / "recipe.yaml").read_text())["model"]["path"] == str(out / "base")
+    assert fit(model=model, out=out, resume="auto", **sections).steps == 1
+
+
+def test_a_model_object_needs_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"])
+    model.name_or_path = ""
+    with pytest.raises(RecipeError, match="comes without a tokenizer; set tokenizer"):
+        fit(Recipe(model=model, task=ROWS, reward=right), out=tmp_path / "out")
+    with pytest.raises(RecipeError, match="fit has a tokenizer, but its model is no object"):
+        fit("quickstart", tokenizer=object())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RecipeError, match="several processes, which must agree on its folder; set out"):
+        fit(Recipe(model=model, task=ROWS, reward=right))
+
+
+def test_a_result_draws_its_metrics(trained: Result) -> None:
+    figure = trained.plot()
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[:3] == ["reward/mean", "validation/accuracy", "policy/loss"]
+    [line] = figure.axes[1].lines
+    accuracies = [(trained.validation[when] or {})["accuracy"] for when in ("before", "after")]
+    assert line.get_xydata().tolist() == [[0, accuracies[0]], [2, accuracies[1]]]
+    assert len(trained.plot("grad_norm").axes) == 1
+    with pytest.raises(RecipeError, match="the run has no metric 'grad_nrom'; did you mean 'grad_norm'"):
+        trained.plot("grad_nrom")
 
 
 def test_a_shipped_recipe_is_run_by_its_name_with_changes(tmp_path: Path) -> None:
