@@ -112,7 +112,7 @@ def as_score(value: object, source: str = "the reward") -> Score:
         answer = None if score.answer is None else as_answer(score.answer)
         return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable), answer=answer)
     except Exception:  # foreign objects may raise anything
-        expected = f"finite numbers up to {LARGEST_FLOAT:g}, and text as an answer"
+        expected = f"finite numbers up to {LARGEST_FLOAT:g}{'' if score.answer is None else ', and text as an answer'}"
         return Score(None, error=f"{source} returned {show(value)}, expected {expected}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,11 @@ def open_checkpoint(location: str, ranks: Ranks | None = None) -> CheckpointRef:
     store = Store(parent or ".")
     if name in _names(store, ranks):
         return _open_or_suggest(store, name, ranks)
+    if os.path.isfile(f"{location}/recipe.yaml"):
+        raise CheckpointError(
+            f"the run in {location!r} ended before its first complete checkpoint (save.every); begin it again in a new "
+            "folder"
+        )
     raise CheckpointError(
         f"there is no complete checkpoint at {location!r}; expected a run folder, or one of its checkpoints"
     )

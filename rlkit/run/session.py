@@ -192,6 +192,8 @@ class Session:
         validation = context.recipe.validation
         if resumed is not None:
             record.reporter.note(f"resumed from {resumed.location}: step {steps} is done")
+            if steps >= context.recipe.train.steps and not self.replay:
+                record.reporter.note(f"nothing is left to train: to go on, set train.steps above {steps}")
             reasons = [] if self.replay else rollout_differences(context.recipe.rollout)
             if reasons:
                 record.reporter.note(f"the run will differ from an uninterrupted one: {'; '.join(reasons)}")

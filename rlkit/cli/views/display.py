@@ -96,7 +96,7 @@ STYLES = {"improved": "green", "unchanged": "yellow", "worse": "bold red"}
 """The colours of verdicts."""
 REMEDIES = {
     "improved": "",
-    "unchanged": "; the difference may be chance: more steps, or more validation prompts",
+    "unchanged": "; see `rlkit docs why-it-does-not-learn`, or validate on more prompts",
     "worse": "; the last checkpoint is not better than the model that the run began with: see save.keep_best",
 }
 """What follows a verdict."""

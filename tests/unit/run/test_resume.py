@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.cli.main import main
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store
@@ -16,6 +18,7 @@ from rlkit.recipe import KLReward, Shaping
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.checkpoint.state import as_data, numbers, restore
 from rlkit.train.credit import RewardTransforms
+from tests.conftest import FAST
 
 RECIPE: dict[str, Any] = {
     "model": {"path": "tiny", "lora": {"rank": 4}},
@@ -55,6 +58,17 @@ def test_the_learning_rate_and_the_number_of_steps_may_change(tmp_path: Path) ->
         "it holds from the next step on",
         "train.steps: 3 in the checkpoint, 9 now; the next step has the learning rate of a run of 9 steps",
     ]
+
+
+def test_a_run_that_cannot_go_on_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    options = [*FAST, "--train.steps=1", "--validation=null", f"--out={out}"]
+    assert main(["fit", "--recipe=quickstart", *options]) == 0
+    assert main(["fit", f"--resume={out}"]) == 0
+    assert "nothing is left to train: to go on, set train.steps above 1" in capsys.readouterr().out
+    shutil.rmtree(out / "checkpoints")  # as a run that was killed before its first checkpoint
+    assert main(["fit", f"--resume={out}"]) == 1
+    assert f"the run in '{out}' ended before its first complete checkpoint (save.every)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("section", [{"warmup_ratio": 0.1}, {"epochs": 2}])
