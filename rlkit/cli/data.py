@@ -12,8 +12,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from rlkit.base.errors import RecipeError, explain
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
+from rlkit.cli.streams import new_file
 from rlkit.cli.views.data import show, stats
 from rlkit.cli.views.display import echo
 from rlkit.cli.without_policy import bound_without_policy
@@ -68,13 +69,10 @@ def _sample(argv: Sequence[str]) -> int:
     if len(argv) != 1 or argv[0].startswith("-") or not argv[0].endswith(".csv"):
         raise RecipeError("rlkit data sample needs one file to write, such as sums.csv")
     rows = Arithmetic(validation_size=SAMPLE_ROWS).rows("validation")
-    try:
-        with Path(argv[0]).open("x", encoding="utf-8", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(("question", "total"))
-            table.writerows((row["question"], row["answer"]) for row in rows)
-    except OSError as error:
-        raise RecipeError(f"{argv[0]!r} cannot be written: {explain(error)}; name a new file") from error
+    with new_file(argv[0]) as file:
+        table = csv.writer(file)
+        table.writerow(("question", "total"))
+        table.writerows((row["question"], row["answer"]) for row in rows)
     echo(f"{argv[0]}: {len(rows)} rows with the columns question and total")
     return 0
 

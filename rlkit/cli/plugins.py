@@ -127,15 +127,16 @@ def _offers(plugin: Plugin, registry: Registry) -> str:
 def _show(name: str, registry: Registry) -> str:
     if name in EXAMPLES:
         return EXAMPLES[name].read_text(encoding="utf-8").rstrip()
-    types = reference.public_classes()
+    types, aliases = reference.public_classes(), reference.aliases()
     parts = [part for parts in registry.parts.values() for part in parts.values()]
     descriptions = [_describe(part) for part in parts if name in (part.name, part.plugin.name)]
     descriptions += [_describe_kind(kind, registry) for kind, (single, _, _) in KINDS.items() if name in (kind, single)]
     descriptions += [_describe_rest(plugin, registry) for plugin in registry.plugins if plugin.name == name]
     descriptions += [reference.describe(types[name])] if name in types else []
+    descriptions += [aliases[name]] if name in aliases else []
     if not descriptions:
         plugins = [plugin.name for plugin in registry.plugins]
-        names = [*(part.name for part in parts), *plugins, *types, *KINDS, *EXAMPLES]
+        names = [*(part.name for part in parts), *plugins, *types, *aliases, *KINDS, *EXAMPLES]
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see rlkit plugins list"
         raise RecipeError(f"no part, plugin, kind or type is named {name!r}; {hint}")

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from lightning.fabric import Fabric
 
-from rlkit.base.errors import RecipeError, UnavailableError, explain, show
+from rlkit.base.errors import RecipeError, UnavailableError, show
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.command_line import split
 from rlkit.cli.parsing.own_recipe import own_recipe
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.parsing.script import as_python
+from rlkit.cli.streams import new_file
 from rlkit.cli.views.display import echo, show_list
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2Strategy, make_fabric
@@ -158,11 +159,8 @@ def _new(argv: Sequence[str]) -> int:
     if not file:
         raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
     text = _of_own_data(words_after) if _names_own_data(words_after) else _with_every_option(words_after)
-    try:
-        with Path(file).open("x", encoding="utf-8") as out:
-            out.write(text)
-    except OSError as error:
-        raise RecipeError(f"{file!r} cannot be written: {explain(error)}; name a new file") from error
+    with new_file(file) as out:
+        out.write(text)
     echo(f"{file}: change what you like, then rlkit recipe check {file}, and rlkit fit --recipe {file}")
     return 0
 

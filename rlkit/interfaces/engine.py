@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
 
 
+COPIES_SHARE = 0.25
+"""The largest share of a GPU's memory that TorchEngine fills with copies of the weights, to sample faster."""
+
+
 class RolloutEngine(BoundPart):
     """Continues token ids. A caller sends one request at a time; the engine batches them.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 from rlkit import batch, interfaces, types
@@ -25,6 +27,19 @@ def public_classes() -> dict[str, type]:
         for name, value in vars(module).items()
         if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
+
+
+def aliases() -> dict[str, str]:
+    """Return the documentation of the names in `rlkit.types` that are no classes, such as `Message`."""
+    statements = ast.parse(inspect.getsource(types)).body
+    texts = {}
+    for statement, after in pairwise(statements):
+        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and documented:
+            name = statement.targets[0].id
+            head = f"{name}  (from rlkit.types import {name})"
+            texts[name] = f"{head}\n\n{after.value.value}\n\n{ast.unparse(statement)}"  # type: ignore[attr-defined]
+    return texts
 
 
 def describe(cls: type) -> str:

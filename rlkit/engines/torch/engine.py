@@ -20,7 +20,7 @@ from rlkit.engines.torch.loop import DecodeLoop
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler
 from rlkit.engines.torch.worker import Worker
-from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.engine import COPIES_SHARE, RolloutEngine
 from rlkit.types import Completion, Request, StopReason
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
 
 T = TypeVar("T")
-
-COPIES = 0.25
-"""The largest share of a GPU's memory for copies of the weights; larger models are sampled through their modules."""
 
 
 class TorchEngine(RolloutEngine):
@@ -159,7 +156,7 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
         return None
     reason = why_not_fused(policy)
     if reason is None and not _has_room(runtime):
-        reason = f"copies of its weights would take more than {COPIES:.0%} of the GPU's memory"
+        reason = f"copies of its weights would take more than {COPIES_SHARE:.0%} of the GPU's memory"
     reason = reason or why_not(policy, FusedDecoder)
     if reason is not None:
         warnings.warn(
@@ -172,10 +169,10 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
 
 
 def _has_room(runtime: Runtime) -> bool:
-    """Whether copies of the weights take no more than `COPIES` of the device's memory, if it is a GPU."""
+    """Whether copies of the weights take no more than `COPIES_SHARE` of the device's memory, if it is a GPU."""
     if runtime.device.type != "cuda":
         return True
     with runtime.autocast():
         half = torch.is_autocast_enabled("cuda")
     size = sum(weight.numel() * (2 if half else weight.element_size()) for weight in runtime.policy.parameters())
-    return bool(size <= COPIES * torch.cuda.get_device_properties(runtime.device).total_memory)
+    return bool(size <= COPIES_SHARE * torch.cuda.get_device_properties(runtime.device).total_memory)

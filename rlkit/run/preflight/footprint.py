@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlkit.base.text import part_name
+from rlkit.interfaces.engine import COPIES_SHARE
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, token_limit
@@ -18,9 +19,6 @@ STATES = "weights and optimizer"
 SAMPLING = "sampling, besides"
 LEARNING = "learning, besides"
 COPIES = "copies to sample through"
-
-COPIES_SHARE = 0.25
-"""TorchEngine copies weights that take no more than this share of a GPU's memory; see its `COPIES`."""
 
 
 CONTEXT_MB = 1024

@@ -205,7 +205,10 @@ def test_no_process_outlives_the_workers(tmp_path: Path, how: str) -> None:
 def test_no_process_outlives_the_deadline_of_its_call(tmp_path: Path, one: Workers, how: str) -> None:
     with pytest.raises(WorkerError, match=r"did not finish within 1.5 s|took its worker process down \(exit code -9\)"):
         asyncio.run(one.call(start_and_hang, (how, str(tmp_path)), 1.5))
-    assert not any(map(alive, started(tmp_path, 1)))
+    pids, end = started(tmp_path, 1), time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < end:  # a signal takes a moment on a busy machine
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
     assert asyncio.run(one.call(double, 4, 30)) == 8
 
 
