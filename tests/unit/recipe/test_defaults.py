@@ -31,6 +31,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "max_tokens_per_micro_batch": "auto", "entropy_coef": 0.0, "checkpoint_activations": False,
         "offload_during_rollout": False, "deadline": 1800.0, "aggregation": None, "old_logps": "recompute",
         "off_policy_mask_threshold": None,
+        "mask_truncated": False,
         "ema": None, "seed": 0, "require_reward": True, "max_steps_without_signal": None,
     },
     sections.Critic: {**TRAINED, "lr": 1e-5, "path": None, "lora": None, "clip": 0.5, "policy_delay_steps": 0},
