@@ -76,12 +76,12 @@ class Result:
             if name not in curves:
                 raise RecipeError(f"the run has no metric {name!r}; {nearest(name, list(curves))}")
         chosen = names or [name for name in PLOTTED if name in curves]
-        figure = Figure(figsize=(4.5 * max(len(chosen), 1), 3), layout="constrained")
+        charts = Figure(figsize=(4.5 * max(len(chosen), 1), 3), layout="constrained")
         for number, name in enumerate(chosen, 1):
-            axes = figure.add_subplot(1, len(chosen), number)
+            axes = charts.add_subplot(1, len(chosen), number)
             axes.plot(*zip(*curves[name], strict=True), marker="." if len(curves[name]) < MARKED else None)
             axes.set(title=name, xlabel="step")
-        return figure
+        return charts
 
     def _curves(self) -> dict[str, list[tuple[int, float]]]:
         """Return the steps and values of each metric."""

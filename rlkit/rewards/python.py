@@ -209,10 +209,10 @@ class Grader(NamedTuple):
             key = "score" if self._is_verl else "reward"
             if key not in value:
                 raise ValueError(f"{self.name} returned the components {list(value)}, expected one named {key!r}")
-            others = {name: part for name, part in value.items() if name != key}
+            components = {name: part for name, part in value.items() if name != key}
             if self._is_verl:  # whose mapping may hold texts, such as the extracted answer
-                others = {name: float(part) for name, part in others.items() if isinstance(part, int | float)}
-            return Score(value[key], others)
+                components = {name: float(part) for name, part in components.items() if isinstance(part, int | float)}
+            return Score(value[key], components)
         return value  # type: ignore[no-any-return]
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -72,12 +72,12 @@ def _at(recipe: object, *names: str) -> object:
     return recipe
 
 
-def _part(given: object) -> str | None:
+def _part(section: object) -> str | None:
     """Return a component's class without its package, and the path of its data, if it has one."""
-    path = given if isinstance(given, str) else _at(given, "class_path")
+    path = section if isinstance(section, str) else _at(section, "class_path")
     if not isinstance(path, str):
         return None
-    source = _at(given, "init_args", "path")
+    source = _at(section, "init_args", "path")
     return path.rpartition(".")[2] + (f" ({source})" if isinstance(source, str) else "")
 
 
@@ -96,10 +96,14 @@ def _method(recipe: JsonObject) -> str:
 
 
 def _recipe_name(environment: JsonObject) -> str | None:
-    """Return the recipe that the command line names, without its folder."""
+    """Return the recipe that the command line names first, without its folder."""
     words = [word for word in _list(environment.get("command")) if isinstance(word, str)]
-    given = re.search(r"--recipe[= ]([^\n]+)", "\n".join(words).replace("--recipe\n", "--recipe "))
-    return None if given is None else os.path.basename(given[1]).removesuffix(".yaml")
+    for word, following in pairwise([*words, ""]):
+        if word in ("fit", "--recipe") and following and not following.startswith("-"):
+            return os.path.basename(following).removesuffix(".yaml")
+        if word.startswith("--recipe="):
+            return os.path.basename(word).removeprefix("--recipe=").removesuffix(".yaml")
+    return None
 
 
 def _changes(metrics: Columns) -> list[JsonObject]:

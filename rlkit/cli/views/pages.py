@@ -34,7 +34,7 @@ class Numbering:
         self.excerpts: list[str] = []
 
     def number(self, name: object, *qualifiers: object) -> int:
-        """Return the number of a name; `others` tell apart what has the same name."""
+        """Return the number of a name; `qualifiers` tell apart what has the same name."""
         key = blake2b(repr((name, qualifiers)).encode("utf-8", "backslashreplace"), digest_size=16).digest()
         if key not in self._numbers:
             self._numbers[key] = len(self.excerpts)

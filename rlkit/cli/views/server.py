@@ -113,7 +113,7 @@ class ReportServer(ThreadingHTTPServer):
 
     def __init__(self, pages: Pages, port: int) -> None:
         self.pages = pages
-        self.place = f"/{secrets.token_urlsafe(12)}/"
+        self.page_path = f"/{secrets.token_urlsafe(12)}/"
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
@@ -134,7 +134,7 @@ class ReportServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The page's address."""
-        return f"http://{HOST}:{self.server_port}{self.place}"
+        return f"http://{HOST}:{self.server_port}{self.page_path}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -167,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.BAD_REQUEST, "the address is malformed")
         elif len(hosts) != 1 or _name(hosts[0]) not in NAMES:
             self.send_error(HTTPStatus.FORBIDDEN, f"expected one of {', '.join(NAMES)} as the host")
-        elif not secrets.compare_digest(path.encode(), self.server.place.encode()):
+        elif not secrets.compare_digest(path.encode(), self.server.page_path.encode()):
             self.send_error(HTTPStatus.NOT_FOUND, "expected the address that rlkit report printed")
         else:
             try:

@@ -365,6 +365,14 @@ def test_a_page_is_printed_as_it_is_without_a_terminal(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == page("metrics")
 
 
+def test_cat_is_no_pager(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda self: True))
+    monkeypatch.setattr("pydoc.pager", pytest.fail)
+    monkeypatch.setenv("PAGER", "cat")
+    assert main(["docs", "lora"]) == 0
+    assert title(page("lora")) in capsys.readouterr().out
+
+
 def test_a_terminal_gets_a_pager(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda self: True))

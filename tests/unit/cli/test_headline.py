@@ -33,6 +33,21 @@ def test_it_names_what_is_trained_on_what(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["rlkit", "fit", "--recipe", "a/b.yaml", "--recipe", "c"], "b"),
+        (["rlkit", "fit", "--recipe=a/b.yaml"], "b"),
+        (["rlkit", "fit", "quickstart", "--out=x"], "quickstart"),
+        (["rlkit", "fit", "--resume", "runs/a"], None),
+        (["python", "train.py"], None),
+        ([3, None, "--recipe"], None),
+    ],
+)
+def test_the_recipe_is_named_by_the_command_line(tmp_path: Path, words: list[Any], name: str | None) -> None:
+    assert headline(tmp_path, "", {"command": words}, {}, {})["facts"].get("recipe") == name
+
+
 def test_changes_are_of_the_first_and_the_last_validation(tmp_path: Path) -> None:
     metrics = {
         "validation/accuracy": [0.25, None, 0.5, 0.75],

@@ -41,7 +41,7 @@ def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportServer]
 
 def ask(server: ReportServer, path: str | None = None, method: str = "GET", **headers: str) -> tuple[HTTPResponse, str]:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.putrequest(method, server.place if path is None else path, skip_host="Host" in headers)
+    connection.putrequest(method, server.page_path if path is None else path, skip_host="Host" in headers)
     for name, value in headers.items():
         connection.putheader(name, value)
     connection.endheaders()
@@ -101,7 +101,7 @@ PATHS = ("/", "/report.html", "{place}recipe.yaml", "{place}../recipe.yaml", "{p
 
 @pytest.mark.parametrize("path", PATHS)
 def test_nothing_else_is_served(server: ReportServer, path: str) -> None:
-    answer, text = ask(server, path.format(place=server.place))
+    answer, text = ask(server, path.format(place=server.page_path))
     assert answer.status == 404
     assert data_of(text) == {}
 
@@ -158,7 +158,7 @@ def test_a_page_that_cannot_be_built_is_an_error_once(
 def test_a_reader_that_has_gone_is_no_error(server: ReportServer, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", server.server_port)) as gone:
-            gone.sendall(f"GET {server.place} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+            gone.sendall(f"GET {server.page_path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # it is reset
     assert ask(server)[0].status == 200
     assert capsys.readouterr().err == ""

@@ -27,7 +27,7 @@ function headline(run, label, i) {
 function progress(run) {
   const { steps, seconds } = run.headline;
   const passed = Math.max(0, last(run.steps) ?? 0);
-  const spent = number(seconds) ?? last(xValues(run, "time")) ?? 0;
+  const spent = Math.max(number(seconds) ?? 0, last(xValues(run, "time")) ?? 0); // those of before a resume, too
   const left = run.headline.status === "in progress" && passed > 0 && steps > passed
     ? `, ${duration((steps - passed) * (last(xValues(run, "time")) / passed))} left` : "";
   return `${passed}${steps ? ` of ${steps}` : ""} steps in ${duration(spent)}${left}`;
