@@ -172,8 +172,7 @@ def test_rows_of_any_shape_are_shown(page: Tab, tmp_path: Path) -> None:
         let opened = 0;
         for (let more = true; more;) {
             for (let i = 0; i < document.querySelectorAll("#list tbody tr").length; i += 1, opened += 1) {
-                document.querySelectorAll("#list tbody tr button")[i].click();
-                await new Promise((resolve) => { setTimeout(resolve, 1); });
+                await shown("[data-view]", document.querySelectorAll("#list tbody tr button")[i]);
                 const [one, group, prompt] = panel.querySelectorAll("[data-view]");
                 await shown(".conversation", one);
                 const select = panel.querySelector(".view");
