@@ -105,6 +105,13 @@ def test_names_are_followed_where_their_value_is_certain(lines: str, rate: float
     assert recipe["reward"] == "MathReward"
 
 
+def test_credentials_and_style_of_a_script_are_not_shown(recwarn: pytest.WarningsRecorder) -> None:
+    _, listed = converted("GRPOConfig(hub_token=key('hf_abc'), max_steps=3)\nx = '\\d'")
+    assert not [line for line in listed if "hf_abc" in line]
+    assert any(line.startswith("hub_token: ") for line in listed)
+    assert not recwarn.list
+
+
 def test_options_after_a_script_win() -> None:
     assert converted(SCRIPT, "--learning_rate", "5e-6")[0]["train"]["lr"] == 5e-6
 

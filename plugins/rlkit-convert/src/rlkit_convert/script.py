@@ -7,11 +7,13 @@ or one of a few well-known calls, such as `load_dataset("name")`. Any other one 
 from __future__ import annotations
 
 import ast
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlkit.base.errors import RecipeError, shorten
+from rlkit.base.text import HIDDEN, SECRET_NAME
 from rlkit_convert.source import LARGEST, PeerOptions
 
 KINDS = ("GRPO", "RLOO", "PPO")
@@ -137,7 +139,8 @@ def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
         RecipeError: It is no Python.
     """
     try:
-        tree = ast.parse(content)
+        with warnings.catch_warnings(action="ignore"):  # of the script's own style
+            tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"{name} is no Python script: {' '.join(str(error).split())}") from error
     options, script, trainer = PeerOptions(), Script.of(tree), ""
@@ -190,7 +193,8 @@ def _add(options: PeerOptions, script: Script, key: str, node: ast.expr) -> None
     try:
         value = script.value(node)
     except Unknown:
-        options.unresolved[key] = f"its value is `{shorten(ast.unparse(node), 80)}`, which is not run"
+        expression = HIDDEN if SECRET_NAME.search(key) else shorten(ast.unparse(node), 80)
+        options.unresolved[key] = f"its value is `{expression}`, which is not run"
         return
     if value is not None:
         options.values[key] = value
