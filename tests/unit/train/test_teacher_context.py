@@ -14,9 +14,8 @@ from rlkit.base.errors import RecipeError
 from rlkit.data.teacher import TeacherPrompts
 from rlkit.interfaces.callback import Callback, RolloutsEnd, TrainingBatch
 from rlkit.models.actor import Actor
-from rlkit.models.ema import WeightAverage
 from rlkit.models.load import load_policy, load_tokenizer, stop_ids
-from rlkit.models.reference import AveragedPolicy
+from rlkit.models.reference import AveragedPolicy, WeightAverage
 from rlkit.recipe import Model, Teacher
 from rlkit.rollout.collate import collate
 from rlkit.rollout.template import ChatTemplate
