@@ -220,7 +220,7 @@ def load_data(recipe: Recipe) -> Data:
     tokenizer = load_tokenizer(recipe.model)
     train = rows_of(recipe.task, "train")
     check_tokenizers(recipe, tokenizer)
-    reader = _picture_reader(recipe.model)
+    reader = picture_reader(recipe.model)
     dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer), reader=reader)
     first_rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     validation = held_out(recipe, pictures=reader is not None)
@@ -237,7 +237,7 @@ def load_data(recipe: Recipe) -> Data:
     return data
 
 
-def _picture_reader(model: Model) -> PictureReader | None:
+def picture_reader(model: Model) -> PictureReader | None:
     """Return what reads pictures for a model; None if it reads texts alone."""
     processor = load_processor_of(model)
     if processor is None:

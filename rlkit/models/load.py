@@ -257,7 +257,8 @@ class _Loader:
         if source.scores:
             policy = with_score_head(policy)
         if source.lora is not None:
-            policy = add_lora(policy, source.lora, base=base_name(source.base.location), task=task_of(policy))
+            lora = language_targets(policy, source.lora, self.model.vision)
+            policy = add_lora(policy, lora, base=base_name(source.base.location), task=task_of(policy))
         if self.empty:
             return policy
         if source.checkpoint:
