@@ -22,6 +22,7 @@ from rlkit.base.installed import DISTRIBUTION
 from rlkit.base.text import redact_arguments
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
+from rlkit.rollout.rendering import pictures_of
 from rlkit.run.rows import as_row, picture_file
 from rlkit.types import Trajectory
 
@@ -114,8 +115,8 @@ class RunFolder:
 
     def _write_pictures(self, trajectories: Sequence[Trajectory]) -> None:
         """Write the pictures of trajectories to `rollouts/media/`, each once under its digest."""
-        media = {id(t.media): t.media for t in trajectories if t.media is not None}
-        for picture in {picture for pictures in media.values() for picture in pictures.pictures}:
+        with_pictures = (trajectory for trajectory in trajectories if trajectory.media is not None)
+        for picture in {picture for trajectory in with_pictures for picture in pictures_of(trajectory.messages)}:
             path = self.path / "rollouts" / picture_file(picture)
             if not os.path.isfile(path):
                 path.parent.mkdir(exist_ok=True)

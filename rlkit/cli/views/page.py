@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from rlkit.cli.views.pages import PageIndex, as_json, pages
+from rlkit.cli.views.pictures import RunPictures
 from rlkit.cli.views.runs import RunFiles
 from rlkit.cli.views.tokens import texts_of
 
@@ -68,7 +69,8 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
     file.write(MARK + head.encode() + _read("web/body.html").encode())
     index, count = PageIndex(), 0
     for number, run in enumerate(runs):
-        for page in pages(run.rollouts(), texts_of(run), index, number, count):
+        pictures = RunPictures(run.path / "rollouts")
+        for page in pages(run.rollouts(), texts_of(run), pictures, index, run=number, first=count):
             file.write(block(f"page-{count}", page))
             count += 1
     file.write(block("index", as_json(index.content())))
@@ -81,7 +83,7 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
 
 def _head(style: str, scripts: Sequence[str], network: str) -> str:
     allowed = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; connect-src {network}"
-    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; img-src data:; {allowed}; base-uri 'none'; form-action 'none'"
     return (
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
