@@ -102,7 +102,9 @@ class _RowPictures:
             raise ValueError(f"column {images[0]!r} holds audio, which rlkit does not read; remove it")
         self._values = {
             "image": [(name, value) for name in images for value in _several(columns[name])],
-            "video": [(name, value) for name in self.columns if name in VIDEOS for value in _videos(columns[name])],
+            "video": [
+                (name, value) for name in self.columns if name in VIDEOS for value in _videos(name, columns[name])
+            ],
         }
         self._used = {"image": 0, "video": 0}
 
@@ -197,12 +199,10 @@ def _several(value: object) -> list[object]:
     return [element for element in values if is_media("image", element)]
 
 
-def _videos(value: object) -> list[object]:
-    """Return the videos of a column: one, or a list of them."""
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        nested = any(isinstance(element, Sequence) and not isinstance(element, str | bytes) for element in value)
-        holds_videos = nested or any(isinstance(element, Mapping) and "video" in element for element in value)
-        return [element for element in value if element is not None] if holds_videos else [value]
+def _videos(name: str, value: object) -> list[object]:
+    """Return the videos of a column: those of `videos`, or the one of `video`, which is a list of frames itself."""
+    if name == "videos" and isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [video for video in value if video is not None]
     return [value]
 
 
