@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ class RunPictures:
         for name in dict.fromkeys(_names(row)):
             kind = NAME.fullmatch(name)
             path = self._folder / name
-            if kind is None or path.is_symlink() or not path.is_file():
+            if kind is None or os.path.islink(path) or not os.path.isfile(path):
                 continue
             size = path.stat().st_size
             if self._bytes + size <= MAX_BYTES:

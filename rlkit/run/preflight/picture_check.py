@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -38,30 +39,30 @@ def check_pictures(data: Data, service: RolloutService) -> None:
     All ranks must call this. Nothing is checked where no example has pictures.
 
     Raises:
-        RecipeError: Log-probs stay the same, or a picture changes the number of its placeholders.
+        RecipeError: Log-probs stay the same.
         EngineError: The engine failed.
     """
     prompts = [prompt for prompt in data.examples(16) if pictures_of(prompt.messages)][:PROMPTS]
-    if data.dialogue.reader is None or not prompts:
+    if data.dialogue.reader is None or not prompts:  # agreed: all ranks have the same model and examples
         return
-    template = data.dialogue.template
-    requests = [_request(template, prompt, i) for i, prompt in enumerate(prompts)]
-    completions = _sample(service, requests)
-    seen = [_logps(service, request, answer) for request, answer in zip(requests, completions, strict=True)]
+    ranks, template = service.ranks, data.dialogue.template
     others = [picture for prompt in prompts for picture in pictures_of(prompt.messages)]
-    for what, replace in (("noise", noise_like), ("other pictures", _next_of(others))):
-        largest = 0.0
-        for prompt, request, answer, logps in zip(prompts, requests, completions, seen, strict=True):
-            changed = _with_pictures(prompt.messages, replace)
-            replaced = _request(template, Prompt(prompt.id, changed, tools=prompt.tools), 0)
-            if len(replaced.tokens) != len(request.tokens):
-                raise RecipeError(
-                    f"prompt {prompt.id!r} has {len(request.tokens)} tokens, and {len(replaced.tokens)} with {what} of "
-                    "the same size; the processor of model.path expands equal pictures differently"
-                )
-            difference = (_logps(service, replaced, answer) - logps).abs().max()
-            largest = max(largest, float(difference))
-        if service.ranks.all_reduce_max(largest) < LEAST_CHANGE:
+    requests = ranks.broadcast_tp([_request(template, prompt) for prompt in prompts])
+    changed = {
+        what: ranks.broadcast_tp([_request(template, _with_pictures(prompt, replace)) for prompt in prompts])
+        for what, replace in (("noise", noise_like), ("other pictures", _next_of(others)))  # agreed: the same two
+    }
+    completions = _sample(service, requests)
+    answered = zip(requests, completions, strict=True)  # agreed: as many requests as prompts on all ranks
+    logps = [_logps(service, request, answer) for request, answer in answered]
+    for what, replaced in changed.items():  # agreed: the same two
+        compared = zip(replaced, completions, logps, strict=True)
+        differences = [
+            float((_logps(service, request, answer) - before).abs().max())
+            for request, answer, before in compared  # agreed: as many requests as prompts on all ranks
+        ]
+        largest = ranks.all_reduce_max(max(differences))
+        if largest < LEAST_CHANGE:
             raise RecipeError(
                 f"the policy does not see its pictures: log-probs of its answers to {len(prompts)} prompts change by "
                 f"at most {largest:.2g} when their pictures are replaced by {what}, expected at least "
@@ -99,22 +100,22 @@ def _encoded(image: object) -> Picture:
     return Picture(buffer.getvalue())
 
 
-def _with_pictures(messages: Sequence[Message], replace: Replace) -> list[Message]:
-    """Return messages with each picture replaced."""
-    replaced: list[Message] = []
-    for message in messages:
+def _with_pictures(prompt: Prompt, replace: Replace) -> Prompt:
+    """Return a prompt with each picture replaced."""
+    messages: list[Message] = []
+    for message in prompt.messages:
         content = message.get("content")
         if isinstance(content, list):
             content = [
                 {**part, "image": replace(part["image"])} if part["type"] == "image" else part for part in content
             ]
-        replaced.append({**message, "content": content})
-    return replaced
+        messages.append({**message, "content": content})
+    return dataclasses.replace(prompt, messages=messages)
 
 
-def _request(template: ChatTemplate, prompt: Prompt, number: int) -> Request:
+def _request(template: ChatTemplate, prompt: Prompt) -> Request:
     tokens, segment = template.render_start(prompt.messages, prompt.tools)
-    session = f"picture-check/{number}"
+    session = f"picture-check/{prompt.id}"
     sampling = Sampling(temperature=1.0, max_tokens=TOKENS)
     media = None if segment is None else Media([segment])
     return Request(tuple(tokens), sampling, SampleKey(0, 0, session, 0), session, media=media)
@@ -133,7 +134,10 @@ def _sample(service: RolloutService, requests: Sequence[Request]) -> list[Comple
 
 def _logps(service: RolloutService, request: Request, answer: Completion) -> Tensor:
     """Return the trainer's log-probs [N] of an answer's tokens; all ranks must call this."""
-    tokens = torch.tensor([[*request.tokens, *answer.tokens]], device=service.ranks.fabric.device)
+    reader = service.dialogue.template.reader
+    placeholders = frozenset() if reader is None else reader.placeholders
+    completed = [0 if token in placeholders else token for token in answer.tokens]  # a random policy samples them
+    tokens = torch.tensor([[*request.tokens, *completed]], device=service.ranks.fabric.device)
     mask = torch.zeros_like(tokens, dtype=torch.bool)
     mask[:, len(request.tokens) :] = True
     with torch.no_grad(), service.ranks.fabric.autocast():

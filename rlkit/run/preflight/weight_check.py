@@ -56,12 +56,15 @@ def check_weights(data: Data, service: RolloutService) -> float:
     gaps = []
     for request, completion in zip(requests, completions, strict=True):
         require(engine, "generate", outputs.of_engine(completion, request, service.version, data.dialogue.stop_ids))
-        tokens = torch.tensor([[*request.tokens, *completion.tokens]], device=ranks.fabric.device)
+        is_picture = template.reader is not None and completion.tokens[0] in template.reader.placeholders
+        sampled = [0] if is_picture else completion.tokens  # a picture's token stands for nothing here
+        tokens = torch.tensor([[*request.tokens, *sampled]], device=ranks.fabric.device)
         mask = torch.zeros_like(tokens, dtype=torch.bool)
         mask[:, -1] = True
         with torch.no_grad(), ranks.fabric.autocast():
             logps = actor(tokens, mask, media=[request.media]).logps
-        gaps.append(abs(float(logps[0, -1]) - completion.logps[0]))
+        if not is_picture:
+            gaps.append(abs(float(logps[0, -1]) - completion.logps[0]))
     mean = sum(gaps) / max(1, len(gaps))
     gap = ranks.all_reduce_max(inf if isnan(mean) else mean)
     if gap > limit:
