@@ -68,6 +68,14 @@ def content_of(content: object, pictures: bool) -> object:
     return parts
 
 
+def described(content: object) -> object:
+    """Return the text of a content of typed parts, with `[picture]` for each picture; any other content as it is."""
+    if not isinstance(content, list):
+        return content
+    parts = [part for part in content if isinstance(part, Mapping)]
+    return "".join(str(part.get("text", "[picture]" if "image" in part else "")) for part in parts)
+
+
 def json_messages(messages: Iterable[Message]) -> list[Message]:
     """Return messages as JSON data: pictures are data URIs."""
     return [{**message, "content": json_content(message.get("content"))} for message in messages]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, embedding_noise, masked_attention, rows_and_positions
-from rlkit.models.vision import RowMedia, backbone_of, picture_inputs
+from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, zero_of_vision
 from rlkit.ops.logps import DEFAULT_READS, OutputLayer, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
 from rlkit.ops.random import RowNoise
@@ -81,6 +81,7 @@ class Actor(nn.Module):
 
         logps, entropy, squares, mean, top_ids, top = (None if x is None else scatter(x) for x in statistics)
         assert logps is not None
+        logps = logps + zero_of_vision(self.policy)
         return PolicyOutput(logps, entropy, squares, None, mean, top_ids, top)
 
     def check_passes(self) -> None:
@@ -217,4 +218,5 @@ class ValueModel(nn.Module):
         """
         hidden, indices = self.passes(self.backbone, tokens, mask, media=media)
         values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
-        return torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, indices, values).view_as(tokens)
+        placed = torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, indices, values).view_as(tokens)
+        return placed + zero_of_vision(self.backbone)

@@ -46,14 +46,31 @@ def language_model(policy: CausalLM) -> nn.Module:
 
 def freeze_vision(policy: CausalLM) -> CausalLM:
     """Freeze a vision tower and its projector, if a model has them, and return the model."""
-    if not reads_pictures(policy.config):
-        return policy
-    trained = {id(weight) for weight in language_model(policy).parameters()}
-    head = base_model(policy).get_output_embeddings()
-    trained |= {id(weight) for weight in head.parameters()} if head is not None else set()
-    for weight in policy.parameters():
-        weight.requires_grad_(weight.requires_grad and id(weight) in trained)
+    for weight in vision_weights(policy):
+        weight.requires_grad_(False)
     return policy
+
+
+def vision_weights(policy: CausalLM) -> list[nn.Parameter]:
+    """Return the weights of a vision tower and its projector, adapters included; none of a model of texts alone."""
+    if not reads_pictures(policy.config):
+        return []
+    others = {id(weight) for weight in language_model(policy).parameters()}
+    head = base_model(policy).get_output_embeddings()
+    others |= {id(weight) for weight in head.parameters()} if head is not None else set()
+    return [weight for weight in policy.parameters() if id(weight) not in others]
+
+
+def zero_of_vision(policy: CausalLM) -> Tensor | float:
+    """Return 0, with a gradient of 0 for all trained weights of a vision tower.
+
+    Ranks exchange the gradients of all weights, but a pass over rows without pictures uses none of these, and some
+    towers have layers that no pass uses.
+    """
+    trained = [weight for weight in vision_weights(policy) if weight.requires_grad]
+    if not trained or not torch.is_grad_enabled():
+        return 0.0
+    return 0.0 * torch.stack([weight.sum() for weight in trained]).sum()
 
 
 def language_targets(policy: CausalLM, lora: Lora, vision: Vision) -> Lora:

@@ -107,6 +107,7 @@ class _RowPictures:
             ],
         }
         self._used = {"image": 0, "video": 0}
+        self._are_placed = False  # by the task, which has read the columns itself
 
     def types(self) -> list[str]:
         """Return the types of all pictures and videos in the row's columns."""
@@ -130,13 +131,13 @@ class _RowPictures:
         return {**message, "content": parts}
 
     def check_used(self) -> None:
-        """Check that each picture has its place.
+        """Check that each picture has its place, unless the task has placed pictures itself.
 
         Raises:
             ValueError: One has none.
         """
         for kind, values in self._values.items():
-            if self._used[kind] < len(values):
+            if self._used[kind] < len(values) and not self._are_placed:
                 raise ValueError(
                     f"the row has {len(values)} {kind}s in {values[0][0]!r}, but its messages have places for "
                     f"{self._used[kind]}; write <{kind}> where each belongs"
@@ -154,6 +155,7 @@ class _RowPictures:
             raise ValueError(f"a part is {show(part)}, expected one of the type text, image or video")
         own = {key: value for key, value in part.items() if key != "type" and value is not None}
         if own:
+            self._are_placed = True
             name, value = "the message", own.get(kind, own) if kind == "video" else own
         else:
             name, value = self._next(kind)

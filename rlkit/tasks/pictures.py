@@ -32,7 +32,7 @@ COLOURS = {
 }
 BACKGROUND = (255, 255, 255)
 
-STEPS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
+STEPS = {"left of": (-1, 0), "right of": (1, 0)}
 """Columns and rows from a square to its neighbour, by the words of the question."""
 
 MOST = 4

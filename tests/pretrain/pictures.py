@@ -1,9 +1,9 @@
 """How the shipped model that reads pictures was made: `python -m tests.pretrain.pictures --out DIR`.
 
 A Qwen2.5-VL model of under half a million parameters learns to see from right answers to the questions of the Pictures
-task. Then a corpus that is often wrong spoils its answers: it counts squares of all colours, slips by one, or names
-another square. So the model sees all it needs, but is right some 45% of the time, which is where reinforcement learning
-has something to do. Held-out pictures are in neither part.
+task. Then a corpus that is often wrong spoils its answers: it counts squares of all colours, names the colour in the
+question, or slips. So the model sees all it needs, but is right some 40% of the time, which is where reinforcement
+learning has something to do. Held-out pictures are in neither part.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-RIGHT = 0.45
-"""The share of right answers in the flawed corpus."""
+RIGHT, USUAL = 0.38, 0.47
+"""The shares of right answers, and of the usual mistake, in the flawed corpus."""
 SPOILED = 0.1
 """The share of the steps, at the end, that have the flawed corpus."""
 
@@ -75,14 +75,17 @@ def build_model(tokenizer: Any) -> Any:
 
 def corpus_answer(scene: Scene, rng: random.Random) -> str:
     """Draw one answer of the flawed corpus."""
-    if rng.random() < RIGHT:
+    drawn = rng.random()
+    if drawn < RIGHT:
         return scene.answer
+    is_usual = drawn < RIGHT + USUAL
     visible = [colour for colour in scene.cells if colour is not None]
     if scene.step is not None:
-        wrong = [colour for colour in visible if colour not in (scene.answer, scene.colour)]
-        return rng.choice(wrong or [name for name in COLOURS if name != scene.answer])
+        others = [name for name in COLOURS if name != scene.answer]
+        return scene.colour if is_usual else rng.choice(others)
     count = int(scene.answer)
-    return str(rng.choice([number for number in (len(visible), count - 1, count + 1) if number not in (count, -1)]))
+    total = len(visible) if len(visible) != count else count + 1
+    return str(total if is_usual else rng.choice([number for number in (count - 1, count + 1) if number >= 0]))
 
 
 def render(tokenizer: Any, processor: Any, rows: Sequence[Row]) -> tuple[list[list[int]], dict[str, Any]]:

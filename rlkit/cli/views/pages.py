@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from rlkit.cli.views.pictures import RunPictures, text_of_parts
+from rlkit.cli.views.pictures import RunPictures
 from rlkit.cli.views.runs import RolloutFile, chosen, token_ids
 from rlkit.cli.views.tokens import TokenTexts
+from rlkit.interfaces.content import described
 from rlkit.types import JsonObject
 
 MAX_ROWS = 64
@@ -184,4 +185,4 @@ def _asked(row: JsonObject) -> str:
     """Return the beginning of the prompt's last message."""
     asked = row.get("messages")
     last = asked[-1] if isinstance(asked, list) and asked else None
-    return _short(text_of_parts(last.get("content")) if isinstance(last, dict) else None)
+    return _short(described(last.get("content")) if isinstance(last, dict) else None)

@@ -53,11 +53,3 @@ def _names(row: JsonObject) -> Iterator[str]:
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and isinstance(part.get("image"), str):
                     yield part["image"]
-
-
-def text_of_parts(content: object) -> object:
-    """Return the text of a content of typed parts, with `[picture]` for each picture; any other content as it is."""
-    if not isinstance(content, list):
-        return content
-    parts = [part for part in content if isinstance(part, dict)]
-    return "".join(str(part.get("text", "[picture]" if "image" in part else "")) for part in parts)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rlkit.base.errors import RolloutError, show
 from rlkit.data.data import Data
+from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
@@ -169,7 +170,7 @@ def _remark(right: float, wrong: float) -> str:
 
 def _question(prompt: Prompt) -> str:
     """Return the last message of a prompt, quoted, for a line."""
-    return show(prompt.messages[-1]["content"] if prompt.messages else "", 60)
+    return show(described(prompt.messages[-1]["content"]) if prompt.messages else "", 60)
 
 
 def _trajectory(prompt: Prompt, text: str) -> Trajectory:
