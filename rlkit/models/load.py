@@ -235,6 +235,14 @@ class AutoClass(Protocol):
         """Return a model with random weights."""
 
 
+def auto_class_of(config: ModelConfig) -> AutoClass:
+    """Return the auto class of models that predict tokens, with or without pictures."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    auto_class: AutoClass = AutoModelForImageTextToText if reads_pictures(config) else AutoModelForCausalLM
+    return auto_class
+
+
 @dataclass
 class _Loader:
     """Loads a source and the models that it is based on.
@@ -280,7 +288,7 @@ class _Loader:
         return cast_weights(merge_adapters(policy) if has_lora(policy) else policy, dtype)
 
     def _pretrained(self, source: Source, dtype: torch.dtype) -> CausalLM:
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
         from transformers.utils import logging
 
         logging.disable_progress_bar()
@@ -293,8 +301,8 @@ class _Loader:
                     f"model.path is {show(self.model.path)}, a classifier with {config.num_labels} labels; a reward "
                     "model has 1"
                 )
-        elif auto_class is AutoModelForCausalLM and reads_pictures(config):
-            auto_class = AutoModelForImageTextToText
+        elif auto_class is AutoModelForCausalLM:
+            auto_class = auto_class_of(config)
         options: dict[str, object] = {"dtype": dtype, "trust_remote_code": self.model.trust_remote_code}
         if self.model.attention != "auto":
             options["attn_implementation"] = self.model.attention
