@@ -228,14 +228,23 @@ def _check(target: Target, data: Data) -> int:
         echo(f"warning: {warning}")
     measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
     prompt = sum(measured) / len(measured)
-    _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
+    fits = _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
     if target.deep:  # agreed: from the command line
         _measure(recipe, data, fabric)
     elif recipe.reward is not None:
         _try_reward(recipe, recipe.reward, data, fabric)
     prompts = f"{len(data.train)} training rows, {len(data.validation)} validation prompts"
+    if not fits:
+        return _too_large(target)
     echo(f"ok: {prompts}, context {data.dialogue.context}")
     return 0
+
+
+def _too_large(target: Target) -> int:
+    """Print that the run does not fit the GPU; return the exit status."""
+    name = "the GPU" if target.gpu is None else target.gpu.name
+    echo(f"error: the run does not fit {name}; see above what would make it fit")
+    return 1
 
 
 def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabric) -> None:
@@ -279,14 +288,17 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
     for line in plan.batches(recipe, rows, ranks):
         echo(line)
     try:
-        _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
+        fits = _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
         echo(f"prompts were taken to have {PROMPT} tokens")
     except UnavailableError as error:
+        fits = None
         unknown.add(str(error))
     for what in sorted(unknown):
         echo(f"not checked: {what}")
     echo("not checked: prompt lengths, the chat template and the reward, which need both the model and the data")
-    echo("ok, as far as it could be checked")
+    if fits is False:
+        return _too_large(target)
+    echo("ok, as far as it could be checked" + ("" if fits else "; memory was not, since the model is unknown here"))
     return 0
 
 
@@ -298,16 +310,18 @@ def _ranks(fabric: Fabric) -> tuple[int, int]:
     ) else 1
 
 
-def _estimate(target: Target, setting: estimate.Setting) -> None:
+def _estimate(target: Target, setting: estimate.Setting) -> bool:
+    """Print what a step takes; return whether it fits the GPU that is asked about."""
     setting = replace(setting, gpu=target.gpu)
     for line in (*estimate.lines(setting), *footprint.lines(setting)):
         echo(line)
     gpu, steps = setting.timed_gpu, target.recipe.train.steps
     if target.price is None or gpu is None:
-        return
+        return footprint.fits(setting)
     seconds = estimate.step_seconds(setting, gpu)
     gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * setting.ranks
     echo(f"cost, estimated: {gpu_hours:.1f} GPU hours at {target.price:g} = {gpu_hours * target.price:,.2f}")
+    return footprint.fits(setting)
 
 
 def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:

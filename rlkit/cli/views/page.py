@@ -31,6 +31,13 @@ MARK = b"<!doctype html>\n<!-- written by rlkit report -->\n"
 """What each report begins with."""
 
 
+LOCALE = """try { new Intl.NumberFormat(navigator.language); } catch {
+  Object.defineProperty(navigator, "language", { value: "en" });
+}
+"""
+"""Replaces a language that is none, such as `en-US@posix` of a browser without a locale; uPlot formats numbers in it."""
+
+
 def write_page(path: Path, runs: Sequence[RunFiles]) -> int:
     """Write the report of runs; return how many rollouts it has.
 
@@ -60,7 +67,7 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
         OSError: It cannot be written.
     """
     style = _read("vendor/uPlot.min.css") + _read("web/report.css")
-    vendored = f"/*\n{_read('vendor/LICENSE')}\n*/\n{_read('vendor/uPlot.iife.min.js')}"
+    vendored = f"{LOCALE}/*\n{_read('vendor/LICENSE')}\n*/\n{_read('vendor/uPlot.iife.min.js')}"
     names = SCRIPTS if version is None else (*SCRIPTS[:-1], WATCH, SCRIPTS[-1])
     script = "".join(_read(f"web/{name}.js") for name in names)
     script = f'"use strict";\n(() => {{\n{script}}})();\n'

@@ -72,6 +72,8 @@ def test_a_gpu_that_is_too_small_says_what_helps(check: Callable[..., str]) -> N
         in output
     )
     assert "time, estimated" not in output  # its speed is unknown
+    assert output.startswith("1 ")
+    assert "error: the run does not fit GPU of 8,000 MiB" in output
     server = check("grpo_gsm8k", "--gpu=h100", "--rollout.engine=SGLangServer")
     assert "not included: the server of SGLangServer" in server
 
@@ -136,3 +138,9 @@ def test_the_cache_takes_at_most_the_memory_estimated() -> None:
 def test_a_number_of_thousands_of_digits_is_no_memory() -> None:
     with pytest.raises(RecipeError, match="or its memory in MiB"):
         gpu_named("9" * 5000)
+
+
+def test_a_model_that_is_unknown_here_is_named(check: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    output = check("grpo_gsm8k", "--gpu=h100", "--model.path=nobody/no-such-model")
+    assert "ok, as far as it could be checked; memory was not, since the model is unknown here" in output
