@@ -54,6 +54,8 @@ def run(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0 if argv else 2
     with raised():
+        if argv[0].startswith("-"):
+            raise RecipeError(f"the first argument is {argv[0]!r}, expected a run folder: rlkit replay RUN --step N")
         home = folder_of(argv[0])
         parsed = parse("replay", ["--recipe", str(home / "recipe.yaml"), *argv[1:], *STEP_ALONE], OPTIONS, trains=True)
         job, reporters = _job(home, parsed), []

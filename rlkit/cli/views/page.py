@@ -35,7 +35,7 @@ LOCALE = """try { new Intl.NumberFormat(navigator.language); } catch {
   Object.defineProperty(navigator, "language", { value: "en" });
 }
 """
-"""Replaces a language that is none, such as `en-US@posix` of a browser without a locale; uPlot formats numbers in it."""
+"""Replaces a language that is none, such as `en-US@posix`, in which uPlot would format numbers."""
 
 
 def write_page(path: Path, runs: Sequence[RunFiles]) -> int:

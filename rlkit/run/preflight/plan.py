@@ -165,7 +165,7 @@ def _remark(right: float, wrong: float) -> str:
         return ": the wrong answer is scored higher"
     if right > 0:
         return ": both are scored alike"
-    return ": neither is right; the reward may expect a form that reference answers lack, such as JSON"
+    return ": fine if answers need words around the reference; otherwise the reward expects another form"
 
 
 def _question(prompt: Prompt) -> str:
