@@ -16,14 +16,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rlkit.base.names import source_name
 from rlkit.base.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, RolloutBatch, TrainBatch
-
-if TYPE_CHECKING:
-    from rlkit.media import Media
+from rlkit.media import Media
 
 __all__ = [
     "Batch",

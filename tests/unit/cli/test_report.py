@@ -175,7 +175,7 @@ def test_the_policy_allows_only_the_pages_scripts(tmp_path: Path) -> None:
     rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
     assert rules["default-src"] == "'none'"
     assert rules["connect-src"] == "'none'"
-    assert set(rules) == {"default-src", "script-src", "style-src", "connect-src", "base-uri", "form-action"}
+    assert set(rules) == {"default-src", "img-src", "script-src", "style-src", "connect-src", "base-uri", "form-action"}
     for kind, pattern in (("script-src", r"<script>(.*?)</script>"), ("style-src", r"<style>(.*?)</style>")):
         found = re.findall(pattern, text, re.DOTALL)
         digests = (base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode() for inner in found)
