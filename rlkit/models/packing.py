@@ -76,10 +76,7 @@ class Packing:
         for i, has_tokens in enumerate(mask[:, 1:].any(1).tolist()):
             if has_tokens:
                 prompt = tuple(rows[i][: max(firsts[i] - 1, 0)])
-                row_media = pictures[i]
-                of_prompt = None if row_media is None else row_media.before(len(prompt))
-                key = () if of_prompt is None else of_prompt.key
-                rows_by_prompt.setdefault((prompt, key), []).append(i)
+                rows_by_prompt.setdefault((prompt, _shared_key(pictures[i], len(prompt), i)), []).append(i)
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.rows: list[int] = []
@@ -128,6 +125,19 @@ class Packing:
         """Add the pictures of a row whose placeholders end after `start` and up to `end`."""
         if media is not None:
             self.media += [segment for segment in media.segments if start < segment.end <= end]
+
+
+def _shared_key(media: Media | None, prompt: int, row: int) -> tuple[str, ...]:
+    """Return what rows have alike whose prompts may be computed once: their pictures in so many first tokens.
+
+    A row shares nothing if a picture ends with the last token of its prompt, which is not computed with the others.
+    """
+    if media is None:
+        return ()
+    if any(segment.end == prompt + 1 for segment in media.segments):
+        return (str(row),)
+    shared = media.before(prompt)
+    return () if shared is None else shared.key
 
 
 class PackedPasses:

@@ -28,9 +28,11 @@ RowMedia = Sequence["Media | None"]
 
 def reads_pictures(config: ModelConfig) -> bool:
     """Whether a model of this configuration reads pictures, and transformers has a class for it."""
+    if not hasattr(config, "vision_config"):
+        return False
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-    return hasattr(config, "vision_config") and config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
 def backbone_of(policy: CausalLM) -> Backbone:

@@ -268,3 +268,17 @@ def test_a_critic_reads_pictures(tmp_path_factory: pytest.TempPathFactory) -> No
         values = critic(tokens, mask, media)
         exchanged = critic(tokens, mask, media[::-1])
     assert float((values - exchanged).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("made", PACKED, indirect=True)
+def test_prompts_that_end_with_a_picture_are_packed_too(made: Case) -> None:
+    """The generation prompt is left out, so that the policy's first token follows the last of the picture."""
+    prompts = []
+    for rendered in made.prompts[:2]:
+        assert rendered.media is not None
+        prompts.append(Rendered(rendered.tokens[: rendered.media.end], rendered.media))
+    tokens, mask, media = batch_of([*prompts, prompts[0]], (3, 4))
+    actor = Actor(made.policy)
+    with torch.no_grad():
+        logps = actor(tokens, mask, media=media).logps
+    torch.testing.assert_close(logps[mask], own_logps(made.policy, tokens, mask, media), atol=2e-5, rtol=0)
