@@ -115,6 +115,19 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
     assert tried(broken, prompt) == ([f"the reward fails on {question}: no service"], True)
 
 
+def test_a_reward_that_fails_is_refused_as_in_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def bad(text):\n    raise ValueError('no')\n", encoding="utf-8")
+    function = f"--reward.function={tmp_path}/bad.py:bad"
+    words = ["recipe", "check", "quickstart", "--reward=PythonReward", function, "--reward.allow_code=true", "--deep"]
+    assert main([*words, "--fabric.accelerator=cpu"]) == 2
+    assert "ValueError: no; fix it\n" in capsys.readouterr().err
+    remote = ("--reward=RemoteReward", "--reward.url=http://127.0.0.1:9")
+    assert main(["recipe", "check", "quickstart", *remote, "--reward.timeout=1"]) == 2
+    assert "fix it, or set train.require_reward: false if its service starts later" in capsys.readouterr().err
+    out = check(capsys, *remote, "--reward.timeout=1", "--train.require_reward=false")
+    assert "warning: the reward fails on" in out
+
+
 def test_groups_go_to_the_rank_with_the_least() -> None:
     """9 to rank 0, 7 to rank 1, 6 to rank 1 (13), 5 to rank 0 (14), 2 to rank 1 (15)."""
     assert assign([5, 9, 2, 7, 6], 2) == [0, 0, 1, 1, 1]
