@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lightning.fabric import Fabric
 
-from rlkit.base.errors import RecipeError, UnavailableError, show
+from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.command_line import split
 from rlkit.cli.parsing.own_recipe import own_recipe
-from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.script import as_python
 from rlkit.cli.streams import new_file
 from rlkit.cli.views.display import echo, show_list
 from rlkit.data.data import Data, load_data
-from rlkit.distributed.fsdp2 import FSDP2Strategy, make_fabric
+from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
-from rlkit.models.activations import token_limit
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import ModelReward, PythonReward
@@ -31,9 +29,10 @@ from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, footprint, plan
 from rlkit.run.preflight.dryrun import dry_run
-from rlkit.run.preflight.gpus import GPUS, Gpu, gpu_named
+from rlkit.run.preflight.gpus import GPUS
+from rlkit.run.preflight.target import Target
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
-from rlkit.train.setup import fabric_for, prepare_training
+from rlkit.train.setup import prepare_training
 
 USAGE = """usage: rlkit recipe list
            the shipped recipes, and those of plugins
@@ -93,69 +92,13 @@ def run(argv: Sequence[str]) -> int:
             f"model.trust_remote_code is true: to check the model would run the code that comes with "
             f"{parsed.recipe.model.path!r}; read it, and add --deep to run it"
         )
-    target = Target.of(parsed)
+    options = parsed.options
+    target = Target.of(parsed.recipe, options.deep, options.gpu, options.price)
     try:
         data = load_data(target.recipe)
     except UnavailableError as error:
         return _check_without_data(target, error)
     return _check(target, data)
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is checked, and the GPU that it is planned for.
-
-    Args:
-        recipe: With the micro-batches of that GPU.
-        deep: Whether models are loaded.
-        gpu: None for this machine's device.
-        price: Price of a GPU per hour, if it was given.
-    """
-
-    recipe: Recipe
-    deep: bool
-    gpu: Gpu | None
-    price: float | None
-
-    @classmethod
-    def of(cls, parsed: Parsed) -> Target:
-        """Return what the command line asks about.
-
-        Raises:
-            RecipeError: The GPU is unknown, its price is no price, or `--deep` is to measure on another machine.
-        """
-        recipe, options = parsed.recipe, parsed.options
-        price = None if options.price is None else _price(options.price)
-        if options.gpu is None:
-            return cls(recipe, options.deep, None, price)
-        if options.deep:
-            raise RecipeError("--deep measures on this machine, and --gpu plans for another; choose one of them")
-        gpu = gpu_named(options.gpu)
-        try:
-            limit = token_limit(recipe.train, recipe.model, recipe.fabric, gpu.memory)
-        except UnavailableError:  # said once the data is loaded
-            return cls(recipe, False, gpu, price)
-        train = replace(recipe.train, max_tokens_per_micro_batch=limit)
-        return cls(replace(recipe, train=train), False, gpu, price)
-
-    def fabric(self) -> Fabric:
-        """Return the recipe's Fabric, on this machine's CPU if it is planned for a GPU elsewhere."""
-        section = self.recipe.fabric
-        if self.gpu is None:
-            return fabric_for(self.recipe)
-        devices = len(section.devices) if isinstance(section.devices, list) else section.devices
-        elsewhere = replace(section, accelerator="cpu", devices=1 if devices == "auto" else devices)
-        return make_fabric(elsewhere, self.recipe.train.deadline)
-
-
-def _price(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        price = math.nan
-    if not 0 < price < math.inf:
-        raise RecipeError(f"--price is {show(text)}, expected the price of a GPU per hour, such as 2.5")
-    return price
 
 
 def _new(argv: Sequence[str]) -> int:
@@ -238,22 +181,21 @@ def _check(target: Target, data: Data) -> int:
         echo(f"warning: {warning}")
     measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
     prompt = sum(measured) / len(measured)
-    fits = _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
+    misfit = _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
     if target.deep:  # agreed: from the command line
         _measure(recipe, data, fabric)
     elif recipe.reward is not None:
         _try_reward(recipe, recipe.reward, data, fabric)
     prompts = f"{len(data.train)} training rows, {len(data.validation)} validation prompts"
-    if not fits:
-        return _too_large(target)
-    echo(f"ok: {prompts}, context {data.dialogue.context}")
-    return 0
+    return _verdict(f"ok: {prompts}, context {data.dialogue.context}", misfit)
 
 
-def _too_large(target: Target) -> int:
-    """Print that the run does not fit the GPU; return the exit status."""
-    name = "the GPU" if target.gpu is None else target.gpu.name
-    echo(f"error: the run does not fit {name}; see above what would make it fit")
+def _verdict(ok: str, misfit: str | None) -> int:
+    """Print the last line, and return the exit status: 1 if the run does not fit the GPU."""
+    if misfit is None:
+        echo(ok)
+        return 0
+    echo(f"error: {misfit}", error=True)
     return 1
 
 
@@ -265,22 +207,23 @@ def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabri
     workers = Workers(1)
     try:
         reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
-        _show(asyncio.run(plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS))))
+        trial = asyncio.run(plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS)))
     except NoPolicyError as error:
         echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
+        return
     finally:
         workers.close()
+    _show(trial, recipe)
 
 
 def _untried(reward: RewardManager) -> str | None:
     """Return why a reward, or one inside of it, is not to be called without being asked to; None if it may be."""
-    if isinstance(reward, PythonReward):
-        return f"runs {reward.function}"
-    if isinstance(reward, ModelReward):
-        return f"loads {reward.path}"
-    parts = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
-    reasons = (_untried(part) for part in parts if isinstance(part, RewardManager))
-    return next(filter(None, reasons), None)
+    for part in plan.simple_rewards(reward):
+        if isinstance(part, PythonReward):
+            return f"runs {part.function}"
+        if isinstance(part, ModelReward):
+            return f"loads {part.path}"
+    return None
 
 
 def _check_without_data(target: Target, missing: UnavailableError) -> int:
@@ -290,7 +233,8 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
         raise missing
     ranks, shards = _ranks(target.fabric())
     unknown = {str(missing)}
-    rows = None
+    rows = misfit = None
+    ok = "ok, as far as it could be checked"
     try:
         rows = len(recipe.task.rows("train"))
     except UnavailableError as error:
@@ -298,18 +242,15 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
     for line in plan.batches(recipe, rows, ranks):
         echo(line)
     try:
-        fits = _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
+        misfit = _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
         echo(f"prompts were taken to have {PROMPT} tokens")
     except UnavailableError as error:
-        fits = None
         unknown.add(str(error))
+        ok += "; memory and time were not estimated, since the shape of a model is unknown without its config.json"
     for what in sorted(unknown):
         echo(f"not checked: {what}")
     echo("not checked: prompt lengths, the chat template and the reward, which need both the model and the data")
-    if fits is False:
-        return _too_large(target)
-    echo("ok, as far as it could be checked" + ("" if fits else "; memory was not, since the model is unknown here"))
-    return 0
+    return _verdict(ok, misfit)
 
 
 def _ranks(fabric: Fabric) -> tuple[int, int]:
@@ -320,18 +261,17 @@ def _ranks(fabric: Fabric) -> tuple[int, int]:
     ) else 1
 
 
-def _estimate(target: Target, setting: estimate.Setting) -> bool:
-    """Print what a step takes; return whether it fits the GPU that is asked about."""
+def _estimate(target: Target, setting: estimate.Setting) -> str | None:
+    """Print memory, time and cost; return why the run does not fit the GPU that is planned for, if it does not."""
     setting = replace(setting, gpu=target.gpu)
     for line in (*estimate.lines(setting), *footprint.lines(setting)):
         echo(line)
     gpu, steps = setting.timed_gpu, target.recipe.train.steps
-    if target.price is None or gpu is None:
-        return footprint.fits(setting)
-    seconds = estimate.step_seconds(setting, gpu)
-    gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * setting.ranks
-    echo(f"cost, estimated: {gpu_hours:.1f} GPU hours at {target.price:g} = {gpu_hours * target.price:,.2f}")
-    return footprint.fits(setting)
+    if target.price is not None and gpu is not None:
+        seconds = estimate.step_seconds(setting, gpu)
+        gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * setting.ranks
+        echo(f"cost, estimated: {gpu_hours:.1f} GPU hours at {target.price:g} = {gpu_hours * target.price:,.2f}")
+    return footprint.misfit(setting)
 
 
 def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
@@ -348,11 +288,13 @@ def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
         context.rollouts.close()
     if fabric.is_global_zero:
         if trial is not None:
-            _show(trial)
+            _show(trial, recipe)
         for phase, size in measured.items():
             print(f"memory, measured: {size:,.0f} MiB at most, after {phase}")
 
 
-def _show(trial: plan.Trial) -> None:
+def _show(trial: plan.Trial, recipe: Recipe) -> None:
+    """Show what the reward did; refuse the recipe where a run would be refused."""
+    plan.require_reward(trial, recipe)
     for line in trial.lines:
         echo(f"warning: {line}" if trial.failed else line)

@@ -10,7 +10,6 @@ import inspect
 import os
 import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +19,7 @@ from rlkit.base.errors import RecipeError, explain, show
 from rlkit.base.ranges import Count, Seconds
 from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.reward import OnError, RewardFunction, RewardManager, as_score
+from rlkit.rewards.python_source import missing_function, no_function
 from rlkit.types import Score, Trajectory
 
 Completions = Literal["messages", "text"]
@@ -70,6 +70,9 @@ class PythonReward(RewardFunction):
             )
         if module.endswith(".py") and not os.path.isfile(module):
             raise RecipeError(f"PythonReward has function={function!r}, but there is no file {module!r}")
+        problem = missing_function(function)
+        if problem is not None:
+            raise RecipeError(f"PythonReward has function={function!r}, but {problem}")
         self.function = function
         self.completions = completions
         self.timeout = timeout
@@ -292,9 +295,7 @@ def _load(function: str) -> Callable[..., object]:
         module = importlib.import_module(path)
     functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
     if name not in functions:
-        similar = get_close_matches(name, functions, 1)
-        hint = f"did you mean {similar[0]!r}?" if similar else f"it defines: {', '.join(functions) or 'none'}"
-        raise AttributeError(f"{path} has no function {name!r}; {hint}")
+        raise AttributeError(no_function(path, name, functions))
     return getattr(module, name)  # type: ignore[no-any-return]
 
 

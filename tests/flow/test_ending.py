@@ -45,7 +45,7 @@ def test_a_reward_that_fails_beforehand_refuses_the_run(
     assert main([*FIT, *bad, f"--out={tmp_path}/out"]) == 2
     printed = capsys.readouterr()
     assert "PythonReward: ValueError: bad [/bold] \\x1b[31m" in printed.err
-    assert "train.require_reward: false" in printed.err
+    assert "require_reward" not in printed.err  # a function that fails now fails later, too
     assert len(printed.err) < 4000
     assert result(tmp_path / "out")["status"] == "failed"
     assert not list((tmp_path / "out" / "rollouts").iterdir())

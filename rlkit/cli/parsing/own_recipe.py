@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.rewards.python_source import missing_function
 from rlkit.tasks import sources
 
 PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "text")
@@ -31,13 +32,16 @@ def own_recipe(data: str, function: str, model: str) -> str:
         model: A model's folder or name.
 
     Raises:
-        RecipeError: The file cannot be read, has no rows or no text to prompt with, or the function names no file.
+        RecipeError: The file cannot be read, has no rows or no text to prompt with, or the function is in none.
     """
     module, _, name = function.rpartition(":")
     if not module.endswith(".py") or not name.isidentifier():
         raise RecipeError(f"--reward is {show(function)}, expected FILE.py:FUNCTION, such as reward.py:score")
     if not os.path.isfile(module):
         raise RecipeError(f"--reward is {show(function)}, but there is no file {show(module)}")
+    problem = missing_function(function)
+    if problem is not None:
+        raise RecipeError(f"--reward is {show(function)}, but {problem}")
     rows = sources.files(sources.expand(data, "--task"), "--task", lambda *_: None)
     if len(rows) < 2:
         raise RecipeError(f"--task is {show(data)}, which has {len(rows)} rows, expected at least 2, to hold one out")

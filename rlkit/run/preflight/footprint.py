@@ -14,7 +14,6 @@ from rlkit.models.size import Size, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.registry import calling
 from rlkit.run.preflight.estimate import Setting
-from rlkit.run.preflight.gpus import Gpu
 
 STATES = "weights and optimizer"
 SAMPLING = "sampling, besides"
@@ -34,25 +33,26 @@ def lines(setting: Setting) -> Iterator[str]:
         yield f"memory, estimated: {size:,.0f} MiB for {phase}{condition}"
     if setting.gpu is None:
         return
-    total, memory_mb = peak(phases) + CONTEXT_MB, setting.gpu.memory / 2**20
-    difference = _free_gib(setting.gpu, phases)
-    verdict = f"yes, {difference:.1f} GiB free" if difference >= 0 else f"no, {-difference:.1f} GiB too much"
-    peak_text = f"{total / 2**10:.1f} GiB, CUDA included"
-    yield f"fits {setting.gpu.name}, {memory_mb / 2**10:.0f} GiB: {verdict} at the peak of {peak_text}"
-    if difference < 0:
-        yield f"to make it fit: {_remedies(setting)}"
+    gpu_gib = setting.gpu.memory / 2**30
+    peak_gib = (peak(phases) + CONTEXT_MB) / 2**10
+    is_enough = peak_gib <= gpu_gib
+    verdict = f"yes, {gpu_gib - peak_gib:.1f} GiB free" if is_enough else f"no, {peak_gib - gpu_gib:.1f} GiB too much"
+    yield f"fits {setting.gpu.name}, {gpu_gib:.0f} GiB: {verdict} at the peak of {peak_gib:.1f} GiB, CUDA included"
     if setting.is_sampled and not setting.recipe.rollout.engine.reads_policy:
         yield f"not included: the server of {part_name(setting.recipe.rollout.engine)}, if it shares this GPU"
 
 
-def fits(setting: Setting) -> bool:
-    """Whether a step fits the GPU that is asked about; True if none is."""
-    return setting.gpu is None or _free_gib(setting.gpu, memory(setting)) >= 0
-
-
-def _free_gib(gpu: Gpu, phases: Mapping[str, float]) -> float:
-    """Return what is free of a GPU at the peak of a step, in GiB; negative if the step does not fit."""
-    return (gpu.memory / 2**20 - peak(phases) - CONTEXT_MB) / 2**10
+def misfit(setting: Setting) -> str | None:
+    """Return how much memory the GPU that is asked about lacks, and what would make the run fit; None if it fits."""
+    if setting.gpu is None:
+        return None
+    excess_mb = peak(memory(setting)) + CONTEXT_MB - setting.gpu.memory / 2**20
+    if excess_mb <= 0:
+        return None
+    return (
+        f"the run does not fit {setting.gpu.name}: {excess_mb / 2**10:.1f} GiB too much; to make it fit: "
+        f"{_remedies(setting)}"
+    )
 
 
 def peak(phases: Mapping[str, float]) -> float:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rlkit.base.errors import RolloutError, show
+from rlkit.base.errors import RecipeError, RolloutError, show
 from rlkit.data.data import Data
 from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
+from rlkit.interfaces.reward import RewardFunction, RewardManager
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
@@ -155,6 +156,29 @@ async def try_reward(score: Scorer, prompts: Sequence[Prompt]) -> Trial:
         trial.lines.append(f"{'warning: ' if is_warning else ''}{line}{'' if remark in remarks else remark}")
         remarks.add(remark)
     return trial
+
+
+def require_reward(trial: Trial, recipe: Recipe) -> None:
+    """Refuse a run whose reward failed in its trial.
+
+    Raises:
+        RecipeError: The trial failed, and the recipe requires that it does not.
+    """
+    if recipe.reward is None or not trial.failed or not recipe.train.require_reward:
+        return
+    has_service = any(not isinstance(part, RewardFunction) for part in simple_rewards(recipe.reward))
+    remedy = ", or set train.require_reward: false if its service starts later" if has_service else ""
+    raise RecipeError(f"{trial.lines[0]}; fix it{remedy}")
+
+
+def simple_rewards(reward: RewardManager) -> Iterator[RewardManager]:
+    """Yield a reward, or the rewards inside of one that combines or chooses others."""
+    values = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
+    parts = [value for value in values if isinstance(value, RewardManager)]
+    for part in parts:
+        yield from simple_rewards(part)
+    if not parts:
+        yield reward
 
 
 def _remark(right: float, wrong: float) -> str:

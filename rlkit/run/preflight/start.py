@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlkit.base.errors import RecipeError
 from rlkit.rollout.template_check import check_template
-from rlkit.run.preflight.plan import TRIED_ROWS, Trial, lines, try_reward
+from rlkit.run.preflight.plan import TRIED_ROWS, Trial, lines, require_reward, try_reward
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import check_servers
 
@@ -32,10 +31,7 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     if first and reward is not None:
         trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), context.data.examples(TRIED_ROWS)))
     trial = context.ranks.same(trial)
-    if trial.failed and context.recipe.train.require_reward:
-        raise RecipeError(
-            f"{trial.lines[0]}; fix it, or set train.require_reward: false if it only works later, as a service may"
-        )
+    require_reward(trial, context.recipe)
     for line in trial.lines:
         note(f"warning: {line}" if trial.failed else line)
     check_servers(context)

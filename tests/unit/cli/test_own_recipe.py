@@ -72,6 +72,10 @@ def test_rows_without_columns_are_refused(folder: Path) -> None:
         (["--task", "gone.csv", "--reward", "reward.py:score"], "--task is 'gone.csv', which does not exist"),
         (["--task", "sums.csv", "--reward", "reward.py"], "expected FILE.py:FUNCTION, such as reward.py:score"),
         (["--task", "sums.csv", "--reward", "gone.py:score"], "but there is no file 'gone.py'"),
+        (
+            ["--task", "sums.csv", "--reward", "reward.py:scor"],
+            "--reward is 'reward.py:scor', but reward.py has no function 'scor'; did you mean 'score'?",
+        ),
         (["--task", "sums.csv"], "takes --reward FILE.py:FUNCTION and --model NAME"),
         (["--task=sums.csv", "--reward=reward.py:score", "--train.lr=1"], "change the rest in the file"),
         (["--task", "one.csv", "--reward", "reward.py:score"], "has 1 rows, expected at least 2"),

@@ -289,6 +289,30 @@ def test_the_help_of_a_part_has_its_whole_description(capsys: pytest.CaptureFixt
     assert "Args:" not in shown
 
 
+SOURCES = {
+    "def right(text): ...\nclass Other: ...": "has no function 'score'; it defines: right, Other",
+    "def scores(text):\n    score = 1": "has no function 'score'; did you mean 'scores'?",
+    "def score(:": "is not valid Python: SyntaxError",
+    "if True:\n    def score(text): ...": None,
+    "try:\n    from a import b as score\nexcept ImportError:\n    score = None": None,
+    "from a import *": None,
+    "globals()['score'] = len": None,
+    "def __getattr__(name): ...": None,
+    "score = lambda text: 1.0": None,
+}
+
+
+@pytest.mark.parametrize(("source", "problem"), SOURCES.items())
+def test_a_file_without_the_function_is_refused_unrun(tmp_path: Path, source: str, problem: str | None) -> None:
+    (tmp_path / "mine.py").write_text(f"{source}\nraise SystemExit\n" if problem is None else source)
+    if problem is None:
+        PythonReward(f"{tmp_path}/mine.py:score", allow_code=True)
+    else:
+        with pytest.raises(RecipeError, match="mine.py") as error:
+            PythonReward(f"{tmp_path}/mine.py:score", allow_code=True)
+        assert problem in str(error.value)
+
+
 def test_python_reward_runs_code_only_where_it_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="set allow_code: true"):
         PythonReward("mine.py:f")

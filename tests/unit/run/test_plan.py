@@ -105,7 +105,7 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
     assert tried(constant, prompt, prompt).lines == [f"{both}: both are scored alike", both]
     [of_json] = tried(strict, prompt).lines
     assert of_json.startswith(
-        f"reward: 0 for the reference answer '7' to {question}, 0 for 'I do not know.': neither is"
+        f"reward: 0 for the reference answer '7' to {question}, 0 for 'I do not know.': fine if answers"
     )
     assert "1 for an empty answer to" in tried(constant, Prompt("p", [USER], None)).lines[0]
     assert tried(inverted, prompt).lines == [
@@ -113,6 +113,19 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
         ": the wrong answer is scored higher"
     ]
     assert tried(broken, prompt) == ([f"the reward fails on {question}: no service"], True)
+
+
+def test_a_reward_that_fails_is_refused_as_in_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def bad(text):\n    raise ValueError('no')\n", encoding="utf-8")
+    function = f"--reward.function={tmp_path}/bad.py:bad"
+    words = ["recipe", "check", "quickstart", "--reward=PythonReward", function, "--reward.allow_code=true", "--deep"]
+    assert main([*words, "--fabric.accelerator=cpu"]) == 2
+    assert "ValueError: no; fix it\n" in capsys.readouterr().err
+    remote = ("--reward=RemoteReward", "--reward.url=http://127.0.0.1:9")
+    assert main(["recipe", "check", "quickstart", *remote, "--reward.timeout=1"]) == 2
+    assert "fix it, or set train.require_reward: false if its service starts later" in capsys.readouterr().err
+    out = check(capsys, *remote, "--reward.timeout=1", "--train.require_reward=false")
+    assert "warning: the reward fails on" in out
 
 
 def test_groups_go_to_the_rank_with_the_least() -> None:
