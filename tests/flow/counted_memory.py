@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM
 
 from rlkit.interfaces.optimizer import WeightGroup
-from rlkit.models.load import task_of, with_score_head
+from rlkit.models.load import auto_class_of, task_of, with_score_head
 from rlkit.models.lora import add_lora
 from rlkit.models.optimizer_state import materialize_state
 from rlkit.models.size import by_kind, find_config
+from rlkit.models.vision import freeze_vision, language_targets
 from rlkit.ops.logps import OutputLayer, token_logps
 from rlkit.recipe import Critic, Lora, Recipe, Train
 from rlkit.run.preflight.estimate import Setting
@@ -89,9 +89,11 @@ def _model(recipe: Recipe, path: str, lora: Lora | None, scores: bool = False) -
     config._attn_implementation = "sdpa"
     dtype = getattr(torch, model_section.dtype) if lora is not None else torch.float32
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: Any = auto_class_of(config).from_config(config, dtype=dtype)
         model = with_score_head(model) if scores else model
-        return model if lora is None else add_lora(model, lora, task=task_of(model))
+        if lora is None:
+            return freeze_vision(model)
+        return add_lora(model, language_targets(model, lora, model_section.vision), task=task_of(model))
 
 
 def _allocate(model: Any) -> Any:
