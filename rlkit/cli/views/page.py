@@ -26,6 +26,8 @@ SCRIPTS = ("core", "address", "charts", "headline", "curves", "timeline", "conve
 WATCH = "watch"
 """The script that a page has besides if it is served: it asks for a newer one."""
 
+BROWSER_NUMBERS = 'Intl.NumberFormat(_?k.language:"en-US")'
+"""How uPlot formats numbers; `k` is the browser's `navigator`."""
 MARK = b"<!doctype html>\n<!-- written by rlkit report -->\n"
 """What each report begins with."""
 
@@ -59,7 +61,7 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
         OSError: It cannot be written.
     """
     style = _read("vendor/uPlot.min.css") + _read("web/report.css")
-    vendored = f"/*\n{_read('vendor/LICENSE')}\n*/\n{_read('vendor/uPlot.iife.min.js')}"
+    vendored = f"/*\n{_read('vendor/LICENSE')}\n*/\n{_charts()}"
     names = SCRIPTS if version is None else (*SCRIPTS[:-1], WATCH, SCRIPTS[-1])
     script = "".join(_read(f"web/{name}.js") for name in names)
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
@@ -77,6 +79,14 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
         file.write(block("version", as_json(version)))
     file.write("".join(f"<script>{text}</script>\n" for text in scripts).encode() + b"</body>\n</html>\n")
     return len(index.excerpts)
+
+
+def _charts() -> str:
+    """Return the library of charts, with numbers in the language of the page.
+
+    That of the browser may be none that `Intl` takes, such as `en-US@posix`, and the library would not load.
+    """
+    return _read("vendor/uPlot.iife.min.js").replace(BROWSER_NUMBERS, 'Intl.NumberFormat("en-US")')
 
 
 def _head(style: str, scripts: Sequence[str], network: str) -> str:

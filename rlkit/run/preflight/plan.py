@@ -10,12 +10,19 @@ from rlkit.base.errors import RecipeError, RolloutError, show
 from rlkit.data.data import Data
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import RewardFunction, RewardManager
+from rlkit.models.activations import precision_of
+from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
 """The smallest useful learning rate of adapters, which need at least ten times that of full fine-tuning."""
+
+MAX_FULL_RATE = 5e-5
+"""The highest learning rate that is plausible where all weights of a large model are trained."""
+LARGE_MODEL = 100_000_000
+"""Parameters of a model that is no toy."""
 
 Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 
@@ -94,6 +101,40 @@ def adapters(recipe: Recipe) -> Iterator[str]:
             )
 
 
+def large_model(recipe: Recipe, on_gpu: bool) -> Iterator[str]:
+    """Yield warnings about a model whose weights are all trained, if it is large: its learning rate and precision.
+
+    Args:
+        recipe: A checked recipe.
+        on_gpu: Whether a GPU trains it.
+    """
+    model, rates = recipe.model, {}
+    if model.lora is None:
+        rates["train.lr"] = recipe.train.lr
+    if recipe.critic is not None and recipe.critic.lora is None:
+        rates["critic.lr"] = recipe.critic.lr
+    too_high = {name: rate for name, rate in rates.items() if rate > MAX_FULL_RATE}
+    is_single = on_gpu and precision_of(model, recipe.fabric) == "float32"
+    if not (too_high or is_single):
+        return
+    try:
+        count = size_of(find_config(model), None, model.trust_remote_code, scores=not recipe.generates).base
+    except RecipeError:  # reported when the model is loaded
+        return
+    if count < LARGE_MODEL:
+        return
+    for name, rate in too_high.items():
+        yield (
+            f"warning: {name} is {rate:g}, expected at most {MAX_FULL_RATE:g} where all weights of a model of "
+            f"{count / 1e6:,.0f}M parameters are trained; set it to 1e-6, or 1e-5 for supervised training"
+        )
+    if is_single:
+        yield (
+            f"warning: fabric.precision is {recipe.fabric.precision}, in which a GPU is several times slower and needs "
+            "more memory; set fabric.precision: bf16-mixed"
+        )
+
+
 def lengths(data: Data) -> Iterator[str]:
     """Yield the lengths of prompts and answers, the context, and the size of micro-batches."""
     max_tokens, longest = data.recipe.rollout.sampling.max_tokens, data.longest
@@ -136,7 +177,7 @@ class Trial(NamedTuple):
 async def try_reward(score: Scorer, prompts: Sequence[Prompt]) -> Trial:
     """Score the reference answer of each prompt and a wrong one; warn if the reward does not tell them apart.
 
-    A reward that finds neither right may expect a form that the answer lacks, so that is no warning.
+    A reward that scores both 0 may expect a form that the answer lacks, so that is no warning.
     """
     pairs = [[_trajectory(prompt, text) for text in (prompt.answer or "", "I do not know.")] for prompt in prompts]
     try:
@@ -188,7 +229,7 @@ def _remark(right: float, wrong: float) -> str:
         return ": the wrong answer is scored higher"
     if right > 0:
         return ": both are scored alike"
-    return ": neither is right; the reward may expect a form that reference answers lack, such as JSON"
+    return ": both score 0, which is harmless if the reward expects words around the answer, such as '#### 96'"
 
 
 def _question(prompt: Prompt) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import io
 import json
 import re
 from dataclasses import replace
@@ -402,3 +403,11 @@ def test_mistakes_are_explained(
     assert main(["report", *(word.format(run=run) for word in words)]) == 2
     assert expected in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_the_charts_do_not_read_the_browsers_language() -> None:
+    """It may be one that `Intl` refuses, such as `en-US@posix`."""
+    file = io.BytesIO()
+    page.write(file, [])
+    assert b".language" not in file.getvalue()
+    assert b'Intl.NumberFormat("en-US")' in file.getvalue()
