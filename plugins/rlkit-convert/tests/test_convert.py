@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import peer_examples
@@ -466,6 +467,32 @@ def test_what_a_shell_would_run_is_listed_and_not_run(tmp_path: Path) -> None:
     assert f"its value is `$(touch {trap})`, which is not run" in conversion.notes["data.train_files"]
     assert "its value is `$UNSET_NAME`, which is not run" in conversion.notes["trainer.experiment_name"]
     assert conversion.recipe["model.path"][0] == "a"
+
+
+def test_unknown_values_are_left_out_and_to_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run.sh"
+    words = (
+        "actor_rollout_ref.actor.optim.lr=$LR data.train_batch_size=$(wc -l x) actor_rollout_ref.rollout.n=$N "
+        "algorithm.adv_estimator=$EST actor_rollout_ref.actor.policy_loss.loss_mode=$LOSS data.max_response_length=$M "
+        "custom_reward_function.path=$R trainer.total_training_steps=$S trainer.logger=wandb "
+        "trainer.experiment_name=$(date) actor_rollout_ref.actor.ppo_mini_batch_size=64 data.train_files=a.parquet"
+    )
+    script.write_text(f"python -m verl.trainer.main_ppo {words}\n")
+    assert main(["convert", "--from", "verl", str(script)]) == 0
+    out = capsys.readouterr().out
+    recipe = yaml.safe_load(out)
+    assert "advantage" not in recipe
+    assert "loss" not in recipe
+    assert "reward" not in recipe
+    assert not {"lr", "prompts_per_step", "minibatches", "steps"} & recipe["train"].keys()
+    assert "group_size" not in recipe["rollout"]
+    assert "max_tokens" not in recipe["rollout"].get("sampling", {})
+    assert recipe["log"]["loggers"] == [{"class_path": "Wandb", "init_args": {"project": "verl_examples"}}]
+    before, _, to_be_set = out.partition("# To be set before it runs:")
+    for name in re.findall(r"([\w.]+)=\$", words):
+        assert f"# - {name}: its value is `$" in to_be_set, name
+        assert f"# - {name}" not in before
+    assert "which is not run; give it after the file, with its value, or set train.lr" in to_be_set
 
 
 @pytest.mark.parametrize(

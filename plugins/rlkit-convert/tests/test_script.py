@@ -100,7 +100,7 @@ def test_functions_of_a_script_with_a_guard_stay_there() -> None:
 def test_names_are_followed_where_their_value_is_certain(lines: str, rate: float | None) -> None:
     script = f"{lines}\nGRPOTrainer('m', 'accuracy_reward', GRPOConfig(learning_rate=rate))"
     recipe, listed = converted(script)
-    assert recipe["train"]["lr"] == (rate or 1e-6)  # TRL's default
+    assert recipe["train"].get("lr") == rate  # not TRL's default for a value that is unknown
     assert any(line.startswith("learning_rate: its value is `rate`") for line in listed) == (rate is None)
     assert recipe["reward"] == "MathReward"
 
@@ -140,3 +140,34 @@ def test_hostile_calls_are_listed(call: str) -> None:
     assert recipe["train"]["steps"] == 3
     assert "model" not in recipe
     assert all("\n" not in line for line in listed)
+
+
+FILES = {
+    '"csv", data_files="senti.csv", split="train"': {"path": "senti.csv"},
+    '"json", data_files=["a.jsonl", "b.jsonl"], split="train"': {"path": ["a.jsonl", "b.jsonl"]},
+    '"parquet", data_files={"train": "a.parquet"}, split="train"': {"path": "a.parquet"},
+    '"csv", data_files={"train": ["a.csv"], "validation": "b.csv"}, split="train"': {
+        "path": ["a.csv"], "validation_path": "b.csv",
+    },
+    '"csv", data_files={"train": "a.csv", "test": "b.csv"}, split="train"': {
+        "path": "a.csv", "validation_path": "b.csv",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "task"), FILES.items())
+def test_files_of_a_data_set_are_the_path(call: str, task: dict[str, object]) -> None:
+    script = f"rows = load_dataset({call})\nGRPOTrainer('m', 'accuracy_reward', GRPOConfig(), rows)"
+    recipe, listed = converted(script)
+    assert recipe["task"] == {"class_path": "TRL", "init_args": task}
+    assert not [line for line in listed if "dataset" in line]
+    files = "{'train': 'a.csv', 'test': 'b.csv'}"
+    script = f"rows = load_dataset('csv', data_files={files})\nGRPOTrainer(train_dataset=rows['train'], "
+    recipe, _ = converted(f"{script}eval_dataset=rows['test'])")
+    assert recipe["task"]["init_args"] == {"path": "a.csv", "validation_path": "b.csv"}
+
+
+def test_files_that_are_unknown_are_listed() -> None:
+    recipe, listed = converted("GRPOTrainer(train_dataset=load_dataset('csv', data_files=find(), split='train'))")
+    assert recipe["task"] == "TRL"
+    assert any(line.startswith("dataset_name: its value is `find()`, which is not run") for line in listed)

@@ -10,7 +10,7 @@ from rlkit.base.text import safe
 from rlkit_convert import trl, trl_parts, verl, verl_parts
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.source import read_text
-from rlkit_convert.write import one_line, recipe_problems, recipe_text, remarks
+from rlkit_convert.write import one_line, recipe_problems, recipe_text, remark
 
 USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML file, or a shell script that runs main_ppo
        rlkit convert --from trl FILE [--option value ...]   a YAML file of `trl`, a script with the command line, or a
@@ -38,13 +38,14 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit convert cannot read {show(peer, 60)}, expected --from {' or --from '.join(PEERS)}")
     conversion = convert(peer, read_text(file), file, overrides)
     text = recipe_text(conversion)
-    lines = remarks(conversion)
-    problems = recipe_problems(text)
+    unknown = conversion.to_be_set()
+    lines = [remark(conversion, key) for key in conversion.notes if key not in unknown]
+    to_be_set = [*(remark(conversion, key) for key in unknown), *recipe_problems(text)]
     print(safe(f"# From {peer}: {one_line(file)}. The comment after an option names {peer}'s.\n{text}"), end="")
     _print_list("Not carried over as they are", [line for line in lines if NO_ACTION not in line])
     _print_list("Without an effect here", [line for line in lines if NO_ACTION in line])
-    _print_list("To be set before it runs", problems)
-    counts = f"{len(conversion.recipe)} options set, {len(lines)} listed, {len(problems)} to be set by hand"
+    _print_list("To be set before it runs", to_be_set)
+    counts = f"{len(conversion.recipe)} options set, {len(lines)} listed, {len(to_be_set)} to be set by hand"
     print(counts, file=sys.stderr)
     return 0
 

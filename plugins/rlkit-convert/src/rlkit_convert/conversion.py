@@ -148,11 +148,29 @@ class Conversion:
         self.rules = rules
         self.recipe: dict[str, tuple[object, str]] = {}
         self.notes: dict[str, str] = {}
+        self._left_out: set[str] = set()
         self._carried: set[str] = set()
 
     def has(self, key: str) -> bool:
         """Return whether an option is set."""
         return key in self.options.values
+
+    def is_unknown(self, *keys: str) -> bool:
+        """Return whether one of the options is set to a value that only running something would show."""
+        return any(key in self.options.unresolved for key in keys)
+
+    def to_be_set(self) -> list[str]:
+        """Return the options whose unknown value the recipe needs."""
+        return [key for key in self.options.unresolved if isinstance(self.rule(key), Equivalent | CombinedRule)]
+
+    def leave_out(self, key: str) -> None:
+        """Keep an option out of the recipe, with the options of the class that it names: its value is unknown."""
+        self._left_out.add(key)
+        for name in [name for name in self.recipe if self._is_left_out(name)]:
+            del self.recipe[name]
+
+    def _is_left_out(self, key: str) -> bool:
+        return any(key == name or key.startswith(f"{name}.") for name in self._left_out)
 
     def get(self, key: str, change: Callable[[object], T], default: T) -> T:
         """Return an option's converted value, or the peer's default, or else `default`."""
@@ -182,7 +200,17 @@ class Conversion:
         self.set(key, self.get(source, change, default), source, *also)
 
     def set(self, key: str, value: object, *sources: str) -> None:
-        """Set an option of the recipe, and record the peer's options that it comes from."""
+        """Set an option of the recipe, and record the peer's options that it comes from.
+
+        It is left out if one of them has an unknown value.
+        """
+        if self.is_unknown(*sources):
+            self.leave_out(key)
+        if self._is_left_out(key):
+            self._carried |= set(filter(self.has, sources))
+            for name in filter(self.has, sources):
+                self.note(name, f"{key} also depends on an option whose value is unknown; set it")
+            return
         if not sources:
             self.recipe[key] = (value, "")
             return
@@ -214,9 +242,14 @@ class Conversion:
         for key, reason in self.options.unresolved.items():
             rule = self.rule(key)
             remedy = rule.remedy if isinstance(rule, NoEquivalent) else "give it after the file, with its value"
-            self.note(key, f"{reason}; {remedy}")
+            target = ""
+            if isinstance(rule, Equivalent):
+                self.leave_out(rule.key)
+                target = f", or set {rule.key}"
+            self.note(key, f"{reason}; {remedy}{target}")
         for key in {**self.options.values, **self.defaults}:
-            self._apply_rule(key)
+            if key not in self.options.unresolved:
+                self._apply_rule(key)
         for function in functions:
             function(self)
         for key in self.options.values:

@@ -246,11 +246,41 @@ def _read_dataset(options: PeerOptions, script: Script, key: str, node: ast.expr
             return
     keywords = dict(_arguments(data, script, ("path", "name")))
     split = keywords.get("split", split)
+    if "data_files" in keywords:
+        _read_files(options, script, key, keywords["data_files"], split)
+        return
     for option, argument in (("dataset_name", "path"), ("dataset_config", "name")):
         if argument in keywords:
             _add(options, script, option, keywords[argument])
     if split is not None:
         _add(options, script, SPLITS[key], split)
+
+
+def _read_files(options: PeerOptions, script: Script, key: str, node: ast.expr, split: ast.expr | None) -> None:
+    """Read the files of `load_dataset("csv", data_files=...)`: one, several, or those of each split by its name."""
+    files = script.resolve(node)
+    option = "dataset_name" if key == "train_dataset" else "dataset_validation_files"
+    if not isinstance(files, ast.Dict) or not all(map(_is_text, files.keys)):
+        _add(options, script, option, node)
+        return
+    by_split = {
+        str(ast.literal_eval(name)): value for name, value in zip(files.keys, files.values, strict=True) if name
+    }
+    try:
+        chosen = None if split is None else script.value(split)
+    except Unknown:
+        chosen = None
+    if isinstance(chosen, str) and chosen in by_split:
+        _add(options, script, option, by_split[chosen])
+    elif key == "train_dataset" and "train" in by_split:
+        _add(options, script, option, by_split["train"])
+    else:
+        options.unresolved[option] = (
+            f"{key} has the files `{shorten(ast.unparse(files), 80)}` without one split of them"
+        )
+    held_out = next((by_split[name] for name in ("validation", "test") if name in by_split), None)
+    if held_out is not None and "dataset_validation_files" not in options.values:
+        _add(options, script, "dataset_validation_files", held_out)
 
 
 def _read_rewards(options: PeerOptions, script: Script, node: ast.expr, name: str) -> None:

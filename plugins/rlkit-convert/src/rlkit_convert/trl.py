@@ -67,6 +67,15 @@ def steps_between(value: object) -> int:
     return integer(value)
 
 
+def paths(value: object) -> str | list[str]:
+    """Return a path, or several.
+
+    Raises:
+        ValueError: The value is a mapping.
+    """
+    return [text(path) for path in value] if isinstance(value, list) else text(value)
+
+
 GROUPED = {
     "optim_args optim_target_modules": "options of train.optimizer",
     "average_tokens_across_devices": "nothing to do: tokens are counted over all ranks",
@@ -115,7 +124,8 @@ RULES: dict[str, Rule] = {
     "model_init_kwargs": NoEquivalent("model.dtype and model.attention"),
     "chat_template_kwargs": Equivalent("model.chat_template_kwargs"),
     "chat_template_path": NoEquivalent("put the template in the model's folder"),
-    "dataset_name": Equivalent("task.path", text),
+    "dataset_name": Equivalent("task.path", paths),
+    "dataset_validation_files": Equivalent("task.validation_path", paths),
     "dataset_config": Equivalent("task.name", text),
     "dataset_train_split": Equivalent("task.train_split", text),
     "dataset_test_split": Equivalent("task.validation_split", text),

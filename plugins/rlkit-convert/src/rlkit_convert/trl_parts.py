@@ -61,12 +61,18 @@ def batches(conversion: Conversion) -> None:
         conversion.note("gradient_accumulation_steps", why)
     if processes > 1:
         conversion.set("fabric.devices", processes, "num_processes")
-    _set_rollout_steps(conversion, completions, updates, prompts)
+    if conversion.is_unknown(*sources, "num_generations", "rloo_k", "num_iterations", "num_ppo_epochs"):
+        conversion.leave_out("train.steps")
+    else:
+        _set_rollout_steps(conversion, completions, updates, prompts)
 
 
 def _set_rollout_steps(conversion: Conversion, completions: int, updates: int, prompts: int) -> None:
     """Set the number of rollout steps, if it is known."""
     epochs = int(conversion.recipe["train.epochs"][0])  # type: ignore[call-overload]
+    if conversion.is_unknown("max_steps", "total_episodes"):
+        conversion.leave_out("train.steps")
+        return
     max_steps = conversion.get("max_steps", integer, -1)
     episodes = conversion.get("total_episodes", integer, 0)
     if max_steps > 0:
@@ -312,9 +318,12 @@ def _loggers(conversion: Conversion) -> None:
     targets = conversion.raw("report_to", [])
     parts = []
     for target in targets if isinstance(targets, list) else [targets]:
-        name = conversion.get("run_name", text, "") or None
         if target == "wandb":
-            options = {"project": conversion.get("project", text, "huggingface"), "name": name}
+            options: dict[str, str | None] = {}
+            if not conversion.is_unknown("project"):
+                options["project"] = conversion.get("project", text, "huggingface")
+            if not conversion.is_unknown("run_name"):
+                options["name"] = conversion.get("run_name", text, "") or None
             parts.append({"class_path": "Wandb", "init_args": options})
         elif target == "tensorboard":
             parts.append({"class_path": "TensorBoard", "init_args": {}})
@@ -323,7 +332,8 @@ def _loggers(conversion: Conversion) -> None:
         elif target != "none":
             conversion.note("report_to", NO_LOGGER.format(target))
     if parts:
-        conversion.set("log.loggers", parts, "report_to", "run_name", "project")
+        names = [name for name in ("run_name", "project") if not conversion.is_unknown(name)]
+        conversion.set("log.loggers", parts, "report_to", *names)
 
 
 FUNCTIONS = (task, model, batches, optimizer, advantage, loss, divergence, reward, engine, running)

@@ -29,7 +29,9 @@ def task(conversion: Conversion) -> None:
 
 def steps(conversion: Conversion) -> None:
     """Set the number of mini-batches, and of steps if it is known."""
-    if not conversion.has("trainer.total_training_steps"):
+    if conversion.is_unknown("trainer.total_epochs", "data.train_batch_size"):
+        conversion.leave_out("train.steps")
+    elif not conversion.has("trainer.total_training_steps"):
         epochs = conversion.get("trainer.total_epochs", integer, 30)
         batch = max(conversion.get("data.train_batch_size", integer, 1024), 1)
         set_steps(conversion, "trainer.total_epochs", epochs, batch, conversion.raw("data.train_files"))
@@ -167,6 +169,9 @@ def correction(conversion: Conversion) -> None:
 def reward(conversion: Conversion) -> None:
     """Set the reward; user code is named and not run."""
     path = "custom_reward_function.path"
+    if conversion.is_unknown(path, "reward_model.enable"):
+        conversion.leave_out("reward")
+        return
     if conversion.has(path):
         name = conversion.get("custom_reward_function.name", text, "compute_score")
         conversion.set("reward", "PythonReward", path)
@@ -200,6 +205,8 @@ def _overlong(conversion: Conversion) -> None:
     budget = conversion.get("data.max_response_length", integer, 512)
     factor = conversion.get(f"{prefix}penalty_factor", number, 1.0)
     buffer = conversion.get(f"{prefix}len", integer, 0)
+    if conversion.is_unknown("data.max_response_length", f"{prefix}penalty_factor", f"{prefix}len"):
+        return
     if not 0 < buffer <= budget or factor < 0:
         return
     options = {"max_tokens": budget, "buffer": buffer, "factor": factor}
@@ -280,17 +287,19 @@ def loggers(conversion: Conversion) -> None:
     for target in targets if isinstance(targets, list) else [targets]:
         if target in ("wandb", "mlflow"):
             name, project_option = ("Wandb", "project") if target == "wandb" else ("MLflow", "experiment")
-            options = {
-                project_option: conversion.get(project, text, "verl_examples"),
-                "name": conversion.get(run_name, text, "") or None,
-            }
+            options: dict[str, str | None] = {}
+            if not conversion.is_unknown(project):
+                options[project_option] = conversion.get(project, text, "verl_examples")
+            if not conversion.is_unknown(run_name):
+                options["name"] = conversion.get(run_name, text, "") or None
             parts.append({"class_path": name, "init_args": options})
         elif target == "tensorboard":
             parts.append({"class_path": "TensorBoard", "init_args": {}})
         elif target != "console":
             conversion.note(key, NO_LOGGER.format(target))
     if parts:
-        conversion.set("log.loggers", parts, key, project, run_name)
+        names = [name for name in (project, run_name) if not conversion.is_unknown(name)]
+        conversion.set("log.loggers", parts, key, *names)
 
 
 FUNCTIONS = (

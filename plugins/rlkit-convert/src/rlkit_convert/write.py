@@ -77,13 +77,15 @@ def one_line(text: str) -> str:
 
 def remarks(conversion: Conversion) -> list[str]:
     """Return a line for each option that is not carried over as it is: what to do about it."""
-    lines = []
-    for key, remedy in conversion.notes.items():
-        value = ""
-        if key in conversion.options.values:
-            value = f"={HIDDEN if SECRET_NAME.search(key) else show(conversion.options.values[key], 60)}"
-        lines.append(one_line(f"{key}{value}: {remedy}"))
-    return lines
+    return [remark(conversion, key) for key in conversion.notes]
+
+
+def remark(conversion: Conversion, key: str) -> str:
+    """Return the line about an option, with its value."""
+    value = ""
+    if key in conversion.options.values:
+        value = f"={HIDDEN if SECRET_NAME.search(key) else show(conversion.options.values[key], 60)}"
+    return one_line(f"{key}{value}: {conversion.notes[key]}")
 
 
 def recipe_problems(text: str) -> list[str]:
