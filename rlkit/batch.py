@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import nan
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from rlkit.media import Media
 
 PER_CHOICE = ("teacher_top_ids", "teacher_top_logps")
 """Fields of a batch with several numbers for each token."""
@@ -61,8 +63,7 @@ class RolloutBatch:
         teacher_top_logps: [B,T,K+1] f32, its log-probs of them, and last that of all others together; NaN as above.
         values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
         sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
-        position_ids: [B,T] i64, reserved; None.
-        media: Reserved for images; None.
+        media: [B] the pictures of each row, None for a row without; None if no row has any. They stay on the CPU.
 
     Raises:
         ValueError: A field has the wrong shape; the message names it.
@@ -82,8 +83,7 @@ class RolloutBatch:
     teacher_top_logps: Tensor | None = None
     values: Tensor | None = None
     sum_pi_squared: Tensor | None = None
-    position_ids: Tensor | None = None
-    media: object = None
+    media: tuple[Media | None, ...] | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -95,6 +95,8 @@ class RolloutBatch:
             shape = (rows,) if name in PER_ROW else (rows, self.columns(name, width))
             if tuple(value.shape) != shape + tuple(value.shape[2:]) * (name in PER_CHOICE):
                 raise ValueError(f"{type(self).__name__}.{name} has shape {tuple(value.shape)}, expected {shape}")
+        if self.media is not None and len(self.media) != rows:
+            raise ValueError(f"{type(self).__name__}.media has {len(self.media)} rows, expected {rows}")
 
     def columns(self, name: str, width: int) -> int:
         """Return how many columns a field has where there are `width` tokens."""
@@ -124,11 +126,13 @@ class RolloutBatch:
         width = int(self.attention[index].sum(-1).max()) if len(index) else 0
         chosen = {name: value[index] for name, value in self.tensors().items()}
         cut = {name: x[:, : self.columns(name, width)] for name, x in chosen.items() if name not in PER_ROW}
-        return replace(self, **{**chosen, **cut}, media=None)
+        media = None if self.media is None else tuple(self.media[i] for i in index.tolist())
+        return replace(self, **{**chosen, **cut}, media=media)
 
     def to(self, device: torch.device) -> Self:
         """Return the same batch on another device."""
-        return replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
+        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
+        return replace(self, **moved)
 
 
 @dataclass(kw_only=True)
@@ -218,6 +222,7 @@ class Reads(NamedTuple):
         mean: Whether to compute the mean log-prob over the vocabulary.
         top: Number of most likely tokens whose ids and log-probs to compute.
         columns: Size of the vocabulary's beginning to which `top` is limited; None for all of it.
+        ids: [B,T,K] i64, tokens whose log-probs are `top_logps`; None for the most likely ones.
     """
 
     entropy: bool = True
@@ -225,6 +230,7 @@ class Reads(NamedTuple):
     mean: bool = False
     top: int = 0
     columns: int | None = None
+    ids: Tensor | None = None
 
 
 class PolicyOutput(NamedTuple):

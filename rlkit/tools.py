@@ -6,12 +6,13 @@ import ast
 import inspect
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rlkit.base.errors import PluginError
 from rlkit.base.ranges import Count, FiniteFloat, Seconds
+from rlkit.interfaces.content import json_content
 from rlkit.interfaces.reward import as_number
-from rlkit.interfaces.tool import State, Tool, ToolReply
+from rlkit.interfaces.tool import Content, State, Tool, ToolReply
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
@@ -133,12 +134,15 @@ def tool(function: Callable[..., object]) -> type[FunctionTool]:
     return type(function.__name__, (FunctionTool,), names | {"__qualname__": function.__qualname__})
 
 
-def _call(what: tuple[type[FunctionTool], dict[str, object]]) -> tuple[str, float]:
+def _call(what: tuple[type[FunctionTool], dict[str, object]]) -> tuple[Content, float]:
     """Call the function in a worker, which returns only data."""
     cls, arguments = what
     reply = _reply(cls.function(**arguments))
-    return reply.text, as_number(reply.reward)
+    return cast(Content, json_content(reply.text)), as_number(reply.reward)
 
 
 def _reply(answer: object) -> ToolReply:
-    return answer if isinstance(answer, ToolReply) else ToolReply(str(answer))
+    if isinstance(answer, ToolReply):
+        return answer
+    has_parts = isinstance(answer, list) and any(isinstance(part, dict) and "type" in part for part in answer)
+    return ToolReply(cast(Content, answer) if has_parts else str(answer))

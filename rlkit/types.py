@@ -16,14 +16,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rlkit.base.names import source_name
 from rlkit.base.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, RolloutBatch, TrainBatch
-
-if TYPE_CHECKING:
-    pass
+from rlkit.media import Media
 
 __all__ = [
     "Batch",
@@ -50,7 +48,11 @@ JsonObject = dict[str, Any]
 Row = Mapping[str, Any]
 """A row of a data set, by column."""
 Message = JsonObject
-"""A chat message: `role`, `content` (text or typed parts) and other keys that the chat template reads."""
+"""A chat message: `role`, `content` and other keys that the chat template reads.
+
+The content is a text, or a list of typed parts: `{"type": "text", "text": str}` and, for models that read pictures,
+`{"type": "image", "image": rlkit.interfaces.picture.Picture}`.
+"""
 
 
 class StopReason(StrEnum):
@@ -177,7 +179,7 @@ class Request:
         sampling: How to sample; `max_tokens` is the limit of this turn.
         key: The key from which random numbers derive.
         session: The same for all turns of a conversation, so that an engine can reuse its cache or its server.
-        media: Reserved for images; None.
+        media: The pictures that placeholders among the tokens stand for; None without pictures.
         deadline: Seconds from the call; None for no deadline.
         resumable: Whether the completion may be INTERRUPTED; the caller then requests the missing tokens.
         resumed: Number of the last tokens that come from interrupted requests for the same completion.
@@ -187,7 +189,7 @@ class Request:
     sampling: Sampling
     key: SampleKey
     session: str
-    media: object = None
+    media: Media | None = None
     deadline: float | None = None
     resumable: bool = False
     resumed: int = 0
@@ -264,7 +266,7 @@ class Trajectory:
         turns: Spans of the turns, in order and without gaps.
         text: The policy's last turn as text, without special tokens: what most rewards grade.
         messages: The complete conversation as chat messages; `prompt` and `text` by default.
-        media: Reserved for images; None.
+        media: The pictures that placeholders among the tokens stand for; None without pictures.
         score: The reward's score; None before it is scored.
         error: Why the conversation failed; it is then neither scored nor trained on.
         turn_rewards: Rewards of tools, a user or an environment, one for each turn of the policy, added to the score.
@@ -281,7 +283,7 @@ class Trajectory:
     stop: StopReason
     turns: list[Turn] = field(default_factory=list)
     text: str = ""
-    media: object = None
+    media: Media | None = None
     score: Score | None = None
     error: str | None = None
     turn_rewards: list[float] = field(default_factory=list)

@@ -18,10 +18,12 @@ from rlkit.cli.streams import new_file
 from rlkit.cli.views.data import show, stats
 from rlkit.cli.views.display import echo
 from rlkit.cli.without_policy import bound_without_policy
-from rlkit.data.data import Data
+from rlkit.data.data import Data, picture_reader
 from rlkit.data.prompts import held_out, make_prompt
+from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
+from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.dialogue import Dialogue
@@ -90,12 +92,14 @@ def unchecked_data(recipe: Recipe) -> Iterator[Data]:
         raise RecipeError(f"task {type(recipe.task).__name__} has no train rows, expected at least one")
     tokenizer = load_tokenizer(recipe.model)
     context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
-    dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer))
-    data = Data(recipe, dialogue, rows, held_out(recipe), show=Console(stderr=True).is_terminal)
+    reader = picture_reader(recipe.model)
+    dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer), reader=reader)
+    validation = held_out(recipe, pictures=reader is not None)
+    data = Data(recipe, dialogue, rows, validation, show=Console(stderr=True).is_terminal)
     with ExitStack() as stack:
         if recipe.tools:  # some describe themselves only once they are bound
             stack.enter_context(bound_without_policy(recipe, *recipe.tools.values()))
-            dialogue.participants = Participants(recipe.tools)
+            dialogue.participants = Participants(recipe.tools, pictures=reader is not None)
         yield data
 
 
@@ -110,13 +114,13 @@ def prepare(recipe: Recipe, out: Path) -> None:
         path = out / f"{split}.jsonl"
         try:
             out.mkdir(parents=True, exist_ok=True)
-            count = write(recipe.task, split, path)
+            count = write(recipe.task, split, path, pictures=reads_pictures(load_config(recipe.model)))
         except OSError as error:
             raise RecipeError(f"--out is {str(out)!r}, which cannot be written: {error}") from error
         echo(f"{path}: {count:,} prompts")
 
 
-def write(task: Task, split: Split, path: Path) -> int:
+def write(task: Task, split: Split, path: Path, *, pictures: bool = False) -> int:
     """Write a split as the task `Jsonl` reads it, with progress on a terminal; return the number of prompts."""
     with calling(task, "rows"):
         rows = task.rows(split)
@@ -127,7 +131,7 @@ def write(task: Task, split: Split, path: Path) -> int:
             Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
         ):
             for index in bar.track(range(len(rows)), description=f"writing {split}"):
-                row = as_row(make_prompt(task, rows, index))
+                row = as_row(make_prompt(task, rows, index, pictures=pictures))
                 lines.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
         beside.replace(path)
     finally:
@@ -137,7 +141,7 @@ def write(task: Task, split: Split, path: Path) -> int:
 
 def as_row(prompt: Prompt) -> JsonObject:
     """Return a prompt as a row from which `Jsonl` makes the same one."""
-    row = {**prompt.meta, "id": prompt.id, "prompt": prompt.messages, "answer": prompt.answer}
+    row = {**prompt.meta, "id": prompt.id, "prompt": json_messages(prompt.messages), "answer": prompt.answer}
     if prompt.tools is not None:
         arguments = prompt.meta.get("tools")
         of_tools = arguments if isinstance(arguments, Mapping) else {}

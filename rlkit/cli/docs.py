@@ -16,7 +16,7 @@ USAGE = """usage: rlkit docs            the topics
        rlkit docs TOPIC      a page; the beginning of its name is enough
 """
 ORDER = (
-    "first-run", "data-and-rewards", "json-and-format-rewards", "my-first-gpu-run", "why-it-does-not-learn",
+    "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "my-first-gpu-run", "why-it-does-not-learn",
     "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation", "looking-at-a-run", "metrics",
     "evaluation", "checkpoints", "lora", "several-gpus", "sglang", "asynchronous", "tools-and-environments",
     "plugins", "data-types", "python", "architecture", "from-trl", "from-verl",

@@ -34,16 +34,24 @@ from rlkit.run.preflight.target import Target
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import prepare_training
 
-USAGE = """usage: rlkit recipe list                       the shipped recipes, and those of plugins
-       rlkit recipe show NAME [overrides]      the recipe with every option filled in
-       rlkit recipe show NAME --python         a Python script that runs the same
+USAGE = """usage: rlkit recipe list
+           the shipped recipes, and those of plugins
+       rlkit recipe show NAME [overrides]
+           the recipe with every option filled in
+       rlkit recipe show NAME --python
+           a Python script that runs the same
        rlkit recipe new FILE --from NAME [overrides]
-                                               a file of your own: every option, with what it does
-       rlkit recipe new FILE --task mine.csv --reward reward.py:score [--model NAME]
-                                               a short recipe for your rows, by their columns, and your function
-       rlkit recipe check NAME [overrides]     check it, its data, its model's context and template, its reward
-       rlkit recipe check NAME --gpu h100      whether it fits that GPU, and how long it takes; --price 2.5 for the cost
-       rlkit recipe check NAME --deep          load the models too, and measure a step that changes nothing
+           a file of your own: every option, with what it does
+       rlkit recipe new FILE --task mine.csv --reward reward.py:score
+                [--model NAME]
+           a short recipe for your rows, by their columns, and your function
+       rlkit recipe check NAME [overrides]
+           check it, its data, its model's context and template, its reward
+       rlkit recipe check NAME --gpu h100
+           whether it fits that GPU, and how long it takes; --price 2.5 for the
+           cost
+       rlkit recipe check NAME --deep
+           load the models too, and measure a step that changes nothing
 """
 FROM = "--from"
 
@@ -150,10 +158,12 @@ def _list(registry: Registry) -> int:
 
 
 def _summary(path: Path) -> str:
-    """Return the comment with which a recipe begins."""
+    """Return the first sentence of the comment with which a recipe begins."""
     try:
         with path.open(encoding="utf-8") as file:
-            return file.readline(LONGEST).strip().lstrip("# ")
+            line = file.readline(LONGEST).strip().lstrip("# ")
+        sentence, dot, _ = line.partition(". ")
+        return sentence + "." if dot else line
     except (OSError, ValueError) as error:
         return f"cannot be read: {error}"
 

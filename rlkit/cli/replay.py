@@ -13,7 +13,9 @@ from rlkit.cli.views.compare import compare, metrics, recipe_of
 from rlkit.cli.views.display import Display, echo
 from rlkit.cli.views.kept import KeptRollouts
 from rlkit.engines import Recorded, TorchEngine
+from rlkit.models.load import load_config
 from rlkit.models.store import Store, name_of, step_of
+from rlkit.models.vision import reads_pictures
 from rlkit.run.fit import INTERRUPTED
 from rlkit.run.folder import default_folder, output_path
 from rlkit.run.launch import Job, launch
@@ -52,6 +54,8 @@ def run(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0 if argv else 2
     with raised():
+        if argv[0].startswith("-"):
+            raise RecipeError(f"the first argument is {argv[0]!r}, expected a run folder: rlkit replay RUN --step N")
         home = folder_of(argv[0])
         parsed = parse("replay", ["--recipe", str(home / "recipe.yaml"), *argv[1:], *STEP_ALONE], OPTIONS, trains=True)
         job, reporters = _job(home, parsed), []
@@ -80,6 +84,11 @@ def _job(home: Path, parsed: Parsed) -> Job:
     if parsed.options.phase not in (None, "learn"):
         raise RecipeError(f"--phase is {parsed.options.phase!r}, expected learn, or none for the whole step")
     number, learn = _number(parsed.options.step), parsed.options.phase == "learn"
+    if learn and reads_pictures(load_config(parsed.recipe.model)):
+        raise RecipeError(
+            "--phase learn reads the texts of rollouts alone, and model.path reads pictures; leave out --phase, and "
+            "the step is sampled again"
+        )
     if parsed.recipe.rollout.max_staleness and not learn:
         raise RecipeError(
             "the run has sampled ahead of its steps (rollout.max_staleness), so that one alone cannot be sampled "

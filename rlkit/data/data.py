@@ -23,12 +23,14 @@ from rlkit.data.teacher import TeacherPrompts, teacher_prompts
 from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Curriculum
 from rlkit.models.activations import token_limit
-from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
-from rlkit.recipe import Recipe
+from rlkit.models.load import context_length, load_config, load_processor_of, load_tokenizer, stop_ids
+from rlkit.models.processor import image_token_ids
+from rlkit.recipe import Model, Recipe
 from rlkit.recipe.unscorable import select_scorable, unscorable_training
 from rlkit.registry import calling, require
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.lengths import AnswerSizes, measure_answers
+from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.recorded import check_recorded
 from rlkit.tasks.order import Order
 from rlkit.types import Prompt, Row
@@ -94,7 +96,11 @@ class Data:
 
     def prompt(self, row: int) -> Prompt:
         """Return the prompt of a training row, shortened if the recipe shortens long prompts."""
-        return self.lengths.shortened(make_prompt(self.recipe.task, self.train, row))
+        return self.lengths.shortened(self.complete_prompt(row))
+
+    def complete_prompt(self, row: int) -> Prompt:
+        """Return the prompt of a training row, however long it is."""
+        return make_prompt(self.recipe.task, self.train, row, pictures=self.dialogue.reader is not None)
 
     def spare(self, step: int, attempt: int, group: int) -> Prompt:
         """Return a prompt that replaces a dropped group: any row that fits and can be scored, chosen by the seed."""
@@ -135,7 +141,7 @@ class Data:
         by_outcome = self.recipe.curriculum is not None or rollout.oversample > 1
         measures_all = drops or rollout.unscorable == "drop" or by_outcome
         rows = list(self.order.rows) if measures_all else self._used_rows()
-        prompts = [make_prompt(self.recipe.task, self.train, row) for row in rows]
+        prompts = [self.complete_prompt(row) for row in rows]
         if len(rows) == len(self.train):
             check_sources(self.recipe, prompts)
         scorable = select_scorable(self.recipe, rows, prompts, self.held_out)
@@ -195,7 +201,7 @@ class Data:
         difficulties = []
         for row in self.order.rows:
             with calling(curriculum, "difficulty"):
-                difficulty = curriculum.difficulty(make_prompt(self.recipe.task, self.train, row))
+                difficulty = curriculum.difficulty(self.complete_prompt(row))
             require(curriculum, "difficulty", outputs.of_difficulty(difficulty))
             difficulties.append(difficulty)
         return Order(count, seed, torch.tensor(difficulties, dtype=torch.float64))
@@ -214,9 +220,11 @@ def load_data(recipe: Recipe) -> Data:
     tokenizer = load_tokenizer(recipe.model)
     train = rows_of(recipe.task, "train")
     check_tokenizers(recipe, tokenizer)
-    dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer))
+    reader = picture_reader(recipe.model)
+    dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer), reader=reader)
     first_rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-    data = Data(recipe, dialogue, train, held_out(recipe), teacher_prompts(recipe), show=first_rank)
+    validation = held_out(recipe, pictures=reader is not None)
+    data = Data(recipe, dialogue, train, validation, teacher_prompts(recipe), show=first_rank)
     data.select_prompts()
     for name, mixture in (recipe.mix or {}).items():
         mixture_recipe = recipe_of(mixture, recipe)
@@ -227,6 +235,14 @@ def load_data(recipe: Recipe) -> Data:
                 data.mixtures[name] = copy(data)
                 data.mixtures[name].recipe = mixture_recipe
     return data
+
+
+def picture_reader(model: Model) -> PictureReader | None:
+    """Return what reads pictures for a model; None if it reads texts alone."""
+    processor = load_processor_of(model)
+    if processor is None:
+        return None
+    return PictureReader(processor, image_token_ids(load_config(model), processor), model.vision)
 
 
 def _within(values: Sequence[T], lengths: Sequence[int], limit: int) -> list[T]:

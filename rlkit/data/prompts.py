@@ -10,31 +10,43 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Split, Task
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
-from rlkit.tasks.media import text_only
+from rlkit.tasks.media import text_only, with_pictures
 from rlkit.tasks.table import location_of
 from rlkit.types import Prompt, Row
 
 
-def make_prompt(task: Task, rows: Sequence[Row], index: int) -> Prompt:
+def make_prompt(task: Task, rows: Sequence[Row], index: int, *, pictures: bool = False) -> Prompt:
     """Return the prompt of a row.
 
+    Args:
+        task: Makes the prompt.
+        rows: Of a split of the task.
+        index: Of the row.
+        pictures: Whether the policy reads pictures.
+
     Raises:
-        RecipeError: The row is malformed, or holds images, videos or audio.
+        RecipeError: The row is malformed, or holds media that the policy does not read.
         PartError: The task raised something else, or what it returned is no prompt.
     """
     with calling(task, "prompt"):
         row = rows[index]
         prompt = task.prompt(row, index)
     require(task, "prompt", outputs.of_task(prompt))
-    return text_only(prompt, row, f"task {type(task).__name__}, {location_of(row, f'row {index}')}")
+    readable = with_pictures if pictures else text_only
+    return readable(prompt, row, f"task {type(task).__name__}, {location_of(row, f'row {index}')}")
 
 
-def held_out(recipe: Recipe) -> list[Prompt]:
-    """Return the validation prompts: those of the recipe's task, or those of `validation.tasks`, under their names."""
+def held_out(recipe: Recipe, *, pictures: bool = False) -> list[Prompt]:
+    """Return the validation prompts: those of the recipe's task, or those of `validation.tasks`, under their names.
+
+    Args:
+        recipe: Checked.
+        pictures: Whether the policy reads pictures.
+    """
     if recipe.validation is None:
         return []
     if recipe.validation.tasks is None:
-        return _held_out(recipe.task, recipe.validation.limit)
+        return _held_out(recipe.task, recipe.validation.limit, pictures)
     return [
         replace(
             prompt,
@@ -43,13 +55,13 @@ def held_out(recipe: Recipe) -> list[Prompt]:
             source=name,
         )
         for name, task in recipe.validation.tasks.items()
-        for prompt in _held_out(task or recipe.task, recipe.validation.limit)
+        for prompt in _held_out(task or recipe.task, recipe.validation.limit, pictures)
     ]
 
 
-def _held_out(task: Task, limit: int | None) -> list[Prompt]:
+def _held_out(task: Task, limit: int | None, pictures: bool) -> list[Prompt]:
     rows = rows_of(task, "validation")
-    return [make_prompt(task, rows, i) for i in range(min(limit or len(rows), len(rows)))]
+    return [make_prompt(task, rows, i, pictures=pictures) for i in range(min(limit or len(rows), len(rows)))]
 
 
 def rows_of(task: Task, split: Split) -> Sequence[Row]:

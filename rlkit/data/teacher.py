@@ -12,9 +12,10 @@ from rlkit.base.ranges import LARGEST
 from rlkit.models.load import context_length, load_config, naming
 from rlkit.recipe import Recipe
 from rlkit.rollout.lengths import Side, measure, shorten
+from rlkit.rollout.pictures import Rendered
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks.template import TextTemplate
-from rlkit.types import Prompt, Trajectory
+from rlkit.types import Message, Prompt, Trajectory
 
 PROMPT = "prompt"
 """The name of the policy's own text in `teacher.context`."""
@@ -55,7 +56,7 @@ class TeacherPrompts:
         return self._text is not None
 
     def prompt(self, prompt: Prompt) -> Prompt:
-        """Return a prompt as the teacher reads it, whatever its length.
+        """Return a prompt as the teacher reads it, whatever its length; pictures of the message come before its text.
 
         Raises:
             RecipeError: It has no text of a user, or its row lacks a column.
@@ -63,12 +64,14 @@ class TeacherPrompts:
         if self._text is None:
             return prompt
         messages = list(prompt.messages)
-        users = [i for i, m in enumerate(messages) if m["role"] == "user" and isinstance(m.get("content"), str)]
+        users = [i for i, m in enumerate(messages) if m["role"] == "user" and _text_of(m)]
         if not users:
             raise RecipeError(f"prompt {prompt.id!r} has no text of a user that teacher.context could stand in for")
         last = messages[users[-1]]
-        row = {**prompt.meta, "answer": prompt.answer, PROMPT: last["content"]}
-        messages[users[-1]] = {**last, "content": self._text.fill(row, f"prompt {prompt.id!r}")}
+        row = {**prompt.meta, "answer": prompt.answer, PROMPT: _text_of(last)}
+        text = self._text.fill(row, f"prompt {prompt.id!r}")
+        pictures = [part for part in last["content"] if part["type"] == "image"] if _is_typed(last) else []
+        messages[users[-1]] = {**last, "content": [*pictures, {"type": "text", "text": text}] if pictures else text}
         return replace(prompt, messages=messages)
 
     def fits(self, template: ChatTemplate, prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[bool]:
@@ -93,8 +96,8 @@ class TeacherPrompts:
             )
         return [self.overlong != "drop" or length < self.context for length in lengths]
 
-    def start(self, template: ChatTemplate, trajectory: Trajectory) -> list[int]:
-        """Return the ids that the teacher reads before the policy's first token.
+    def start(self, template: ChatTemplate, trajectory: Trajectory) -> Rendered:
+        """Return the ids, and the pictures, that the teacher reads before the policy's first token.
 
         What an environment said first follows the prompt, as in the policy's conversation.
         """
@@ -103,7 +106,20 @@ class TeacherPrompts:
             prompt = shorten(template, prompt, self.context - 1, self.overlong)
         replies = trajectory.messages[len(trajectory.prompt.messages) :]
         opening = takewhile(lambda message: message["role"] != "assistant", replies)
-        return template.start([*prompt.messages, *opening], prompt.tools)
+        return template.render_start([*prompt.messages, *opening], prompt.tools)
+
+
+def _is_typed(message: Message) -> bool:
+    """Whether the content of a message is a list of typed parts."""
+    return isinstance(message.get("content"), list)
+
+
+def _text_of(message: Message) -> str:
+    """Return the text of a message, without its pictures; empty if it has none."""
+    if _is_typed(message):
+        return "".join(part["text"] for part in message["content"] if part["type"] == "text")
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
 
 
 def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:

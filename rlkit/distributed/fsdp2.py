@@ -151,10 +151,19 @@ def _fill(module: nn.Module, weights: dict[str, Tensor], device: torch.device) -
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the transformer's layers, found by the class names in its model's `_no_split_modules`."""
+    """Return the transformer's layers, found by the class names in its model's `_no_split_modules`.
+
+    Those of a vision tower are left out: ranks whose rows have no pictures do not call them.
+    """
     names = {n for m in module.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
     # fully_shard replaces the class of a sharded module by a subclass
-    return [m for m in module.modules() if names & {cls.__name__ for cls in type(m).__mro__}]
+    return [m for m in _text_model(module).modules() if names & {cls.__name__ for cls in type(m).__mro__}]
+
+
+def _text_model(module: nn.Module) -> nn.Module:
+    """Return the text model inside a module with a vision-language model; any other module itself."""
+    model: Any = next((m for m in module.modules() if hasattr(getattr(m, "config", None), "vision_config")), None)
+    return module if model is None else model.get_decoder()  # type: ignore[no-any-return]
 
 
 def checkpoint_activations(module: nn.Module) -> None:
@@ -178,7 +187,7 @@ def _divide_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
             raise RecipeError(
                 f"FSDP2 has tensor_parallel={mesh.size()}, but the model has {name}={heads}; choose a divisor of it"
             )
-    for name, layer in list(module.named_modules()):
+    for name, layer in list(_text_model(module).named_modules()):
         for pattern, style in plan.items():
             if fnmatch(name, pattern) or fnmatch(name, f"*.{pattern}"):
                 _divide_layer(layer, style, mesh)

@@ -1,11 +1,12 @@
-"""What a policy reads of messages and rows: text alone."""
+"""What a policy reads of messages and rows: texts, and pictures if its model reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from rlkit.base.errors import show
-from rlkit.types import Message, Row
+from rlkit.interfaces.picture import Picture
+from rlkit.types import JsonObject, Message, Row
 
 MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
 """Columns that hold media under these names, as paths and URLs too."""
@@ -37,6 +38,64 @@ def text_of(content: object) -> object:
     return "".join(texts)
 
 
+def content_of(content: object, pictures: bool) -> object:
+    """Return a message's content as the policy reads it: a text, or typed parts if it holds pictures.
+
+    Args:
+        content: A text, or a list of parts `{type: text, text: ...}` and `{type: image, image: ...}`, with the bytes of
+            a picture, an image of Pillow or a data URI. Anything else is returned as it is.
+        pictures: Whether the policy reads pictures.
+
+    Raises:
+        ValueError: A part is neither, or the policy does not read it; the message says what it is.
+    """
+    has_pictures = isinstance(content, list) and any(
+        isinstance(part, Mapping) and part.get("type") == "image" for part in content
+    )
+    if not (pictures and has_pictures and isinstance(content, list)):
+        return text_of(content)
+    parts: list[JsonObject] = []
+    for number, part in enumerate(content, 1):
+        if isinstance(part, Mapping) and part.get("type") == "image":
+            picture = Picture.of(part.get("image"))
+            picture.check()
+            parts.append({"type": "image", "image": picture})
+        else:
+            try:
+                parts.append({"type": "text", "text": text_of([part])})
+            except ValueError as error:
+                raise ValueError(str(error).replace("part 1", f"part {number}", 1)) from error
+    return parts
+
+
+def described(content: object) -> object:
+    """Return the text of a content of typed parts, with `[picture]` for each picture; any other content as it is."""
+    if not isinstance(content, list):
+        return content
+    parts = [part for part in content if isinstance(part, Mapping)]
+    return "".join(str(part.get("text", "[picture]" if "image" in part else "")) for part in parts)
+
+
+def json_messages(messages: Iterable[Message]) -> list[Message]:
+    """Return messages as JSON data: pictures are data URIs."""
+    return [{**message, "content": json_content(message.get("content"))} for message in messages]
+
+
+def json_content(content: object) -> object:
+    """Return a message's content as JSON data: pictures, also bytes and images of Pillow, are data URIs.
+
+    Raises:
+        ValueError: A part is said to be a picture, and is none.
+    """
+    if not isinstance(content, list):
+        return content
+    pictures = [isinstance(part, Mapping) and part.get("type") == "image" for part in content]
+    return [
+        {**part, "image": Picture.of(part.get("image")).data_uri} if is_picture else part
+        for part, is_picture in zip(content, pictures, strict=True)
+    ]
+
+
 def text_messages(messages: Iterable[Message]) -> list[Message]:
     """Return messages, each with its content as `text_of` returns it.
 
@@ -58,7 +117,12 @@ def media_column(row: Row) -> str | None:
 
     Null and empty values are none.
     """
-    return next((name for name, value in row.items() if _holds_media(value, name in MEDIA_COLUMNS)), None)
+    return next((name for name, value in row.items() if is_media(name, value)), None)
+
+
+def is_media(name: str, value: object) -> bool:
+    """Whether a column of this name holds an image, a video or audio with this value."""
+    return _holds_media(value, name in MEDIA_COLUMNS)
 
 
 def _holds_media(value: object, named: bool) -> bool:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
-from rlkit.interfaces.tool import State
+from rlkit.interfaces.tool import Content, State
 from rlkit.types import Prompt
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ class Observation(NamedTuple):
     """The result of an action.
 
     Args:
-        text: The text that the policy reads; its middle is left out above `conversation.max_reply_tokens`.
+        text: What the policy reads; its middle is left out above `conversation.max_reply_tokens`.
         reward: Reward for the action, credited to the last token of its turn.
         done: Whether the episode is over.
     """
 
-    text: str
+    text: Content
     reward: float = 0.0
     done: bool = False
 
@@ -38,7 +38,7 @@ class Environment(BoundPart):
     """Seconds for one step."""
 
     @abstractmethod
-    async def reset(self, prompt: Prompt, seed: int, state: State) -> str:
+    async def reset(self, prompt: Prompt, seed: int, state: State) -> Content:
         """Start an episode in an empty state; return the first observation, which follows the prompt's messages."""
 
     @abstractmethod

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
 
         config: ModelConfig
         base_model_prefix: str
+        name_or_path: str
         generation_config: object
         peft_config: dict[str, AdapterSettings]
         active_adapter: str

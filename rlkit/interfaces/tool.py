@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import JsonObject
 
+Content = str | list[JsonObject]
+"""What the policy reads: a text, or parts `{type: text, text: ...}` and, for a model that reads pictures,
+`{type: image, image: ...}` with the bytes of a picture, an image of Pillow or a data URI."""
+
 State = dict[str, Any]
 """The state of a tool, an interaction or an environment in one conversation; empty at its start."""
 
@@ -16,11 +20,11 @@ class ToolReply(NamedTuple):
     """The result of a call.
 
     Args:
-        text: The text that the policy reads; its middle is left out above `conversation.max_reply_tokens`.
+        text: What the policy reads; its middle is left out above `conversation.max_reply_tokens`.
         reward: Reward for the call, credited to the last token of its turn.
     """
 
-    text: str
+    text: Content
     reward: float = 0.0
 
 
@@ -49,7 +53,7 @@ class Tool(BoundPart):
         """Prepare one conversation's state."""
 
     @abstractmethod
-    async def call(self, arguments: JsonObject, state: State, **kwargs: object) -> ToolReply | str:
+    async def call(self, arguments: JsonObject, state: State, **kwargs: object) -> ToolReply | Content:
         """Run a call whose arguments satisfy the schema."""
 
     async def reward(self, state: State, **kwargs: object) -> float:

@@ -1,4 +1,4 @@
-"""The modules that Fabric sets up and the training loop trains: a policy, or a reward model."""
+"""The modules that Fabric sets up and the training loop trains: a policy, a reward model, a critic."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, embedding_noise, masked_attention, rows_and_positions
+from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, zero_of_vision
 from rlkit.ops.logps import DEFAULT_READS, OutputLayer, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
 from rlkit.ops.random import RowNoise
@@ -36,7 +37,7 @@ class Actor(nn.Module):
         self.policy = policy
         fuse_layers(policy)
         self.chunked = self._probe()
-        self.passes = PackedPasses(base_model(policy).get_decoder() if self.chunked else None)
+        self.passes = PackedPasses(backbone_of(policy) if self.chunked else None)
 
     def forward(
         self,
@@ -46,7 +47,7 @@ class Actor(nn.Module):
         reads: Reads = DEFAULT_READS,
         *,
         noise: RowNoise | None = None,
-        ids: Tensor | None = None,
+        media: RowMedia | None = None,
     ) -> PolicyOutput:
         """Return log-probs and other statistics of `softmax(logits / temperature)`, 0 outside the mask.
 
@@ -56,19 +57,20 @@ class Actor(nn.Module):
             temperature: Temperature of the rollout.
             reads: Statistics to compute besides log-probs.
             noise: Noise to add to the embeddings.
-            ids: [B,T,K] i64, tokens whose log-probs are `top_logps`; None for the most likely ones.
+            media: [B] the pictures of each row; None without pictures.
         """
         flat = tokens.flatten()
-        model = base_model(self.policy)
+        model, ids = base_model(self.policy), reads.ids
+        reads = reads._replace(ids=None)
         if self.chunked:
-            hidden, indices = self.passes(model.get_decoder(), tokens, mask, noise)
+            hidden, indices = self.passes(backbone_of(self.policy), tokens, mask, noise, media)
             head = model.get_output_embeddings()
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             layer = OutputLayer(head.weight, head.bias, temperature)
             statistics = token_logps(hidden, layer, flat[indices], reads=reads, ids=ids)
         else:
             with embedding_noise(model, noise, *rows_and_positions(tokens)):
-                logits = self.logits(tokens)[:, :-1][mask[:, 1:]]
+                logits = self.logits(tokens, media)[:, :-1][mask[:, 1:]]
             indices = nn.functional.pad(mask[:, 1:], (1, 0)).flatten().nonzero().squeeze(-1)
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             statistics = logits_logps(logits, flat[indices], temperature, reads=reads, ids=ids)
@@ -79,16 +81,18 @@ class Actor(nn.Module):
 
         logps, entropy, squares, mean, top_ids, top = (None if x is None else scatter(x) for x in statistics)
         assert logps is not None
+        logps = logps + zero_of_vision(self.policy)
         return PolicyOutput(logps, entropy, squares, None, mean, top_ids, top)
 
     def check_passes(self) -> None:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
         if self.chunked:
-            self.passes.check(base_model(self.policy).get_decoder())
+            self.passes.check(backbone_of(self.policy))
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Return the model's own logits [B,T,V] of tokens [B,T]."""
-        logits: Tensor = self.policy(input_ids=tokens, use_cache=False).logits
+    def logits(self, tokens: Tensor, media: RowMedia | None = None) -> Tensor:
+        """Return the model's own logits [B,T,V] of tokens [B,T], with the pictures [B] of each row."""
+        inputs = picture_inputs(backbone_of(self.policy), tokens, media)
+        logits: Tensor = self.policy(input_ids=tokens, use_cache=False, **inputs).logits
         return logits
 
     @torch.no_grad()
@@ -99,7 +103,7 @@ class Actor(nn.Module):
         tokens = torch.arange(2, 10, device=head.weight.device)[None] % head.weight.shape[0]
         with masked_attention(base_model(self.policy)):
             try:
-                hidden = base_model(self.policy).get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+                hidden = backbone_of(self.policy)(input_ids=tokens, use_cache=False).last_hidden_state
             except (AttributeError, TypeError):
                 return False
             return torch.allclose(head(hidden), self.logits(tokens), rtol=1e-4, atol=1e-4)
@@ -132,7 +136,7 @@ class ScoreModel(Actor):
         reads: Reads = DEFAULT_READS,
         *,
         noise: RowNoise | None = None,
-        ids: Tensor | None = None,
+        media: RowMedia | None = None,
     ) -> PolicyOutput:
         """Return scores [B,T] f32 of the conversation up to and including each token; 0 outside the mask.
 
@@ -142,12 +146,12 @@ class ScoreModel(Actor):
             temperature: Unused.
             reads: Unused.
             noise: Unused.
-            ids: Unused.
+            media: [B] the pictures of each row; None without pictures.
         """
         closed, columns = self._closed(tokens, mask)
         scored = torch.zeros_like(closed, dtype=torch.bool)
         scored[mask.nonzero()[:, 0], columns[mask] + 1] = True  # a hidden state is indexed by the token it predicts
-        hidden, indices = self.passes(base_model(self.policy).get_decoder(), closed, scored)
+        hidden, indices = self.passes(backbone_of(self.policy), closed, scored, media=media)
         head = score_head(self.policy)
         assert head is not None
         outputs = head(hidden.to(head.weight.dtype)).squeeze(-1).float()
@@ -177,3 +181,42 @@ class ScoreModel(Actor):
 
     def _probe(self) -> bool:
         return True  # the head reads hidden states, not logits
+
+
+class ValueModel(nn.Module):
+    """A transformer backbone with a value head; passes are packed as in `Actor`.
+
+    Args:
+        backbone: A Hugging Face model that returns hidden states.
+        head: The initial value head, from hidden states to one number; None for zeros.
+    """
+
+    forward_methods = ("check_passes",)
+    """Methods that FSDP treats as `forward`."""
+
+    def __init__(self, backbone: CausalLM, head: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.backbone = backbone
+        fuse_layers(backbone)
+        self.passes = PackedPasses(backbone)
+        if head is None:
+            head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
+            nn.init.zeros_(head.weight)
+        self.head = head.requires_grad_(True)
+
+    def check_passes(self) -> None:
+        """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
+        self.passes.check(self.backbone)
+
+    def forward(self, tokens: Tensor, mask: Tensor, media: RowMedia | None = None) -> Tensor:
+        """Return values [B,T] f32, 0 outside the mask; `values[b,t]` is that of the state before `tokens[b,t]`.
+
+        Args:
+            tokens: [B,T] i64, right-padded.
+            mask: [B,T] bool.
+            media: [B] the pictures of each row; None without pictures.
+        """
+        hidden, indices = self.passes(self.backbone, tokens, mask, media=media)
+        values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
+        placed = torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, indices, values).view_as(tokens)
+        return placed + zero_of_vision(self.backbone)

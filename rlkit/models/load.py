@@ -16,8 +16,10 @@ from rlkit.base.errors import RecipeError, UnavailableError, shorten, show, unre
 from rlkit.base.hub import work_offline_without_network
 from rlkit.models.checkpoints import load_checkpoint_alone, verify
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, score_head
+from rlkit.models.processor import Processor, load_processor
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
 from rlkit.models.store import Store
+from rlkit.models.vision import backbone_of, freeze_vision, language_targets, reads_pictures
 from rlkit.models.weights import trainable
 from rlkit.recipe import Model
 
@@ -40,12 +42,15 @@ def load_config(model: Model) -> ModelConfig:
 
 
 def load_tokenizer(model: Model) -> Tokenizer:
-    """Load the tokenizer.
+    """Load the tokenizer; that of a vision-language model with the chat template of its processor.
 
     Raises:
         RecipeError: The tokenizer is missing or has no chat template.
     """
-    tokenizer = _tokenizer(model)
+    processor = load_processor_of(model)
+    tokenizer = _tokenizer(model) if processor is None else processor.tokenizer
+    if processor is not None and processor.chat_template is not None:
+        tokenizer.chat_template = processor.chat_template
     if tokenizer.chat_template is None:
         raise RecipeError(
             f"model.path {model.path!r} has a tokenizer without a chat template, so messages cannot be rendered; "
@@ -56,6 +61,17 @@ def load_tokenizer(model: Model) -> Tokenizer:
     if model.head == "score" and tokenizer.pad_token_id in stop_ids(model, tokenizer):
         tokenizer.pad_token = _pad_token(model, tokenizer)
     return tokenizer
+
+
+def load_processor_of(model: Model) -> Processor | None:
+    """Load the processor of a model that reads pictures; return None for a model of texts alone.
+
+    Raises:
+        RecipeError: It cannot be loaded.
+    """
+    if not reads_pictures(load_config(model)):
+        return None
+    return load_processor(source_of(model).tokenizer, model.trust_remote_code)
 
 
 def load_vocabulary(model: Model) -> dict[str, int]:
@@ -127,7 +143,10 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
         )
     if scores:
         policy = with_score_head(policy)
-    return policy if model.lora is None else add_lora(policy, model.lora, seed, base_name(model.path), task_of(policy))
+    if model.lora is not None:
+        lora = language_targets(policy, model.lora, model.vision)
+        return add_lora(policy, lora, seed, base_name(model.path), task_of(policy))
+    return policy if model.vision.train else freeze_vision(policy)
 
 
 def is_reward_model(model: Model) -> bool:
@@ -194,13 +213,16 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> tuple[Cau
     plain = replace(model, lora=None)  # adapters at the path are merged, whatever their rank
     if is_reward_model(plain):
         classifier = with_score_head(_Loader(AutoModelForCausalLM, plain, empty).load_merged(source, dtype))
-        backbone = classifier.get_decoder()
+        backbone = backbone_of(classifier)
         head = score_head(classifier)
     elif source.base is None:
         backbone = _Loader(AutoModel, plain, empty).load_merged(source, dtype)
     else:
-        backbone = _Loader(AutoModelForCausalLM, plain, empty).load_merged(source, dtype).get_decoder()
-    return backbone if model.lora is None else add_lora(backbone, model.lora, seed, task="FEATURE_EXTRACTION"), head
+        backbone = backbone_of(_Loader(AutoModelForCausalLM, plain, empty).load_merged(source, dtype))
+    if model.lora is not None:
+        lora = language_targets(backbone, model.lora, model.vision)
+        return add_lora(backbone, lora, seed, task="FEATURE_EXTRACTION"), head
+    return backbone if model.vision.train else freeze_vision(backbone), head
 
 
 class AutoClass(Protocol):
@@ -211,6 +233,14 @@ class AutoClass(Protocol):
 
     def from_config(self, config: ModelConfig, **options: object) -> CausalLM:
         """Return a model with random weights."""
+
+
+def auto_class_of(config: ModelConfig) -> AutoClass:
+    """Return the auto class of models that predict tokens, with or without pictures."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    auto_class: AutoClass = AutoModelForImageTextToText if reads_pictures(config) else AutoModelForCausalLM
+    return auto_class
 
 
 @dataclass
@@ -235,7 +265,8 @@ class _Loader:
         if source.scores:
             policy = with_score_head(policy)
         if source.lora is not None:
-            policy = add_lora(policy, source.lora, base=base_name(source.base.location), task=task_of(policy))
+            lora = language_targets(policy, source.lora, self.model.vision)
+            policy = add_lora(policy, lora, base=base_name(source.base.location), task=task_of(policy))
         if self.empty:
             return policy
         if source.checkpoint:
@@ -257,7 +288,7 @@ class _Loader:
         return cast_weights(merge_adapters(policy) if has_lora(policy) else policy, dtype)
 
     def _pretrained(self, source: Source, dtype: torch.dtype) -> CausalLM:
-        from transformers import AutoModelForSequenceClassification
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
         from transformers.utils import logging
 
         logging.disable_progress_bar()
@@ -270,6 +301,8 @@ class _Loader:
                     f"model.path is {show(self.model.path)}, a classifier with {config.num_labels} labels; a reward "
                     "model has 1"
                 )
+        elif auto_class is AutoModelForCausalLM:
+            auto_class = auto_class_of(config)
         options: dict[str, object] = {"dtype": dtype, "trust_remote_code": self.model.trust_remote_code}
         if self.model.attention != "auto":
             options["attn_implementation"] = self.model.attention

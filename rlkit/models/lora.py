@@ -92,7 +92,7 @@ def has_lora(policy: CausalLM) -> bool:
 
 def base_model(policy: CausalLM) -> CausalLM:
     """Return the Hugging Face model itself, including adapters in its layers."""
-    return policy.get_base_model() if has_lora(policy) else policy
+    return policy.get_base_model() if hasattr(policy, "get_base_model") else policy  # peft marks the model itself too
 
 
 def score_head(policy: CausalLM) -> nn.Linear | None:

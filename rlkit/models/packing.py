@@ -11,12 +11,20 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlkit.models.vision import (
+    RowMedia,
+    media_inputs,
+    picture_inputs,
+    rotary_positions,
+    sees_pictures_both_ways,
+)
 from rlkit.ops.attention import Layout, autocasted, packed_attention
 from rlkit.ops.ragged import ragged_attention
 from rlkit.ops.random import RowNoise
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
+    from rlkit.media import Media, MediaSegment
 
 PACKED = "rlkit_packed"
 """The name of the packed attention in the registry of transformers; without a layout it is SDPA."""
@@ -54,18 +62,21 @@ class Packing:
     Args:
         tokens: [B,T] i64.
         mask: [B,T] bool; the first column never counts. A row's prompt ends before its first token under the mask.
-        share_prompts: Whether prompts that several rows share are computed once.
+        media: [B] the pictures of each row; None without pictures.
+        share_prompts: Whether prompts that several rows share, pictures included, are computed once.
     """
 
-    def __init__(self, tokens: Tensor, mask: Tensor, share_prompts: bool = True) -> None:
+    def __init__(self, tokens: Tensor, mask: Tensor, media: RowMedia | None = None, share_prompts: bool = True) -> None:
         rows = tokens.tolist()
+        pictures = [None] * len(rows) if media is None else list(media)
         columns = mask.int()
         firsts = columns.argmax(1).tolist()
         ends = (mask.shape[1] - 1 - columns.flip(1).argmax(1)).tolist()
-        rows_by_prompt: dict[tuple[int, ...], list[int]] = {}
+        rows_by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]] = {}
         for i, has_tokens in enumerate(mask[:, 1:].any(1).tolist()):
             if has_tokens:
-                rows_by_prompt.setdefault(tuple(rows[i][: max(firsts[i] - 1, 0)]), []).append(i)
+                prompt = tuple(rows[i][: max(firsts[i] - 1, 0)])
+                rows_by_prompt.setdefault((prompt, _shared_key(pictures[i], len(prompt), i)), []).append(i)
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.rows: list[int] = []
@@ -74,14 +85,18 @@ class Packing:
         """(start, end) of each segment; see `Layout`."""
         self.shared: list[tuple[int, int, int]] = []
         """(start, end, last) of each shared prompt; see `Layout`."""
+        self.media: list[MediaSegment] = []
+        """The pictures, in the order of their placeholders."""
         next_tokens: list[int] = []  # the flat index of the token that each token predicts, -1 for none
-        for prompt, members in rows_by_prompt.items():
+        for (prompt, _), members in rows_by_prompt.items():
             begin = len(self.ids)
             shared_length = len(prompt) if len(members) > 1 and share_prompts else 0
             self._add(members[0], prompt[:shared_length], 0)
+            self._add_media(pictures[members[0]], 0, shared_length)
             next_tokens += [-1] * shared_length
             for i in members:
                 self._add(i, rows[i][shared_length : ends[i]], shared_length)
+                self._add_media(pictures[i], shared_length, ends[i])
                 next_tokens += range(i * mask.shape[1] + shared_length + 1, i * mask.shape[1] + ends[i] + 1)
             if shared_length:
                 self.shared.append((begin, begin + shared_length, len(self.ids)))
@@ -106,6 +121,24 @@ class Packing:
             self.positions += range(position, position + len(tokens))
             self.rows += [row] * len(tokens)
 
+    def _add_media(self, media: Media | None, start: int, end: int) -> None:
+        """Add the pictures of a row whose placeholders end after `start` and up to `end`."""
+        if media is not None:
+            self.media += [segment for segment in media.segments if start < segment.end <= end]
+
+
+def _shared_key(media: Media | None, prompt: int, row: int) -> tuple[str, ...]:
+    """Return what rows have alike whose prompts may be computed once: their pictures in so many first tokens.
+
+    A row shares nothing if a picture ends with the last token of its prompt, which is not computed with the others.
+    """
+    if media is None:
+        return ()
+    if any(segment.end == prompt + 1 for segment in media.segments):
+        return (str(row),)
+    shared = media.before(prompt)
+    return () if shared is None else shared.key
+
 
 class PackedPasses:
     """Computes the hidden states that predict the tokens under a mask, in packed passes if these equal plain ones.
@@ -119,6 +152,8 @@ class PackedPasses:
         """Whether passes are packed."""
         self.reason: str | None = "its logits are not a plain product of its hidden states"
         """Why passes are plain; None if they are packed."""
+        self.packs_pictures = True
+        """Whether passes over rows with pictures are packed where others are."""
         self._packed_count = 0
         self._plain_count = 0
         if backbone is not None:
@@ -128,6 +163,13 @@ class PackedPasses:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
         self.reason = _packing_problem(backbone)
         self.packed = self.reason is None
+        if self.packed and sees_pictures_both_ways(backbone):
+            self.packs_pictures = False
+            self.reason = "its pictures are seen in both directions; rows of texts alone are packed"
+
+    def packs(self, media: RowMedia | None) -> bool:
+        """Return whether rows with these pictures are packed."""
+        return self.packed and (self.packs_pictures or not any(media or ()))
 
     def take_counts(self) -> tuple[int, int]:
         """Return the number of packed passes and of all passes since the last call."""
@@ -136,7 +178,14 @@ class PackedPasses:
         self._plain_count = 0
         return counts
 
-    def __call__(self, backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> MaskedHidden:
+    def __call__(
+        self,
+        backbone: Backbone,
+        tokens: Tensor,
+        mask: Tensor,
+        noise: RowNoise | None = None,
+        media: RowMedia | None = None,
+    ) -> MaskedHidden:
         """Return hidden states, in any order.
 
         Args:
@@ -144,43 +193,58 @@ class PackedPasses:
             tokens: [B,T] i64, right-padded.
             mask: [B,T] bool; the first column never counts.
             noise: Noise to add to the embeddings. Rows then share no prompts, since each row has its own noise.
+            media: [B] the pictures of each row; None without pictures.
         """
         if self.packed and not bool(mask[:, 1:].any()):  # a dummy row, which is not counted
-            return plain_pass(backbone, tokens, mask, noise)
-        packing = Packing(tokens, mask, share_prompts=noise is None) if self.packed else None
+            return plain_pass(backbone, tokens, mask, noise, media)
+        packing = Packing(tokens, mask, media, share_prompts=noise is None) if self.packs(media) else None
         window = getattr(backbone.config.get_text_config(), "sliding_window", None)
         if packing is not None and window is not None and packing.longest > window:
             packing = None
         if packing is None:
             self._plain_count += 1
-            return plain_pass(backbone, tokens, mask, noise)
+            return plain_pass(backbone, tokens, mask, noise, media)
         self._packed_count += 1
         if len(packing.ids) > MULTIPLE:
             packing.pad(MULTIPLE)
-        return packed_pass(backbone, packing, tokens.device, noise)
+        grid = rotary_positions(backbone, tokens, media) if media is not None else None
+        return packed_pass(backbone, packing, tokens.device, noise, grid)
 
 
 def packed_pass(
-    backbone: Backbone, packing: Packing, device: torch.device, noise: RowNoise | None = None
+    backbone: Backbone,
+    packing: Packing,
+    device: torch.device,
+    noise: RowNoise | None = None,
+    grid: Tensor | None = None,
 ) -> MaskedHidden:
-    """Return hidden states from one pass over a packed sequence."""
+    """Return hidden states from one pass over a packed sequence; `grid` [3,B,T] has positions of rows with pictures."""
     positions = torch.tensor(packing.positions, device=device)
-    with embedding_noise(backbone, noise, torch.tensor(packing.rows, device=device), positions):
+    rows = torch.tensor(packing.rows, device=device)
+    tokens = torch.tensor([packing.ids], device=device)
+    position_ids = positions[None]
+    if grid is not None:
+        position_ids = grid[:, None, rows, positions.clamp(max=grid.shape[-1] - 1)]  # the padding may be longer
+    with embedding_noise(backbone, noise, rows, positions):
         hidden = backbone(
-            input_ids=torch.tensor([packing.ids], device=device),
-            position_ids=positions[None],
+            input_ids=tokens,
+            position_ids=position_ids,
             attention_mask=torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
             layout=Layout(packing.segments, packing.shared, device),
             use_cache=False,
+            **media_inputs(backbone, tokens, packing.media),
         ).last_hidden_state[0]
     return MaskedHidden(hidden[packing.predicts], packing.indices)
 
 
-def plain_pass(backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None) -> MaskedHidden:
+def plain_pass(
+    backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None, media: RowMedia | None = None
+) -> MaskedHidden:
     """Return hidden states from one pass over padded rows."""
     mask = torch.nn.functional.pad(mask[:, 1:], (1, 0))
+    inputs = picture_inputs(backbone, tokens, media)
     with embedding_noise(backbone, noise, *rows_and_positions(tokens)):
-        hidden = backbone(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][mask[:, 1:]]
+        hidden = backbone(input_ids=tokens, use_cache=False, **inputs).last_hidden_state[:, :-1][mask[:, 1:]]
     return MaskedHidden(hidden, mask.flatten().nonzero().squeeze(-1))
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlkit.models.actor import Actor
-from rlkit.models.ema import WeightAverage
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, has_lora
 from rlkit.models.packing import PackedPasses
+from rlkit.models.vision import RowMedia
 from rlkit.ops.logps import LOGPS
 from rlkit.recipe import Model
 from rlkit.types import PolicyOutput, Reads
@@ -44,14 +44,16 @@ class FrozenPolicy:
         return nullcontext()
 
     @torch.no_grad()
-    def logps(self, tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    def logps(self, tokens: Tensor, mask: Tensor, temperature: float, media: RowMedia | None = None) -> Tensor:
         """Return log-probs [B,T] f32, 0 outside the mask."""
-        return self.actor(tokens, mask, temperature, LOGPS).logps  # type: ignore[no-any-return]
+        return self.actor(tokens, mask, temperature, LOGPS, media=media).logps  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def top(self, tokens: Tensor, mask: Tensor, temperature: float, reads: Reads) -> tuple[Tensor, Tensor]:
+    def top(
+        self, tokens: Tensor, mask: Tensor, temperature: float, reads: Reads, media: RowMedia | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens [B,T,K] i64 and their log-probs [B,T,K+1] f32, 0 outside the mask."""
-        out: PolicyOutput = self.actor(tokens, mask, temperature, reads)
+        out: PolicyOutput = self.actor(tokens, mask, temperature, reads, media=media)
         assert out.top_ids is not None
         assert out.top_logps is not None
         return out.top_ids, out.top_logps
@@ -84,6 +86,51 @@ class Reference(FrozenPolicy):
         """Update towards the policy: reference = mix * policy + (1 - mix) * reference; not for a shared actor."""
         for parameter, target in zip(self.actor.parameters(), actor.parameters(), strict=True):
             parameter.lerp_(target, mix)
+
+
+class WeightAverage(nn.Module):
+    """The average of a module's trainable parameters: average = decay * average + (1 - decay) * parameter.
+
+    It is a module with buffers only, so that it can be moved between devices.
+
+    Args:
+        module: The module to average.
+        decay: The decay, from 0 (no memory) to 1.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        for i, parameter in enumerate(self._trained):
+            self.register_buffer(str(i), parameter.detach().clone())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The averages, in the order of the parameters."""
+        return list(self.buffers())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update the average after a step."""
+        for average, parameter in zip(self.tensors, self._trained, strict=True):
+            average.lerp_(parameter, 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Swap the average into the module within the context."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for average, parameter in zip(self.tensors, self._trained, strict=True):
+            parameter_copy = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(parameter_copy)
 
 
 class AveragedPolicy(FrozenPolicy):

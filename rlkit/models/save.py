@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
+from transformers.utils import cached_file
 
 from rlkit.base.errors import CheckpointError, RecipeError
-from rlkit.models.lora import has_lora, score_head
+from rlkit.models.lora import base_model, has_lora, score_head
 from rlkit.models.source import ADAPTER, BASE, SHIPPED
+from rlkit.models.vision import reads_pictures
+
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""Files of a processor besides those of its tokenizer."""
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
@@ -42,6 +47,8 @@ def save_policy(
             policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         policy.save_pretrained(partial, state_dict=weights, **options)
         tokenizer.save_pretrained(partial)
+        if reads_pictures(base_model(policy).config):
+            _copy_processor(base_model(policy), partial)
         if has_lora(policy):
             _add_shipped_base(partial, folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -49,6 +56,15 @@ def save_policy(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)  # on a full disk, this frees space for `result.json`
         raise CheckpointError(f"{folder} cannot be written: {error}") from error
+
+
+def _copy_processor(model: CausalLM, folder: Path) -> None:
+    """Copy the files of a model's processor as they are: they also configure the videos of other programs."""
+    for name in PROCESSOR_FILES:
+        options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        source = cached_file(model.name_or_path, name, **options)
+        if source is not None:
+            shutil.copyfile(source, folder / name)
 
 
 def save_object(model: PreTrainedModel, tokenizer: Tokenizer | None, folder: Path) -> None:

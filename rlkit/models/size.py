@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from rlkit.distributed.fsdp2 import blocks
 from rlkit.interfaces.optimizer import WeightKind
-from rlkit.models.load import is_reward_model, load_config, task_of, with_score_head
+from rlkit.models.load import auto_class_of, is_reward_model, load_config, task_of, with_score_head
 from rlkit.models.lora import add_lora
 from rlkit.models.source import source_of
-from rlkit.recipe import Lora, Model
+from rlkit.models.vision import freeze_vision, language_targets, reads_pictures
+from rlkit.recipe import Lora, Model, Vision
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
@@ -47,8 +48,8 @@ class Size:
 
     @property
     def trained(self) -> int:
-        """The number of trained parameters: those of the adapters, or all."""
-        return self.lora or self.base
+        """The number of trained parameters: those of the adapters, or all but a frozen vision tower's."""
+        return sum(count * shape.numel() for (_, shape), count in self.shapes.items())
 
 
 def find_config(model: Model) -> ModelConfig:
@@ -71,7 +72,12 @@ def known_shapes() -> dict[str, dict[str, int]]:
 
 
 def size_of(
-    config: ModelConfig, lora: Lora | None = None, trust_remote_code: bool = False, *, scores: bool = False
+    config: ModelConfig,
+    lora: Lora | None = None,
+    trust_remote_code: bool = False,
+    *,
+    scores: bool = False,
+    vision: Vision | None = None,
 ) -> Size:
     """Count a model's parameters, and those of its adapters, on the meta device.
 
@@ -80,14 +86,18 @@ def size_of(
         lora: Shape of the adapters; None for a model without adapters.
         trust_remote_code: See `Model`.
         scores: Whether it is a reward model or a critic, whose head has one output.
+        vision: Whether a vision tower is trained; None for the default.
     """
-    from transformers import AutoModelForCausalLM
-
+    vision = vision or Vision()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(deepcopy(config), trust_remote_code=trust_remote_code)
-        model = with_score_head(model) if scores else model
+        model = auto_class_of(config).from_config(deepcopy(config), trust_remote_code=trust_remote_code)
+        if scores and not reads_pictures(config):  # no classifier of transformers reads pictures; the head is small
+            model = with_score_head(model)
         base = _count(model)
-        trained = model if lora is None else add_lora(model, lora, task=task_of(model))
+        if lora is None:
+            trained = model if vision.train else freeze_vision(model)
+        else:
+            trained = add_lora(model, language_targets(model, lora, vision), task=task_of(model))
     shapes = Counter((kind, weight.shape) for kind, weights in by_kind(trained).items() for weight in weights)
     text = config.get_text_config()
     return Size(text, 1 if scores else text.vocab_size, base, _count(trained) - base, shapes)

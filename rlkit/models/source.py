@@ -21,8 +21,12 @@ from rlkit.models.store import Store, step_of
 from rlkit.recipe import Lora, Model
 from rlkit.types import JsonObject
 
-SHIPPED = {"tiny": Path(__file__).parent / "tiny", "tiny-tools": Path(__file__).parent / "tiny_tools"}
-"""Models that ship with rlkit: for additions, and for conversations with tools and games."""
+SHIPPED = {
+    "tiny": Path(__file__).parent / "tiny",
+    "tiny-tools": Path(__file__).parent / "tiny_tools",
+    "tiny-vision": Path(__file__).parent / "tiny_vision",
+}
+"""Models that ship with rlkit: for additions, for conversations with tools and games, for questions about pictures."""
 
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

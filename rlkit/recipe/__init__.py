@@ -10,7 +10,7 @@ from rlkit.recipe.check import check
 from rlkit.recipe.check_model import FLASH
 from rlkit.recipe.check_validation import VALIDATION_METRICS
 from rlkit.recipe.fabric import FSDP2, Environment, Fabric
-from rlkit.recipe.model import Critic, Lora, Model, ReferenceUpdates, Teacher
+from rlkit.recipe.model import Critic, Lora, Model, ReferenceUpdates, Teacher, Vision
 from rlkit.recipe.outputs import Log, Profile, RolloutLog, Save, Validation
 from rlkit.recipe.recipe import Recipe
 from rlkit.recipe.rollout import ConversationLimits, GroupReplay, Rollout
@@ -43,5 +43,6 @@ __all__ = [
     "Teacher",
     "Train",
     "Validation",
+    "Vision",
     "check",
 ]

@@ -41,6 +41,21 @@ class Lora:
 
 
 @dataclass
+class Vision:
+    """How a vision-language model reads pictures, and whether its vision tower is trained.
+
+    Args:
+        min_pixels: Pixels to which smaller pictures are enlarged; null enlarges none.
+        max_pixels: Pixels to which larger pictures are shrunk, in the ratio of their sides.
+        train: Train the vision tower and its projector too, or give them adapters with `model.lora`.
+    """
+
+    min_pixels: PositiveInt | None = None
+    max_pixels: PositiveInt = 1_003_520
+    train: bool = False
+
+
+@dataclass
 class Model:
     """The model that is trained: the policy, or a reward model.
 
@@ -55,6 +70,7 @@ class Model:
         attention: The implementation of attention in transformers; `auto` is `sdpa` if the model has it, else `eager`.
             Only `sdpa` trains on rows without padding; flash attention needs its package, a GPU and bf16. TorchEngine
             has its own attention.
+        vision: How a vision-language model reads pictures; nothing for other models.
         chat_template_kwargs: Variables of the chat template, such as `enable_thinking: false`.
         trust_remote_code: Run code that comes with the model.
     """
@@ -64,6 +80,7 @@ class Model:
     head: Literal["lm", "score"] = "lm"
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
+    vision: Vision = field(default_factory=Vision)
     chat_template_kwargs: dict[str, bool | FiniteInt | FiniteFloat | str | None] | None = None
     trust_remote_code: bool = False
 

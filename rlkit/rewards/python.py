@@ -17,6 +17,7 @@ import cloudpickle
 
 from rlkit.base.errors import RecipeError, explain, show
 from rlkit.base.ranges import Count, Seconds
+from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.reward import OnError, RewardFunction, RewardManager, as_score
 from rlkit.rewards.python_source import missing_function, no_function
 from rlkit.types import Score, Trajectory
@@ -229,8 +230,8 @@ class Grader(NamedTuple):
     def _columns(self, trajectory: Trajectory) -> dict[str, object]:
         """Return the columns of a batch of one trajectory."""
         prompt = trajectory.prompt
-        completion = trajectory.messages[len(prompt.messages) :]
-        texts: tuple[object, object] = (prompt.messages, completion)
+        completion = json_messages(trajectory.messages[len(prompt.messages) :])
+        texts: tuple[object, object] = (json_messages(prompt.messages), completion)
         if self.completions == "text":
             texts = "\n\n".join(str(message["content"]) for message in prompt.messages), trajectory.text
         tokens = [token for token, chosen in zip(trajectory.tokens, trajectory.mask, strict=True) if chosen]
@@ -241,7 +242,8 @@ class Grader(NamedTuple):
 def _fields(trajectory: Trajectory) -> dict[str, object]:
     """Return the arguments available to a function over one trajectory."""
     prompt = trajectory.prompt
-    fields = {"text": trajectory.text, "answer": prompt.answer, "messages": prompt.messages, "meta": prompt.meta}
+    messages = json_messages(prompt.messages)
+    fields = {"text": trajectory.text, "answer": prompt.answer, "messages": messages, "meta": prompt.meta}
     return {"completion": trajectory.text, **prompt.meta, **fields, "trajectory": trajectory}
 
 

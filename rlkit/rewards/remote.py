@@ -17,6 +17,7 @@ from rlkit.base.deadlines import in_thread
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import Count, Seconds
 from rlkit.base.retry import RetryPolicy, ServiceError
+from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.types import Score, Trajectory
 
@@ -74,7 +75,12 @@ class RemoteReward(RewardManager):
 
     async def _request(self, chunk: Sequence[Trajectory]) -> list[Score]:
         items = [
-            {"text": t.text, "answer": t.prompt.answer, "messages": t.prompt.messages, "meta": dict(t.prompt.meta)}
+            {
+                "text": t.text,
+                "answer": t.prompt.answer,
+                "messages": json_messages(t.prompt.messages),
+                "meta": dict(t.prompt.meta),
+            }
             for t in chunk
         ]
         body = json.dumps({"items": items}).encode()

@@ -23,6 +23,7 @@ def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
         full[attention] = _flat(map(values, trajectories), code, kind)
         return full
 
+    media = tuple(t.media for t in trajectories)
     return RolloutBatch(
         tokens=padded(lambda t: t.tokens, "q", torch.long, 0),
         attention=attention,
@@ -30,6 +31,7 @@ def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
         rollout_logps=padded(lambda t: t.logps, "f", torch.float32, 0.0),
         group=torch.tensor([t.group for t in trajectories], dtype=torch.long),
         versions=padded(lambda t: t.versions, "q", torch.long, -1),
+        media=media if any(media) else None,
     )
 
 

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlkit.base.deadlines import deadline, queued
-from rlkit.base.errors import RolloutError, explain
+from rlkit.base.errors import RecipeError, RolloutError, explain
 from rlkit.base.tasks import run_concurrently, run_first
 from rlkit.interfaces.engine import RolloutEngine
+from rlkit.media import Media
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.participants import Participants, ParticipantSession
+from rlkit.rollout.pictures import Rendered
+from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
@@ -140,7 +143,7 @@ async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample:
         try:
             async with nullcontext() if setup.seconds is None else deadline(setup.seconds) as clock:
                 session.messages += _readable(setup, conversation, await session.open())
-                conversation.begin(setup.template.start(session.messages, prompt.tools))
+                conversation.begin(*await _rendered(setup.template.render_start, session.messages, prompt.tools))
                 while not conversation.over:
                     await _turn(setup, conversation, session, texts, key)
                 await session.add_tool_rewards()
@@ -183,7 +186,22 @@ async def _turn(
         return
     plain_messages = _readable(setup, conversation, messages)
     session.messages += plain_messages
-    conversation.observed(plain_messages[0]["role"], setup.template.delta(plain_messages))
+    conversation.observed(plain_messages[0]["role"], *await _rendered(setup.template.render_delta, plain_messages))
+
+
+async def _rendered(render: Callable[..., Rendered], messages: list[Message], *tools: list[str] | None) -> Rendered:
+    """Return what the policy reads next; pictures are read in another thread, since that takes time.
+
+    Raises:
+        RolloutError: A picture of a participant cannot be read.
+    """
+    if not pictures_of(messages):
+        return render(messages, *tools)
+    try:
+        with queued():
+            return await asyncio.to_thread(render, messages, *tools)
+    except RecipeError as error:
+        raise RolloutError(str(error)) from error
 
 
 def _readable(setup: ConversationSetup, conversation: Conversation, messages: Sequence[Message]) -> list[Message]:
@@ -201,13 +219,22 @@ async def _ask(setup: ConversationSetup, conversation: Conversation, key: Sample
     """Sample a turn within what is left of the conversation's tokens."""
     budget = conversation.budget(setup.sampling.max_tokens)
     sampling = setup.sampling if budget == setup.sampling.max_tokens else setup.sampling.within(budget)
-    request = Request(tuple(conversation.tokens), sampling, key, session=f"{key.step}/{key.prompt}/{key.sample}")
+    request = Request(
+        tuple(conversation.tokens),
+        sampling,
+        key,
+        session=f"{key.step}/{key.prompt}/{key.sample}",
+        media=Media.of(conversation.media),
+    )
     generate = setup.engine.generate
     with setup.timer.request():
         answer = await (generate(request) if setup.gate is None else setup.gate.ask(request, generate))
     if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
         counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"
         require(setup.engine, "generate", f"returned {counts}, expected as many of each")
+    reader = setup.template.reader
+    if reader is not None and not reader.placeholders.isdisjoint(answer.tokens):
+        raise RolloutError("the policy sampled a token that stands for a picture, which it cannot show")
     cut_by_context = (
         answer.stop is StopReason.LENGTH
         and len(conversation.tokens) + len(answer.tokens) >= conversation.limits.context

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rlkit.media import Media, MediaSegment
 from rlkit.types import Completion, Message, Prompt, StopReason, Trajectory, Turn
 
 
@@ -69,14 +70,15 @@ class Conversation:
     versions: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    media: list[MediaSegment] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     error: str | None = None
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Append the rendered prompt."""
+    def begin(self, tokens: Sequence[int], media: MediaSegment | None = None) -> None:
+        """Append the rendered prompt, with its pictures."""
         self._require(Phase.PENDING)
         self._go(Phase.RUNNING)
-        self._observe("user", tokens)
+        self._observe("user", tokens, media)
         if len(tokens) >= self.limits.context:
             self.fail("the prompt leaves no room in the context for an answer")
 
@@ -129,7 +131,7 @@ class Conversation:
         if self.rewards:
             self.rewards[-1] += value
 
-    def observed(self, role: str, tokens: Sequence[int]) -> None:
+    def observed(self, role: str, tokens: Sequence[int], media: MediaSegment | None = None) -> None:
         """Append what the policy reads next, unless turns, tokens or the context are used up."""
         self._require(Phase.TOOL_CALLING, Phase.INTERACTING)
         if len(self.rewards) >= self.limits.turns:
@@ -139,7 +141,7 @@ class Conversation:
             self.complete(StopReason.CONTEXT)
             return
         self._go(Phase.RUNNING)
-        self._observe(role, tokens)
+        self._observe(role, tokens, media)
         if self.budget(1) == 0:
             self.complete(StopReason.LENGTH)
 
@@ -178,6 +180,7 @@ class Conversation:
             turn_rewards=self.rewards,
             counts=self.counts,
             messages=list(messages),
+            media=Media.of(self.media),
         )
 
     def _require(self, *phases: Phase) -> None:
@@ -189,8 +192,10 @@ class Conversation:
             raise ValueError(f"a conversation that is {self.phase} cannot become {phase}")
         self.phase = phase
 
-    def _observe(self, role: str, tokens: Sequence[int]) -> None:
+    def _observe(self, role: str, tokens: Sequence[int], media: MediaSegment | None) -> None:
         start, new = len(self.tokens), len(tokens)
+        if media is not None:
+            self.media.append(media.after(start))
         self.tokens += tokens
         self.mask += [False] * new
         self.logps += [0.0] * new

@@ -11,6 +11,7 @@ from rlkit.interfaces.parser import ToolParser
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.rollout.participants import Participants
+from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.template import USER, ChatTemplate
 
 
@@ -24,6 +25,7 @@ class Dialogue:
         context: Tokens of the longest conversation that the engine can hold.
         stop_ids: Token ids that end a turn of the policy.
         participants: The tools, the user and the environment, once they are bound.
+        reader: Reads pictures; None for a model of texts alone.
     """
 
     recipe: Recipe
@@ -31,12 +33,17 @@ class Dialogue:
     context: int
     stop_ids: frozenset[int] = frozenset()
     participants: Participants = field(default_factory=Participants)
+    reader: PictureReader | None = None
 
     @cached_property
     def template(self) -> ChatTemplate:
         """The chat template, which describes the participants' tools."""
         return ChatTemplate(
-            self.tokenizer, self.stop_ids, self.participants.schemas(), self.recipe.model.chat_template_kwargs
+            self.tokenizer,
+            self.stop_ids,
+            self.participants.schemas(),
+            self.recipe.model.chat_template_kwargs,
+            self.reader,
         )
 
     def bind_tools(self) -> None:
@@ -48,7 +55,9 @@ class Dialogue:
         """
         recipe = self.recipe
         parser = self._parser() if recipe.tools else recipe.parser
-        self.participants = Participants(recipe.tools or {}, parser, recipe.interaction, recipe.environment)
+        self.participants = Participants(
+            recipe.tools or {}, parser, recipe.interaction, recipe.environment, pictures=self.reader is not None
+        )
         if recipe.tools:
             self.__dict__.pop("template", None)  # it does not describe the tools yet
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlkit.base.errors import RecipeError
 from rlkit.rollout.recorded import turns_of
+from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import longest_piece
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Message, Prompt, RecordedAnswer
@@ -87,11 +88,17 @@ def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = Fals
     Raises:
         RecipeError: The chat template refuses a prompt; the message names it.
     """
-    if len(prompts) <= FEW:
-        return [_named(prompt, lambda p: len(template.start(p.messages, p.tools))) for prompt in prompts]
 
-    def lengths(chunk: Sequence[Prompt]) -> list[int]:
+    def start_lengths(chunk: Sequence[Prompt]) -> list[int]:
+        return [_named(prompt, lambda p: len(template.start(p.messages, p.tools))) for prompt in chunk]
+
+    def text_lengths(chunk: Sequence[Prompt]) -> list[int]:
         return template.codec.lengths([_named(p, lambda p: template.opening(p.messages, p.tools)) for p in chunk])
+
+    with_pictures = any(pictures_of(prompt.messages) for prompt in prompts)
+    if len(prompts) <= FEW and not with_pictures:
+        return start_lengths(prompts)
+    lengths = start_lengths if with_pictures else text_lengths
 
     path = _cache_file(template, [(prompt.messages, prompt.tools) for prompt in prompts])
     return _stored_or_measured(path, prompts, _in_chunks("measuring prompts", lengths, show))
@@ -131,8 +138,8 @@ def _turn_texts(template: ChatTemplate, answer: RecordedAnswer) -> tuple[list[st
 def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> Prompt:
     """Return the prompt with its longest texts cut so that all of it is at most `limit` tokens.
 
-    Only texts of messages are cut, never what the template adds: the beginning of a text with `left`, its end with
-    `right`, its middle with `middle`.
+    Only texts of messages are cut, never pictures or what the template adds: the beginning of a text with `left`, its
+    end with `right`, its middle with `middle`.
 
     Raises:
         RecipeError: What cannot be cut is longer than the limit.
@@ -147,8 +154,8 @@ def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> P
         longest = max(range(len(messages)), key=sizes.__getitem__)
         if not sizes[longest]:
             raise RecipeError(
-                f"prompt {prompt.id!r} cannot be shortened to {limit} tokens: the chat template, tools and roles alone "
-                f"have {limit + excess}"
+                f"prompt {prompt.id!r} cannot be shortened to {limit} tokens: the chat template, tools, roles and "
+                f"pictures alone have {limit + excess}"
             )
         messages[longest] = _cut(template, messages[longest], max(0, sizes[longest] - excess), side)
 
@@ -217,6 +224,7 @@ def _cache_file(template: ChatTemplate, texts: Sequence[object]) -> Path:
         template.tools,
         template.kwargs,
         sorted(template.stop_ids),
+        None if template.reader is None else (str(template.reader.processor), str(template.reader.options)),
     )
     today = time.strftime("%Y-%m-%d") if "strftime" in str(tokenizer.chat_template) else ""
     for what in (*settings, today, *texts):

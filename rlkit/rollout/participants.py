@@ -15,17 +15,19 @@ from rlkit.base.deadlines import queued
 from rlkit.base.errors import RolloutError, show
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
-from rlkit.interfaces.content import text_messages, text_of
+from rlkit.interfaces.content import content_of
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.interfaces.reward import as_number
-from rlkit.interfaces.tool import State, Tool, ToolReply
+from rlkit.interfaces.tool import Content, State, Tool, ToolReply
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
 from rlkit.types import JsonObject, Message, SampleKey
 
 T = TypeVar("T")
+
+TEXT_ALONE = "; the model of this run reads text alone"
 
 
 class ParticipantError(RolloutError):
@@ -41,12 +43,14 @@ class Participants:
         parser: Reads calls out of the policy's turns; needed with tools.
         interaction: A simulated user.
         environment: Plays episodes.
+        pictures: Whether the policy reads pictures.
     """
 
     tools: dict[str, Tool] = field(default_factory=dict)
     parser: ToolParser | None = None
     interaction: Interaction | None = None
     environment: Environment | None = None
+    pictures: bool = False
 
     def __post_init__(self) -> None:
         for name, tool in self.tools.items():
@@ -124,8 +128,9 @@ class ParticipantSession:
         if environment is not None:
             self._started.append("environment")
             seed = SampleKey(self.key.seed, self.key.step, self.key.prompt, 0).hash()
-            observed = await _participant(environment, lambda: environment.reset(prompt, seed, self._episode), str)
-            return [{"role": "user", "content": observed}]
+            expected = object if self.participants.pictures else str
+            observed = await _participant(environment, lambda: environment.reset(prompt, seed, self._episode), expected)
+            return self._observation(environment, observed)
         return []
 
     def read(self, text: str) -> ParsedTurn:
@@ -166,17 +171,25 @@ class ParticipantSession:
         if environment is not None:
             observation = await _participant(environment, lambda: environment.step(text, self._episode), Observation)
             self.conversation.reward(_number(observation.reward))
-            try:
-                text = _text(observation.text)
-            except ValueError as error:
-                raise ParticipantError(f"{part_name(environment)}: {error}; rlkit trains on text alone") from error
-            return [{"role": "user", "content": text}], observation.done
+            return self._observation(environment, observation.text), observation.done
         user = self.participants.interaction
         if user is None:
             return [], True
         reply = await _participant(user, lambda: user.reply(self.messages, self._user), Reply)
         self.conversation.reward(_number(reply.reward))
-        return _messages(user, reply.messages), reply.done
+        return _messages(user, reply.messages, self.participants.pictures), reply.done
+
+    def _observation(self, environment: Environment, observed: object) -> list[Message]:
+        """Return an observation as a user's message.
+
+        Raises:
+            ParticipantError: It holds a part that the policy does not read.
+        """
+        try:
+            return [{"role": "user", "content": _content(observed, self.participants.pictures)}]
+        except ValueError as error:
+            reads = "" if self.participants.pictures else TEXT_ALONE
+            raise ParticipantError(f"{part_name(environment)}: {error}{reads}") from error
 
     async def add_tool_rewards(self) -> None:
         """Add the tools' rewards of the whole conversation."""
@@ -245,7 +258,7 @@ class ParticipantSession:
             answer = await guard(partial(self._enter, call.name, "call", tool.call, call.arguments, state), tool)
         with errors_of(tool):  # its text may be any object
             reply = answer if isinstance(answer, ToolReply) else ToolReply(answer)
-            return reply._replace(text=_text(reply.text))
+            return reply._replace(text=_content(reply.text, self.participants.pictures))
 
     def _refuse(self, call: ToolCall) -> str | None:
         """Return why a call cannot be made as it was written, None if it can.
@@ -274,17 +287,18 @@ async def _participant(
         raise ParticipantError(str(error)) from error
 
 
-def _text(value: object) -> str:
-    """Return what a tool or an environment returned as text: its parts joined, if it is a list of typed parts.
+def _content(value: object, pictures: bool) -> Content:
+    """Return what a tool or an environment returned: a text, or typed parts if these hold pictures.
 
     Raises:
-        ValueError: A part is not text.
+        ValueError: A part is neither, or is a picture that the policy does not read.
     """
     typed = isinstance(value, list) and any(isinstance(part, Mapping) and "type" in part for part in value)
-    return str(text_of(value) if typed else value)
+    content = content_of(value, pictures) if typed else value
+    return content if isinstance(content, list) and typed else str(content)
 
 
-def _messages(user: Interaction, reply: object) -> list[Message]:
+def _messages(user: Interaction, reply: object, pictures: bool) -> list[Message]:
     """Return a user's messages.
 
     Raises:
@@ -295,9 +309,10 @@ def _messages(user: Interaction, reply: object) -> list[Message]:
     ):
         raise ParticipantError(f"{part_name(user)}: it replied {show(reply)}, expected messages with role and content")
     try:
-        return text_messages(reply)
+        return [{**message, "content": content_of(message["content"], pictures)} for message in reply]
     except ValueError as error:
-        raise ParticipantError(f"{part_name(user)}: it replied with {error}; rlkit trains on text alone") from error
+        reads = "" if pictures else TEXT_ALONE
+        raise ParticipantError(f"{part_name(user)}: it replied with {error}{reads}") from error
 
 
 def _number(value: object) -> float:

@@ -76,7 +76,7 @@ def recorded_group(template: ChatTemplate, prompt: Prompt, group: int, context: 
 
 def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Conversation) -> Trajectory:
     prompt = conversation.prompt
-    conversation.begin(template.start(prompt.messages, prompt.tools))
+    conversation.begin(*template.render_start(prompt.messages, prompt.tools))
     for role, messages in turns_of(answer):
         if conversation.over:
             break
@@ -87,7 +87,7 @@ def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Co
             conversation.sampled(Completion(fitting, [0.0] * len(fitting), [NOT_SAMPLED] * len(fitting), stop))
         else:
             conversation.interact()
-            conversation.observed(role, template.delta(messages))
+            conversation.observed(role, *template.render_delta(messages))
     if not conversation.over:
         conversation.complete(StopReason.STOP)
     last = answer.messages[-1].get("content") or ""

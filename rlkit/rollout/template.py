@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cached_property
-from typing import TypeVar, cast
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.limits import OverdueError, memory_limit, time_limit
 from rlkit.interfaces.model import Tokenizer
+from rlkit.rollout.pictures import PictureReader, Rendered, RenderedCache
+from rlkit.rollout.rendering import Renderer, TokenCodec, pictures_of, texts_of
 from rlkit.types import JsonObject, Message
-
-V = TypeVar("V")
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
 REPLY = "There are seven."
@@ -27,133 +23,8 @@ ANEW = (
 )
 
 
-RENDER_SECONDS, RENDER_BYTES = 10, 2**30
-"""What rendering a conversation may take; a template is a program that comes with the model."""
-
 KEPT_TOKENS = 2**20
 """Tokens of rendered starts of conversations that are kept, at four bytes each."""
-
-
-class TokenCodec:
-    """Converts between texts and token ids.
-
-    Args:
-        tokenizer: The policy's.
-        stop_ids: The ids that end the policy's turn.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
-        self.tokenizer = tokenizer
-        self.stop_ids = frozenset(stop_ids)
-        added = tokenizer.added_tokens_decoder.items()
-        self.stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
-        """Matches the text of a stop id."""
-        self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, which may be longer than the context."""
-        return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
-
-    def encode_after_stop(self, text: str) -> list[int]:
-        """Return the ids of a text without the stop id that it starts with, if it does."""
-        ids = self.encode(text)
-        return ids[1:] if ids and ids[0] in self.stop_ids else ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
-
-    def turn(self, ids: Sequence[int], special: bool) -> str:
-        """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
-        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return self.tokenizer.decode(body, skip_special_tokens=not special)
-
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
-        if not texts:
-            return []
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            backend.no_truncation()  # its file may ask for that
-            backend.no_padding()
-            return [len(encoded) for encoded in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
-        return [len(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
-
-    def count(self, text: str) -> int:
-        """Return the number of tokens of a text that the policy reads, by itself."""
-        return len(self.encode(self.plain(text)))
-
-    def plain(self, value: V) -> V:
-        """Return a message, or any value in one, without the texts of special tokens, which would end a turn.
-
-        Halves of surrogate pairs, which no tokenizer reads, become question marks.
-        """
-        return cast(V, self._plain(value))
-
-    def _plain(self, value: object) -> object:
-        if isinstance(value, dict):
-            return {key: self._plain(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._plain(item) for item in value]
-        if not isinstance(value, str):
-            return value
-        text = value.encode("utf-8", "replace").decode()
-        while self._special.search(text):  # what remains may join to another one
-            text = self._special.sub("", text)
-        return text
-
-
-class Renderer:
-    """Renders messages as text with a model's chat template: a Jinja program, which has limits of memory and time.
-
-    Args:
-        tokenizer: With a chat template.
-        tools: JSON schemas that the template shows to the policy.
-        kwargs: What the template reads besides.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[JsonObject], kwargs: Mapping[str, object]) -> None:
-        self._tokenizer = tokenizer
-        self._tools = tools
-        self._kwargs = kwargs
-        self._has_rendered = False
-
-    def __call__(self, messages: Sequence[Message], *, generate: bool, tools: Collection[str] | None = ()) -> str:
-        """Render messages.
-
-        Args:
-            messages: Those of a conversation.
-            generate: Whether to add the generation prompt.
-            tools: The names of the tools to describe; None for all.
-
-        Raises:
-            RecipeError: The template refuses the messages, or does not end.
-        """
-        schemas = [schema for schema in self._tools if tools is None or schema["function"]["name"] in tools]
-        try:
-            # the first time within limits of memory, and in the main thread within those of time
-            with time_limit(RENDER_SECONDS), nullcontext() if self._has_rendered else memory_limit(RENDER_BYTES):
-                text = self._tokenizer.apply_chat_template(
-                    list(messages),
-                    add_generation_prompt=generate,
-                    tools=schemas or None,
-                    tokenize=False,
-                    **self._kwargs,
-                )
-            self._has_rendered = True
-        except (OverdueError, MemoryError) as error:
-            limit = f"{RENDER_SECONDS} s and {RENDER_BYTES >> 20} MiB"
-            raise RecipeError(
-                f"the chat template does not end within {limit}; correct the model's chat_template.jinja or choose "
-                "another model"
-            ) from error
-        except Exception as error:  # Jinja code may raise anything
-            roles = ", ".join(str(message["role"]) for message in messages)
-            raise RecipeError(
-                f"the chat template cannot render the roles {roles}: {error}; use messages that it allows, or choose "
-                "another model"
-            ) from error
-        return cast(str, text)
 
 
 class ChatTemplate:
@@ -168,6 +39,7 @@ class ChatTemplate:
         stop_ids: The ids that end the policy's turn.
         tools: JSON schemas that the template shows to the policy.
         kwargs: What the template reads besides.
+        reader: Reads pictures; None for a model of texts alone.
     """
 
     def __init__(
@@ -176,13 +48,18 @@ class ChatTemplate:
         stop_ids: Collection[int],
         tools: Sequence[JsonObject] = (),
         kwargs: Mapping[str, object] | None = None,
+        reader: PictureReader | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self.tools = list(tools)
         self.kwargs = dict(kwargs or {})
         self.codec = TokenCodec(tokenizer, stop_ids)
+        self.reader = reader
         self.render = Renderer(tokenizer, self.tools, self.kwargs)
+        if reader is not None and not _takes_texts(self.render):
+            self.render = Renderer(tokenizer, self.tools, self.kwargs, typed=True)
+        self._renderings = RenderedCache()
         self._starts: dict[str, array[int]] = {}
         self._cached_tokens = 0
 
@@ -194,8 +71,11 @@ class ChatTemplate:
             tools: The names of the tools that the conversation has; None for all.
 
         Raises:
-            RecipeError: The template refuses the messages.
+            RecipeError: The template refuses the messages, or a picture cannot be read.
         """
+        return self.render_start(messages, tools).tokens
+
+    def _start_of_texts(self, messages: Sequence[Message], tools: Collection[str] | None) -> list[int]:
         key = repr((messages, tools))
         start = self._starts.get(key)
         if start is None:  # all samples of a prompt start alike, and its length was measured before
@@ -206,6 +86,37 @@ class ChatTemplate:
                 self._cached_tokens = len(start)
             self._starts[key] = start
         return start.tolist()
+
+    def render_start(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> Rendered:
+        """Return what `start` returns, with the pictures of the messages; may be called in any thread.
+
+        Raises:
+            RecipeError: The template or the processor refuses the messages, or a text holds a placeholder.
+        """
+        pictures = pictures_of(messages)
+        if self.reader is None or not pictures:
+            self._check_markers(messages)
+            return Rendered(self._start_of_texts(messages, tools))
+        reader = self.reader
+
+        def render() -> Rendered:
+            self._check_markers(messages)
+            return reader.read(self.opening(messages, tools), pictures)
+
+        return self._renderings.get(repr((messages, tools)), render)
+
+    def _check_markers(self, messages: Sequence[Message]) -> None:
+        """Check that no text holds what stands for a picture.
+
+        Raises:
+            RecipeError: One does.
+        """
+        for marker in self.reader.markers if self.reader is not None else ():
+            if any(marker in text for message in messages for text in texts_of(message)):
+                raise RecipeError(
+                    f"a text of the messages holds {marker!r}, which stands for a picture; remove it, or add the "
+                    "picture to a column `images` of the row and write <image>"
+                )
 
     def opening(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
         """Return the text of `start`; before a plain text, without messages, that is one special token."""
@@ -267,14 +178,32 @@ class ChatTemplate:
             RecipeError: The template refuses the messages, or renders them so that nothing can be separated from
                 what came before.
         """
+        return self.render_delta(messages).tokens
+
+    def _delta_text(self, messages: Sequence[Message]) -> str:
+        """Return the text of a delta, which may start with a stop token."""
         plain = [self.codec.plain(message) for message in messages]
         errors = []
         for turn, last in _stand_ins(plain):
             try:
-                return self.codec.encode_after_stop(self._addition(turn, last, plain))
+                return self._addition(turn, last, plain)
             except RecipeError as error:
                 errors.append(error)
         raise errors[0]
+
+    def render_delta(self, messages: Sequence[Message]) -> Rendered:
+        """Return what `delta` returns, with the pictures of the messages.
+
+        Raises:
+            RecipeError: As `delta`, or the processor refuses the messages.
+        """
+        pictures = pictures_of(messages)
+        if self.reader is None or not pictures:
+            return Rendered(self.codec.encode_after_stop(self._delta_text(messages)))
+        tokens, media = self.reader.read(self._delta_text(messages), pictures)
+        assert media is not None
+        after_stop = tokens[:1] and tokens[0] in self.stop_ids
+        return Rendered(tokens[1:], media.after(-1)) if after_stop else Rendered(tokens, media)
 
     def closing(self) -> list[int]:
         """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
@@ -283,7 +212,10 @@ class ChatTemplate:
 
     def rendered(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with that of its ids."""
-        return self.codec.decode(self.codec.encode(self.render(messages, generate=False, tools=tools)))
+        text, pictures = self.render(messages, generate=False, tools=tools), pictures_of(messages)
+        has_pictures = self.reader is not None and bool(pictures)
+        ids = self.reader.read(text, pictures).tokens if self.reader and has_pictures else self.codec.encode(text)
+        return self.codec.decode(ids)
 
     def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> str:
         """Return what the template adds to a stand-in's turn, from its end token on; `last` is the turn's last text."""
@@ -300,6 +232,14 @@ class ChatTemplate:
         if not followed.startswith(own):
             raise RecipeError(ANEW)
         return followed[len(own) :]
+
+
+def _takes_texts(render: Renderer) -> bool:
+    """Whether a template renders contents that are texts, not lists of parts alone."""
+    try:
+        return str(USER["content"]) in render([USER], generate=False)
+    except RecipeError:
+        return False
 
 
 def _past(text: str, opening: str, last: str) -> str:
@@ -326,8 +266,3 @@ def _stand_ins(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:
 def _call(result: Message, what: str) -> JsonObject:
     function = {"name": result.get("name", "count"), "arguments": {"what": what}}
     return {"id": result.get("tool_call_id", CALL_ID), "type": "function", "function": function}
-
-
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    longest_first = sorted({text for text in texts if text}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

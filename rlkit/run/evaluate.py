@@ -11,6 +11,7 @@ from torch import Tensor
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import token_limit
+from rlkit.models.vision import RowMedia
 from rlkit.ops.groups import pairs
 from rlkit.ops.masked import last_of
 from rlkit.ops.statistics import paired_p_value, sign_test
@@ -60,12 +61,12 @@ def _scores(service: RolloutService, trajectories: Sequence[Trajectory]) -> Tens
     """Return the score [B,T] f32 of each conversation up to each token, on the CPU; all ranks must call this."""
     recipe, ranks, actor = service.recipe, service.ranks, service.actor
 
-    def forward(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
+    def forward(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
         with ranks.fabric.autocast():
-            return (actor(tokens, mask).scores,)
+            return (actor(tokens, mask, media=media).scores,)
 
     batch = collate(trajectories).to(ranks.fabric.device)
-    limit, packed = token_limit(recipe.train, recipe.model, recipe.fabric), actor.passes.packed
+    limit, packed = token_limit(recipe.train, recipe.model, recipe.fabric), actor.passes.packs(batch.media)
     [scores] = forward_in_micro_batches(forward, batch, limit, ranks.all_reduce_max, packed=packed)
     return scores.cpu()
 

@@ -22,7 +22,8 @@ from rlkit.base.installed import DISTRIBUTION
 from rlkit.base.text import redact_arguments
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
-from rlkit.run.rows import as_row
+from rlkit.rollout.rendering import pictures_of
+from rlkit.run.rows import as_row, picture_file
 from rlkit.types import Trajectory
 
 RESERVED = "reserved"
@@ -109,7 +110,17 @@ class RunFolder:
 
     def dump(self, name: str, trajectories: Sequence[Trajectory]) -> None:
         """Write trajectories to `rollouts/<name>.jsonl.gz`, or `<name>.rank<r>.jsonl.gz` on a rank other than 0."""
+        self._write_pictures(trajectories)
         write_atomically(Path(f"{self.rollouts(name)}.jsonl.gz"), json_lines(map(as_row, trajectories)))
+
+    def _write_pictures(self, trajectories: Sequence[Trajectory]) -> None:
+        """Write the pictures of trajectories to `rollouts/media/`, each once under its digest."""
+        with_pictures = (trajectory for trajectory in trajectories if trajectory.media is not None)
+        for picture in {picture for trajectory in with_pictures for picture in pictures_of(trajectory.messages)}:
+            path = self.path / "rollouts" / picture_file(picture)
+            if not os.path.isfile(path):
+                path.parent.mkdir(exist_ok=True)
+                write_atomically(path, picture.data)
 
     def rollouts(self, name: str) -> Path:
         """Return the path of this rank's files of that name, without their suffixes."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from rlkit.base.errors import RecipeError, explain, shorten, show
 from rlkit.base.text import redact
+from rlkit.interfaces.picture import Picture
 from rlkit.types import JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
 T = TypeVar("T")
@@ -37,12 +38,12 @@ def as_row(trajectory: Trajectory) -> JsonObject:
     return {
         "prompt": prompt.id,
         "group": trajectory.group,
-        "messages": prompt.messages,
+        "messages": stored_messages(prompt.messages),
         "answer": prompt.answer,
         **_meta(prompt.meta),
         **({} if prompt.tools is None else {"tools": prompt.tools}),
         "text": trajectory.text,
-        "conversation": trajectory.messages[len(prompt.messages) :],
+        "conversation": stored_messages(trajectory.messages[len(prompt.messages) :]),
         "reward": trajectory.reward,
         "score": None if score is None else {name: getattr(score, name) for name in SCORE_FIELDS},
         "final_answer": None if score is None else score.answer,
@@ -59,6 +60,26 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "counts": trajectory.counts,
         **trajectory.credit,
     }
+
+
+def stored_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as JSON data, with the file names of pictures."""
+    return [
+        {**message, "content": [_stored_part(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def picture_file(picture: Picture) -> str:
+    """Return the name of a picture's file in `rollouts/`."""
+    return f"media/{picture.digest}{picture.suffix}"
+
+
+def _stored_part(part: JsonObject) -> JsonObject:
+    image = part.get("image")
+    return {**part, "image": picture_file(image)} if isinstance(image, Picture) else part
 
 
 def _meta(meta: Row) -> JsonObject:

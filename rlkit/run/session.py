@@ -24,6 +24,7 @@ from rlkit.run.folder import COMPLETE_TOKENS, first_groups, follows_checkpoint, 
 from rlkit.run.metrics_log import MetricsLog, open_loggers
 from rlkit.run.outcome import Metrics, Outcome, Replay
 from rlkit.run.preflight import memory
+from rlkit.run.preflight.picture_check import check_pictures
 from rlkit.run.preflight.start import preflight
 from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.profile import profiled
@@ -188,6 +189,7 @@ class Session:
         context.rollouts.sync_weights()
         if context.recipe.generates:
             check_weights(context.data, context.rollouts)
+            check_pictures(context.data, context.rollouts)
         self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         validation = context.recipe.validation
         if resumed is not None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rlkit.interfaces.advantage import Needs
-from rlkit.models.actor import Actor
-from rlkit.models.critic import ValueModel
+from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.lora import base_model
 from rlkit.models.reference import FrozenPolicy
+from rlkit.models.vision import RowMedia
 from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS
 from rlkit.ops.masked import Reducer
@@ -35,15 +35,16 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
     if reference is not None and recipe.needs_ref_logps:
         batch.ref_logps = frozen_logps(context, batch, reference)
     if critic is not None and recipe.critic is not None:
-        [batch.values] = _forward(context, batch, lambda tokens, mask: (critic.inner(tokens, mask),), critic.inner)
+        values = critic.inner
+        [batch.values] = _forward(context, batch, lambda *inputs: (values(*inputs),), values)
 
 
 def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGPS) -> list[Tensor]:
     """Return the current policy's log-probs [B,T] f32, and what else is read of its distributions."""
     actor, temperature = context.models.actor, context.recipe.rollout.sampling.temperature
 
-    def forward(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
-        return [x for x in actor(tokens, mask, temperature, reads) if x is not None]
+    def forward(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
+        return [x for x in actor(tokens, mask, temperature, reads, media=media) if x is not None]
 
     return _forward(context, batch, forward, actor)
 
@@ -51,9 +52,12 @@ def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGP
 def frozen_logps(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy) -> Tensor:
     """Return the log-probs [B,T] f32 of a model that is not trained."""
     temperature = context.recipe.rollout.sampling.temperature
+
+    def forward(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
+        return (frozen.logps(tokens, mask, temperature, media),)
+
     with frozen.applied():
-        tensors = _forward(context, batch, lambda tokens, mask: (frozen.logps(tokens, mask, temperature),), frozen)
-    return tensors[0]
+        return _forward(context, batch, forward, frozen)[0]
 
 
 def columns_of(actor: Actor) -> int:
@@ -68,8 +72,12 @@ def frozen_top(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy,
     """
     temperature = context.recipe.rollout.sampling.temperature
     reads = Reads(entropy=False, top=count, columns=columns_of(context.models.actor))
+
+    def forward(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
+        return frozen.top(tokens, mask, temperature, reads, media)
+
     with frozen.applied():
-        return _forward(context, batch, lambda tokens, mask: frozen.top(tokens, mask, temperature, reads), frozen)
+        return _forward(context, batch, forward, frozen)
 
 
 def log_mismatch(context: TrainContext, batch: TrainBatch, meter: Meter) -> None:
@@ -109,9 +117,9 @@ def _forward(
 ) -> list[Tensor]:
     """Compute tensors [B,T,...] in the precision and the micro-batches of updates."""
 
-    def autocast(tokens: Tensor, mask: Tensor) -> Sequence[Tensor]:
+    def autocast(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
         with context.ranks.fabric.autocast():
-            return fn(tokens, mask)
+            return fn(tokens, mask, media)
 
     limit, agree = context.data.token_limit, context.ranks.all_reduce_max
-    return forward_in_micro_batches(autocast, batch, limit, agree, packed=module.passes.packed)
+    return forward_in_micro_batches(autocast, batch, limit, agree, packed=module.passes.packs(batch.media))

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rlkit.models.vision import RowMedia
 from rlkit.ops.batching import group_micro_batches, micro_batches
 from rlkit.types import RolloutBatch
 
@@ -16,8 +17,8 @@ B = TypeVar("B", bound=RolloutBatch)
 Agree = Callable[[float], float]
 """Returns the largest of all ranks' values: `Ranks.all_reduce_max`."""
 
-Forward = Callable[[Tensor, Tensor], Sequence[Tensor]]
-"""From tokens and mask [b,t] to tensors [b,t,...]."""
+Forward = Callable[[Tensor, Tensor, RowMedia | None], Sequence[Tensor]]
+"""From tokens and mask [b,t], and the pictures [b] of rows, to tensors [b,t,...]."""
 
 
 @torch.no_grad()
@@ -35,8 +36,8 @@ def forward_in_micro_batches(
     """
     outputs: list[Tensor] = []
     for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree, packed) or [[]]:
-        _, tokens, mask = select_rows(batch, rows)
-        pieces = fn(tokens, mask)
+        part, tokens, mask = select_rows(batch, rows)
+        pieces = fn(tokens, mask, part.media)
         outputs = outputs or [piece.new_zeros(*batch.tokens.shape, *piece.shape[2:]) for piece in pieces]
         for output, piece in zip(outputs, pieces if rows else (), strict=bool(rows)):
             output[rows, : piece.shape[1]] = piece

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from rlkit.distributed.fsdp2 import FSDP2Strategy, accumulating, checkpoint_activations, clip
 from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
-from rlkit.models.actor import Actor, ScoreModel
-from rlkit.models.critic import ValueModel
-from rlkit.models.ema import WeightAverage
+from rlkit.models.actor import Actor, ScoreModel, ValueModel
 from rlkit.models.flops import learning_flops
 from rlkit.models.load import load_backbone, load_policy, naming
 from rlkit.models.lora import base_model
-from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference
+from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference, WeightAverage
 from rlkit.recipe import Critic, Recipe, Teacher, Train
 from rlkit.train.optim import make_optimizer
 

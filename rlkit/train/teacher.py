@@ -10,13 +10,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
 from rlkit.engines import connect_teacher
 from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
+from rlkit.media import Media, MediaSegment
 from rlkit.ops.logps import MIN_PROB
 from rlkit.ops.masked import masked_sum
 from rlkit.recipe import Teacher
 from rlkit.rollout.collate import collate
+from rlkit.rollout.pictures import Rendered
 from rlkit.train.logps import columns_of, frozen_logps, frozen_top
 from rlkit.train.metrics import Meter, source_of
 from rlkit.train.setup import TrainContext
@@ -51,28 +54,46 @@ class TeacherRows:
 
 
 def teacher_rows(
-    batch: RolloutBatch, trajectories: Sequence[Trajectory], starts: Sequence[Sequence[int]], context: int
+    batch: RolloutBatch, trajectories: Sequence[Trajectory], starts: Sequence[Rendered], context: int
 ) -> TeacherRows:
     """Return a batch with another start of each row, in place of all before the policy's first token.
 
     Args:
         batch: Of these trajectories.
         trajectories: In its order.
-        starts: The ids with which the teacher's rows start.
+        starts: The ids, with pictures, with which the teacher's rows start.
         context: Tokens of the longest row that the teacher reads; others lose their end.
     """
     rows, ends = [], []
-    for trajectory, start in zip(trajectories, starts, strict=True):
+    for trajectory, (start, start_media) in zip(trajectories, starts, strict=True):
         first = trajectory.mask.index(True) if True in trajectory.mask else len(trajectory.mask)
         end = first + max(context - len(start), 0)
         tokens = [*start, *trajectory.tokens[first:end]]
         mask = [False] * len(start) + trajectory.mask[first:end]
         count = len(tokens)
-        rows.append(replace(trajectory, tokens=tokens, mask=mask, logps=[0.0] * count, versions=[0] * count))
+        media = _moved(trajectory.media, start_media, first, len(start), count)
+        row = replace(trajectory, tokens=tokens, mask=mask, logps=[0.0] * count, versions=[0] * count, media=media)
+        rows.append(row)
         ends.append(end)
     positions, limits = torch.arange(batch.mask.shape[1]), torch.tensor(ends, dtype=torch.long)
     read = batch.mask & (positions < limits[:, None]).to(batch.mask.device)
     return TeacherRows(collate(rows).to(batch.tokens.device), batch.mask, read)
+
+
+def _moved(media: Media | None, start: MediaSegment | None, first: int, begin: int, count: int) -> Media | None:
+    """Return the pictures of a row whose start is replaced.
+
+    Args:
+        media: Of the policy's row.
+        start: Of the new start.
+        first: Index of the policy's first token.
+        begin: Length of the new start.
+        count: Length of the new row.
+    """
+    segments = [] if start is None else [start]
+    later = [] if media is None else [segment for segment in media.segments if segment.end > first]
+    segments += [segment.after(begin - first) for segment in later]
+    return Media.of([segment for segment in segments if segment.end <= count])
 
 
 T = TypeVar("T")
@@ -190,6 +211,11 @@ def check_servers(context: TrainContext) -> None:
     section, data = context.recipe.teacher, context.data
     if section is None or section.urls is None or data.teacher_prompts is None or not context.ranks.lead:
         return
+    if data.dialogue.reader is not None:
+        raise RecipeError(
+            "teacher.urls is set, but servers score texts alone, and model.path reads pictures; set teacher.urls: "
+            "null, so that the teacher is loaded here"
+        )
     prompt = data.teacher_prompts.prompt(data.prompt(data.order.rows[0]))
     span = TokenSpan(data.dialogue.template.start(prompt.messages, prompt.tools), 1)
     for url in section.urls:

@@ -234,9 +234,16 @@ def policy_term(
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
         added = noise.rows(micro) if noise is not None and micro and torch.is_grad_enabled() else None
-        ids = part.teacher_top_ids if micro and recipe.loss.forward.teacher_top else None
+        reads = recipe.loss.forward.statistics
+        if micro and recipe.loss.forward.teacher_top:
+            reads = reads._replace(ids=part.teacher_top_ids)
         out: PolicyOutput = policy.module(
-            tokens, mask, recipe.rollout.sampling.temperature, recipe.loss.forward.statistics, noise=added, ids=ids
+            tokens,
+            mask,
+            recipe.rollout.sampling.temperature,
+            reads,
+            noise=added,
+            media=part.media,
         )
         if not micro:
             return out.logps.sum()
@@ -248,7 +255,7 @@ def policy_term(
         return share.loss
 
     def divided(rows: list[int]) -> list[list[int]]:
-        limit, packed = context.data.token_limit, policy.inner.passes.packed and noise is None
+        limit, packed = context.data.token_limit, policy.inner.passes.packs(batch.media) and noise is None
         groups = Inputs.GROUPS in recipe.loss.inputs
         return aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed, whole_groups=groups)
 
@@ -305,14 +312,14 @@ def update_critic(context: TrainContext, batch: TrainBatch, rows: list[int], met
 
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
-        values: Tensor = values_of(tokens, mask)
+        values: Tensor = values_of(tokens, mask, part.media)
         if not micro:
             return values.sum()
         share = value_share(values, part, counts.tokens, bound)
         log_share(share, part, meter, "critic")
         return share.loss
 
-    limit, packed = context.data.token_limit, critic.inner.passes.packed
+    limit, packed = context.data.token_limit, critic.inner.passes.packs(batch.media)
     micros = aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed)
     log_update(accumulate_and_step(critic, [Term("critic", micros, loss_of)]), meter, "critic", ranks.count)
 

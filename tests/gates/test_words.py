@@ -61,7 +61,7 @@ ELSEWHERE = {
 
 FIRST_WORDS = re.compile(r"(Give|Gave|Say|Tell|Talk|Meet|Hear|Settle|Rest|Wake|Prove|Judge)\b")
 WORDS = re.compile(
-    r"\b(gave|talk(s|ed|ing)?|meets?|hears?|heard|tells|settle[sd]?|proves?|proved|processors?|anew|mend(s|ed)?)\b",
+    r"\b(gave|talk(s|ed|ing)?|meets?|hears?|heard|tells|settle[sd]?|proves?|proved|anew|mend(s|ed)?)\b",
     re.IGNORECASE,
 )
 """Metaphors of people, and old words, in docstrings."""

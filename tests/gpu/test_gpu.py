@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rlkit.distributed.offload import HostOffload
-from rlkit.models.ema import WeightAverage
 from rlkit.models.flops import peak_flops
+from rlkit.models.reference import WeightAverage
 from tests.conftest import read_jsonl, rlkit
 
 pytestmark = pytest.mark.gpu

@@ -44,7 +44,7 @@ class Line(nn.Module):
         reads: Reads = ALL,
         *,
         noise: RowNoise | None = None,
-        ids: Tensor | None = None,
+        media: object = None,
     ) -> PolicyOutput:
         self.seen.append((tokens.tolist(), temperature))
         logps = self.weight * tokens * mask / temperature
@@ -62,7 +62,7 @@ class Values(nn.Module):
         self.weight = nn.Parameter(torch.tensor(weight))
         self.valued = 0
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, mask: Tensor, media: object = None) -> Tensor:
         self.valued += int(mask.sum())
         return self.weight * tokens * mask
 

@@ -26,6 +26,7 @@ from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.recipe import ConversationLimits, GroupReplay, Recipe, Rollout
 from rlkit.rollout.participants import Participants
+from rlkit.rollout.pictures import Rendered
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
@@ -293,8 +294,9 @@ class User(Interaction):
 
 
 TEMPLATE: Any = SimpleNamespace(
-    start=lambda messages, tools: [1] * len(messages),
-    delta=lambda messages: [1] * len(messages),
+    render_start=lambda messages, tools: Rendered([1] * len(messages)),
+    render_delta=lambda messages: Rendered([1] * len(messages)),
+    reader=None,
     codec=SimpleNamespace(
         plain=lambda message: message,
         count=len,

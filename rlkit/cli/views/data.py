@@ -17,7 +17,6 @@ from rlkit.base.errors import shorten
 from rlkit.cli.views.display import echo
 from rlkit.cli.views.display import show as show_table
 from rlkit.data.data import Data
-from rlkit.data.prompts import make_prompt
 from rlkit.recipe.unscorable import unscorable_training, unscorable_validation
 from rlkit.types import JsonObject, Prompt
 
@@ -57,7 +56,7 @@ def example(data: Data, index: int) -> JsonObject:
         "row": index,
         "id": prompt.id,
         "tokens": len(ids),
-        "shortened": prompt.messages != make_prompt(data.recipe.task, data.train, index).messages,
+        "shortened": prompt.messages != data.complete_prompt(index).messages,
         "text": data.dialogue.template.codec.decode(ids),
         "source": prompt.source or prompt.meta.get("data_source"),
         "tools": list(data.recipe.tools or ()) if prompt.tools is None else prompt.tools,
@@ -85,7 +84,7 @@ def stats(data: Data, as_json: bool) -> None:
     """Print metrics of all training and validation prompts."""
     rows = range(len(data.train))
     console = Console(stderr=True, quiet=not data.show)
-    train = [make_prompt(data.recipe.task, data.train, i) for i in track(rows, "reading rows", console=console)]
+    train = [data.complete_prompt(row) for row in track(rows, "reading rows", console=console)]
     splits = {"train": train} | ({"validation": data.held_out} if data.held_out else {})
     lengths = {name: data.lengths.measure(prompts) for name, prompts in splits.items()}
     statistics = {name: _split(data, prompts, lengths[name]) for name, prompts in splits.items()}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from rlkit.cli.views.pages import PageIndex, as_json, pages
+from rlkit.cli.views.pictures import RunPictures
 from rlkit.cli.views.runs import RunFiles
 from rlkit.cli.views.tokens import texts_of
 
@@ -26,10 +27,15 @@ SCRIPTS = ("core", "address", "charts", "headline", "curves", "timeline", "conve
 WATCH = "watch"
 """The script that a page has besides if it is served: it asks for a newer one."""
 
-BROWSER_NUMBERS = 'Intl.NumberFormat(_?k.language:"en-US")'
-"""How uPlot formats numbers; `k` is the browser's `navigator`."""
 MARK = b"<!doctype html>\n<!-- written by rlkit report -->\n"
 """What each report begins with."""
+
+
+LOCALE = """try { new Intl.NumberFormat(navigator.language); } catch {
+  Object.defineProperty(navigator, "language", { value: "en" });
+}
+"""
+"""Replaces a language that is none, such as `en-US@posix`, in which uPlot would format numbers."""
 
 
 def write_page(path: Path, runs: Sequence[RunFiles]) -> int:
@@ -61,7 +67,7 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
         OSError: It cannot be written.
     """
     style = _read("vendor/uPlot.min.css") + _read("web/report.css")
-    vendored = f"/*\n{_read('vendor/LICENSE')}\n*/\n{_charts()}"
+    vendored = f"{LOCALE}/*\n{_read('vendor/LICENSE')}\n*/\n{_read('vendor/uPlot.iife.min.js')}"
     names = SCRIPTS if version is None else (*SCRIPTS[:-1], WATCH, SCRIPTS[-1])
     script = "".join(_read(f"web/{name}.js") for name in names)
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
@@ -70,7 +76,8 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
     file.write(MARK + head.encode() + _read("web/body.html").encode())
     index, count = PageIndex(), 0
     for number, run in enumerate(runs):
-        for page in pages(run.rollouts(), texts_of(run), index, number, count):
+        pictures = RunPictures(run.path / "rollouts")
+        for page in pages(run.rollouts(), texts_of(run), pictures, index, run=number, first=count):
             file.write(block(f"page-{count}", page))
             count += 1
     file.write(block("index", as_json(index.content())))
@@ -81,17 +88,9 @@ def write(file: IO[bytes], runs: Sequence[RunFiles], version: str | None = None)
     return len(index.excerpts)
 
 
-def _charts() -> str:
-    """Return the library of charts, with numbers in the language of the page.
-
-    That of the browser may be none that `Intl` takes, such as `en-US@posix`, and the library would not load.
-    """
-    return _read("vendor/uPlot.iife.min.js").replace(BROWSER_NUMBERS, 'Intl.NumberFormat("en-US")')
-
-
 def _head(style: str, scripts: Sequence[str], network: str) -> str:
     allowed = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; connect-src {network}"
-    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; img-src data:; {allowed}; base-uri 'none'; form-action 'none'"
     return (
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

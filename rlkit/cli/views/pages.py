@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from rlkit.cli.views.pictures import RunPictures
 from rlkit.cli.views.runs import RolloutFile, chosen, token_ids
 from rlkit.cli.views.tokens import TokenTexts
+from rlkit.interfaces.content import described
 from rlkit.types import JsonObject
 
 MAX_ROWS = 64
@@ -95,36 +97,46 @@ class PageIndex:
 
 
 def pages(
-    rollouts: Iterable[tuple[RolloutFile, JsonObject, bytes]], texts: TokenTexts, index: PageIndex, run: int, first: int
+    rollouts: Iterable[tuple[RolloutFile, JsonObject, bytes]],
+    texts: TokenTexts,
+    pictures: RunPictures,
+    index: PageIndex,
+    *,
+    run: int,
+    first: int,
 ) -> Iterator[str]:
     """Yield pages of a run's rows, and add each row to the index.
 
-    A page is JSON of `rows`, as they were saved, and `texts`, those of the token ids in them.
+    A page is JSON of `rows`, as they were saved, `texts`, those of the token ids in them, and their `pictures`.
 
     Args:
         rollouts: Rows with the files and the lines that they are from.
         texts: Of the run's tokenizer.
+        pictures: Of the run's rollouts.
         index: Of all runs.
         run: The run's number.
         first: The number of the first page.
     """
     rows: list[str] = []
     tokens: set[int] = set()
+    shown: dict[str, str] = {}
     size = 0
     for file, row, line in rollouts:
         index.add(run, file, row, first, len(rows))
         rows.append(_as_saved(row, line))
         tokens.update(token_ids(row))
-        size += len(rows[-1])
+        new = {name: picture for name, picture in pictures.of(row).items() if name not in shown}
+        shown |= new
+        size += len(rows[-1]) + sum(map(len, new.values()))
         if len(rows) == MAX_ROWS or size > MAX_PAGE:
-            yield _page(rows, texts.of(tokens))
-            rows, tokens, size, first = [], set(), 0, first + 1
+            yield _page(rows, texts.of(tokens), shown)
+            rows, tokens, shown, size, first = [], set(), {}, 0, first + 1
     if rows:
-        yield _page(rows, texts.of(tokens))
+        yield _page(rows, texts.of(tokens), shown)
 
 
-def _page(rows: list[str], texts: dict[str, str]) -> str:
-    return f'{{"rows":[{",".join(rows)}],"texts":{as_json(texts)}}}'
+def _page(rows: list[str], texts: dict[str, str], pictures: dict[str, str]) -> str:
+    return f'{{"rows":[{",".join(rows)}],"texts":{as_json(texts)},"pictures":{as_json(pictures)}}}'
 
 
 def _as_saved(row: JsonObject, line: bytes) -> str:
@@ -173,4 +185,4 @@ def _asked(row: JsonObject) -> str:
     """Return the beginning of the prompt's last message."""
     asked = row.get("messages")
     last = asked[-1] if isinstance(asked, list) and asked else None
-    return _short(last.get("content") if isinstance(last, dict) else None)
+    return _short(described(last.get("content")) if isinstance(last, dict) else None)

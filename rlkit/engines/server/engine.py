@@ -115,7 +115,13 @@ class ServerEngine(RolloutEngine):
 
     def bind(self, runtime: Runtime) -> None:
         from rlkit.models.lora import adapted_layers
+        from rlkit.models.vision import reads_pictures
 
+        if reads_pictures(runtime.policy.config):
+            raise EngineError(
+                f"{type(self).__name__} sends texts alone, and model.path reads pictures; choose rollout.engine: "
+                "TorchEngine"
+            )
         self.runtime = runtime
         self.weight_dtype = _weight_dtype(self.dtype, runtime)
         self.requests.bind(runtime)

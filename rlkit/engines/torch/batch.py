@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.base.errors import EngineError
+from rlkit.media import Media
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose
 from rlkit.types import Completion, Request, StopReason
@@ -69,11 +70,19 @@ class Row:
 
 @dataclass
 class PrefillGroup:
-    """Rows that continue one prompt, and the number of tokens in a pass over the prompt and the rows' own tokens."""
+    """Rows that continue one prompt with its pictures.
+
+    Args:
+        prompt: Its ids.
+        rows: In the order of their admission.
+        tokens: Those of a pass over the prompt and the rows' own tokens.
+        media: The pictures.
+    """
 
     prompt: tuple[int, ...]
     rows: list[Row]
     tokens: int
+    media: Media | None = None
 
 
 def group_by_prompt(rows: Sequence[Row], resumed: bool, max_tokens: int) -> list[PrefillGroup]:
@@ -83,13 +92,14 @@ def group_by_prompt(rows: Sequence[Row], resumed: bool, max_tokens: int) -> list
     would otherwise take more than `max_tokens`.
     """
     groups: list[PrefillGroup] = []
-    latest: dict[tuple[int, ...], PrefillGroup] = {}
+    latest: dict[tuple[object, ...], PrefillGroup] = {}
     for row in rows:
         own = row.request.resumed if resumed else 0
-        prompt = row.request.tokens[: len(row.request.tokens) - own]
-        group = latest.get(prompt)
+        prompt, media = row.request.tokens[: len(row.request.tokens) - own], row.request.media
+        key = (prompt, None if media is None else media.key)
+        group = latest.get(key)
         if group is None or (own and group.tokens + own > max_tokens):
-            group = latest[prompt] = PrefillGroup(prompt, [], len(prompt))
+            group = latest[key] = PrefillGroup(prompt, [], len(prompt), media)
             groups.append(group)
         group.rows.append(row)
         group.tokens += own

@@ -12,9 +12,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from rlkit.models.packing import masked_attention
+from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, ModelConfig
+    from rlkit.media import Media
 
 GROWTH = 64
 """The least number of columns by which the cache grows."""
@@ -80,7 +82,11 @@ class AnyDecoder(Protocol):
     def positions(self) -> Tensor: ...
 
     def admit(
-        self, prompts: Sequence[Sequence[int]], copies: Sequence[int], own: Sequence[Sequence[int]] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: Sequence[int],
+        own: Sequence[Sequence[int]] = (),
+        media: RowMedia = (),
     ) -> Tensor: ...
 
     def step(self, tokens: Tensor) -> Tensor: ...
@@ -117,6 +123,8 @@ class Decoder:
         self.rows: int
         self.end: int
         self.starts: list[int]
+        self.offsets: list[int]
+        """What to add to the index of a row's next token, for its position."""
         self.layers: list[_CacheLayer]
         self.release()
         parameters = inspect.signature(model.forward).parameters
@@ -129,14 +137,22 @@ class Decoder:
 
     def positions(self) -> Tensor:
         """Return the position [R] i64 of each row's next token."""
-        return self.end - torch.tensor(self.starts, device=self.device)
+        starts, offsets = (torch.tensor(x, device=self.device) for x in (self.starts, self.offsets))
+        return self.end - starts + offsets
 
     @torch.inference_mode()
     def admit(
-        self, prompts: Sequence[Sequence[int]], copies: Sequence[int], own: Sequence[Sequence[int]] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: Sequence[int],
+        own: Sequence[Sequence[int]] = (),
+        media: RowMedia = (),
     ) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
         assert not any(own)
+        if any(media):
+            each = zip(prompts, copies, media, strict=True)
+            return torch.cat([self._admit_one(prompt, count, pictures) for prompt, count, pictures in each])
         width = max(map(len, prompts))
         tokens = torch.zeros(len(prompts), width, dtype=torch.long)
         for i, prompt in enumerate(prompts):
@@ -149,8 +165,28 @@ class Decoder:
         layers = [_CacheLayer(None) for _ in self.layers]
         logits = self._forward(tokens.to(self.device), visible, positions, Cache(layers=list(layers)))
         repeats = torch.tensor(copies, device=self.device)
-        self._append(layers, repeats, [width - len(p) for p, n in zip(prompts, copies, strict=True) for _ in range(n)])
+        begins = [width - len(p) for p, n in zip(prompts, copies, strict=True) for _ in range(n)]
+        self._append(layers, repeats, begins, offset=0)
         return logits.repeat_interleave(repeats, dim=0)
+
+    def _admit_one(self, prompt: Sequence[int], copies: int, media: Media | None) -> Tensor:
+        """Run a prompt alone: the model makes its own mask, in which pictures may be seen in both directions."""
+        backbone = backbone_of(self.model)
+        tokens = torch.tensor([prompt], device=self.device)
+        inputs = picture_inputs(backbone, tokens, [media])
+        layers = [_CacheLayer(None) for _ in self.layers]
+        with self.autocast(), masked_attention(self.model):
+            output = self.model(
+                input_ids=tokens,
+                past_key_values=Cache(layers=list(layers)),
+                use_cache=True,
+                **inputs,
+                **self._last_only,
+            )
+        offset = position_offset(inputs.get("position_ids"), len(prompt))
+        self._append(layers, torch.tensor([copies], device=self.device), [0] * copies, offset)
+        logits: Tensor = output.logits[:, -1]
+        return logits.expand(copies, -1)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
@@ -168,6 +204,7 @@ class Decoder:
         """Keep the rows at these indices, and drop all others."""
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
         self.starts = [self.starts[r] for r in rows]
+        self.offsets = [self.offsets[r] for r in rows]
         first = self.first
         for layer in self.layers if rows else ():
             for buffer in (layer.keys, layer.values):
@@ -187,6 +224,7 @@ class Decoder:
         self.rows = 0
         self.end = 0
         self.starts = []
+        self.offsets = []
         self.layers = [_CacheLayer(self) for _ in range(self.config.num_hidden_layers)]
         self.cache = Cache(layers=list(self.layers))
 
@@ -203,7 +241,7 @@ class Decoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def _append(self, layers: Sequence[_CacheLayer], repeats: Tensor, starts: list[int]) -> None:
+    def _append(self, layers: Sequence[_CacheLayer], repeats: Tensor, starts: list[int], offset: int) -> None:
         width = layers[0].keys.shape[2]
         if width > self.end:
             self._shift(width - self.end)
@@ -216,6 +254,7 @@ class Decoder:
                 rows = slice(self.rows, self.rows + len(starts))
                 buffer[rows, :, self.end - width : self.end] = x.repeat_interleave(repeats, dim=0)
         self.starts += [self.end - width + s for s in starts]
+        self.offsets += [offset] * len(starts)
         self.rows += len(starts)
 
     def _shift(self, by: int) -> None:

@@ -14,6 +14,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from rlkit.engines.torch.blocks import FusedModel
 from rlkit.engines.torch.decoder import SPARE
 from rlkit.engines.torch.row_attention import RowAttention, additive_mask
+from rlkit.models.vision import RowMedia
 from rlkit.ops.attention import Layout, packed_attention, token_indices
 from rlkit.ops.ragged import Span, by_sdpa
 
@@ -152,7 +153,11 @@ class FusedDecoder:
 
     @torch.inference_mode()
     def admit(
-        self, prompts: Sequence[Sequence[int]], copies: Sequence[int], own: Sequence[Sequence[int]] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: Sequence[int],
+        own: Sequence[Sequence[int]] = (),
+        media: RowMedia = (),
     ) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V].
 

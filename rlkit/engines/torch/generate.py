@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from rlkit.models.vision import RowMedia, backbone_of, media_inputs
+
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From logits [N,V] to tokens [N] i64, and whether each row has finished, [N] bool."""
 
@@ -37,14 +39,23 @@ class _Finished(StoppingCriteria):  # type: ignore[misc]
 
 @torch.no_grad()
 def generate(
-    model: Any, prompts: Sequence[Sequence[int]], choose: Choose, budget: int, autocast: AbstractContextManager[None]
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    choose: Choose,
+    budget: int,
+    autocast: AbstractContextManager[None],
+    *,
+    media: RowMedia = (),
 ) -> None:
-    """Continue prompts of equal length until `choose` has finished all of them."""
+    """Continue prompts of equal length, with their pictures, until `choose` has finished all of them."""
     chooser = _Chooser(choose)
     tokens = torch.tensor(prompts, device=next(model.parameters()).device)
+    segments = [segment for row in media if row is not None for segment in row.segments]
+    inputs = media_inputs(backbone_of(model), tokens, segments)
     with autocast:
         model.generate(
             tokens,
+            **inputs,
             attention_mask=torch.ones_like(tokens),
             max_new_tokens=budget,
             do_sample=False,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.models.vision import RowMedia
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -129,11 +130,15 @@ class GraphDecoder(FusedDecoder):
         return logits
 
     def admit(
-        self, prompts: Sequence[Sequence[int]], copies: Sequence[int], own: Sequence[Sequence[int]] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: Sequence[int],
+        own: Sequence[Sequence[int]] = (),
+        media: RowMedia = (),
     ) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
         self._forget()
-        return super().admit(prompts, copies, own)
+        return super().admit(prompts, copies, own, media)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep the rows at these indices; drop all others, and the prompts that no row uses."""

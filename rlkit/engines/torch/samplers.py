@@ -17,6 +17,7 @@ from rlkit.engines.torch.batch import DecodeBatch, Row, group_by_prompt
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.worker import Worker
 from rlkit.ops.batching import micro_batches
+from rlkit.types import Request
 
 if TYPE_CHECKING:
     from rlkit.engines.torch.decoder import AnyDecoder
@@ -127,7 +128,9 @@ class DecoderSampler(Sampler):
             chunk = [groups[i] for i in indices]
             rows = [row for group in chunk for row in group.rows]
             own = [row.request.tokens[len(group.prompt) :] for group in chunk for row in group.rows]
-            logits = self.decoder.admit([g.prompt for g in chunk], [len(g.rows) for g in chunk], own)
+            logits = self.decoder.admit(
+                [g.prompt for g in chunk], [len(g.rows) for g in chunk], own, [g.media for g in chunk]
+            )
             first = len(batch.rows)
             batch.add(rows)
             ended += batch.sample(logits, self._queue.version, first)
@@ -151,8 +154,8 @@ class GenerateSampler(Sampler):
 
     def select(self, rows: Sequence[Row]) -> list[Row]:
         queue = self._queue
-        length = len(queue.waiting[0].request.tokens)
-        joined = [row for row in queue.waiting if len(row.request.tokens) == length][: self._max_rows]
+        first = queue.waiting[0].request
+        joined = [row for row in queue.waiting if _together(row.request, first)][: self._max_rows]
         queue.waiting = deque(row for row in queue.waiting if row not in joined)
         return [row for row in joined if not row.future.done()]
 
@@ -172,7 +175,8 @@ class GenerateSampler(Sampler):
         prompts = [row.request.tokens for row in joined]
         budget = max(row.budget for row in joined)
         try:
-            generate(self._runtime.policy, prompts, choose, budget, self._runtime.autocast())
+            pictures = [row.request.media for row in joined]
+            generate(self._runtime.policy, prompts, choose, budget, self._runtime.autocast(), media=pictures)
             batch.interrupt()
         finally:
             batch.keep([])
@@ -180,3 +184,8 @@ class GenerateSampler(Sampler):
 
     def health(self) -> dict[str, float]:
         return {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0}
+
+
+def _together(request: Request, first: Request) -> bool:
+    """Whether `generate` takes two requests at once: of one length, and both with or without pictures."""
+    return len(request.tokens) == len(first.tokens) and bool(request.media) == bool(first.media)

@@ -133,7 +133,9 @@ def setting(
         RecipeError: A model's configuration cannot be loaded, so its shape is unknown.
     """
     model, critic = recipe.model, recipe.critic
-    policy = size_of(find_config(model), model.lora, model.trust_remote_code, scores=not recipe.generates)
+    policy = size_of(
+        find_config(model), model.lora, model.trust_remote_code, scores=not recipe.generates, vision=model.vision
+    )
     critic_size = None
     if critic is not None:
         critic_model = replace(model, path=critic.path or model.path, lora=None)

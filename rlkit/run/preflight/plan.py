@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, RolloutError, show
 from rlkit.data.data import Data
+from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import RewardFunction, RewardManager
 from rlkit.models.activations import precision_of
@@ -229,12 +230,12 @@ def _remark(right: float, wrong: float) -> str:
         return ": the wrong answer is scored higher"
     if right > 0:
         return ": both are scored alike"
-    return ": both score 0, which is harmless if the reward expects words around the answer, such as '#### 96'"
+    return ": fine if answers need words around the reference; otherwise the reward expects another form"
 
 
 def _question(prompt: Prompt) -> str:
     """Return the last message of a prompt, quoted, for a line."""
-    return show(prompt.messages[-1]["content"] if prompt.messages else "", 60)
+    return show(described(prompt.messages[-1]["content"]) if prompt.messages else "", 60)
 
 
 def _trajectory(prompt: Prompt, text: str) -> Trajectory:

@@ -10,6 +10,7 @@ import torch
 from rlkit.base.errors import EngineError
 from rlkit.data.data import Data
 from rlkit.interfaces import outputs
+from rlkit.media import Media
 from rlkit.registry import calling, require
 from rlkit.rollout.service import RolloutService
 from rlkit.types import Completion, Request, SampleKey, Sampling
@@ -31,12 +32,17 @@ def check_weights(data: Data, service: RolloutService) -> float:
     full_precision &= all(weight.dtype is torch.float32 for weight in actor.parameters())
     limit = recipe.rollout.max_gap or (1e-3 if full_precision else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
-    prompt_ids = [
-        tuple(data.dialogue.template.start(prompt.messages, prompt.tools)) for prompt in prompts if ranks.lead
-    ]
+    template = data.dialogue.template
+    starts = [template.render_start(prompt.messages, prompt.tools) for prompt in prompts if ranks.lead]
     requests = [
-        Request(ids, sampling, SampleKey(0, 0, f"weight-check/{i}", 0), f"weight-check/{i}")
-        for i, ids in enumerate(prompt_ids)
+        Request(
+            tuple(tokens),
+            sampling,
+            SampleKey(0, 0, f"weight-check/{i}", 0),
+            f"weight-check/{i}",
+            media=None if segment is None else Media([segment]),
+        )
+        for i, (tokens, segment) in enumerate(starts)
     ]
 
     engine = service.engine
@@ -50,11 +56,15 @@ def check_weights(data: Data, service: RolloutService) -> float:
     gaps = []
     for request, completion in zip(requests, completions, strict=True):
         require(engine, "generate", outputs.of_engine(completion, request, service.version, data.dialogue.stop_ids))
-        tokens = torch.tensor([[*request.tokens, *completion.tokens]], device=ranks.fabric.device)
+        is_picture = template.reader is not None and completion.tokens[0] in template.reader.placeholders
+        sampled = [0] if is_picture else completion.tokens  # a picture's token stands for nothing here
+        tokens = torch.tensor([[*request.tokens, *sampled]], device=ranks.fabric.device)
         mask = torch.zeros_like(tokens, dtype=torch.bool)
         mask[:, -1] = True
         with torch.no_grad(), ranks.fabric.autocast():
-            gaps.append(abs(float(actor(tokens, mask).logps[0, -1]) - completion.logps[0]))
+            logps = actor(tokens, mask, media=[request.media]).logps
+        if not is_picture:
+            gaps.append(abs(float(logps[0, -1]) - completion.logps[0]))
     mean = sum(gaps) / max(1, len(gaps))
     gap = ranks.all_reduce_max(inf if isnan(mean) else mean)
     if gap > limit:

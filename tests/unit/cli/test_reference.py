@@ -71,7 +71,7 @@ def test_what_is_shown_says_what_authors_asked(capsys: pytest.CaptureFixture[str
     for name, text in (
         ("LossOutput", "the mean over all micro-batches, optimizer steps and ranks"),
         ("RewardManager", "trajectories of a call belong to one prompt"),
-        ("Message", "A chat message: `role`, `content` (text or typed parts)"),
+        ("Message", "A chat message: `role`, `content` and other keys that the chat template reads."),
         ("TrainBatch", "mask: [B,T] bool, True where the policy chose the token"),
     ):
         assert main(["plugins", "show", name]) == 0

@@ -119,7 +119,8 @@ def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[A
         prompt=lambda row: SimpleNamespace(messages=[row], tools=None),
         order=SimpleNamespace(rows=["the first row", "the second"]),
         dialogue=SimpleNamespace(
-            template=SimpleNamespace(start=lambda messages, tools: [5, 6, 7] if messages == ["the first row"] else [])
+            reader=None,
+            template=SimpleNamespace(start=lambda messages, tools: [5, 6, 7] if messages == ["the first row"] else []),
         ),
     )
     context: Any = SimpleNamespace(

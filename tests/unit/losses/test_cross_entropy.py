@@ -134,7 +134,7 @@ def test_noise_is_in_passes_with_a_gradient_alone() -> None:
     seen: list[Any] = []
     forward = made.models.policy.module.forward
 
-    def noted(*args: Any, noise: RowNoise | None, ids: None) -> PolicyOutput:
+    def noted(*args: Any, noise: RowNoise | None, media: None) -> PolicyOutput:
         seen.append((torch.is_grad_enabled(), noise))
         return forward(*args)
 

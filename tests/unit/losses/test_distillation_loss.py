@@ -208,7 +208,7 @@ def test_models_of_one_tokenizer_may_differ_in_columns(theirs: int, mine: int) -
     torch.testing.assert_close(logps[batch.mask].exp().sum(-1), torch.ones(int(batch.mask.sum())))
     assert bool((logps[batch.mask][:, -1].exp() > 0.01).all()) == (theirs > mine)
     assert not ids[~batch.mask].any()
-    out = policy(batch.tokens, batch.mask, ids=ids)
+    out = policy(batch.tokens, batch.mask, reads=Reads(ids=ids))
     assert out.top_logps is not None
     torch.testing.assert_close(out.top_logps[batch.mask].exp().sum(-1), torch.ones(int(batch.mask.sum())))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.models.critic import ValueModel
+from rlkit.models.actor import ValueModel
 from rlkit.models.flops import learning_flops, peak_flops
 from rlkit.models.lora import add_lora, base_model
 from rlkit.recipe import Critic, Fabric, Lora

@@ -12,8 +12,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines.torch.decoder import Decoder
-from rlkit.models.actor import Actor
-from rlkit.models.critic import ValueModel
+from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.reference import Reference
 from rlkit.models.weights import PolicyWeights

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rlkit.base.errors import RecipeError
-from rlkit.models.actor import Actor
-from rlkit.models.critic import ValueModel
+from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.load import load_policy, load_tokenizer
 from rlkit.models.reference import Reference
 from rlkit.models.save import save_policy

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlkit.models.actor import Actor
-from rlkit.models.critic import ValueModel
+from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.packing import PackedPasses, Packing
 from rlkit.ops.attention import WASTE, divide_by_length, packed_attention
 from rlkit.ops.batching import group_micro_batches

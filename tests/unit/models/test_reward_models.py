@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
-from rlkit.models.actor import ScoreModel
-from rlkit.models.critic import ValueModel
+from rlkit.models.actor import ScoreModel, ValueModel
 from rlkit.models.load import load_backbone, load_policy, load_tokenizer, stop_ids
 from rlkit.models.lora import has_lora, merge_adapters, score_head
 from rlkit.models.save import save_policy

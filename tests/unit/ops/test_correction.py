@@ -12,7 +12,7 @@ from torch import nn
 
 from rlkit.advantages import ReMax
 from rlkit.filters import ZeroSignal
-from rlkit.models.ema import WeightAverage
+from rlkit.models.reference import WeightAverage
 from rlkit.ops.correction import (
     AcceptanceRule,
     accepted,

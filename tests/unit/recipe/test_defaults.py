@@ -18,8 +18,9 @@ TRAINED = {
 DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
     sections.Model: {"head": "lm", "attention": "auto", "lora": None, "dtype": "float32", "chat_template_kwargs": None,
-        "trust_remote_code": False,
+        "trust_remote_code": False, "vision": sections.Vision,
     },
+    sections.Vision: {"min_pixels": None, "max_pixels": 1_003_520, "train": False},
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
         "max_prompt_tokens": None, "overlong": "error", "unscorable": "error", "oversample": 1.0,

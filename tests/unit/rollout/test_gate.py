@@ -108,9 +108,9 @@ def test_interrupted_completions_share_their_prompts_pass() -> None:
     engine, gate, admitted = bound("qwen2"), Gate(), []
     admit = FusedDecoder.admit
 
-    def noted(decoder: FusedDecoder, prompts: Any, copies: Any, own: Any) -> Any:
+    def noted(decoder: FusedDecoder, prompts: Any, copies: Any, own: Any, media: Any) -> Any:
         admitted.append((list(prompts), list(copies), [len(tokens) for tokens in own]))
-        return admit(decoder, prompts, copies, own)
+        return admit(decoder, prompts, copies, own, media)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedDecoder, "admit", noted)

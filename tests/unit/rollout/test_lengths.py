@@ -18,7 +18,8 @@ from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model
 from rlkit.rollout import lengths
 from rlkit.rollout.lengths import measure, shorten
-from rlkit.rollout.template import ChatTemplate, TokenCodec
+from rlkit.rollout.rendering import TokenCodec
+from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import save_random_model
 from rlkit.types import Message, Prompt
 from tests.conftest import read_jsonl

@@ -280,7 +280,8 @@ def test_an_engine_is_asked_for_the_allowed_tokens_only() -> None:
 
     sampling = Sampling(max_tokens=8)
     engine = SimpleNamespace(generate=generate)
-    setup: Any = SimpleNamespace(sampling=sampling, engine=engine, timer=BusyTimer(), gate=None)
+    template = SimpleNamespace(reader=None)
+    setup: Any = SimpleNamespace(sampling=sampling, engine=engine, timer=BusyTimer(), gate=None, template=template)
     for tokens, expected in ((5, 3), (None, 8)):
         conversation = Conversation(Prompt("p", []), 0, Limits(tokens=tokens), mask=[False, True, True])
         asyncio.run(collect_module._ask(setup, conversation, SampleKey(0, 1, "p", 0)))

@@ -383,7 +383,7 @@ def test_arguments_may_be_text() -> None:
     ],
 )
 def test_a_template_that_does_not_end_is_refused(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.rollout.template.RENDER_SECONDS", 0.2)
+    monkeypatch.setattr("rlkit.rollout.rendering.RENDER_SECONDS", 0.2)
     tokenizer = tokenizer_of.__wrapped__("chatml")
     tokenizer.chat_template = program
     with pytest.raises(RecipeError, match="does not end|cannot render"):

@@ -13,7 +13,7 @@ from rlkit.data.prompts import make_prompt
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.task import Split, Task
 from rlkit.interfaces.tool import State
-from rlkit.rollout.participants import ParticipantError, _messages, _text
+from rlkit.rollout.participants import ParticipantError, _content, _messages
 from rlkit.tasks import TRL, Mix, Verl
 from rlkit.tasks.rows import Rows
 from rlkit.types import Message, Prompt, Row
@@ -90,7 +90,9 @@ def test_media_that_a_task_drops_are_refused_too() -> None:
 
 @pytest.mark.parametrize("value", ["a", 5, ["a"], [{"type": "text", "text": "a"}]])
 def test_what_participants_return_is_text(value: Any) -> None:
-    assert _text(value) == ("a" if isinstance(value, list) and isinstance(value[0], dict) else str(value))
+    assert _content(value, pictures=False) == (
+        "a" if isinstance(value, list) and isinstance(value[0], dict) else str(value)
+    )
 
 
 class Painter(Interaction):
@@ -103,9 +105,9 @@ class Painter(Interaction):
 def test_typed_parts_of_participants_are_refused() -> None:
     image = [{"type": "image", "image": "a"}]
     with pytest.raises(ValueError, match="part 1"):
-        _text(image)
+        _content(image, pictures=False)
     with pytest.raises(ParticipantError, match="Painter.*part 1"):
-        _messages(Painter(), [{"role": "user", "content": image}])
+        _messages(Painter(), [{"role": "user", "content": image}], pictures=False)
 
 
 def test_features_of_media_are_refused_without_their_decoders(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
     assert tried(constant, prompt, prompt).lines == [f"{both}: both are scored alike", both]
     [of_json] = tried(strict, prompt).lines
     assert of_json.startswith(
-        f"reward: 0 for the reference answer '7' to {question}, 0 for 'I do not know.': both score 0, which is"
+        f"reward: 0 for the reference answer '7' to {question}, 0 for 'I do not know.': fine if answers"
     )
     assert "1 for an empty answer to" in tried(constant, Prompt("p", [USER], None)).lines[0]
     assert tried(inverted, prompt).lines == [

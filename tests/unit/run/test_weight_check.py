@@ -73,6 +73,6 @@ def test_weights_that_are_not_finite_are_refused(
 ) -> None:
     actor = run[1].actor
     forward = actor.forward
-    monkeypatch.setattr(actor, "forward", lambda *args: forward(*args)._replace(logps=torch.full((1, 99), nan)))
+    monkeypatch.setattr(actor, "forward", lambda *args, **_: forward(*args)._replace(logps=torch.full((1, 99), nan)))
     with pytest.raises(EngineError, match="inf away"):
         prove_with(run, [0.0] * 4, monkeypatch)

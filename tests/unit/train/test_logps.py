@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlkit.advantages import OptimalTokenBaseline
+from rlkit.models.packing import PackedPasses
 from rlkit.recipe import Correction, Critic, KLLoss, KLReward, Rejection
 from rlkit.rollout.collate import collate
 from rlkit.testing import example_trajectory
@@ -72,7 +73,7 @@ def test_ratios_may_compare_with_the_engine() -> None:
 def test_reference_and_critic_are_asked_if_present() -> None:
     asked: list[float] = []
 
-    def logps(tokens: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    def logps(tokens: Tensor, mask: Tensor, temperature: float, media: object) -> Tensor:
         asked.append(temperature)
         return -3.0 * mask
 
@@ -82,7 +83,7 @@ def test_reference_and_critic_are_asked_if_present() -> None:
         context(
             made,
             critic=Trained(Values(2.0)),
-            reference=SimpleNamespace(logps=logps, passes=SimpleNamespace(packed=False), applied=nullcontext),
+            reference=SimpleNamespace(logps=logps, passes=PackedPasses(None), applied=nullcontext),
         ),
         batch,
     )

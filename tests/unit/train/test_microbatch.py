@@ -41,7 +41,7 @@ def test_every_rank_makes_as_many_passes() -> None:
 def test_what_is_computed_lies_where_its_tokens_do() -> None:
     passes: list[tuple[int, ...]] = []
 
-    def fn(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def fn(tokens: Tensor, mask: Tensor, media: object) -> tuple[Tensor, Tensor]:
         assert not torch.is_grad_enabled()
         passes.append(tuple(tokens.shape))
         return 10.0 * tokens, mask.float()
@@ -56,7 +56,7 @@ def test_what_is_computed_lies_where_its_tokens_do() -> None:
 def test_a_function_returns_equally_many_tensors_each_time() -> None:
     left = [2, 2, 1]
 
-    def fn(tokens: Tensor, mask: Tensor) -> list[Tensor]:
+    def fn(tokens: Tensor, mask: Tensor, media: object) -> list[Tensor]:
         return [mask.float()] * left.pop(0)
 
     with pytest.raises(ValueError, match="shorter"):
@@ -76,7 +76,7 @@ def test_no_rows_are_a_dummy_row_without_chosen_tokens() -> None:
 def test_no_limit_changes_what_is_computed(limit: int, more: int) -> None:
     batch = scored()
     [found] = forward_in_micro_batches(
-        lambda tokens, mask: ((tokens * mask).float(),), batch, limit, lambda n: n + more
+        lambda tokens, mask, media: ((tokens * mask).float(),), batch, limit, lambda n: n + more
     )
     assert torch.equal(found, (batch.tokens * batch.mask).float())
     micros = aligned_micro_batches(batch, range(4), limit, alone)

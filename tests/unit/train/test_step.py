@@ -12,8 +12,7 @@ import torch
 from rlkit.advantages import ReMax
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.loss import Inputs
-from rlkit.models.ema import WeightAverage
-from rlkit.models.reference import Reference
+from rlkit.models.reference import Reference, WeightAverage
 from rlkit.ops.statistics import Moments
 from rlkit.recipe import VALIDATION_METRICS, Correction, Critic, KLReward
 from rlkit.run import evaluate as evaluation

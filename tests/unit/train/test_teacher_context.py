@@ -14,11 +14,11 @@ from rlkit.base.errors import RecipeError
 from rlkit.data.teacher import TeacherPrompts
 from rlkit.interfaces.callback import Callback, RolloutsEnd, TrainingBatch
 from rlkit.models.actor import Actor
-from rlkit.models.ema import WeightAverage
 from rlkit.models.load import load_policy, load_tokenizer, stop_ids
-from rlkit.models.reference import AveragedPolicy
+from rlkit.models.reference import AveragedPolicy, WeightAverage
 from rlkit.recipe import Model, Teacher
 from rlkit.rollout.collate import collate
+from rlkit.rollout.pictures import Rendered
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model
 from rlkit.testing.models import save_random_model
@@ -40,7 +40,7 @@ def test_completions_are_read_after_another_prompt() -> None:
     """By hand: a row of two turns with a tool's token 6 between, and a shorter one."""
     rows = [trajectory([1, 2, 5, 6, 7], [0, 0, 1, 0, 1]), trajectory([3, 4], [0, 1])]
     batch = collate(rows)
-    found = teacher_rows(batch, rows, [[9, 9, 9], [8, 8, 8, 8]], context=100)
+    found = teacher_rows(batch, rows, [Rendered([9, 9, 9]), Rendered([8, 8, 8, 8])], context=100)
     assert found.batch.tokens.tolist() == [[9, 9, 9, 5, 6, 7], [8, 8, 8, 8, 4, 0]]
     assert found.batch.mask.int().tolist() == [[0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 1, 0]]
     assert torch.equal(found.read, batch.mask)
@@ -52,7 +52,7 @@ def test_completions_are_read_after_another_prompt() -> None:
 
 def test_tokens_beyond_the_teachers_context_are_not_read() -> None:
     rows = [trajectory([1, 2, 5, 6, 7], [0, 0, 1, 0, 1]), trajectory([3, 4], [0, 1])]
-    found = teacher_rows(collate(rows), rows, [[9, 9, 9], [8] * 5], context=5)
+    found = teacher_rows(collate(rows), rows, [Rendered([9, 9, 9]), Rendered([8] * 5)], context=5)
     assert found.batch.tokens.tolist() == [[9, 9, 9, 5, 6], [8, 8, 8, 8, 8]]
     back = found.restore(found.batch.tokens.float())
     assert back.nan_to_num(-1).tolist() == [[0, 0, 5, 0, -1], [0, -1, 0, 0, 0]]
@@ -125,7 +125,7 @@ def test_a_prompt_that_leaves_the_teacher_no_room() -> None:
         TeacherPrompts(room, "{prompt}{answer}").fits(template, prompts, lengths)
     cut = TeacherPrompts(room, "{prompt}{answer}", "right")
     assert cut.fits(template, prompts, lengths) == [True, True]
-    start = cut.start(template, Trajectory(prompts[1], 0, [], [], [], [], StopReason.STOP))
+    start = cut.start(template, Trajectory(prompts[1], 0, [], [], [], [], StopReason.STOP)).tokens
     assert len(start) == room - 1
     assert "q" + "\0" * 11 + "<|im_end|>" in template.codec.decode(start)
 
@@ -135,7 +135,7 @@ def test_what_an_environment_says_first_follows_the_context() -> None:
     opening = {"role": "user", "content": "move!"}
     played = Trajectory(Prompt("p", ask, "4"), 0, [], [], [], [], StopReason.STOP)
     played.messages = [*ask, opening, {"role": "assistant", "content": "left"}, {"role": "user", "content": "more"}]
-    start = TeacherPrompts(100, HINT).start(template, played)
+    start = TeacherPrompts(100, HINT).start(template, played).tokens
     assert start == template.start([{"role": "user", "content": "q\nThe answer is 4."}, opening])
 
 

@@ -165,15 +165,37 @@ function turn(role, note, ...content) {
   return el("div", { class: "turn" }, el("p", { class: "role" }, head), content);
 }
 
+/** Return a picture of a row's messages; the name of one that the page does not have. */
+function picture(name, row) {
+  const src = (row.pictures || {})[name];
+  return src ? el("img", { class: "picture", src, alt: "picture" }) : el("span", { class: "muted" }, `[picture ${visible(name)}]`);
+}
+
+/** Return the contents of a message: texts and pictures, of typed parts, or one text. */
+function contentsOf(saved, row) {
+  if (!Array.isArray(saved)) return [typeof saved === "string" ? saved : JSON.stringify(saved ?? "", null, 2)];
+  return saved.map((part) => {
+    if (part && part.type === "image") return picture(part.image, row);
+    return part && typeof part.text === "string" ? part.text : JSON.stringify(part);
+  });
+}
+
+/** Return the pictures of a row's messages, to be shown beside its tokens. */
+function picturesOf(row) {
+  const parts = [...list(row.messages), ...list(row.conversation)].flatMap((message) => list(message && message.content));
+  const shown = parts.filter((part) => part && part.type === "image").map((part) => picture(part.image, row));
+  return shown.length > 0 ? el("div", { class: "pictures" }, shown) : null;
+}
+
 function messages(row) {
   const all = [...list(row.messages), ...list(row.conversation)].filter((m) => m && typeof m === "object");
   if (!Array.isArray(row.conversation)) all.push({ role: "assistant", content: row.text });
   return all.map((message) => {
-    const { content: saved } = message;
-    const content = typeof saved === "string" ? saved : JSON.stringify(saved ?? "", null, 2);
-    const text = message.role === "assistant" ? foldedText(content) : content;
+    const contents = contentsOf(message.content, row);
+    const length = contents.reduce((sum, part) => sum + (typeof part === "string" ? part.length : 0), 0);
+    const text = contents.map((part) => (message.role === "assistant" && typeof part === "string" ? foldedText(part) : part));
     const folded = list(message.tool_calls).map((made) => call(JSON.stringify(made), JSON.stringify(made, null, 2)));
-    return turn(visible(message.role), `${content.length} characters`, el("div", { class: "text" }, text), folded);
+    return turn(visible(message.role), `${length} characters`, el("div", { class: "text" }, text), folded);
   });
 }
 
@@ -187,7 +209,8 @@ function conversation(row, texts) {
   const choice = el("select", { class: "view" }, options);
   const exists = (wanted) => views.some(([value]) => value === wanted);
   choice.value = [address.get("show"), "logps", views[2]?.[0]].find(exists) ?? "messages";
-  const show = () => fill(body, choice.value === "messages" ? messages(row) : tokens(row, texts, choice.value));
+  const show = () => fill(body, choice.value === "messages" ? messages(row)
+    : [picturesOf(row), tokens(row, texts, choice.value)]);
   choice.addEventListener("change", () => {
     address.set({ show: choice.value });
     show();

@@ -48,8 +48,8 @@ class Details {
   }
 
   async row(at) {
-    const { rows, texts } = await page(this.index.page[at]);
-    return [withRatio(rows[this.index.offset[at]]), texts];
+    const { rows, texts, pictures } = await page(this.index.page[at]);
+    return [{ ...withRatio(rows[this.index.offset[at]]), pictures }, texts];
   }
 
   async one(at) {
@@ -144,7 +144,7 @@ class Details {
     const [row] = await this.row(at);
     const excerpt = this.index.asked[this.index.prompt[at]];
     return el("details", { class: "asked" }, el("summary", {}, excerpt || "prompt"),
-      messages({ messages: row.messages, conversation: [] }));
+      messages({ messages: row.messages, conversation: [], pictures: row.pictures }));
   }
 
   /** Return a sample in short; a click opens it. */
@@ -153,7 +153,7 @@ class Details {
     const badge = el("b", { class: "reward" }, shown(reward[i]));
     const facts = [`${shown(this.index.length[i])} tokens`, row.stop === "stop" ? null : visible(row.stop)];
     const turns = list(row.conversation);
-    const content = turns.length > 1 ? messages({ conversation: turns }) : el("div", { class: "text" }, row.text);
+    const content = turns.length > 1 ? messages({ conversation: turns, pictures: row.pictures }) : el("div", { class: "text" }, row.text);
     const open = () => { if (getSelection().isCollapsed) this.show(i, "one"); };
     return el("article", { class: i === at ? "card chosen" : "card", onclick: open },
       el("p", {}, el("button", { type: "button" }, title), " ", title.startsWith("reward") ? null : badge),

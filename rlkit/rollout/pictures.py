@@ -1,0 +1,111 @@
+"""Pictures in rendered conversations: one call of the processor makes the token ids and the model's inputs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlkit.base.errors import RecipeError, explain
+from rlkit.interfaces.picture import Picture
+from rlkit.media import MediaSegment
+from rlkit.models.processor import Processor, process
+from rlkit.recipe import Vision
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+KEPT_BYTES = 1 << 28
+"""Bytes of the tensors of rendered starts of conversations that are kept."""
+
+
+class Rendered(NamedTuple):
+    """What the policy reads next: token ids, and the pictures that placeholders among them stand for."""
+
+    tokens: list[int]
+    media: MediaSegment | None = None
+
+
+class PictureReader:
+    """Makes token ids and model inputs of rendered texts with pictures.
+
+    Args:
+        processor: The model's.
+        placeholders: Ids of the tokens that stand for features of pictures; the policy may not sample them.
+        options: Bounds of the pictures' sizes.
+    """
+
+    def __init__(self, processor: Processor, placeholders: Collection[int], options: Vision) -> None:
+        self.processor = processor
+        self.placeholders = frozenset(placeholders)
+        self.options = options
+        self.markers = frozenset(processor.tokenizer.decode([token]) for token in placeholders) | frozenset(
+            filter(None, (getattr(processor, name, None) for name in ("image_token", "boi_token")))
+        )
+        """Texts that stand for pictures in rendered texts, and may be nowhere else."""
+
+    def read(self, text: str, pictures: Sequence[Picture]) -> Rendered:
+        """Return the ids of a text, with its placeholders expanded, and its pictures' tensors.
+
+        Raises:
+            RecipeError: A picture cannot be read, or the processor refuses the text.
+        """
+        try:
+            images = [resized(picture.decode(), self.options) for picture in pictures]
+        except ValueError as error:
+            raise RecipeError(f"{error}") from error
+        try:
+            tokens, tensors = process(self.processor, text, images)
+        except Exception as error:  # processors raise anything
+            sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
+            raise RecipeError(
+                f"{type(self.processor).__name__} refuses pictures of {sizes} pixels: {explain(error)}"
+            ) from error
+        expanded = [index for index, token in enumerate(tokens) if token in self.placeholders]
+        if not expanded:
+            raise RecipeError(
+                "the chat template renders no placeholder for a picture; choose a model whose template does, or "
+                "correct its chat_template.jinja"
+            )
+        return Rendered(tokens, MediaSegment(tensors, tuple(pictures), expanded[-1] + 1))
+
+
+def resized(image: Image, options: Vision) -> Image:
+    """Return an image within the bounds of its number of pixels, with the same ratio of its sides."""
+    from PIL.Image import Resampling
+
+    pixels = image.width * image.height
+    bound = min(max(pixels, options.min_pixels or 1), options.max_pixels)
+    if bound == pixels:
+        return image
+    scale = (bound / pixels) ** 0.5
+    rounded = round if bound > pixels else int  # down, so that the bound holds
+    width, height = (max(1, rounded(side * scale)) for side in image.size)
+    return image.resize((width, height), Resampling.BICUBIC)
+
+
+class RenderedCache:
+    """Renderings of the last conversations' starts, which all samples of a prompt share."""
+
+    def __init__(self) -> None:
+        self._renderings: OrderedDict[str, Rendered] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def get(self, key: str, render: Callable[[], Rendered]) -> Rendered:
+        """Return the rendering of a key; other threads wait while it is made."""
+        with self._lock:
+            rendering = self._renderings.get(key)
+            if rendering is None:
+                rendering = self._renderings[key] = render()
+                self._bytes += _size(rendering)
+            self._renderings.move_to_end(key)
+            while self._bytes > KEPT_BYTES and len(self._renderings) > 1:
+                self._bytes -= _size(self._renderings.popitem(last=False)[1])
+            return rendering
+
+
+def _size(rendering: Rendered) -> int:
+    tensors = {} if rendering.media is None else rendering.media.tensors
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

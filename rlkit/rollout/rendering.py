@@ -1,0 +1,180 @@
+"""Messages as text and token ids: a model's chat template in limits of time and memory, and its tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TypeVar, cast
+
+from rlkit.base.errors import RecipeError
+from rlkit.base.limits import OverdueError, memory_limit, time_limit
+from rlkit.interfaces.model import Tokenizer
+from rlkit.interfaces.picture import Picture
+from rlkit.types import JsonObject, Message
+
+V = TypeVar("V")
+
+RENDER_SECONDS, RENDER_BYTES = 10, 2**30
+"""What rendering a conversation may take; a template is a program that comes with the model."""
+
+
+class TokenCodec:
+    """Converts between texts and token ids.
+
+    Args:
+        tokenizer: The policy's.
+        stop_ids: The ids that end the policy's turn.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
+        self.tokenizer = tokenizer
+        self.stop_ids = frozenset(stop_ids)
+        added = tokenizer.added_tokens_decoder.items()
+        self.stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
+        """Matches the text of a stop id."""
+        self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, which may be longer than the context."""
+        return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+
+    def encode_after_stop(self, text: str) -> list[int]:
+        """Return the ids of a text without the stop id that it starts with, if it does."""
+        ids = self.encode(text)
+        return ids[1:] if ids and ids[0] in self.stop_ids else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def turn(self, ids: Sequence[int], special: bool) -> str:
+        """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
+        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return self.tokenizer.decode(body, skip_special_tokens=not special)
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
+        if not texts:
+            return []
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            backend.no_truncation()  # its file may ask for that
+            backend.no_padding()
+            return [len(encoded) for encoded in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [len(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text that the policy reads, by itself."""
+        return len(self.encode(self.plain(text)))
+
+    def plain(self, value: V) -> V:
+        """Return a message, or any value in one, without the texts of special tokens, which would end a turn.
+
+        Halves of surrogate pairs, which no tokenizer reads, become question marks.
+        """
+        return cast(V, self._plain(value))
+
+    def _plain(self, value: object) -> object:
+        if isinstance(value, dict):
+            return {key: self._plain(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._plain(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        text = value.encode("utf-8", "replace").decode()
+        while self._special.search(text):  # what remains may join to another one
+            text = self._special.sub("", text)
+        return text
+
+
+class Renderer:
+    """Renders messages as text with a model's chat template: a Jinja program, which has limits of memory and time.
+
+    Args:
+        tokenizer: With a chat template.
+        tools: JSON schemas that the template shows to the policy.
+        kwargs: What the template reads besides.
+        typed: Whether contents that are texts are rendered as lists of one typed part, as some templates of
+            vision-language models require.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[JsonObject],
+        kwargs: Mapping[str, object],
+        typed: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._kwargs = kwargs
+        self._typed = typed
+        self._has_rendered = False
+
+    def __call__(self, messages: Sequence[Message], *, generate: bool, tools: Collection[str] | None = ()) -> str:
+        """Render messages.
+
+        Args:
+            messages: Those of a conversation.
+            generate: Whether to add the generation prompt.
+            tools: The names of the tools to describe; None for all.
+
+        Raises:
+            RecipeError: The template refuses the messages, or does not end.
+        """
+        schemas = [schema for schema in self._tools if tools is None or schema["function"]["name"] in tools]
+        try:
+            # the first time within limits of memory, and in the main thread within those of time
+            with time_limit(RENDER_SECONDS), nullcontext() if self._has_rendered else memory_limit(RENDER_BYTES):
+                text = self._tokenizer.apply_chat_template(
+                    [_rendered_form(message, self._typed) for message in messages],
+                    add_generation_prompt=generate,
+                    tools=schemas or None,
+                    tokenize=False,
+                    **self._kwargs,
+                )
+            self._has_rendered = True
+        except (OverdueError, MemoryError) as error:
+            limit = f"{RENDER_SECONDS} s and {RENDER_BYTES >> 20} MiB"
+            raise RecipeError(
+                f"the chat template does not end within {limit}; correct the model's chat_template.jinja or choose "
+                "another model"
+            ) from error
+        except Exception as error:  # Jinja code may raise anything
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise RecipeError(
+                f"the chat template cannot render the roles {roles}: {error}; use messages that it allows, or choose "
+                "another model"
+            ) from error
+        return cast(str, text)
+
+
+def pictures_of(messages: Sequence[Message]) -> list[Picture]:
+    """Return the pictures in messages, in the order in which they are rendered."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return [part["image"] for part in parts if part.get("type") == "image"]
+
+
+def texts_of(message: Message) -> list[str]:
+    """Return the texts of a message's content."""
+    content = message.get("content")
+    texts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _rendered_form(message: Message, typed: bool) -> Message:
+    """Return a message as a template reads it: pictures are parts without a value, and texts may be parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [{"type": "image"} if part.get("type") == "image" else part for part in content]
+        return {**message, "content": parts}
+    if typed and isinstance(content, str):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    return message
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    longest_first = sorted({text for text in texts if text}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
