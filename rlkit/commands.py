@@ -22,7 +22,7 @@ VERBS = {
     "validate": "answer a recipe's validation prompts and score the completions",
     "generate": "hold one conversation with a recipe's policy",
     "explain": "print the objective that a recipe optimises, as formulae",
-    "recipe": "list, show or check recipes",
+    "recipe": "list, show, make or check recipes",
     "docs": "show the documentation",
     "plugins": "list, show, make or test plugins",
     "reward": "score saved rollouts with another reward, and compare",
