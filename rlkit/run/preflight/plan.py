@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, RolloutError, show
+from rlkit.base.text import counted
 from rlkit.data.data import Data
 from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
@@ -66,8 +67,8 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
     yield (
-        f"{train.steps} steps of {prompts} prompts {samples}, "
-        f"{updates} optimizer step{'s' * (updates > 1)} each{passes}"
+        f"{counted(train.steps, 'step')} of {counted(prompts, 'prompt')} {samples}, "
+        f"{counted(updates, 'optimizer step')} each{passes}"
     )
     if prompts % train.minibatches:
         low = prompts // train.minibatches * train.minibatches
