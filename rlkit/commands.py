@@ -121,7 +121,7 @@ def _unknown_verb(verb: str, verbs: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     if verb in SEPARATE:
-        install = f"pip install ./plugins/{SEPARATE[verb]} in a checkout of rlkit"
+        install = f"pip install ./plugins/{SEPARATE[verb]} in a checkout"
         return f"{verb!r} is an unknown verb; {SEPARATE[verb]} provides it: {install}"
     near = get_close_matches(verb, [*verbs, *SEPARATE], 1)
     hint = f"did you mean {near[0]!r}?" if near else f"verbs: {', '.join(verbs)}"

@@ -191,7 +191,7 @@ def _state(distribution: str, registry: Registry) -> str:
             return f"the plugin {plugin.name!r} offers, but {DISABLE_VARIABLE} disables it; unset it"
         if plugin.distribution == distribution:
             return f"{distribution} {plugin.version} does not offer; see rlkit plugins list"
-    return f"{distribution} offers, which is not installed: pip install ./plugins/{distribution} in a checkout of rlkit"
+    return f"{distribution} offers, which is not installed: pip install ./plugins/{distribution} in a checkout"
 
 
 def classes_at(key: str, registry: Registry) -> Choice | Section | None:

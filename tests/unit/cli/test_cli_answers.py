@@ -103,7 +103,7 @@ def test_parts_of_plugins_that_are_not_there_are_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(metadata, "entry_points", lambda group: [])
     assert (
         "LengthReward', which rlkit-length-reward offers, which is not installed: pip install "
-        "./plugins/rlkit-length-reward in a checkout of rlkit" in (refusal("quickstart", "--reward=LengthReward"))
+        "./plugins/rlkit-length-reward in a checkout" in (refusal("quickstart", "--reward=LengthReward"))
     )
     path = "--reward=rlkit_length_reward.LengthReward"
     assert "no plugin of a package 'rlkit_length_reward' is installed" in refusal("quickstart", path)
