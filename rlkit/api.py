@@ -18,6 +18,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
 from rlkit.cli.parsing.reader import find, read
-from rlkit.cli.parsing.suggest import nearest
+from rlkit.cli.parsing.suggest import known_keys, near_keys, nearest
 from rlkit.cli.streams import unfailing
 from rlkit.cli.views.display import Display
 from rlkit.interfaces.advantage import AdvantageEstimator
@@ -199,6 +200,21 @@ def _text(path: str | Path | None) -> str | None:
     return None if path is None else str(path)
 
 
+def _nearest_argument(name: str, section_names: Sequence[str]) -> str:
+    """Return a hint with the argument of `fit` that has an option, such as `train={"lr": ...}`."""
+    if get_close_matches(name, section_names, 1, 0.7):
+        return nearest(name, section_names)
+    presence = known_keys(load_plugins(), {})
+    near = near_keys(name, list(presence), [key for key in presence if presence[key]])
+    section, _, option = near[0].partition(".") if near else ("", "", "")
+    if not option:
+        return nearest(name, section_names)
+    value = "..."
+    for part in reversed(option.split(".")):
+        value = f'{{"{part}": {value}}}'
+    return f"did you mean {section}={value}?"
+
+
 def _build(
     recipe: Recipe | str | Path | None, changes: Mapping[str, object] | None = None
 ) -> tuple[BuiltRecipe, str, Registry]:
@@ -211,7 +227,7 @@ def _build(
     section_names = [f.name for f in fields(Recipe)]
     unknown = [name for name in changes if name not in section_names]
     if unknown:
-        raise RecipeError(f"fit has no argument {unknown[0]!r}; {nearest(unknown[0], section_names)}")
+        raise RecipeError(f"fit has no argument {unknown[0]!r}; {_nearest_argument(unknown[0], section_names)}")
     required = [name for name in ("model", "task", "reward") if recipe is None and name not in changes]
     if required:
         raise RecipeError(f'fit needs {", ".join(required)}, or a recipe, such as fit("quickstart")')

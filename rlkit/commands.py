@@ -22,7 +22,7 @@ VERBS = {
     "validate": "answer a recipe's validation prompts and score the completions",
     "generate": "hold one conversation with a recipe's policy",
     "explain": "print the objective that a recipe optimises, as formulae",
-    "recipe": "list, show or check recipes",
+    "recipe": "list, show, make or check recipes",
     "docs": "show the documentation",
     "plugins": "list, show, make or test plugins",
     "reward": "score saved rollouts with another reward, and compare",
@@ -121,7 +121,8 @@ def _unknown_verb(verb: str, verbs: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     if verb in SEPARATE:
-        return f"{verb!r} is an unknown verb; `pip install {SEPARATE[verb]}` provides it"
+        install = f"pip install ./plugins/{SEPARATE[verb]} in a checkout"
+        return f"{verb!r} is an unknown verb; {SEPARATE[verb]} provides it: {install}"
     near = get_close_matches(verb, [*verbs, *SEPARATE], 1)
     hint = f"did you mean {near[0]!r}?" if near else f"verbs: {', '.join(verbs)}"
     return f"{verb!r} is no verb of rlkit; {hint}"

@@ -106,8 +106,8 @@ class LightningLogger(Logger):
         except ModuleNotFoundError as error:
             name = type(self).__name__
             raise RecipeError(
-                f"log.loggers has {name}, which needs the package {self.package}: pip install "
-                f"'rlkit-fabric[{name.lower()}]' ({error})"
+                f"log.loggers has {name}, which needs the package {self.package}; install it, or rlkit with "
+                f"its extra `{name.lower()}` ({error})"
             ) from error
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:

@@ -70,7 +70,7 @@ class Result:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise RecipeError("Result.plot needs matplotlib; pip install 'rlkit-fabric[plot]'") from error
+            raise RecipeError("Result.plot needs matplotlib; install it, or rlkit with its extra `plot`") from error
         curves = self._curves()
         for name in names:
             if name not in curves:

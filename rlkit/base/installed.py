@@ -102,8 +102,8 @@ def _describe(entry: metadata.EntryPoint, name: str) -> Plugin:
         plugin.made_for = str(requirement.specifier)
         if not (plugin.disabled or requirement.specifier.contains(version, prereleases=True)):
             plugin.error = (
-                f"it needs {DISTRIBUTION}{requirement.specifier}, but {version} is installed; install versions that "
-                f"fit: pip install --upgrade {plugin.distribution} {DISTRIBUTION}"
+                f"it needs {DISTRIBUTION}{requirement.specifier}, but {version} is installed; install versions "
+                f"of {plugin.distribution} and {DISTRIBUTION} that fit"
             )
     return plugin
 

@@ -27,6 +27,11 @@ SECRETS = (
 )
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 step` or `2 steps`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def visible(text: str) -> str:
     """Return a text whose control codes are written out, as `\\x1b`; line breaks and tabs stay."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text.replace("\r\n", "\n"))

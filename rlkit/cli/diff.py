@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.text import counted
 from rlkit.cli.views.compare import RunComparison, compare
 from rlkit.cli.views.display import echo, show
 from rlkit.run.launch import home_of
@@ -61,7 +62,7 @@ def _report(comparison: RunComparison, folders: Sequence[str]) -> None:
 def lines(comparison: RunComparison) -> Iterator[str]:
     """Yield what is said of the steps, the answers and the tensors of two runs."""
     if comparison.step is None:
-        yield f"metrics: the same in the {comparison.steps} steps that both have"
+        yield f"metrics: the same in the {counted(comparison.steps, 'step')} that both have"
     else:
         names = ", ".join(f"{name} {_text(a)} and {_text(b)}" for name, (a, b) in comparison.step.metrics.items())
         more = f", and {comparison.step.others} others" if comparison.step.others else ""
@@ -76,7 +77,9 @@ def lines(comparison: RunComparison) -> Iterator[str]:
         yield f"tensors: the first that differs is {where}: {comparison.tensor.what}"
     else:
         listed = ", ".join(comparison.checkpoints)
-        yield f"tensors: the same in {listed}" if listed else "tensors: the runs have no checkpoint in common"
+        yield (
+            f"tensors: the same in {listed}" if listed else "weights: not compared, no checkpoint of this step was kept"
+        )
 
 
 def _text(value: object) -> str:

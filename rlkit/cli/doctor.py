@@ -74,7 +74,7 @@ def facts() -> list[tuple[str, str]]:
         try:
             rows.append((name, check(metadata.version(name))))
         except metadata.PackageNotFoundError:
-            rows.append((name, f"not installed (pip install 'rlkit-fabric[{name}]')"))
+            rows.append((name, f"not installed (install it, or rlkit with its extra `{name}`)"))
     rows.append(("CPUs", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows.append(("GPUs", ", ".join(gpus) or "none: runs use the CPU"))

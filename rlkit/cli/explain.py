@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rlkit.base.text import counted
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.display import echo
 from rlkit.data.mixtures import recipe_of
@@ -65,7 +66,7 @@ def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
         "a step",
         f"{train.prompts_per_step} prompts {samples}; "
         f"{train.epochs} epochs x {train.minibatches} mini-batches = "
-        f"{train.epochs * train.minibatches} optimizer steps; {train.steps} steps in all",
+        f"{train.epochs * train.minibatches} optimizer steps; {counted(train.steps, 'step')} in all",
     )
     replay = rollout.replay
     if replay is not None:

@@ -47,6 +47,10 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     resume = command_line.options.resume
     home = home_of(resume)
     if home is None and resume != "auto" and "://" not in resume:
-        what = "holds no recipe.yaml; pass its recipe by --recipe" if os.path.exists(resume) else "does not exist"
-        raise RecipeError(f"--resume is {resume!r}, which {what}; expected a run folder or one of its checkpoints")
+        if os.path.exists(resume):
+            what = "is no run folder (no recipe.yaml); expected one, or one of its checkpoints"
+            raise RecipeError(f"--resume: {resume!r} {what}")
+        raise RecipeError(
+            f"--resume is {resume!r}, which does not exist; expected a run folder or one of its checkpoints"
+        )
     return list(argv) if home is None else ["--recipe", str(home / "recipe.yaml"), *argv]

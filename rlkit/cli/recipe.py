@@ -172,7 +172,7 @@ def _check(target: Target, data: Data) -> int:
     recipe = target.recipe
     fabric = target.fabric()
     ranks, shards = _ranks(fabric)
-    for line in plan.lines(data, ranks):
+    for line in (*plan.lines(data, ranks), *plan.large_model(recipe, target.is_gpu(fabric))):
         echo(line)
     template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:
@@ -231,7 +231,8 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
     recipe = target.recipe
     if target.deep:
         raise missing
-    ranks, shards = _ranks(target.fabric())
+    fabric = target.fabric()
+    ranks, shards = _ranks(fabric)
     unknown = {str(missing)}
     rows = misfit = None
     ok = "ok, as far as it could be checked"
@@ -239,7 +240,7 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
         rows = len(recipe.task.rows("train"))
     except UnavailableError as error:
         unknown.add(str(error))
-    for line in plan.batches(recipe, rows, ranks):
+    for line in (*plan.batches(recipe, rows, ranks), *plan.large_model(recipe, target.is_gpu(fabric))):
         echo(line)
     try:
         misfit = _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -229,16 +230,18 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
     frozen_half = section.precision == "bf16-true"
     try:
         plugins: list[Any] = [getattr(environments, name)() for name in section.plugins or ()]
-        fabric = Fabric(
-            accelerator=section.accelerator,
-            devices=section.devices,
-            num_nodes=section.num_nodes,
-            strategy=strategy
-            if isinstance(strategy, str)
-            else FSDP2Strategy(strategy.tensor_parallel, strategy.offload, timeout),
-            precision=None if frozen_half else section.precision,  # Fabric's bf16-true would round trained weights too
-            plugins=[*plugins, FrozenHalf()] if frozen_half else plugins,
-        )
+        with _without_notes():
+            fabric = Fabric(
+                accelerator=section.accelerator,
+                devices=section.devices,
+                num_nodes=section.num_nodes,
+                strategy=strategy
+                if isinstance(strategy, str)
+                else FSDP2Strategy(strategy.tensor_parallel, strategy.offload, timeout),
+                # Fabric's bf16-true would round trained weights too
+                precision=None if frozen_half else section.precision,
+                plugins=[*plugins, FrozenHalf()] if frozen_half else plugins,
+            )
     except (ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise RecipeError(f"fabric: {error}") from error
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy):
@@ -247,6 +250,20 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
             "fabric.accelerator and fabric.strategy"
         )
     return fabric
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Leave out Lightning's notes that are no warnings, such as that it uses mixed precision."""
+    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

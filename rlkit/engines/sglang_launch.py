@@ -69,8 +69,8 @@ def release(version: str) -> tuple[int, ...]:
     if not FIRST <= numbers <= LAST:
         first, last = (".".join(map(str, x)) for x in (FIRST, LAST))
         raise EngineError(
-            f"SGLang is {version}, but rlkit works with {first} to {last}; install a supported release: "
-            "pip install 'rlkit-fabric[sglang]'"
+            f"SGLang is {version}, but rlkit works with {first} to {last}; install a supported release, or "
+            "rlkit with its extra `sglang`"
         )
     return numbers
 
@@ -85,8 +85,8 @@ def require_sglang() -> None:
         version = metadata.version("sglang")
     except metadata.PackageNotFoundError:
         raise EngineError(
-            "sglang is not installed in this environment; install it: pip install 'rlkit-fabric[sglang]', set the "
-            "urls of running servers, or choose rollout.engine: TorchEngine"
+            "sglang is not installed in this environment; install it, or rlkit with its extra `sglang`, set the urls "
+            "of running servers, or choose rollout.engine: TorchEngine"
         ) from None
     release(version)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import yaml
 
-from rlkit.base.text import part_name, safe
-from rlkit.models.source import locate
+from rlkit.base.text import counted, part_name, safe
+from rlkit.models.source import SHIPPED, locate
 from rlkit.recipe import Recipe
 
 LOAD = """```python
@@ -36,14 +36,18 @@ def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str,
     if source.model.count("/") == 1 and not os.path.exists(source.model):
         header["base_model"] = source.model
     kind = "A reward model" if is_scorer else "A policy"
+    base_model = _code(os.path.basename(source.model) if os.path.isdir(source.model) else source.model)
+    if is_adapter and recipe.model.path in SHIPPED:
+        base_model += ", which ships with rlkit and is in `base/`"
     facts = {
-        "base model": _code(os.path.basename(source.model) if os.path.isdir(source.model) else source.model),
+        "base model": base_model,
         "weights": f"adapters of rank {recipe.model.lora.rank}" if recipe.model.lora is not None else "all",
         "data": _code(part_name(recipe.task)),
         "reward": "none" if recipe.reward is None else _code(part_name(recipe.reward)),
         "advantage": "none" if recipe.advantage is None else _code(part_name(recipe.advantage)),
         "loss": _code(part_name(recipe.loss)),
-        "training": f"{steps} steps of {recipe.train.prompts_per_step} prompts, learning rate {recipe.train.lr:g}",
+        "training": f"{counted(steps, 'step')} of {counted(recipe.train.prompts_per_step, 'prompt')}, "
+        f"learning rate {recipe.train.lr:g}",
     }
     lines = [f"---\n{yaml.safe_dump(header, sort_keys=True)}---\n", "# Model card\n"]
     lines.append(f"{kind} that rlkit trained. `recipe.yaml` of the run has every option.\n")

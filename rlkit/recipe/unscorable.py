@@ -1,4 +1,4 @@
-"""Prompts whose completions the reward cannot score: found before a run."""
+"""Rows without a prompt, and prompts whose completions the reward cannot score: found before a run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ def select_scorable(
         validation: The validation prompts.
 
     Raises:
-        RecipeError: Some prompts cannot be scored and `rollout.unscorable` does not drop them, or none can be scored.
+        RecipeError: Some prompts cannot be scored and `rollout.unscorable` does not drop them, or none can be scored;
+            or a row has no prompt to sample from.
     """
+    _require_prompts(recipe, [*zip(map("training row {}".format, rows), prompts, strict=True)])
+    _require_prompts(recipe, [(f"validation row {i}", prompt) for i, prompt in enumerate(validation)])
     training = unscorable_training(recipe, prompts)
     held_out = unscorable_validation(recipe, validation)
     reasons = [
@@ -64,6 +67,21 @@ def select_scorable(
     if not selected.training or len(selected.validation) < bool(validation):
         raise RecipeError(f"{selected.summary}, so no prompt is left; choose another reward, or another answer column")
     return selected
+
+
+def _require_prompts(recipe: Recipe, prompts: Sequence[tuple[str, Prompt]]) -> None:
+    """Refuse plain texts, which are recorded completions without a prompt, where an engine samples.
+
+    Raises:
+        RecipeError: A row is a plain text.
+    """
+    if recipe.rollout.engine.recorded or recipe.environment is not None:
+        return
+    for location, prompt in prompts:
+        if prompt.recorded and not prompt.messages:
+            field = getattr(recipe.task, "prompt_field", "prompt")
+            listed = ", ".join(map(str, prompt.meta)) or "nothing"
+            raise RecipeError(f"{location}: no field {field!r} (task.prompt_field); the row has: {listed}")
 
 
 def unscorable_training(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[int, str]:

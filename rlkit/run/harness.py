@@ -70,7 +70,7 @@ class Harness:
         """
         if find_spec("lm_eval") is None:
             raise RecipeError(
-                "--harness needs lm_eval, which is not installed; install it: pip install 'rlkit-fabric[harness]'"
+                "--harness needs lm_eval, which is not installed; install it, or rlkit with its extra `harness`"
             )
         if self.folder is not None and not os.path.isdir(self.folder):
             raise RecipeError(f"--harness-path is {self.folder!r}, expected a folder with the YAML files of tasks")

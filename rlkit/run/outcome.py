@@ -47,6 +47,8 @@ class Replay:
     obtain: Obtain | None = None
 
 
+SMALLEST_P = 1 / 4001
+"""The least p-value of a resampling test, with 4,000 resamples: the true one may be smaller."""
 SIGNIFICANT = 0.05
 """The largest p-value of a change that is no chance."""
 MAX_WARNINGS = 100
@@ -76,8 +78,13 @@ class Verdict:
 
     def __str__(self) -> str:
         kind, _, metric = self.metric.rpartition("_")
-        values = f"{self.before:.3f} -> {self.after:.3f} (p-value {self.p_value:.2g})"
+        values = f"{self.before:.3f} -> {self.after:.3f} (p-value {p_text(self.p_value)})"
         return f"{self.change}: {kind or 'greedy'} {metric} {values}"
+
+
+def p_text(p_value: float) -> str:
+    """Return a p-value as text: an upper bound if a resampling test cannot give a smaller one."""
+    return "< 0.0003" if p_value == SMALLEST_P else f"{p_value:.2g}"
 
 
 def verdict_on(before: Metrics | None, after: Metrics | None) -> Verdict | None:

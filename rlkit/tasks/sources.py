@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -202,13 +203,29 @@ def _open(kind: str, name: str, option: str) -> Any:
         local = kind == "parquet" and name.endswith(".parquet") and not is_url(name)
         if local and not pyarrow.parquet.read_metadata(name).num_rows:  # which `datasets` cannot read
             return []
-        return _undecoded(datasets.load_dataset(kind, data_files=[name], split="train"))
+        with nullcontext() if is_url(name) else _without_progress():
+            return _undecoded(datasets.load_dataset(kind, data_files=[name], split="train"))
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:  # the message of `datasets` itself is only that it failed
             cause = cause.__cause__ or cause.__context__ or cause
         text = f"{option}: {redact(name)} cannot be read as {kind}: {redact(first_line(cause))}"
         raise (UnavailableError if is_url(name) and unreachable(error) else RecipeError)(text) from error
+
+
+@contextmanager
+def _without_progress() -> Iterator[None]:
+    """Let `datasets` show no progress bars, which a file of this machine needs not."""
+    import datasets
+
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
 
 
 def _undecoded(table: Any) -> Any:

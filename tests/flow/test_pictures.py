@@ -102,7 +102,7 @@ def test_a_tool_answers_with_a_picture(tmp_path: Path, monkeypatch: pytest.Monke
     replied = [row["tokens"][start:end].count(marker) for role, start, end in row["turns"] if role == "tool"]
     assert replied == [4 if tool == "Camera" else 0]
     if tool == "Broken":
-        assert row["counts"]["tool_errors"] == 1
+        assert row["counts"]["tool_errors"] == row["counts"]["tool_calls"] >= 1  # the last turn may call it too
         assert "error: " in row["conversation"][1]["content"]
 
 

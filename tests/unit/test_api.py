@@ -256,7 +256,7 @@ def test_a_list_of_rewards_is_their_sum(tmp_path: Path) -> None:
         ({"recipe": "quickstrat"}, "did you mean 'quickstart'"),
         ({"recipe": 3}, "recipe is of type int, expected an rlkit.Recipe, a file or the name"),
         ({"recipe": "quickstart", "tarin": {}}, "fit has no argument 'tarin'; did you mean 'train'?"),
-        ({"recipe": "quickstart", "learning_rate": 0.1}, "no argument 'learning_rate'; did you mean 'train.lr'?"),
+        ({"recipe": "quickstart", "learning_rate": 0.1}, 'did you mean train={"lr": ...}?'),
         ({"model": "tiny", "task": ROWS, "reward": [right, right]}, "two rewards of the same name"),
     ],
 )
@@ -394,3 +394,19 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
 def test_the_command_line_and_import_stay_light() -> None:
     script = "import sys, rlkit; print([m for m in ('torch', 'yaml', 'rlkit.api', 'cloudpickle') if m in sys.modules])"
     assert subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_rows_of_plain_texts_are_no_prompts_to_sample_from(tmp_path: Path) -> None:
+    rows = [{"text": f"{i} + 1 = ?", "label": str(i + 1)} for i in range(4)]
+    train = {"steps": 1, "prompts_per_step": 2, "warmup_steps": 0}
+    words: dict[str, object] = {
+        "task": rows,
+        "train": train,
+        "validation": None,
+        "out": tmp_path / "run",
+        "quiet": True,
+    }
+    with pytest.raises(RecipeError) as error:
+        fit("quickstart", **words, reward=lambda text: 1.0)  # type: ignore[arg-type]
+    assert "no field 'prompt' (task.prompt_field); the row has: text, label" in str(error.value)
+    assert fit("quick_sft", **words, reward=None).status == "ok"  # type: ignore[arg-type]

@@ -184,7 +184,9 @@ def test_a_missing_package_refuses_the_run(
 
     monkeypatch.setattr(logger, "make", missing)
     name = type(logger).__name__
-    expected = rf"log.loggers has {name}, which needs the package {package}: pip install 'rlkit-fabric\[{package}\]'"
+    expected = (
+        rf"log.loggers has {name}, which needs the package {package}; install it, or rlkit with its extra `{package}`"
+    )
     with pytest.raises(RecipeError, match=expected):
         open_loggers([logger], run_of(tmp_path), print)
 

@@ -7,6 +7,8 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
+
 ALL = "all"
 """The key of `--help-all`."""
 
@@ -74,6 +76,8 @@ def _set_flag(line: CommandLine, flag: str, value: str | None, keywords_of: Mapp
         line.help.append((flag.removeprefix("--").removesuffix(".help"), value))
     elif value is not None and not _is_decoded(value):
         line.problems.append(f"{flag!a} {_UNDECODED}")
+    elif value is None and flag.rpartition(".")[2].removeprefix("--") in (*FOREIGN, *NO_OPTION):
+        line.overrides.append((flag.removeprefix("--"), "true"))  # a switch of another toolkit, which is then named
     elif value is None:
         line.problems.append(f"{flag} has no value; write {flag}=VALUE")
     elif flag == "--recipe":

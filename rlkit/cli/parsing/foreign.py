@@ -6,6 +6,7 @@ FOREIGN = {
     "actor_learning_rate": "train.lr",
     "adv_estimator": "advantage",
     "attn_implementation": "model.attention",
+    "batch_size": "train.prompts_per_step",
     "beta": "kl_loss.coef",
     "bf16": "fabric.precision",
     "clip_ratio": "loss.clip_low",
@@ -30,7 +31,7 @@ FOREIGN = {
     "generate_max_len": "rollout.sampling.max_tokens",
     "gpu_memory_utilization": "rollout.engine.launch.memory_fraction",
     "grad_clip": "train.max_grad_norm",
-    "gradient_accumulation_steps": "train.minibatches",
+    "gradient_accumulation_steps": "train.max_tokens_per_micro_batch",
     "gradient_checkpointing": "train.checkpoint_activations",
     "importance_sampling_level": "loss",
     "init_kl_coef": "kl_reward.coef",
@@ -99,3 +100,8 @@ FOREIGN = {
     "val_files": "task.validation_path",
 }
 """The rlkit option, or the verb's, for each name."""
+NO_OPTION = {
+    "logging_steps": "every step is logged; remove it",
+    "wandb": "--log.loggers='[{class_path: Wandb, init_args: {project: NAME}}]' logs to Weights & Biases",
+}
+"""Names that are no option of rlkit's, and what to do instead."""

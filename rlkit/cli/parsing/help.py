@@ -157,6 +157,8 @@ def _class_at(key: str, name: str | None, registry: Registry) -> type:
         RecipeError: The key is no section and names no part, or the class is none that it may name.
     """
     structure = suggest.classes_at(key, registry)
+    if structure is None and "." not in key:
+        raise RecipeError(f"unknown section {key!r}; {suggest.nearest(key, [*options(Recipe)])}")
     if structure is None:
         raise RecipeError(f"--{key}.help: {key!r} names no class and is no section; see rlkit fit --help")
     if not isinstance(structure, Choice):

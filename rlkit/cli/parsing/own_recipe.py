@@ -53,6 +53,8 @@ def own_recipe(data: str, function: str, model: str) -> str:
     answer = _column(further_columns, ANSWERS, further_columns[-1]) if further_columns else None
     share = min(0.5, max(0.05, round(HELD_OUT / len(rows), 2)))
     prompts_per_step = min(PROMPTS_PER_STEP, len(rows) - round(len(rows) * share))
+    is_tiny = model == "tiny"
+    precision = "" if is_tiny else "fabric: {precision: bf16-mixed}\n"
     return f"""\
 # {show(Path(data).name)}: {len(rows)} rows with the columns {show(columns)}. Every option: rlkit recipe show FILE
 model: {{path: {_quoted(model)}}}
@@ -66,9 +68,9 @@ task:
 reward: {{class_path: PythonReward, init_args: {{function: {_quoted(function)}, allow_code: true}}}}
 advantage: GRPO
 loss: ClipLoss
-rollout: {{group_size: {GROUP_SIZE}, sampling: {{max_tokens: {16 if model == "tiny" else 512}}}}}
-train: {{steps: {STEPS}, prompts_per_step: {prompts_per_step}, lr: {"5.0e-4" if model == "tiny" else "1.0e-6"}}}
-"""
+rollout: {{group_size: {GROUP_SIZE}, sampling: {{max_tokens: {16 if is_tiny else 512}}}}}
+train: {{steps: {STEPS}, prompts_per_step: {prompts_per_step}, lr: {"5.0e-4" if is_tiny else "1.0e-6"}}}
+{precision}"""
 
 
 def _quoted(text: str | None) -> str:

@@ -30,7 +30,10 @@ def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
     shipped = named.get(recipe.removesuffix(".yaml"))
     if shipped is not None:
         return shipped.path
-    near = get_close_matches(recipe, named, 1)
+    begun = [name for name in named if name.startswith(recipe)] if recipe else []
+    near = sorted(begun, key=lambda name: (name[len(recipe) :].startswith("_"), name)) or get_close_matches(
+        recipe, named, 1
+    )
     hint = f"did you mean {near[0]!r}?" if near else f"recipes: {', '.join(named)}"
     raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a known recipe; {hint}")
 

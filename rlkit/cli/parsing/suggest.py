@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from rlkit.base.installed import DISABLE_VARIABLE
-from rlkit.cli.parsing.foreign import FOREIGN
+from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.cli.parsing.values import describe
 from rlkit.recipe import Recipe
@@ -39,12 +39,16 @@ PACKAGES = {
     "SearchTool": "rlkit-tool-search",
 }
 """The parts of rlkit's own plugins, by the distribution to install."""
+SUFFIXES = ("", "Loss", "Reward", "Engine", "Tool", "Task", "Parser")
+"""Ends of classes' names, which a user may leave out."""
 YAML = {None: "null", True: "true", False: "false"}
 
 
 def wrong_value(key: str, value: object, hint: object, registry: Registry) -> str:
     """Return the message about a value of another type, or out of its range."""
     remedy = f"; {REMEDIES[key]}" if key in REMEDIES else ""
+    if key == "model" and isinstance(value, str):
+        remedy = f"; a model's name or folder is --model.path={value}"
     return f"{key} is {quote(value)}, expected {describe(hint, registry, value)}{remedy}"
 
 
@@ -82,11 +86,25 @@ def unknown_option(key: str, tree: Mapping[str, object], registry: Registry, sib
     for absent, remedy in NOT_OPTIONS.items():
         if key == absent or key.startswith(f"{absent}."):
             return f"{key} is not an option of rlkit: {remedy}"
+    remedy = NO_OPTION.get(key.rpartition(".")[2], "")
+    if remedy:
+        return f"{key} is not an option of rlkit: {remedy}"
     presence = dict.fromkeys(siblings, True) | known_keys(registry, tree)
     return f"unknown option {key!r}; {nearest(key, list(presence), [k for k in presence if presence[k]])}"
 
 
 def nearest(key: str, keys: Sequence[str], present: Sequence[str] = ()) -> str:
+    """Return a hint with the options that `near_keys` finds, or with those that there are."""
+    near = near_keys(key, keys, present)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    parent = key.rpartition(".")[0]
+    listed = [k for k in keys if k.rpartition(".")[0] == parent] or keys
+    names = [k.rpartition(".")[2] if k.rpartition(".")[0] == parent else k for k in listed[:12]]
+    return f"known: {', '.join(names)}" if listed else "it has none"
+
+
+def near_keys(key: str, keys: Sequence[str], present: Sequence[str] = ()) -> list[str]:
     """Return the nearest of the options: the same name elsewhere, another toolkit's name for it, or a similar one."""
     parent, _, name = key.rpartition(".")
     namesakes = [k for k in keys if k.rpartition(".")[2] == name]
@@ -97,11 +115,7 @@ def nearest(key: str, keys: Sequence[str], present: Sequence[str] = ()) -> str:
     siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == parent}
     near = near[:3] or ([FOREIGN[name]] if name in FOREIGN else [])
     near = near or [siblings[n] for n in difflib.get_close_matches(name, siblings, 1, 0.5)]
-    near = near or difflib.get_close_matches(key, keys, 1, 0.5) or namesakes[:1]
-    if near:
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    listed = list(siblings) or keys
-    return f"known: {', '.join(listed[:12])}" if listed else "it has none"
+    return near or difflib.get_close_matches(key, keys, 1, 0.5) or namesakes[:1]
 
 
 def known_keys(registry: Registry, tree: Mapping[str, object]) -> dict[str, bool]:
@@ -151,7 +165,8 @@ def unknown_class(key: str, name: object, choice: Choice, registry: Registry) ->
     distribution = PACKAGES.get(bare)
     if distribution is not None:
         return f"{subject}, which {_state(distribution, registry)}"
-    near = difflib.get_close_matches(bare, choice.parts, 1, 0.6)
+    near = [part for part in choice.parts if part.lower() in {f"{bare}{suffix}".lower() for suffix in SUFFIXES}]
+    near = near or difflib.get_close_matches(bare, choice.parts, 1, 0.6)
     if near:
         return f"{subject}, which no plugin offers; did you mean {near[0]!r}?"
     disabled = [p.name for p in registry.plugins if p.disabled]
@@ -176,7 +191,7 @@ def _state(distribution: str, registry: Registry) -> str:
             return f"the plugin {plugin.name!r} offers, but {DISABLE_VARIABLE} disables it; unset it"
         if plugin.distribution == distribution:
             return f"{distribution} {plugin.version} does not offer; see rlkit plugins list"
-    return f"{distribution} offers, which is not installed: pip install {distribution}"
+    return f"{distribution} offers, which is not installed: pip install ./plugins/{distribution} in a checkout"
 
 
 def classes_at(key: str, registry: Registry) -> Choice | Section | None:

@@ -16,8 +16,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlkit.base.errors import shorten
-from rlkit.base.text import safe
-from rlkit.run.outcome import Verdict
+from rlkit.base.text import counted, safe
+from rlkit.run.outcome import Verdict, p_text
 from rlkit.types import JsonObject
 
 SHOWN = (
@@ -178,7 +178,7 @@ class Display:
     def validated(self, number: int, metrics: dict[str, float]) -> None:
         self._validations.append((number, metrics))
         if number < self.steps:
-            self.note(f"validation after {number} steps: {_validation(metrics)}")
+            self.note(f"validation after {counted(number, 'step')}: {_validation(metrics)}")
 
     def step(self, number: int, metrics: dict[str, float]) -> None:
         self._pace.step()
@@ -206,11 +206,11 @@ class Display:
         if self._live is not None:
             self._live.stop()
         before, after = (result["validation"][when] or {} for when in ("before", "after"))
-        if before:
+        if before and after:
             self.console.print(comparison(before, after))
         warnings = result.get("warnings") or []
         if warnings and result["steps"]:
-            self.note(f"{len(warnings)} warning{'s' * (len(warnings) != 1)} in this run:")
+            self.note(f"{counted(len(warnings), 'warning')} in this run:")
             for warning in warnings[:SHOWN_WARNINGS]:
                 self.note(f"- {warning.partition(': ')[2] or warning}")
         verdict = result.get("verdict")
@@ -218,7 +218,7 @@ class Display:
             sentence = f"{Verdict(**verdict)}{REMEDIES[verdict['change']]}"
             self.console.print(Text(sentence, style=STYLES[verdict["change"]]))
         is_worse = verdict is not None and verdict["change"] == "worse" and result["status"] == "ok"
-        steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
+        steps = counted(result["steps"], "step")
         status = "worse" if is_worse else result["status"]
         text = f"{status}: {steps} in {_clock(result['seconds'])}; {advice}"
         self.console.print(cell(text))  # without line breaks, as its commands are copied
@@ -231,7 +231,7 @@ class Display:
         rows = [("step", f"{'━' * filled}{'╌' * (BAR - filled)} {number}/{self.steps}  {passed}")]
         rows.append(("metrics", _summary(metrics)))
         if len(self._rewards) > 1:
-            rows.append(("reward", f"{fmean(self._rewards):.3f}, mean of {len(self._rewards)} steps"))
+            rows.append(("reward", f"{fmean(self._rewards):.3f}, mean of {counted(len(self._rewards), 'step')}"))
         rows.append(("time", _phases(metrics)))
         if self._validations:
             at, last = self._validations[-1]
@@ -256,7 +256,7 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     for name, value in first.items():
         p_value = after.get(f"{name}_p_start")
         if not name.endswith(("failed", "unscored")) or before[name] or after.get(name):
-            rows.append((name, value, last.get(name, "-"), "" if p_value is None else f"{p_value:.2g}"))
+            rows.append((name, value, last.get(name, "-"), "" if p_value is None else p_text(p_value)))
     return make_table(("validation", "before", "after", "p-value"), rows)
 
 
@@ -269,8 +269,8 @@ def by_checkpoint(metrics: Mapping[str, Mapping[str, float]]) -> Table:
             continue
         for number, (checkpoint, own) in enumerate(metrics.items()):
             p_value = own.get(f"{name}_p_first")
-            p_text = "" if p_value is None else f"{p_value:.2g}"
-            rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), p_text))
+            shown_p = "" if p_value is None else p_text(p_value)
+            rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), shown_p))
     return make_table(("validation", "checkpoint", "", "p-value"), rows)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from rlkit.base.text import counted
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import frozen_bytes, precision_of
 from rlkit.models.load import naming
@@ -16,6 +17,9 @@ from rlkit.run.preflight.gpus import H100, Gpu
 
 UTILISATION = 0.3
 """The assumed utilisation in training."""
+
+CPU_MODEL = 10_000_000
+"""Parameters up to which a model trains on a CPU."""
 
 BANDWIDTH_SHARE = 0.6
 """The share of a GPU's bandwidth at which a decode step reads weights."""
@@ -59,9 +63,9 @@ class Setting:
 
     @property
     def timed_gpu(self) -> Gpu | None:
-        """The GPU whose speed is assumed; None on a CPU, or if the speed is unknown."""
+        """The GPU whose speed is assumed; None on a CPU, for a model that needs no GPU, or if the speed is unknown."""
         if self.gpu is None:
-            return None if self.recipe.fabric.accelerator == "cpu" else H100
+            return None if self.recipe.fabric.accelerator == "cpu" or self.policy.base < CPU_MODEL else H100
         return self.gpu if self.gpu.half else None
 
     @property
@@ -189,9 +193,9 @@ def lines(setting: Setting) -> Iterator[str]:
     sampled = f"{seconds.sampling:.0f} s to sample + {seconds.learning:.0f} s to learn = " if setting.is_sampled else ""
     decodes = f" and makes a decode step in {seconds.decode_step * 1e3:.0f} ms" if setting.is_sampled else ""
     yield (
-        f"time, estimated: {sampled}{step:.0f} s a step, {step * steps / 3600:.1f} h for {steps} steps without "
-        f"validation; assumes an {gpu.name}{per_rank} that learns at {_learning_speed(setting, gpu) / 1e12:.0f} "
-        f"TFLOP/s ({UTILISATION:.0%} of its peak){decodes}"
+        f"time, estimated: {sampled}{step:.0f} s a step, {step * steps / 3600:.1f} h for "
+        f"{counted(steps, 'step')} without validation; assumes an {gpu.name}{per_rank} that learns at "
+        f"{_learning_speed(setting, gpu) / 1e12:.0f} TFLOP/s ({UTILISATION:.0%} of its peak){decodes}"
     )
 
 

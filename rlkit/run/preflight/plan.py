@@ -7,16 +7,24 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, RolloutError, show
+from rlkit.base.text import counted
 from rlkit.data.data import Data
 from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import RewardFunction, RewardManager
+from rlkit.models.activations import precision_of
+from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
 """The smallest useful learning rate of adapters, which need at least ten times that of full fine-tuning."""
+
+MAX_FULL_RATE = 5e-5
+"""The highest learning rate that is plausible where all weights of a large model are trained."""
+LARGE_MODEL = 100_000_000
+"""Parameters of a model that is no toy."""
 
 Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 
@@ -59,8 +67,8 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
     yield (
-        f"{train.steps} steps of {prompts} prompts {samples}, "
-        f"{updates} optimizer step{'s' * (updates > 1)} each{passes}"
+        f"{counted(train.steps, 'step')} of {counted(prompts, 'prompt')} {samples}, "
+        f"{counted(updates, 'optimizer step')} each{passes}"
     )
     if prompts % train.minibatches:
         low = prompts // train.minibatches * train.minibatches
@@ -93,6 +101,40 @@ def adapters(recipe: Recipe) -> Iterator[str]:
                 f"warning: {name} is {rate:g}, with which adapters hardly learn; set it to 1e-5 to 3e-5, as the recipe "
                 "grpo_gsm8k_lora does"
             )
+
+
+def large_model(recipe: Recipe, on_gpu: bool) -> Iterator[str]:
+    """Yield warnings about a model whose weights are all trained, if it is large: its learning rate and precision.
+
+    Args:
+        recipe: A checked recipe.
+        on_gpu: Whether a GPU trains it.
+    """
+    model, rates = recipe.model, {}
+    if model.lora is None:
+        rates["train.lr"] = recipe.train.lr
+    if recipe.critic is not None and recipe.critic.lora is None:
+        rates["critic.lr"] = recipe.critic.lr
+    too_high = {name: rate for name, rate in rates.items() if rate > MAX_FULL_RATE}
+    is_single = on_gpu and precision_of(model, recipe.fabric) == "float32"
+    if not (too_high or is_single):
+        return
+    try:
+        count = size_of(find_config(model), None, model.trust_remote_code, scores=not recipe.generates).base
+    except RecipeError:  # reported when the model is loaded
+        return
+    if count < LARGE_MODEL:
+        return
+    for name, rate in too_high.items():
+        yield (
+            f"warning: {name} is {rate:g}, expected at most {MAX_FULL_RATE:g} where all weights of a model of "
+            f"{count / 1e6:,.0f}M parameters are trained; set it to 1e-6, or 1e-5 for supervised training"
+        )
+    if is_single:
+        yield (
+            f"warning: fabric.precision is {recipe.fabric.precision}, in which a GPU is several times slower and needs "
+            "more memory; set fabric.precision: bf16-mixed"
+        )
 
 
 def lengths(data: Data) -> Iterator[str]:
@@ -137,7 +179,7 @@ class Trial(NamedTuple):
 async def try_reward(score: Scorer, prompts: Sequence[Prompt]) -> Trial:
     """Score the reference answer of each prompt and a wrong one; warn if the reward does not tell them apart.
 
-    A reward that finds neither right may expect a form that the answer lacks, so that is no warning.
+    A reward that scores both 0 may expect a form that the answer lacks, so that is no warning.
     """
     pairs = [[_trajectory(prompt, text) for text in (prompt.answer or "", "I do not know.")] for prompt in prompts]
     try:

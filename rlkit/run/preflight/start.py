@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlkit.rollout.template_check import check_template
-from rlkit.run.preflight.plan import TRIED_ROWS, Trial, lines, require_reward, try_reward
+from rlkit.run.preflight.plan import TRIED_ROWS, Trial, large_model, lines, require_reward, try_reward
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import check_servers
 
@@ -23,6 +23,8 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
         EngineError: A server of the teacher does not respond.
     """
     for line in lines(context.data, context.ranks.count):
+        note(line)
+    for line in large_model(context.recipe, context.device.type == "cuda"):
         note(line)
     for warning in check_template(context.data.dialogue.template).warnings:
         note(f"warning: {warning}")

@@ -60,6 +60,10 @@ class Target:
         elsewhere = replace(section, accelerator="cpu", devices=1 if devices == "auto" else devices)
         return make_fabric(elsewhere, self.recipe.train.deadline)
 
+    def is_gpu(self, fabric: Fabric) -> bool:
+        """Whether a GPU would train: the one that is planned for, or this machine's."""
+        return self.gpu is not None or fabric.device.type == "cuda"
+
 
 def _price(text: str) -> float:
     try:

@@ -215,7 +215,8 @@ def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path, capsys: pytes
     assert main(["fit", "--resume=runs/nosuch"]) == 2
     assert "--resume is 'runs/nosuch', which does not exist; expected a run folder" in capsys.readouterr().err
     assert main(["fit", f"--resume={tmp_path}"]) == 2
-    assert "which holds no recipe.yaml; pass its recipe by --recipe" in capsys.readouterr().err
+    expected = f"{str(tmp_path)!r} is no run folder (no recipe.yaml); expected one, or one of its checkpoints\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 def test_a_misspelt_function_is_named_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,7 +368,7 @@ def test_plugin_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("0.5.21", "0.5.21"),
         ("0.6.0", "SGLang is 0.6.0, but rlkit works with 0.5.17 to 0.5.23"),
-        (None, "not installed (pip install 'rlkit-fabric[sglang]')"),
+        (None, "not installed (install it, or rlkit with its extra `sglang`)"),
     ],
 )
 def test_doctor_says_what_is_missing(

@@ -102,8 +102,8 @@ def test_parts_of_plugins_that_are_not_there_are_named(monkeypatch: pytest.Monke
     entry = SimpleNamespace(name="length", value="rlkit_length_reward", dist=dist, load=pytest.fail)
     monkeypatch.setattr(metadata, "entry_points", lambda group: [])
     assert (
-        "LengthReward', which rlkit-length-reward offers, which is not installed: pip install rlkit-length-reward"
-        in (refusal("quickstart", "--reward=LengthReward"))
+        "LengthReward', which rlkit-length-reward offers, which is not installed: pip install "
+        "./plugins/rlkit-length-reward in a checkout" in (refusal("quickstart", "--reward=LengthReward"))
     )
     path = "--reward=rlkit_length_reward.LengthReward"
     assert "no plugin of a package 'rlkit_length_reward' is installed" in refusal("quickstart", path)

@@ -51,7 +51,7 @@ ELSEWHERE = {
 }
 """What needs data of the hub or takes seconds: its options are those in the verb's own tests."""
 OF_THE_VERB = {"--out", "--resume", "--checkpoint", "--harness"}
-INSTALLED = {"install rlkit-fabric[sglang]", "install -e rlkit-brevity", "install rlkit-convert"}
+INSTALLED = {"install -e .[sglang]", "install -e rlkit-brevity", "install ./plugins/rlkit-convert"}
 STARTERS = {"torchrun": "-m rlkit ", "srun": "rlkit "}
 """What starts several processes, and the words before rlkit's own."""
 SLOW = {"python": "fit("}
@@ -166,10 +166,10 @@ def test_commands_of_pages_work(
             continue
         if program == "pip":
             assert " ".join(rest) in INSTALLED
-            if rest[1] == "-e":
+            if rest[1].startswith("./plugins/"):
+                install(ROOT / rest[1], folder / "site", monkeypatch)
+            elif not rest[2].startswith("."):
                 install(folder / rest[2], folder / rest[2] / "src", monkeypatch)
-            elif (ROOT / "plugins" / rest[1]).is_dir():
-                install(ROOT / "plugins" / rest[1], folder / "site", monkeypatch)
             continue
         if program in STARTERS:
             before, _, after = " ".join(rest).rpartition(STARTERS[program])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rlkit import fit
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.foreign import FOREIGN
+from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.suggest import known_keys
 from rlkit.registry import load_plugins
@@ -19,7 +20,9 @@ TYPED = {
     "max_completion_length": "rollout.sampling.max_tokens",
     "max_prompt_length": "rollout.max_prompt_tokens",
     "per_device_train_batch_size": "train.prompts_per_step",
-    "gradient_accumulation_steps": "train.minibatches",
+    "gradient_accumulation_steps": "train.max_tokens_per_micro_batch",
+    "train.gradient_accumulation_steps": "train.max_tokens_per_micro_batch",
+    "train.batch_size": "train.prompts_per_step",
     "num_iterations": "train.epochs",
     "max_steps": "train.steps",
     "train.max_steps": "train.steps",
@@ -70,6 +73,60 @@ def test_an_option_of_the_recipes_loss_precedes_a_foreign_name() -> None:
     with pytest.raises(RecipeError, match="unknown option") as error:
         parse("fit", ["--recipe=quick_dpo", "--beta=1"])
     assert "did you mean 'loss.beta'?" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--logging_steps=3", "logging_steps is not an option of rlkit: every step is logged"),
+        ("--train.logging_steps=3", "every step is logged; remove it"),
+        ("--wandb", "--log.loggers='[{class_path: Wandb, init_args: {project: NAME}}]'"),
+        ("--use_peft", "unknown option 'use_peft'; did you mean 'model.lora'?"),
+        ("--train.lr", "--train.lr has no value; write --train.lr=VALUE"),
+        ("--loss=Clip", "did you mean 'ClipLoss'?"),
+        ("--reward=math", "did you mean 'MathReward'?"),
+        ("--model=Qwen/x", "a model's name or folder is --model.path=Qwen/x"),
+    ],
+)
+def test_what_is_no_option_has_a_hint(word: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        parse("fit", ["--recipe=quickstart", word])
+    assert hint in str(error.value)
+
+
+def test_the_way_to_wandb_is_one() -> None:
+    words = NO_OPTION["wandb"].partition(" logs")[0].replace("'", "")
+    [logger] = parse("fit", ["--recipe=quickstart", words]).recipe.log.loggers
+    assert type(logger).__name__ == "Wandb"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "hint"),
+    [("quick", "quickstart"), ("quickstrt", "quickstart"), ("quick_g", "quick_grpo"), ("grpo", "grpo_geo3k")],
+)
+def test_the_beginning_of_a_recipe_is_completed(recipe: str, hint: str) -> None:
+    with pytest.raises(RecipeError, match=f"did you mean '{hint}'"):
+        parse("fit", [recipe])
+
+
+def test_an_unknown_section_of_help_has_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="unknown section 'trian'; did you mean 'train'?"):
+        parse("fit", ["--help", "trian"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("lr", 'train={"lr": ...}'),
+        ("learning_rate", 'train={"lr": ...}'),
+        ("temperature", 'rollout={"sampling": {"temperature": ...}}'),
+        ("rewards", "'reward'"),
+    ],
+)
+def test_an_option_is_named_by_its_argument_in_python(argument: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        fit("quickstart", **{argument: 3})  # type: ignore[arg-type]
+    assert f"fit has no argument '{argument}'; did you mean {hint}?" in str(error.value)
 
 
 def test_every_suggestion_is_an_option() -> None:

@@ -41,6 +41,14 @@ def test_columns_are_read_by_their_names(folder: Path, columns: list[str], promp
     assert parse("fit", ["--recipe", "mine.yaml"]).recipe.train.prompts_per_step == 16
 
 
+def test_a_model_of_the_hub_gets_options_that_suit_it(folder: Path) -> None:
+    (folder / "mine.csv").write_text("prompt,answer\na,b\nc,d\n", encoding="utf-8")
+    recipe = yaml.safe_load(own_recipe("mine.csv", "reward.py:score", "Qwen/Qwen2.5-0.5B-Instruct"))
+    assert (recipe["train"]["lr"], recipe["rollout"]["sampling"]["max_tokens"]) == (1e-6, 512)
+    assert recipe["fabric"] == {"precision": "bf16-mixed"}
+    assert "fabric" not in yaml.safe_load(own_recipe("mine.csv", "reward.py:score", "tiny"))
+
+
 def test_names_of_files_and_columns_stay_data(folder: Path) -> None:
     (folder / 'a"b: {c}.csv').write_text('"x: [y","z}#"\nprompt,answer\nprompt 2,answer 2\n', encoding="utf-8")
     text = own_recipe('a"b: {c}.csv', "reward.py:score", 'm: "odd"')

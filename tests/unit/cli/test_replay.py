@@ -19,7 +19,7 @@ FEW = (
     "--validation.limit=2", "--validation.every=2", "--save.every=2", "--save.keep_last=3",
 )  # fmt: skip
 SAME = (
-    "metrics: the same in the 1 steps that both have",
+    "metrics: the same in the 1 step that both have",
     "answers: the same in all rollouts that both have",
 )
 
@@ -61,7 +61,7 @@ def test_a_first_step_is_replayed_from_the_start(run: Path, tmp_path: Path, said
     assert main(["replay", str(run), "--step=1", f"--out={tmp_path / 'out'}", *phase]) == 0
     printed = said()
     assert all(line in printed for line in SAME)
-    assert "tensors: the runs have no checkpoint in common" in printed
+    assert "weights: not compared, no checkpoint of this step was kept" in printed
 
 
 def test_another_learning_rate_on_the_same_answers(run: Path, tmp_path: Path, said: Say) -> None:

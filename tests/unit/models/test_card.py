@@ -26,10 +26,12 @@ def test_a_run_describes_what_it_has_trained(tmp_path: Path, name: str, library:
     assert main(["fit", f"--recipe={name}", *FEW, f"--out={tmp_path / 'run'}"]) == 0
     text = (tmp_path / "run" / "final" / "README.md").read_text(encoding="utf-8")
     assert header_of(text) == {"library_name": library, "tags": ["rlkit"]}  # the shipped model is no name on the hub
-    assert "| base model | `tiny` |" in text
+    where = ", which ships with rlkit and is in `base/`" if library == "peft" else ""
+    assert f"| base model | `tiny`{where} |" in text
+    assert (tmp_path / "run" / "final" / "base").exists() == (library == "peft")
     assert "| training | 2 steps of 2 prompts, learning rate" in text
     assert "| accuracy | 0." in text
-    expected = r"^(Improved|Unchanged|Worse): greedy accuracy 0\.\d{3} -> \d\.\d{3} \(p-value [0-9.e-]+\)\.$"
+    expected = r"^(Improved|Unchanged|Worse): greedy accuracy 0\.\d{3} -> \d\.\d{3} \(p-value (< )?[0-9.e-]+\)\.$"
     assert re.search(expected, text, re.M)
     assert f"from {library} import Auto" in text
     assert str(tmp_path) not in text

@@ -322,8 +322,8 @@ def test_a_plugin_for_another_rlkit_is_not_imported(
         registry.require_healthy()
         return
     message = (
-        r"'picky' of rlkit-picky 1.2 .*: it needs rlkit-fabric[<>=0-9.]+, but [0-9.]+ is installed; .*"
-        r"pip install --upgrade rlkit-picky rlkit-fabric.*RLKIT_DISABLE_PLUGINS=picky"
+        r"'picky' of rlkit-picky 1.2 .*: it needs rlkit-fabric[<>=0-9.]+, but [0-9.]+ is installed; "
+        r"install versions of rlkit-picky and rlkit-fabric that fit.*RLKIT_DISABLE_PLUGINS=picky"
     )
     with pytest.raises(PluginError, match=message):
         registry.require_healthy()

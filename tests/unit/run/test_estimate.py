@@ -249,3 +249,13 @@ def test_adapters_with_a_rate_for_whole_weights_are_warned_of(capsys: pytest.Cap
     for fine in (["--train.lr=1e-6"], ["--model.lora.rank=4", "--train.lr=5e-6"]):
         assert main(["recipe", "check", "quick_grpo", *fine]) == 0
         assert "hardly learn" not in capsys.readouterr().out
+
+
+def test_a_tiny_model_has_no_time_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("recipe", "check", "quickstart", "--fabric.accelerator=auto", "--train.steps=1", "--train.warmup_steps=0")
+    assert main([*words]) == 0
+    out = capsys.readouterr().out
+    assert "time, estimated" not in out
+    assert "1 step of 32 prompts" in out
+    assert main([*words, "--gpu=h100"]) == 0
+    assert "for 1 step without validation; assumes an H100" in capsys.readouterr().out

@@ -55,6 +55,7 @@ def check(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def test_a_gpu_is_planned_for_where_there_is_none(check: Callable[..., str]) -> None:
     large = check("grpo_gsm8k", "--gpu=h100", "--price=2.5", "--fabric.accelerator=gpu")
     assert large.startswith("0 ")
+    assert large.endswith("ok, as far as it could be checked\n")  # nothing of Lightning's on stderr
     assert "fits H100, 79 GiB: yes, 43.0 GiB free at the peak of 36.0 GiB" in large
     assert "cost, estimated: 13.3 GPU hours at 2.5 = 33.14" in large
     small = check("grpo_gsm8k", "--gpu", "4090")
@@ -78,6 +79,19 @@ def test_a_gpu_that_is_too_small_says_what_helps(check: Callable[..., str]) -> N
     assert "time, estimated" not in output  # its speed is unknown
     server = check("grpo_gsm8k", "--gpu=h100", "--rollout.engine=SGLangServer")
     assert "not included: the server of SGLangServer" in server
+
+
+def test_a_large_model_with_a_tiny_ones_options_is_warned_of(check: Callable[..., str]) -> None:
+    large = "--model.path=Qwen/Qwen2.5-0.5B-Instruct"
+    output = check("quickstart", large, "--gpu=h100", "--train.lr=5e-4")
+    assert "warning: train.lr is 0.0005, expected at most 5e-05 where all weights of a model of 494M" in output
+    assert "warning: fabric.precision is 32-true, in which a GPU is" in output
+    assert "critic.lr" not in output
+    good = (large, "--train.lr=5e-5", "--fabric.precision=bf16-mixed", "--gpu=h100")
+    assert "warning" not in check("quickstart", *good)
+    assert "expected at most" not in check("quickstart", large, "--model.lora.rank=8", "--gpu=h100")
+    assert "warning" not in check("quickstart", "--gpu=h100", "--train.lr=5e-4")  # tiny
+    assert "warning: critic.lr is 0.001, expected at most" in check("quick_ppo", large, "--critic.lr=1e-3")
 
 
 @pytest.mark.parametrize(

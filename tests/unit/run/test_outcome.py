@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rlkit.cli.views.display import Display
+from rlkit.ops.statistics import paired_p_value
 from rlkit.run.folder import RunFolder
-from rlkit.run.outcome import MAX_WARNINGS, Verdict, verdict_on
+from rlkit.run.outcome import MAX_WARNINGS, SMALLEST_P, Verdict, p_text, verdict_on
 from rlkit.run.record import RunRecord
 
 Metrics = dict[str, float]
@@ -92,3 +93,19 @@ def test_a_run_keeps_a_bounded_number_of_warnings(tmp_path: Path) -> None:
     for number in range(MAX_WARNINGS + 5):
         record.reporter.note(f"warning: {number}")
     assert len(record.outcome.warnings) == MAX_WARNINGS
+
+
+def test_the_smallest_p_value_is_an_upper_bound() -> None:
+    """No resample of 4,000 is as extreme as 50 equal differences, so that p is 1 / 4,001."""
+    assert paired_p_value([1.0] * 50) == SMALLEST_P
+    verdict = verdict_on({"reward": 0.0}, {"reward": 1.0, "reward_p_start": paired_p_value([1.0] * 50)})
+    assert str(verdict) == "improved: greedy reward 0.000 -> 1.000 (p-value < 0.0003)"
+    assert p_text(0.00026) == "0.00026"
+
+
+def test_a_run_without_a_last_validation_shows_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = RunRecord(RunFolder(tmp_path, ""), Display(3), first=True)
+    record.outcome.status, record.outcome.steps = "interrupted", 1
+    record.outcome.validation = {"before": {"accuracy": 0.5}, "after": None}
+    record.reporter.finish(vars(record.outcome), "done")
+    assert capsys.readouterr().out.startswith("interrupted: 1 step in ")

@@ -370,3 +370,17 @@ def test_a_path_begins_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x", "answer": "y"}\n', encoding="utf-8")
     for path in ("~/rows.jsonl", "~/*.jsonl", str(tmp_path / "rows.jsonl")):
         assert len(Jsonl(path).rows("train")) == 1
+
+
+def test_files_of_this_machine_are_read_without_progress_bars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import datasets
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"prompt": ["a"] * 100}), tmp_path / "rows.parquet")
+    datasets.enable_progress_bars()
+    assert len(HFDataset(str(tmp_path / "rows.parquet"), answer_field=None).rows("train")) == 100
+    assert capsys.readouterr().err == ""
+    assert not datasets.are_progress_bars_disabled()

@@ -226,7 +226,7 @@ def engine(conversion: Conversion) -> None:
         if conversion.get(parallel, integer, 1) > 1:
             conversion.carry("rollout.engine.launch.tensor_parallel", parallel, integer, 1)
     if name.startswith("vllm"):
-        conversion.note(key, "rlkit has no vLLM: SGLangEngine takes its place (pip install 'rlkit-fabric[sglang]')")
+        conversion.note(key, "rlkit has no vLLM: SGLangEngine takes its place (rlkit's extra `sglang`)")
     conversion.set("fabric.precision", "bf16-mixed")
     strategy = f"{ACTOR}.strategy"
     if conversion.get("trainer.n_gpus_per_node", integer, 8) * conversion.get("trainer.nnodes", integer, 1) > 1:
