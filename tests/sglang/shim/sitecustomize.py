@@ -7,8 +7,11 @@ ever computed.
 """
 
 import importlib.machinery
+import os
 import sys
 import types
+
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # torch would look for triton's compiler for the rotation of images
 
 VERSIONS = {"triton": "3.6.0", "torchaudio": "2.11.0", "torchvision": "0.28.0", "sgl_kernel": "0.0.0"}
 CALLED_ON_IMPORT = {
@@ -67,7 +70,10 @@ class _Finder:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] in VERSIONS:
+        package = name.partition(".")[0]
+        if package == "torchvision" and "sglang" not in sys.modules:
+            return None  # a trainer's transformers would prepare images with it
+        if package in VERSIONS:
             return importlib.machinery.ModuleSpec(name, _Finder, origin=__file__, is_package=True)
         return None
 
@@ -82,6 +88,15 @@ class _Finder:
 
 
 sys.meta_path.append(_Finder)
+
+
+CPU_KERNELS = (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+)
+"""Kernels of Qwen3.5, which the image processor of all Qwen models imports."""
 
 
 class _Unpinned:
@@ -101,4 +116,18 @@ class _Unpinned:
         torch.Tensor.pin_memory = lambda tensor: tensor
 
 
-sys.meta_path.insert(0, _Unpinned)
+class _CpuKernels:
+    """Before SGLang's models are imported, gives `torch.ops` the kernels that they name meanwhile."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "sglang.srt.models":
+            return
+        import torch
+
+        for kernel in CPU_KERNELS:
+            if not hasattr(torch.ops.sgl_kernel, kernel):
+                setattr(torch.ops.sgl_kernel, kernel, _Kernel(f"sgl_kernel.{kernel}"))
+
+
+sys.meta_path[:0] = [_Unpinned, _CpuKernels]
