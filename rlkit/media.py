@@ -16,7 +16,7 @@ class MediaSegment:
 
     Args:
         tensors: The model's inputs besides tokens, by name, such as `pixel_values`.
-        pictures: The pictures, in the order of their placeholders; equal ones have equal tensors.
+        pictures: The pictures within the bounds of their size, in the order of their placeholders.
         end: Index in the conversation after the last token that stands for a feature.
     """
 

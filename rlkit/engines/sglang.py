@@ -25,6 +25,7 @@ from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.transports import Transport, is_local
 from rlkit.engines.sglang_api import SGLangApi
 from rlkit.engines.sglang_launch import BESIDE_TRAINER, Launch, adapter_arguments, command, environment, require_sglang
+from rlkit.engines.sglang_pictures import ARGUMENTS, ENVIRONMENT, MODEL_TYPES, RequestPictures
 from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangDisk, SGLangGroup, SGLangTensors
 from rlkit.types import Completion, Request
 
@@ -46,6 +47,7 @@ class SGLangRollouts(ServerEngine):
     """
 
     reserved = 2  # SGLang never fills the last two tokens of the context
+    picture_models = MODEL_TYPES
 
     def __init__(self, launch: Launch, retry: ServerRetryPolicy, check_weights: bool) -> None:
         super().__init__(
@@ -56,16 +58,25 @@ class SGLangRollouts(ServerEngine):
             release_memory=launch.release_memory,
         )
         self.launch = launch
+        self._pictures: RequestPictures | None = None
+        """Writes pictures into requests, from `bind` on, for models that read them."""
 
     @abstractmethod
     def start(self, rank: int) -> list[InferenceServer]: ...
 
     def bind(self, runtime: Runtime) -> None:
+        if runtime.policy.config.model_type in MODEL_TYPES:
+            if self.launch.adapter_only:
+                raise EngineError(
+                    "launch.adapter_only is true, but adapters of a model that reads pictures are only sent merged; "
+                    "leave it out"
+                )
+            self._pictures = RequestPictures(runtime.policy.config)
         self._trainer_gpus = trainer_gpus(runtime)
         super().bind(runtime)
 
     def api(self, client: Client) -> ServerApi:
-        return SGLangApi(client)
+        return SGLangApi(client, self._pictures)
 
     async def generate(self, request: Request) -> Completion:
         if request.sampling.min_p and DETERMINISTIC in self.launch.args:
@@ -77,6 +88,8 @@ class SGLangRollouts(ServerEngine):
 
     def process(self, gpu: int | None) -> ServerProcess:
         """Return the process of a server on a GPU and its successors, or on the CPU."""
+        from rlkit.models.save import save_processor
+
         policy = self.runtime.policy
         dtype = str(self.weight_dtype).removeprefix("torch.")
         launch = self.launch
@@ -85,10 +98,14 @@ class SGLangRollouts(ServerEngine):
 
         def command_line(folder: Path, port: int) -> list[str]:
             write_model(folder / "model", policy, self.runtime.stop_ids)
+            if self._pictures is not None:
+                save_processor(policy, self.runtime.tokenizer, folder / "model")
             adapters = adapter_arguments(policy, gpu) if launch.adapter_only else []
-            return [*command(folder / "model", port, launch, dtype, gpu), *adapters, *launch.args]
+            words = [*command(folder / "model", port, launch, dtype, gpu), *adapters]
+            return [*words, *(ARGUMENTS if self._pictures is not None else ()), *launch.args]
 
-        return ServerProcess("sglang", command_line, environment(gpu, self.retry.hang_seconds))
+        variables = environment(gpu, self.retry.hang_seconds)
+        return ServerProcess("sglang", command_line, variables | (ENVIRONMENT if self._pictures is not None else {}))
 
     def _shared(self, gpu: int | None) -> set[int]:
         """Return the GPUs that a server, from its first one on, shares with the trainer."""

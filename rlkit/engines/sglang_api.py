@@ -10,10 +10,12 @@ from itertools import chain
 from math import isfinite
 from typing import Any
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server.api import ServerApi, ServerOutput
 from rlkit.engines.server.http import MAX_QUOTED, UNREADABLE, Client, Fault
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.sglang_launch import release
+from rlkit.engines.sglang_pictures import FIRST_RELEASE, RequestPictures
 from rlkit.interfaces.teacher import TopTokens
 from rlkit.types import JsonObject, Request, Sampling
 
@@ -26,12 +28,18 @@ RETRACT, ABORT = {"mode": "retract"}, {"mode": "abort"}
 
 
 class SGLangApi(ServerApi):
-    """The calls of an SGLang server."""
+    """The calls of an SGLang server.
+
+    Args:
+        client: Sends the calls.
+        pictures: Writes pictures into requests; None for a model of texts alone.
+    """
 
     product = "SGLang"
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, pictures: RequestPictures | None = None) -> None:
         super().__init__(client)
+        self._pictures = pictures
         self._brackets = True
         self._released = False
         self._requests: set[str] = set()
@@ -48,7 +56,11 @@ class SGLangApi(ServerApi):
                     "/freeze_gc", {}, 30.0
                 )  # or every flush collects garbage among all that is imported
         self.tensor_parallel = int(info.get("tp_size") or 1)
-        self._brackets = release(str(info.get("version"))) >= BRACKETS_SINCE
+        version = release(str(info.get("version")))
+        if self._pictures is not None and version < FIRST_RELEASE:
+            first = ".".join(map(str, FIRST_RELEASE))
+            raise EngineError(f"{self.client.url} runs SGLang {info['version']}; pictures need {first} or later")
+        self._brackets = version >= BRACKETS_SINCE
         self._released = False
 
     async def weight_version(self) -> str:
@@ -99,14 +111,27 @@ class SGLangApi(ServerApi):
             "stop_token_ids": list(sampling.stop_ids),
             "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
         }
+        inputs: JsonObject = {"input_ids": list(request.tokens)}
+        if request.media is not None:
+            if self._pictures is None:
+                raise Fault("the request has pictures, but the model reads texts alone", 400)
+            inputs = await self._pictures.fields(request.tokens, request.media)
         request_id = uuid.uuid4().hex
         self._requests.add(request_id)
         try:
             seconds = request.deadline or DEADLINES[UpdateStep.CHECK]
-            response = await self._sample(list(request.tokens), params, seconds, rid=request_id)
+            response = await self._sample(params, seconds, **inputs, rid=request_id)
         finally:
             self._requests.discard(request_id)
-        return _read(response, sampling)
+        output = _read(response, sampling)
+        length = response["meta_info"].get("prompt_tokens")
+        if request.media is not None and output.tokens and length != len(request.tokens):
+            raise Fault(
+                f"{self.client.url} reads a prompt with pictures as {length} tokens, expected {len(request.tokens)}: "
+                "its processor of images is not the trainer's",
+                400,
+            )
+        return output
 
     async def abort(self, deadline: float) -> None:
         calls = [self.client.post("/abort_request", {"rid": rid}, deadline) for rid in self._requests]
@@ -114,7 +139,7 @@ class SGLangApi(ServerApi):
 
     async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[ServerOutput]:
         greedy = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
-        responses = await self._sample(list(map(list, rows)), greedy, deadline, logprob_start_len=0)
+        responses = await self._sample(greedy, deadline, input_ids=list(map(list, rows)), logprob_start_len=0)
         outputs = []
         for row, response in zip(rows, responses, strict=True):
             meta = response["meta_info"]
@@ -125,7 +150,7 @@ class SGLangApi(ServerApi):
 
     async def logps(self, tokens: list[int], start: int, deadline: float) -> list[float]:
         """Return the log-probs of the tokens from index `start` on, which is at least 1, at temperature 1."""
-        response = await self._sample(tokens, {"max_new_tokens": 0}, deadline, logprob_start_len=start - 1)
+        response = await self._sample({"max_new_tokens": 0}, deadline, input_ids=tokens, logprob_start_len=start - 1)
         try:
             entries = response["meta_info"]["input_token_logprobs"][1:]
             logps = [float(logp) for logp, _, _ in entries]
@@ -138,8 +163,8 @@ class SGLangApi(ServerApi):
 
     async def top_logps(self, tokens: list[int], start: int, count: int, deadline: float) -> list[TopTokens]:
         """Return the `count` most likely tokens at each position from `start` on, at temperature 1."""
-        options = {"logprob_start_len": start - 1, "top_logprobs_num": count}
-        response = await self._sample(tokens, {"max_new_tokens": 0}, deadline, **options)
+        options = {"input_ids": tokens, "logprob_start_len": start - 1, "top_logprobs_num": count}
+        response = await self._sample({"max_new_tokens": 0}, deadline, **options)
         try:
             positions = response["meta_info"]["input_top_logprobs"][1:]
             top = [
@@ -156,8 +181,8 @@ class SGLangApi(ServerApi):
     def _unexpected(self, response: object, expected: str) -> Fault:
         return Fault(f"{self.client.url} answered {str(response)[:MAX_QUOTED]}, expected {expected}")
 
-    async def _sample(self, ids: Sequence[object], sampling: JsonObject, deadline: float, **options: int | str) -> Any:
-        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "lora_path": self.adapter}
+    async def _sample(self, sampling: JsonObject, deadline: float, **options: object) -> Any:
+        body = {"sampling_params": sampling, "return_logprob": True, "lora_path": self.adapter}
         return await self.client.post("/generate", {**body, **options}, deadline)
 
 

@@ -146,7 +146,8 @@ def _concatenate(tensors: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _load(location: str, trust_remote_code: bool) -> Processor:
-    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
+    from transformers import AutoProcessor, AutoTokenizer
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # 5.12 exports it with torchvision
 
     options = {"trust_remote_code": trust_remote_code}
     original = _processor_class(location, trust_remote_code)
@@ -156,7 +157,7 @@ def _load(location: str, trust_remote_code: bool) -> Processor:
     values, _ = original.get_processor_dict(location)
     values.pop("video_processor", None)
     components = {
-        "image_processor": AutoImageProcessor.from_pretrained(location, **options),
+        "image_processor": AutoImageProcessor.from_pretrained(location, backend="pil", **options),
         "tokenizer": AutoTokenizer.from_pretrained(location, **options),
         "video_processor": None,
     }

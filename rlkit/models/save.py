@@ -46,9 +46,7 @@ def save_policy(
         if score_head(policy) is not None:  # it finds the end of a conversation by the padding
             policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         policy.save_pretrained(partial, state_dict=weights, **options)
-        tokenizer.save_pretrained(partial)
-        if reads_pictures(base_model(policy).config):
-            _copy_processor(base_model(policy), partial)
+        save_processor(base_model(policy), tokenizer, partial)
         if has_lora(policy):
             _add_shipped_base(partial, folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -58,9 +56,10 @@ def save_policy(
         raise CheckpointError(f"{folder} cannot be written: {error}") from error
 
 
-def _copy_processor(model: CausalLM, folder: Path) -> None:
-    """Copy the files of a model's processor as they are: they also configure the videos of other programs."""
-    for name in PROCESSOR_FILES:
+def save_processor(model: CausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the tokenizer, and copy the other files of a processor as they are, since they also configure videos."""
+    tokenizer.save_pretrained(folder)
+    for name in PROCESSOR_FILES if reads_pictures(model.config) else ():
         options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
         source = cached_file(model.name_or_path, name, **options)
         if source is not None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlkit.distributed.fsdp2 import full_tensor
 from rlkit.models.lora import adapter_config, adapter_tensors, base_model, delta, has_lora
+from rlkit.models.vision import reads_pictures
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class PolicyWeights:
         for name, parameter in base.named_parameters():  # tied weights appear once, under their first name
             if "lora_" not in name:
                 plain = name.replace(".base_layer.", ".")
-                self._sources[plain] = (adapters.get(plain), parameter)
+                self._sources[_checkpoint_name(base, plain)] = (adapters.get(plain), parameter)
         self.specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             name: (tuple(parameter.shape), parameter.dtype) for name, (_, parameter) in self._sources.items()
         }
@@ -70,6 +72,14 @@ class PolicyWeights:
             return None
         # agreed: as above
         return adapter_config(self._policy), [(n, full_tensor(x.detach())) for n, x in adapter_tensors(self._policy)]
+
+
+def _checkpoint_name(model: CausalLM, name: str) -> str:
+    """Return the name of a parameter in saved models, which servers read; transformers renames vision towers'."""
+    if not reads_pictures(model.config):
+        return name
+    saved = revert_weight_conversion(model, {name: torch.empty(0)})
+    return next(iter(saved)) if len(saved) == 1 else name
 
 
 def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:

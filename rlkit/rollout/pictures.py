@@ -52,9 +52,10 @@ class PictureReader:
             RecipeError: A picture cannot be read, or the processor refuses the text.
         """
         try:
-            images = [resized(picture.decode(), self.options) for picture in pictures]
+            decoded = [picture.decode() for picture in pictures]
         except ValueError as error:
             raise RecipeError(f"{error}") from error
+        images = [resized(image, self.options) for image in decoded]
         try:
             tokens, tensors = process(self.processor, text, images)
         except Exception as error:  # processors raise anything
@@ -68,7 +69,11 @@ class PictureReader:
                 "the chat template renders no placeholder for a picture; choose a model whose template does, or "
                 "correct its chat_template.jinja"
             )
-        return Rendered(tokens, MediaSegment(tensors, tuple(pictures), expanded[-1] + 1))
+        read = tuple(
+            picture if image is original else Picture.of(image)
+            for picture, original, image in zip(pictures, decoded, images, strict=True)
+        )
+        return Rendered(tokens, MediaSegment(tensors, read, expanded[-1] + 1))
 
 
 def resized(image: Image, options: Vision) -> Image:

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -101,7 +101,7 @@ class RolloutService:
 
     def sample(self, work: Coroutine[object, None, T]) -> T:
         """Run work that calls the engine; all ranks must call this."""
-        with self.engine_on_device():
+        with closing(work), self.engine_on_device():  # a failed sync leaves it unstarted
             return self.wait(self._with_weights(work))
 
     def submit(self, work: Coroutine[object, None, T]) -> Future[T]:

@@ -128,7 +128,12 @@ ARCHITECTURES: Mapping[str, _Architecture] = {
         ids=QWEN_IDS,
         text={
             "head_dim": 8,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4},
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+                "rope_theta": 1e4,
+            },
         },
         tower={**QWEN_TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 64},
         images={"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 16}},

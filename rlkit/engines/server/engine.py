@@ -6,7 +6,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -52,6 +52,9 @@ class ServerEngine(RolloutEngine):
         adapter_only: Push the base to servers once, and then the adapters alone.
         release_memory: Release servers' memory while the trainer learns.
     """
+
+    picture_models: ClassVar[Sequence[str]] = ()
+    """The `model_type` of models whose pictures the product reads."""
 
     runtime: Runtime
     """The run, from `bind` on."""
@@ -117,10 +120,12 @@ class ServerEngine(RolloutEngine):
         from rlkit.models.lora import adapted_layers
         from rlkit.models.vision import reads_pictures
 
-        if reads_pictures(runtime.policy.config):
+        model_type = runtime.policy.config.model_type
+        if reads_pictures(runtime.policy.config) and model_type not in self.picture_models:
+            served = f"serves pictures of {', '.join(self.picture_models)}" if self.picture_models else "serves texts"
             raise EngineError(
-                f"{type(self).__name__} sends texts alone, and model.path reads pictures; choose rollout.engine: "
-                "TorchEngine"
+                f"{type(self).__name__} {served} alone, and model.path reads pictures (model_type {model_type!r}); "
+                "choose rollout.engine: TorchEngine"
             )
         self.runtime = runtime
         self.weight_dtype = _weight_dtype(self.dtype, runtime)

@@ -234,7 +234,7 @@ def test_a_missing_preprocessor_config_is_explained(tmp_path: Path, kind: str) -
 def test_loading_hides_the_notice_on_torchvision(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from transformers import AutoImageProcessor
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     logger = logging.getLogger("transformers.utils.import_utils")
     load = AutoImageProcessor.from_pretrained

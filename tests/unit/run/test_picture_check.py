@@ -77,7 +77,13 @@ def test_a_text_model_is_refused_before_it_is_loaded(
     assert "choose a vision-language model" in error
 
 
-def test_servers_are_refused_for_pictures(recipe: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_are_refused_for_other_vision_models(
+    recipe: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     engine = ["--rollout.engine=SGLangServer", '--rollout.engine.urls=["http://127.0.0.1:9"]']
-    assert main(["fit", *recipe, *engine]) != 0
-    assert "sends texts alone" in capsys.readouterr().err
+    adapters = ["--model.lora={}", "--rollout.engine.launch.adapter_only=true"]
+    assert main(["fit", *recipe, *engine, *adapters]) != 0
+    assert "adapters of a model that reads pictures are only sent merged" in capsys.readouterr().err
+    save_random_vision_model(tmp_path / "gemma", "gemma3")
+    assert main(["fit", *recipe, *engine, "--model.path=gemma"]) != 0
+    assert "serves pictures of qwen2_vl, qwen2_5_vl, qwen3_vl alone" in capsys.readouterr().err
