@@ -16,6 +16,7 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.interfaces.tool import State, Tool, ToolReply
+from rlkit.models.source import SHIPPED
 from rlkit.registry import load_plugins
 from rlkit.tasks import Pictures
 from tests.conftest import read_jsonl, rlkit
@@ -131,46 +132,86 @@ def test_two_ranks_learn_the_same(tmp_path: Path, strategy: str, trained: str) -
         assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
 
 
-def test_supervised_rows_have_the_loss_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean over the tokens of the answers, as `labels` of the model itself."""
-    from transformers import AutoModelForImageTextToText
-
-    from rlkit.data.data import picture_reader
-    from rlkit.models.load import load_tokenizer, stop_ids
-    from rlkit.models.source import SHIPPED
-    from rlkit.models.vision import media_inputs
-    from rlkit.recipe import Model
-    from rlkit.rollout.template import ChatTemplate
-
-    monkeypatch.chdir(tmp_path)
-    rows = Pictures().rows("train")[:6]
+def write_rows(folder: Path, count: int, **columns: str) -> list[dict[str, Any]]:
+    """Write rows with a picture, each with the right answer or a wrong one; return those of the task."""
+    rows = Pictures().rows("train")[:count]
+    lines = []
     for number, row in enumerate(rows):
-        (tmp_path / f"{number}.png").write_bytes(row["image"])
-    lines = [
-        {"prompt": f"<image>{row['question']}", "completion": row["answer"], "images": [f"{number}.png"]}
-        for number, row in enumerate(rows)
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    options = (
-        "--recipe=quick_image", "--task=TRL", "--task.path=rows.jsonl", "--rollout.engine=Recorded", "--reward=null",
-        "--loss=CrossEntropy", "--advantage=null", "--train.steps=1", "--train.prompts_per_step=6",
-        "--validation=null", "--rollout.group_size=1", "--out=run",
-    )  # fmt: skip
-    assert main(["fit", *options]) == 0
-    ours = read_jsonl(tmp_path / "run/metrics.jsonl")[0]["policy/loss"]
+        (folder / f"{number}.png").write_bytes(row["image"])
+        row["wrong"] = "red" if row["answer"] == "blue" else "blue"
+        answers = {column: row[name] for column, name in columns.items()}
+        lines.append({"prompt": f"<image>{row['question']}", "images": [f"{number}.png"], **answers})
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return rows
 
-    model = Model("tiny-vision")
-    policy = AutoModelForImageTextToText.from_pretrained(SHIPPED["tiny-vision"])
-    tokenizer = load_tokenizer(model)
-    template = ChatTemplate(tokenizer, stop_ids(model, tokenizer), reader=picture_reader(model))
-    total, count = 0.0, 0
-    for row in rows:
-        start = template.render_start(Pictures().prompt(row, 0).messages)
-        answer = template.turn({"role": "assistant", "content": row["answer"]})
-        ids = torch.tensor([[*start.tokens, *answer]])
-        labels = torch.tensor([[*[-100] * len(start.tokens), *answer]])
+
+RECORDED = (
+    "--recipe=quick_image", "--task=TRL", "--task.path=rows.jsonl", "--rollout.engine=Recorded", "--reward=null",
+    "--advantage=null", "--validation=null", "--train.schedule=Constant", "--train.warmup_steps=0",
+)  # fmt: skip
+
+
+class AnswerLoss:
+    """Transformers' own loss of an answer to a row of `Pictures`, by the `labels` of its model.
+
+    Args:
+        location: Of the model.
+    """
+
+    def __init__(self, location: str | Path) -> None:
+        from transformers import AutoModelForImageTextToText
+
+        from rlkit.data.data import picture_reader
+        from rlkit.models.load import load_tokenizer, stop_ids
+        from rlkit.recipe import Model
+        from rlkit.rollout.template import ChatTemplate
+
+        model = Model("tiny-vision")
+        tokenizer = load_tokenizer(model)
+        self.policy = AutoModelForImageTextToText.from_pretrained(location)
+        self.template = ChatTemplate(tokenizer, stop_ids(model, tokenizer), reader=picture_reader(model))
+
+    @torch.no_grad()
+    def __call__(self, row: dict[str, Any], answer: str) -> tuple[float, int]:
+        """Return the sum over the answer's tokens, and their number."""
+        from rlkit.models.vision import media_inputs
+
+        start = self.template.render_start(Pictures().prompt(row, 0).messages)
+        turn = self.template.turn({"role": "assistant", "content": answer})
+        ids = torch.tensor([[*start.tokens, *turn]])
+        labels = torch.tensor([[*[-100] * len(start.tokens), *turn]])
         assert start.media is not None
-        with torch.no_grad():
-            loss = policy(input_ids=ids, labels=labels, **media_inputs(policy.model, ids, [start.media])).loss
-        total, count = total + float(loss) * len(answer), count + len(answer)
-    assert ours == pytest.approx(total / count, abs=1e-5)
+        inputs = media_inputs(self.policy.model, ids, [start.media])
+        return float(self.policy(input_ids=ids, labels=labels, **inputs).loss) * len(turn), len(turn)
+
+
+def test_supervised_rows_have_the_loss_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over the tokens of the answers."""
+    monkeypatch.chdir(tmp_path)
+    rows = write_rows(tmp_path, 6, completion="answer")
+    options = ("--loss=CrossEntropy", "--rollout.group_size=1", "--train.steps=1", "--train.prompts_per_step=6")
+    assert main(["fit", *RECORDED, *options, "--out=run"]) == 0
+    loss_of = AnswerLoss(SHIPPED["tiny-vision"])
+    losses = [loss_of(row, row["answer"]) for row in rows]
+    mean = sum(loss for loss, _ in losses) / sum(count for _, count in losses)
+    assert read_jsonl(tmp_path / "run/metrics.jsonl")[0]["policy/loss"] == pytest.approx(mean, abs=1e-5)
+
+
+def test_preferred_answers_to_pictures_have_the_loss_of_dpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second step's, by the policy that the first has left and the reference from before (2305.18290, eq. 7)."""
+    monkeypatch.chdir(tmp_path)
+    rows = write_rows(tmp_path, 12, chosen="answer", rejected="wrong")
+    options = ("--loss=DPO", "--loss.beta=0.5", "--rollout.group_size=2", "--train.prompts_per_step=12")
+    for steps in (1, 2):
+        assert main(["fit", *RECORDED, *options, f"--train.steps={steps}", f"--out={steps}"]) == 0
+    policy, reference = AnswerLoss(tmp_path / "1/final"), AnswerLoss(SHIPPED["tiny-vision"])
+    margins = [
+        (reference(row, row["answer"])[0] - policy(row, row["answer"])[0])
+        - (reference(row, row["wrong"])[0] - policy(row, row["wrong"])[0])
+        for row in rows
+    ]
+    expected = -torch.nn.functional.logsigmoid(0.5 * torch.tensor(margins)).mean()
+    first, second = read_jsonl(tmp_path / "2/metrics.jsonl")
+    assert first["policy/loss"] == pytest.approx(0.693147, abs=1e-5)
+    assert second["policy/loss"] == pytest.approx(float(expected), abs=1e-4)
+    assert second["policy/loss"] < 0.69
