@@ -83,8 +83,8 @@ class Picture:
     @cached_property
     def suffix(self) -> str:
         """The suffix of a file with this picture, by its first bytes; `.png` if they are unknown."""
-        known = {b"\xff\xd8": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
-        return next((suffix for start, suffix in known.items() if self.data.startswith(start)), ".png")
+        suffixes = {b"\xff\xd8": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
+        return next((suffix for start, suffix in suffixes.items() if self.data.startswith(start)), ".png")
 
     def check(self) -> None:
         """Check what the beginning of the file says: its format, its size and its frames; no pixels are read.

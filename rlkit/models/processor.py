@@ -183,9 +183,9 @@ def _processor_class(location: str, trust_remote_code: bool) -> Any:
     if not names:
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
         names = [PROCESSOR_MAPPING_NAMES.get(config.model_type) or ""]
-    found = processor_class_from_name(names[0])
-    components = [] if found is None else found.get_attributes()
-    return found if "video_processor" in components and set(components) <= set(REPLACED) else None
+    processor_class = processor_class_from_name(names[0])
+    components = [] if processor_class is None else processor_class.get_attributes()
+    return processor_class if "video_processor" in components and set(components) <= set(REPLACED) else None
 
 
 def _without_videos(original: Any) -> Any:

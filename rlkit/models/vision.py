@@ -57,10 +57,10 @@ def vision_weights(policy: CausalLM) -> list[nn.Parameter]:
     """Return the weights of a vision tower and its projector, adapters included; none of a model of texts alone."""
     if not reads_pictures(policy.config):
         return []
-    others = {id(weight) for weight in language_model(policy).parameters()}
+    text_weights = {id(weight) for weight in language_model(policy).parameters()}
     head = base_model(policy).get_output_embeddings()
-    others |= {id(weight) for weight in head.parameters()} if head is not None else set()
-    return [weight for weight in policy.parameters() if id(weight) not in others]
+    text_weights |= {id(weight) for weight in head.parameters()} if head is not None else set()
+    return [weight for weight in policy.parameters() if id(weight) not in text_weights]
 
 
 def zero_of_vision(policy: CausalLM) -> Tensor | float:
@@ -158,8 +158,8 @@ def sees_pictures_both_ways(backbone: Backbone) -> bool:
     tokens = torch.arange(3, 9, device=weight.device)[None]
     types = torch.tensor([[0, 1, 1, 1, 0, 0]], device=weight.device)
     plain = backbone(input_ids=tokens, use_cache=False).last_hidden_state[0, 1]
-    seen = backbone(input_ids=tokens, use_cache=False, **dict.fromkeys(names, types)).last_hidden_state[0, 1]
-    return not torch.allclose(plain, seen, rtol=1e-3, atol=1e-3)
+    marked = backbone(input_ids=tokens, use_cache=False, **dict.fromkeys(names, types)).last_hidden_state[0, 1]
+    return not torch.allclose(plain, marked, rtol=1e-3, atol=1e-3)
 
 
 def position_offset(positions: Tensor | None, tokens: int) -> int:

@@ -46,11 +46,11 @@ def check_pictures(data: Data, service: RolloutService) -> None:
     if data.dialogue.reader is None or not prompts:  # agreed: all ranks have the same model and examples
         return
     ranks, template = service.ranks, data.dialogue.template
-    others = [picture for prompt in prompts for picture in pictures_of(prompt.messages)]
+    pictures = [picture for prompt in prompts for picture in pictures_of(prompt.messages)]
     requests = ranks.broadcast_tp([_request(template, prompt) for prompt in prompts])
     changed = {
         what: ranks.broadcast_tp([_request(template, _with_pictures(prompt, replace)) for prompt in prompts])
-        for what, replace in (("noise", noise_like), ("other pictures", _next_of(others)))  # agreed: the same two
+        for what, replace in (("noise", noise_like), ("other pictures", _next_of(pictures)))  # agreed: the same two
     }
     completions = _sample(service, requests)
     answered = zip(requests, completions, strict=True)  # agreed: as many requests as prompts on all ranks
