@@ -24,6 +24,7 @@ from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction
+from rlkit.interfaces.launcher import Launcher
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ToolParser
@@ -71,6 +72,7 @@ KINDS: dict[str, Kind] = {
     "loggers": Kind("logger", Logger, "log.loggers"),
     "optimizers": Kind("optimizer", Optimizer, "train.optimizer"),
     "schedules": Kind("schedule", Schedule, "train.schedule"),
+    "launchers": Kind("launcher", Launcher, "launcher"),
 }
 """All kinds of parts, by plural name; a part subclasses exactly one of the interfaces."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""The exit status of a run that a signal ended, whichever it was."""
+
 LONGEST = 2000
 """Maximum characters of a line of a message."""
 
@@ -88,6 +91,10 @@ class EngineError(RlkitError):
 
 class RolloutError(RlkitError):
     """Rollouts or rewards failed beyond what the recipe tolerates."""
+
+
+class LaunchError(RlkitError):
+    """A launcher cannot reach its cluster, or its processes have ended otherwise than by themselves."""
 
 
 class TrainingError(RlkitError):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.garbage import uncollected
-from rlkit.cli.parsing.parser import parse, split
+from rlkit.cli.parsing.parser import Parsed, parse, split
+from rlkit.interfaces.launcher import LaunchedRun, is_launched
+from rlkit.registry import calling
 from rlkit.run.signals import raised
 
 OPTIONS = (
@@ -30,11 +33,41 @@ def run(argv: Sequence[str]) -> int:
         options, steps = parsed.options, parsed.recipe.train.steps
         with uncollected():
             from rlkit.cli.views.display import Display
-            from rlkit.run.fit import INTERRUPTED
             from rlkit.run.launch import Job, launch
         job = Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, options.out, options.resume, options.force)
+        launcher = parsed.recipe.launcher
+        if launcher is not None and not is_launched():
+            with calling(launcher, "launch"):
+                return launcher.launch(_launch_of(argv, parsed, job.folder))
         outcome, _ = launch(job, lambda first: Display(steps, quiet=not first))
     return INTERRUPTED if outcome.status == "interrupted" else 0
+
+
+def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun:
+    """Return what a launcher starts: this command, with its recipes by absolute path.
+
+    Raises:
+        RecipeError: The number of devices is not said, or they are indices.
+    """
+    line, fabric = split(_with_recipe(argv), OPTIONS), parsed.recipe.fabric
+    if not isinstance(fabric.devices, int):
+        raise RecipeError(
+            f"fabric.devices is {fabric.devices!r} with a launcher, expected the number of devices of each node; "
+            "set --fabric.devices and --fabric.num_nodes"
+        )
+    recipes = [os.path.abspath(recipe) if os.path.isfile(recipe) else recipe for recipe in line.recipes]
+    words = [f"--recipe={recipe}" for recipe in recipes]
+    words += [f"--{key}={value}" for key, value in line.overrides]
+    resume = line.options.resume
+    return LaunchedRun(
+        tuple(words),
+        folder.resolve(),
+        None if resume in (None, "auto") else resume,
+        bool(line.options.force),
+        fabric.num_nodes,
+        fabric.devices,
+        fabric.accelerator != "cpu",
+    )
 
 
 def _with_recipe(argv: Sequence[str]) -> list[str]:

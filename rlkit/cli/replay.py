@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.cli.diff import folder_of, lines
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.views.compare import compare, metrics, recipe_of
@@ -16,7 +16,6 @@ from rlkit.engines import Recorded, TorchEngine
 from rlkit.models.load import load_config
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.vision import reads_pictures
-from rlkit.run.fit import INTERRUPTED
 from rlkit.run.folder import default_folder, output_path
 from rlkit.run.launch import Job, launch
 from rlkit.run.outcome import Replay

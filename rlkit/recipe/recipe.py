@@ -10,6 +10,7 @@ from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.interaction import Interaction
+from rlkit.interfaces.launcher import Launcher
 from rlkit.interfaces.loss import Inputs, PolicyLoss, SequenceLoss
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
@@ -55,6 +56,7 @@ class Recipe:
     log: Log = field(default_factory=Log)
     profile: Profile | None = None
     fabric: Fabric = field(default_factory=Fabric)
+    launcher: Launcher | None = None
 
     def parts(self) -> list[RunPart]:
         """Return all parts, to be closed at the end of the run."""
@@ -62,7 +64,7 @@ class Recipe:
         data = (self.task, self.curriculum, self.rollout.filter, self.parser, *self.callbacks)
         validation_tasks = {} if self.validation is None else self.validation.tasks or {}
         mixtures = [part for mixture in (self.mix or {}).values() for part in (mixture.task, mixture.loss)]
-        parts = (*training, *(self.tools or {}).values(), *data, *validation_tasks.values(), *mixtures)
+        parts = (*training, *(self.tools or {}).values(), *data, *validation_tasks.values(), *mixtures, self.launcher)
         return [part for part in parts if part is not None]
 
     @property

@@ -7,7 +7,7 @@ from functools import partial
 
 from lightning.fabric import Fabric
 
-from rlkit.base.errors import RlkitError
+from rlkit.base.errors import INTERRUPTED, RlkitError
 from rlkit.data.data import Data
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.recipe import Recipe
@@ -18,9 +18,6 @@ from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
 from rlkit.run.signals import Signals
 from rlkit.train.setup import prepare_training
-
-INTERRUPTED = 130
-"""The exit status of a run that a signal ended, whichever it was."""
 
 
 def fit(

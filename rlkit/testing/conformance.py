@@ -35,6 +35,7 @@ CONTRACTS: dict[str, Callable[..., object]] = {
     "loggers": contracts.check_logger,
     "optimizers": contracts.check_optimizer,
     "schedules": contracts.check_schedule,
+    "launchers": contracts.check_launcher,
 }
 """Contracts that take an instance, by kind."""
 

@@ -18,6 +18,7 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback, LoggedRun, Logger
 from rlkit.interfaces.filter import GroupFilter
+from rlkit.interfaces.launcher import LaunchedRun, Launcher
 from rlkit.interfaces.loss import AdvantageLoss, Inputs, PolicyLoss
 from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
@@ -308,6 +309,17 @@ def check_schedule(schedule: Schedule) -> None:
         problem = outputs.of_schedule(schedule.factor(progress))
         if problem is not None:
             raise AssertionError(f"`factor` at {progress} {problem}")
+
+
+def check_launcher(launcher: Launcher) -> None:
+    """Check that `launch` takes a run and is no coroutine; no process is started."""
+    run = LaunchedRun(("--recipe=quickstart",), Path("/run"), None, False, 2, 4, True)
+    try:
+        inspect.signature(launcher.launch).bind(run)
+    except TypeError as error:
+        raise AssertionError(f"`launch` does not take a `LaunchedRun`: {error}") from error
+    if inspect.iscoroutinefunction(launcher.launch):
+        raise AssertionError("`launch` is a coroutine, expected a method that returns the exit status")
 
 
 def check_callback(callback: Callback) -> None:

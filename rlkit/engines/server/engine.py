@@ -120,12 +120,12 @@ class ServerEngine(RolloutEngine):
         from rlkit.models.lora import adapted_layers
         from rlkit.models.vision import reads_pictures
 
-        model_type = runtime.policy.config.model_type
-        if reads_pictures(runtime.policy.config) and model_type not in self.picture_models:
+        config = runtime.policy.config
+        if reads_pictures(config) and config.model_type not in self.picture_models:
             served = f"serves pictures of {', '.join(self.picture_models)}" if self.picture_models else "serves texts"
             raise EngineError(
-                f"{type(self).__name__} {served} alone, and model.path reads pictures (model_type {model_type!r}); "
-                "choose rollout.engine: TorchEngine"
+                f"{type(self).__name__} {served} alone, and model.path reads pictures (model_type "
+                f"{config.model_type!r}); choose rollout.engine: TorchEngine"
             )
         self.runtime = runtime
         self.weight_dtype = _weight_dtype(self.dtype, runtime)

@@ -2,7 +2,8 @@
 
 Some servers kill their parent when they crash; the supervisor is that parent, so that the trainer survives. The server
 runs in its own process group, which is killed when the server ends, the trainer closes the pipe, or the trainer dies.
-The supervisor imports only the standard library, so that it starts immediately.
+A byte in the pipe is the number of a signal for the server. The supervisor imports only the standard library, so that
+it starts immediately.
 """
 
 import contextlib
@@ -29,8 +30,10 @@ def _kill(server: "subprocess.Popen[bytes]") -> None:
 
 
 def _wait_for_trainer(server: "subprocess.Popen[bytes]") -> None:
-    while os.read(0, 1):
-        pass
+    """Send each signal whose number the trainer writes, until it closes the pipe."""
+    for number in iter(lambda: os.read(0, 1), b""):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.pid, number[0])
     _kill(server)
 
 
@@ -52,8 +55,9 @@ def main(log: str, command: list[str]) -> None:
         )
     threading.Thread(target=_wait_for_trainer, args=(server,), daemon=True).start()
     code = server.wait()
-    with open(log, "a", encoding="utf-8") as file:
-        file.write(f"\n[rlkit] the server ended with exit code {code}\n")
+    if code:
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"\n[rlkit] the process ended with exit code {code}\n")
     _kill(server)
     os._exit(code % 256)
 

@@ -30,6 +30,7 @@ PRESENT = ("critic", "curriculum", "reference", "shaping", "kl_reward", "train.e
 FREE = (
     "callbacks",
     "fabric",
+    "launcher",
     "log",
     "model.attention",
     "profile",

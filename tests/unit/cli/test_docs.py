@@ -51,8 +51,13 @@ ELSEWHERE = {
 }
 """What needs data of the hub or takes seconds: its options are those in the verb's own tests."""
 OF_THE_VERB = {"--out", "--resume", "--checkpoint", "--harness"}
-INSTALLED = {"install -e .[sglang]", "install -e rlkit-brevity", "install ./plugins/rlkit-convert"}
-STARTERS = {"torchrun": "-m rlkit ", "srun": "rlkit "}
+INSTALLED = {
+    "install -e .[sglang]",
+    "install -e rlkit-brevity",
+    "install ./plugins/rlkit-convert",
+    "install ./plugins/rlkit-ray",
+}
+STARTERS = {"torchrun": "-m rlkit ", "ray": "-- rlkit "}
 """What starts several processes, and the words before rlkit's own."""
 SLOW = {"python": "fit("}
 """Snippets that train: tests/unit/test_api.py runs it."""

@@ -122,6 +122,14 @@ def test_engine_parser_tool_reward_callback_and_logger(
     assert end["status"] == "success"
 
 
+def test_a_launcher_starts_the_ranks(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    options = ("--recipe=quickstart", "--launcher=NewLauncher", "--train.steps=1", "--validation=null")
+    assert main(["fit", *options, *SHORT, "--out=out"]) == 0
+    assert len(read_jsonl(Path("out/metrics.jsonl"))) == 1
+    assert "NewLauncher" in Path("out/recipe.yaml").read_text()
+
+
 def test_every_kind_of_part_in_one_run() -> None:
     metrics, rollouts = fit(
         "--recipe=quickstart",

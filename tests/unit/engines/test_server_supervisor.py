@@ -56,7 +56,17 @@ def test_nothing_is_left_whoever_ends_first(tmp_path: Path, how: str) -> None:
     else:
         os.kill(pids[1], signal.SIGKILL)
     if how == "server crashes":
-        assert "the server ended with exit code -9" in (tmp_path / "log").read_text()
+        assert "the process ended with exit code -9" in (tmp_path / "log").read_text()
+
+
+def test_a_byte_is_a_signal_for_the_server(tmp_path: Path) -> None:
+    supervisor, pids = start(tmp_path / "log")
+    assert supervisor.stdin is not None
+    supervisor.stdin.write(bytes([signal.SIGTERM]))
+    supervisor.stdin.flush()
+    assert supervisor.wait(10) == 256 - signal.SIGTERM
+    assert wait_until(lambda: all(map(gone, pids)))
+    assert "exit code -15" in (tmp_path / "log").read_text()
 
 
 def test_once_a_supervisor_has_ended_its_server_is_gone(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""The launcher: it reserves nodes, starts an agent on each, and goes on after a node has died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import ray
+
+from rlkit.base.errors import INTERRUPTED, LaunchError, explain, show
+from rlkit.base.ranges import Count, NonNegativeInt, PositiveFloat
+from rlkit.interfaces.launcher import LaunchedRun, Launcher
+from rlkit_ray.attempt import Attempt
+from rlkit_ray.cluster import capacity, node_resources, require_capacity, reserve
+
+DEATH_SECONDS = 60.0
+"""How long Ray may take to notice that a node has died whose agent no longer answers."""
+
+PASSED_ON = ("HF_", "NCCL_", "OMP_", "PYTHONPATH", "RLKIT_", "TORCH_", "WANDB_")
+"""Beginnings of the environment variables of the command that ranks get too."""
+
+
+class Ray(Launcher):
+    """Starts the ranks on the nodes of a Ray cluster, and goes on with the nodes that are left when one dies.
+
+    The nodes need rlkit and this package, and the file systems of the current folder and of the run folder, where each
+    rank's output is in `launcher/`. The command shows that of rank 0; Ctrl-C ends the run as without a launcher. When
+    the command ends in whatever way, all processes of the run end.
+
+    Args:
+        address: The cluster: `auto` for that of this machine or of `RAY_ADDRESS`, `host:port`, `ray://host:port`, or
+            `local` for a new one of this machine alone.
+        cpus_per_rank: CPUs of each rank; on CPUs, also its threads.
+        restarts: How often the run goes on from its newest checkpoint after a node has died, or a rank was killed.
+        wait_seconds: Seconds to wait for devices that others use.
+        grace_seconds: Seconds in which the other ranks end by themselves once one has failed.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str = "auto",
+        cpus_per_rank: Count = 1,
+        restarts: NonNegativeInt = 3,
+        wait_seconds: PositiveFloat = 600.0,
+        grace_seconds: PositiveFloat = 60.0,
+    ) -> None:
+        self.address = address
+        self.cpus_per_rank = cpus_per_rank
+        self.restarts = restarts
+        self.wait_seconds = wait_seconds
+        self.grace_seconds = grace_seconds
+
+    def launch(self, run: LaunchedRun) -> int:
+        self._connect()
+        try:
+            with counted_signals() as signals:
+                return self._run(run, signals)
+        finally:
+            ray.shutdown()
+
+    def _connect(self) -> None:
+        """Connect to the cluster, or start one of this machine.
+
+        Raises:
+            LaunchError: It cannot be reached.
+        """
+        options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+        try:
+            if self.address == "local":
+                ray.init(address="local", **options)
+            else:
+                del options["include_dashboard"]
+                ray.init(address=self.address, **options)
+        except Exception as error:  # Ray raises errors of many kinds
+            raise LaunchError(
+                f"launcher.address is {show(self.address)}, where no Ray cluster answers: {explain(error)}; start one "
+                "with `ray start --head`, or set --launcher.address=local"
+            ) from error
+
+    def _run(self, run: LaunchedRun, signals: list[int]) -> int:
+        """Start the run, and again after each death of a node; return the exit status."""
+        resources = node_resources(run, self.cpus_per_rank)
+        require_capacity(run, resources)
+        nodes, lost = run.nodes, set[str]()
+        for attempt in range(self.restarts + 1):
+            if attempt:
+                nodes = self._nodes_left(run, resources, lost, signals)
+                print(f"launcher: going on with {nodes} of {run.nodes} nodes ({attempt} of {self.restarts} restarts)")
+            if signals:
+                return INTERRUPTED
+            reservation = reserve(nodes, resources, self.wait_seconds)
+            attempted = Attempt(replace(run, nodes=nodes), reservation, resources, self.grace_seconds)
+            try:
+                attempted.start(self._variables(), restarted=attempt > 0)
+                end = attempted.watch(signals)
+            finally:
+                attempted.stop()
+            lost |= end.lost_nodes
+            if not end.may_go_on or signals:
+                return end.status
+            print(f"launcher: {end.reason}")
+        raise LaunchError(f"{end.reason}, after {self.restarts} restarts (launcher.restarts); logs: {run.out}/launcher")
+
+    def _nodes_left(self, run: LaunchedRun, resources: dict[str, float], lost: set[str], signals: list[int]) -> int:
+        """Return on how many nodes the run can go on, once Ray has noticed which have died.
+
+        Raises:
+            LaunchError: There is no room for any.
+        """
+        deadline = time.monotonic() + DEATH_SECONDS
+        while lost & {node["NodeID"] for node in ray.nodes() if node["Alive"]} and time.monotonic() < deadline:
+            time.sleep(1.0)
+        deadline = time.monotonic() + self.wait_seconds
+        while not signals:
+            nodes = min(run.nodes, capacity(resources))
+            if nodes:
+                return nodes
+            if time.monotonic() > deadline:
+                raise LaunchError(f"the Ray cluster had no room for the run for {self.wait_seconds:g} s; add nodes")
+            time.sleep(1.0)
+        return 0
+
+    def _variables(self) -> dict[str, str]:
+        """Return the environment variables that ranks get from the command."""
+        own = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+        return {"OMP_NUM_THREADS": str(self.cpus_per_rank), "PYTHONUNBUFFERED": "1"} | own
+
+
+@contextmanager
+def counted_signals() -> Iterator[list[int]]:
+    """Collect the signals that would end this process, in the order in which they arrive."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda arrived, _: received.append(arrived)) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler or signal.SIG_DFL)
+        sys.stdout.flush()

@@ -1,0 +1,206 @@
+"""Runs on a real Ray cluster of three "nodes" on this machine: equal losses, dead nodes, no orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import rlkit_ray
+from ray.cluster_utils import Cluster
+from rlkit_ray.agent import NodeAgent, RankProcess
+
+from rlkit.testing import check_plugin
+
+SIZES = ("--fabric.accelerator=cpu", "--fabric.num_nodes=2", "--fabric.devices=1")
+SHORT = ("--recipe=quickstart", "--validation=null", "--train.prompts_per_step=8", "--rollout.group_size=4")
+
+
+def test_it_is_registered() -> None:
+    assert {(f.part, f.state) for f in check_plugin("rlkit-ray", rlkit_ray)} == {("Ray", "ok")}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.2)
+    return condition()
+
+
+def rlkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "rlkit", *words)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def begin(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "rlkit", *words)
+    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def rank_pids(out: Path) -> list[int]:
+    return [json.loads(path.read_text())["pid"] for path in (out / "ranks").glob("*.json")]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+# one node, without Ray
+
+
+def test_a_rank_ends_with_its_status_or_its_signal(tmp_path: Path) -> None:
+    for code, expected in (("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)):
+        process = RankProcess([sys.executable, "-c", code], dict(os.environ), tmp_path / "log")
+        assert wait_until(lambda process=process: process.status() is not None)  # type: ignore[misc]
+        assert process.status() == expected
+    process = RankProcess([sys.executable, "-c", "import time; time.sleep(100)"], dict(os.environ), tmp_path / "log")
+    time.sleep(1.0)
+    process.signal(signal.SIGTERM)
+    assert wait_until(lambda: process.status() == -signal.SIGTERM)
+    process.signal(signal.SIGTERM)  # nobody is left
+    process.kill()
+
+
+def test_a_node_without_the_folders_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    _, problem = NodeAgent(str(tmp_path / "missing"), str(tmp_path / "run")).inspect("file")
+    assert problem.startswith(f"it has no folder {tmp_path}/missing")
+    (tmp_path / "file").touch()
+    _, problem = NodeAgent(str(tmp_path), str(tmp_path / "file")).inspect("file")
+    assert problem.startswith(f"it cannot write into {tmp_path}/file")
+    agent = NodeAgent(str(tmp_path), str(tmp_path / "run"))
+    assert agent.inspect("node-0")[1] == ""
+    assert agent.missing(["node-0", "node-1"]) == ["node-1"]
+
+
+# a cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head without CPUs and two nodes with one each."""
+    options = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
+    health = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000}
+    head = {"num_cpus": 0, "_system_config": {**health, "health_check_failure_threshold": 2}, **options}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_nodes_have_the_losses_of_one_machine(cluster: Cluster, tmp_path: Path, strategy: str) -> None:
+    options = ("fit", *SHORT, "--train.steps=3", f"--fabric.strategy={strategy}")
+    on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", *SIZES, "--out=ray")
+    done = rlkit(*options, *on_ray, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 3/3" in done.stdout
+    assert rlkit(*options, "--fabric.devices=2", "--out=local", cwd=tmp_path).returncode == 0
+    for name in ("policy/loss", "grad_norm", "reward/mean"):
+        ours, theirs = ([row[name] for row in metrics(tmp_path / out)] for out in ("ray", "local"))
+        assert ours == pytest.approx(theirs, rel=1e-7, abs=1e-9), name
+    assert len({json.loads(path.read_text())["pid"] for path in (tmp_path / "ray/ranks").glob("*.json")}) == 2
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_too_small_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--fabric.num_nodes=3", "--out=run")
+    done = rlkit("fit", *SHORT, *on_ray, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the Ray cluster has room for 2 of the run's 3 nodes of 1 CPU; its nodes have" in done.stderr
+    assert done.stderr.count("\n  ") >= 4  # a table of three nodes
+    assert not (tmp_path / "run").exists()
+    done = rlkit("fit", *SHORT, "--launcher=Ray", "--launcher.address=127.0.0.1:1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "launcher.address is '127.0.0.1:1', where no Ray cluster answers" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_a_node_has_died(cluster: Cluster, tmp_path: Path) -> None:
+    """On the node that is left; its weights equal those of a run that is resumed there from the same checkpoint."""
+    options = ("fit", *SHORT, "--train.steps=30", "--save.every=4", "--save.keep=20", "--fabric.strategy=ddp")
+    on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--launcher.grace_seconds=5", *SIZES)
+    run = begin(*options, *on_ray, "--out=run", cwd=tmp_path)
+    assert wait_until(lambda: len(metrics(tmp_path / "run")) >= 6, 120)
+    victim = next(node for node in cluster.worker_nodes if node.alive())
+    end_machine(victim)
+    output, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, output
+    assert "1 of 2 nodes died" in output
+    assert "going on with 1 of 2 nodes" in output
+    [step] = [int(line.split("step ")[1].split()[0]) for line in output.splitlines() if "resumed from" in line]
+    resumed = ("fit", f"--resume=run/checkpoints/step-{step:06d}", "--out=again", "--fabric.num_nodes=1")
+    assert rlkit(*resumed, "--launcher=null", cwd=tmp_path).returncode == 0
+    rows = {row["step"]: row for row in metrics(tmp_path / "run")}
+    assert sorted(rows) == list(range(1, 31))
+    for row in metrics(tmp_path / "again"):
+        if row["step"] > step:
+            assert row["policy/loss"] == rows[row["step"]]["policy/loss"]
+    weights = [(tmp_path / out / "final/model.safetensors").read_bytes() for out in ("run", "again")]
+    assert weights[0] == weights[1]
+
+
+def end_machine(node: Any) -> None:
+    """Kill a node as the death of its machine does: its raylet, its workers and all that they have started."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    pids = [raylet]
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            pids += [int(child) for child in path.read_text().split()]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_a_run_whose_command_ends(cluster: Cluster, tmp_path: Path, number: int) -> None:
+    on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", *SIZES, "--fabric.strategy=ddp", "--out=run")
+    run = begin("fit", *SHORT, "--train.steps=2000", *on_ray, cwd=tmp_path)
+    assert wait_until(lambda: len(metrics(tmp_path / "run")) >= 2, 120)
+    pids = rank_pids(tmp_path / "run")
+    assert len(pids) == 2
+    assert not any(map(is_gone, pids))
+    os.kill(run.pid, number)
+    output, _ = run.communicate(timeout=60)
+    assert wait_until(lambda: all(map(is_gone, pids)), 30)
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        assert wait_until(lambda: ray.available_resources().get("CPU") == 2.0, 30)
+    finally:
+        ray.shutdown()
+    if number != signal.SIGKILL:
+        assert run.returncode == 130, output
+        assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "interrupted"
+        assert "interrupted: " in output
+
+
+@pytest.mark.slow
+def test_the_error_of_a_run_is_shown_and_not_repeated(cluster: Cluster, tmp_path: Path) -> None:
+    on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--out=run", "--model.path=nowhere")
+    done = rlkit("fit", *SHORT, *on_ray, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "error: " in done.stdout
+    assert "nowhere" in done.stdout
+    assert "restarts" not in done.stdout

@@ -1,0 +1,97 @@
+"""Launchers: where the processes of a run are started, if not by the command itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkit.interfaces.runtime import RunPart
+
+LAUNCHED = "RLKIT_LAUNCHED"
+"""The environment variable of ranks that a launcher has started."""
+
+
+@dataclass(frozen=True)
+class LaunchedRun:
+    """A run to start: the same command on every rank.
+
+    Args:
+        words: The words after `rlkit fit`: recipes and options, without `--out`, `--resume` and `--force`.
+        out: The run folder, an absolute path on a file system that all nodes share.
+        resume: The checkpoint to resume from; None for the newest one in `out`, if any.
+        force: Whether to resume although the recipe has changed what is learned.
+        nodes: Number of nodes (`fabric.num_nodes`).
+        ranks_per_node: Processes on each node, with a device each (`fabric.devices`).
+        on_gpus: Whether each rank has a GPU, rather than a CPU.
+    """
+
+    words: tuple[str, ...]
+    out: Path
+    resume: str | None
+    force: bool
+    nodes: int
+    ranks_per_node: int
+    on_gpus: bool
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    def command(self, *, restarted: bool = False, python: str = sys.executable) -> list[str]:
+        """Return the command of a rank, whose run goes on from the newest checkpoint in `out`, if there is one.
+
+        Args:
+            restarted: Whether the run has been started before; it then never goes back to `resume`.
+            python: The interpreter.
+        """
+        resume = "auto" if self.resume is None or restarted else self.resume
+        force = ["--force"] if self.force else []
+        sizes = [f"--fabric.num_nodes={self.nodes}", f"--fabric.devices={self.ranks_per_node}"]
+        return [python, "-m", "rlkit", "fit", *self.words, *sizes, f"--out={self.out}", f"--resume={resume}", *force]
+
+    def variables(self, node: int, local_rank: int, host: str, port: int) -> Mapping[str, str]:
+        """Return a rank's environment variables, which are those of torchrun.
+
+        Args:
+            node: Index of the node.
+            local_rank: Index of the rank on its node.
+            host: Address of the first node.
+            port: A free port there.
+        """
+        return {
+            LAUNCHED: "1",
+            "RANK": str(node * self.ranks_per_node + local_rank),
+            "LOCAL_RANK": str(local_rank),
+            "GROUP_RANK": str(node),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "rlkit",
+        }
+
+
+class Launcher(RunPart):
+    """Starts the processes of `rlkit fit` on a cluster; none of them is started by the command itself.
+
+    A launcher only places processes: tensors never pass through it, and ranks find each other as torchrun's do.
+    """
+
+    @abstractmethod
+    def launch(self, run: LaunchedRun) -> int:
+        """Start a run, wait for it or leave it to a queue, and return the exit status of the command.
+
+        Raises:
+            RecipeError: The cluster has too few nodes or devices; nothing has been started.
+            LaunchError: The cluster cannot be reached, or a process could not be started.
+        """
+
+
+def is_launched() -> bool:
+    """Whether this process is a rank that a launcher has started."""
+    return LAUNCHED in os.environ
