@@ -19,7 +19,9 @@ from ray.cluster_utils import Cluster
 from rlkit_ray.agent import NodeAgent, RankProcess
 
 from rlkit.testing import check_plugin
+from tests.conftest import ROOT, write_metadata
 
+PACKAGE = ROOT / "plugins" / "rlkit-ray"
 SIZES = ("--fabric.accelerator=cpu", "--fabric.num_nodes=2", "--fabric.devices=1")
 SHORT = ("--recipe=quickstart", "--validation=null", "--train.prompts_per_step=8", "--rollout.group_size=4")
 
@@ -37,12 +39,18 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 def rlkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "rlkit", *words)
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 def begin(*words: str, cwd: Path) -> subprocess.Popen[str]:
     command = (sys.executable, "-m", "rlkit", *words)
     return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_steps(run: subprocess.Popen[str], out: Path, steps: int) -> None:
+    """Wait until a run has made a number of steps."""
+    assert wait_until(lambda: len(metrics(out)) >= steps or run.poll() is not None, 120)
+    assert run.poll() is None, run.communicate()[0]
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
@@ -95,8 +103,11 @@ def test_a_node_without_the_folders_says_so(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """A head without CPUs and two nodes with one each."""
+def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A head without CPUs and two nodes with one each, all with this package installed."""
+    site = tmp_path_factory.mktemp("site")
+    write_metadata(PACKAGE, site)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(site), str(PACKAGE / "src"), str(ROOT))))
     options = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
     health = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000}
     head = {"num_cpus": 0, "_system_config": {**health, "health_check_failure_threshold": 2}, **options}
@@ -140,10 +151,10 @@ def test_a_cluster_that_is_too_small_is_refused(cluster: Cluster, tmp_path: Path
 @pytest.mark.slow
 def test_a_run_goes_on_after_a_node_has_died(cluster: Cluster, tmp_path: Path) -> None:
     """On the node that is left; its weights equal those of a run that is resumed there from the same checkpoint."""
-    options = ("fit", *SHORT, "--train.steps=30", "--save.every=4", "--save.keep=20", "--fabric.strategy=ddp")
+    options = ("fit", *SHORT, "--train.steps=30", "--save.every=4", "--save.keep_last=20", "--fabric.strategy=ddp")
     on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--launcher.grace_seconds=5", *SIZES)
     run = begin(*options, *on_ray, "--out=run", cwd=tmp_path)
-    assert wait_until(lambda: len(metrics(tmp_path / "run")) >= 6, 120)
+    wait_for_steps(run, tmp_path / "run", 6)
     victim = next(node for node in cluster.worker_nodes if node.alive())
     end_machine(victim)
     output, _ = run.communicate(timeout=240)
@@ -178,7 +189,7 @@ def end_machine(node: Any) -> None:
 def test_nothing_is_left_of_a_run_whose_command_ends(cluster: Cluster, tmp_path: Path, number: int) -> None:
     on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", *SIZES, "--fabric.strategy=ddp", "--out=run")
     run = begin("fit", *SHORT, "--train.steps=2000", *on_ray, cwd=tmp_path)
-    assert wait_until(lambda: len(metrics(tmp_path / "run")) >= 2, 120)
+    wait_for_steps(run, tmp_path / "run", 2)
     pids = rank_pids(tmp_path / "run")
     assert len(pids) == 2
     assert not any(map(is_gone, pids))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import ray
 
@@ -21,6 +23,9 @@ from rlkit_ray.cluster import capacity, node_resources, require_capacity, reserv
 
 DEATH_SECONDS = 60.0
 """How long Ray may take to notice that a node has died whose agent no longer answers."""
+
+CONNECT_SECONDS = 10.0
+"""How long a cluster's address may take to answer."""
 
 PASSED_ON = ("HF_", "NCCL_", "OMP_", "PYTHONPATH", "RLKIT_", "TORCH_", "WANDB_")
 """Beginnings of the environment variables of the command that ranks get too."""
@@ -71,13 +76,12 @@ class Ray(Launcher):
         Raises:
             LaunchError: It cannot be reached.
         """
-        options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        if self.address == "local":
+            options["include_dashboard"] = False
         try:
-            if self.address == "local":
-                ray.init(address="local", **options)
-            else:
-                del options["include_dashboard"]
-                ray.init(address=self.address, **options)
+            _require_listener(os.environ.get("RAY_ADDRESS", "auto") if self.address == "auto" else self.address)
+            ray.init(address=self.address, **options)
         except Exception as error:  # Ray raises errors of many kinds
             raise LaunchError(
                 f"launcher.address is {show(self.address)}, where no Ray cluster answers: {explain(error)}; start one "
@@ -131,6 +135,17 @@ class Ray(Launcher):
         """Return the environment variables that ranks get from the command."""
         own = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
         return {"OMP_NUM_THREADS": str(self.cpus_per_rank), "PYTHONUNBUFFERED": "1"} | own
+
+
+def _require_listener(address: str) -> None:
+    """Check that something listens at an address, since Ray itself tries for minutes.
+
+    Raises:
+        OSError: Nothing does.
+    """
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 @contextmanager
