@@ -155,7 +155,7 @@ def test_a_run_goes_on_after_a_node_has_died(cluster: Cluster, tmp_path: Path) -
     on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--launcher.grace_seconds=5", *SIZES)
     run = begin(*options, *on_ray, "--out=run", cwd=tmp_path)
     wait_for_steps(run, tmp_path / "run", 6)
-    victim = next(node for node in cluster.worker_nodes if node.alive())
+    victim = next(iter(cluster.worker_nodes))
     end_machine(victim)
     output, _ = run.communicate(timeout=240)
     assert run.returncode == 0, output
