@@ -208,6 +208,27 @@ def test_nothing_is_left_of_a_run_whose_command_ends(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_devices_that_others_use_are_waited_for(cluster: Cluster, tmp_path: Path, interrupted: bool) -> None:
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        others = ray.remote(NodeAgent).options(num_cpus=1).remote(str(tmp_path), str(tmp_path / "other"))
+        ray.get(others.statuses.remote())
+        seconds = "600" if interrupted else "2"
+        on_ray = (f"--launcher.address={cluster.address}", f"--launcher.wait_seconds={seconds}", "--out=run")
+        run = begin("fit", *SHORT, "--launcher=Ray", *on_ray, *SIZES, "--fabric.strategy=ddp", cwd=tmp_path)
+        if interrupted:
+            assert not wait_until(lambda: run.poll() is not None, 15)
+            os.kill(run.pid, signal.SIGINT)
+        output, _ = run.communicate(timeout=60)
+        assert run.returncode == (130 if interrupted else 1), output
+        assert interrupted or "needs 2 CPU on 2 nodes, but for 2 s only 1 CPU were free" in output
+        assert not (tmp_path / "run").exists()
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
 def test_the_error_of_a_run_is_shown_and_not_repeated(cluster: Cluster, tmp_path: Path) -> None:
     on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--out=run", "--model.path=nowhere")
     done = rlkit("fit", *SHORT, *on_ray, cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,16 +84,20 @@ def require_capacity(run: LaunchedRun, resources: Resources) -> None:
     )
 
 
-def reserve(nodes: int, resources: Resources, wait_seconds: float) -> Reservation:
-    """Reserve devices.
+def reserve(nodes: int, resources: Resources, wait_seconds: float, signals: Sequence[int]) -> Reservation | None:
+    """Reserve devices; return None if a signal arrives meanwhile.
 
     Raises:
         LaunchError: Others use them for longer than `wait_seconds`.
     """
     group = placement_group([dict(resources) for _ in range(nodes)], strategy="PACK")
-    try:
-        ray.get(group.ready(), timeout=wait_seconds)
-    except ray.exceptions.GetTimeoutError as error:
+    ready, deadline = group.ready(), time.monotonic() + wait_seconds
+    while not ray.wait([ready], timeout=0.5)[0] and not signals and time.monotonic() < deadline:
+        pass
+    if signals:
+        remove_placement_group(group)
+        return None
+    if not ray.wait([ready], timeout=0)[0]:
         remove_placement_group(group)
         free = ray.available_resources()
         listed = ", ".join(f"{free.get(name, 0):g} {name}" for name in resources)
@@ -100,7 +105,7 @@ def reserve(nodes: int, resources: Resources, wait_seconds: float) -> Reservatio
         raise LaunchError(
             f"the run needs {needs} on {nodes} nodes, but for {wait_seconds:g} s only {listed} were free "
             "(launcher.wait_seconds); end other work on the cluster, or wait longer"
-        ) from error
+        )
     placed = placement_group_table(group)["bundles_to_node_id"]
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     order = sorted(placed, key=lambda bundle: (addresses[placed[bundle]], placed[bundle], bundle))

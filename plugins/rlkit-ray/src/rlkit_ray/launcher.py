@@ -97,9 +97,9 @@ class Ray(Launcher):
             if attempt:
                 nodes = self._nodes_left(run, resources, lost, signals)
                 print(f"launcher: going on with {nodes} of {run.nodes} nodes ({attempt} of {self.restarts} restarts)")
-            if signals:
+            reservation = None if signals else reserve(nodes, resources, self.wait_seconds, signals)
+            if reservation is None:
                 return INTERRUPTED
-            reservation = reserve(nodes, resources, self.wait_seconds)
             attempted = Attempt(replace(run, nodes=nodes), reservation, resources, self.grace_seconds)
             try:
                 attempted.start(self._variables(), restarted=attempt > 0)
