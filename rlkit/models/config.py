@@ -36,8 +36,11 @@ STRETCHED = ("llama3", "yarn")
 BY_LENGTH = ("dynamic", "longrope")
 """Types of rotary embeddings whose frequencies depend on the longest row of a batch."""
 
-KEPT = ("rope_theta", "partial_rotary_factor")
-"""Parameters of rotary embeddings that all types have."""
+OF_TYPES = {
+    "type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate",
+    "mscale", "mscale_all_dim", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor",
+}  # fmt: skip
+"""Parameters of rotary embeddings that only some types have."""
 
 
 def load_config(model: Model) -> ModelConfig:
@@ -137,15 +140,12 @@ def _merged_rope(config: ModelConfig, current: JsonObject, value: JsonObject) ->
 
     Without `original_max_position_embeddings` it is that of the configuration before its overrides.
     """
-    from transformers.modeling_rope_utils import RopeParameters
-
     if any(isinstance(part, dict) for part in current.values()):
         layers = {name: _merged_rope(config, current.get(name) or {}, part) for name, part in value.items()}
         return deepcopy(current) | layers
     kind = value.get("rope_type", current.get("rope_type"))
     if kind != current.get("rope_type"):
-        typed = set(RopeParameters.__annotations__) - set(KEPT)
-        current = {name: old for name, old in current.items() if name not in typed}
+        current = {name: old for name, old in current.items() if name not in OF_TYPES}
     merged = merge_overrides(current, value)
     if kind in STRETCHED:
         merged.setdefault("original_max_position_embeddings", getattr(config, "max_position_embeddings", None))
