@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -266,8 +266,8 @@ def _rope_warnings() -> Iterator[list[str]]:
 class AutoClass(Protocol):
     """An auto class of transformers, such as `AutoModelForCausalLM`."""
 
-    def from_pretrained(self, path: str, **options: object) -> CausalLM:
-        """Return the model at a path."""
+    def from_pretrained(self, path: str, **options: object) -> tuple[CausalLM, Mapping[str, Sequence[str]]]:
+        """Return the model at a path, and with `output_loading_info` the names of weights that do not fit."""
 
     def from_config(self, config: ModelConfig, **options: object) -> CausalLM:
         """Return a model with random weights."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.base.text import counted
 from rlkit.models.checkpoints import load_checkpoint_alone, verify
 from rlkit.models.config import AutoClass, auto_class_of, explained, load_config
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, score_head
@@ -272,11 +273,19 @@ class _Loader:
         if self.model.attention != "auto":
             options["attn_implementation"] = self.model.attention
         with explained(self.model, source):
-            if not self.empty:  # safetensors only: a pickle could run code
-                options |= {"config": config, "use_safetensors": True}
-                return auto_class.from_pretrained(source.location, **options).eval()
-            with torch.device("meta"):
-                return auto_class.from_config(config, **options).eval()
+            if self.empty:
+                with torch.device("meta"):
+                    return auto_class.from_config(config, **options).eval()
+            # safetensors only: a pickle could run code
+            options |= {"config": config, "use_safetensors": True, "output_loading_info": True}
+            policy, report = auto_class.from_pretrained(source.location, **options)
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise RecipeError(
+                f"model.path is {show(self.model.path)}, whose files lack {counted(len(missing), 'weight')} of its "
+                f"configuration, such as {missing[0]}, which would be random; correct its config.json, or add the files"
+            )
+        return policy.eval()
 
 
 def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:

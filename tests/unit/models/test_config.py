@@ -172,6 +172,13 @@ def test_adapters_of_a_stranger_may_not_set_such_keys(tmp_path: Path) -> None:
         load_policy(Model(str(tmp_path / "adapter")))
 
 
+def test_weights_that_the_files_lack_are_not_made_up(tmp_path: Path) -> None:
+    path = folder_of(tmp_path, num_hidden_layers=4, layer_types=["full_attention"] * 4)
+    for load in (load_policy, load_backbone):
+        with pytest.raises(RecipeError, match=r"lack 12 weights of its configuration, such as .*layers\.3\."):
+            load(Model(path))
+
+
 def export_lora(folder: Path, config: JsonObject, path: str = "tiny") -> None:
     """Write new adapters that were trained with overrides."""
     from rlkit.models.save import save_policy
