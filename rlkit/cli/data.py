@@ -22,7 +22,8 @@ from rlkit.data.data import Data, picture_reader
 from rlkit.data.prompts import held_out, make_prompt
 from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.task import Split, Task
-from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
+from rlkit.models.config import context_length, load_config
+from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit.registry import calling

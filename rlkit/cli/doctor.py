@@ -13,7 +13,8 @@ from rlkit.base.errors import RecipeError
 from rlkit.cli.plugins import show_plugins
 from rlkit.cli.views.display import echo, show
 from rlkit.engines import OPTIONAL_PACKAGES
-from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
+from rlkit.models.config import context_length, load_config
+from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.size import parameter_count
 from rlkit.recipe import Model
 from rlkit.registry import load_plugins

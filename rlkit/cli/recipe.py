@@ -257,9 +257,11 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
 def _ranks(fabric: Fabric) -> tuple[int, int]:
     """Return the number of data-parallel ranks, and of those that weights are divided among."""
     ranks = fabric.world_size
-    return ranks // getattr(fabric.strategy, "tensor_parallel", 1), ranks if isinstance(
-        fabric.strategy, FSDP2Strategy
-    ) else 1
+    strategy = fabric.strategy
+    if not isinstance(strategy, FSDP2Strategy):
+        return ranks, 1
+    strategy.require_divisors()
+    return ranks // strategy.tensor_parallel, ranks // strategy.replicate
 
 
 def _estimate(target: Target, setting: estimate.Setting) -> str | None:

@@ -13,7 +13,7 @@ from rlkit.cli.views.compare import compare, metrics, recipe_of
 from rlkit.cli.views.display import Display, echo
 from rlkit.cli.views.kept import KeptRollouts
 from rlkit.engines import Recorded, TorchEngine
-from rlkit.models.load import load_config
+from rlkit.models.config import load_config
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.vision import reads_pictures
 from rlkit.run.folder import default_folder, output_path

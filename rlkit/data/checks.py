@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.model import Tokenizer
-from rlkit.models.load import load_vocabulary, naming
+from rlkit.models.config import naming
+from rlkit.models.load import load_vocabulary
 from rlkit.recipe import Recipe
 from rlkit.types import Prompt
 
@@ -27,7 +27,7 @@ def check_tokenizers(recipe: Recipe, tokenizer: Tokenizer) -> None:
         paths["critic.path"] = recipe.critic.path
     for option, path in paths.items():
         with naming(option):
-            other_vocabulary = load_vocabulary(replace(recipe.model, path=path, lora=None))
+            other_vocabulary = load_vocabulary(recipe.model.at(path))
         if other_vocabulary != vocabulary:
             differ = len(other_vocabulary.items() ^ vocabulary.items())
             raise RecipeError(

@@ -23,7 +23,8 @@ from rlkit.data.teacher import TeacherPrompts, teacher_prompts
 from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Curriculum
 from rlkit.models.activations import token_limit
-from rlkit.models.load import context_length, load_config, load_processor_of, load_tokenizer, stop_ids
+from rlkit.models.config import context_length, load_config
+from rlkit.models.load import load_processor_of, load_tokenizer, stop_ids
 from rlkit.models.processor import image_token_ids
 from rlkit.recipe import Model, Recipe
 from rlkit.recipe.unscorable import select_scorable, unscorable_training

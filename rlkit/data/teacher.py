@@ -9,7 +9,7 @@ from typing import Literal
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST
-from rlkit.models.load import context_length, load_config, naming
+from rlkit.models.config import context_length, load_config, naming
 from rlkit.recipe import Recipe
 from rlkit.rollout.lengths import Side, measure, shorten
 from rlkit.rollout.pictures import Rendered
@@ -132,9 +132,9 @@ def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
     if section is None:
         return None
     contexts, columns = [], []
-    for option, path in ({"model.path": recipe.model.path} | section.paths()).items():
+    for option, path in ({"model.path": None} | section.paths()).items():
         with naming(option):
-            config = load_config(replace(recipe.model, path=path, lora=None))
+            config = load_config(recipe.model.at(path))
         contexts.append(context_length(config))
         columns.append(config.get_text_config().vocab_size)
     return TeacherPrompts(min(contexts), section.context, recipe.rollout.overlong, min(columns))

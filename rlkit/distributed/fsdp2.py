@@ -21,7 +21,7 @@ from lightning.fabric.strategies import (  # type: ignore[attr-defined]
 )
 from torch import Tensor, nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -49,33 +49,53 @@ class ShardOptions(TypedDict):
 
 
 class FSDP2Strategy(ModelParallelStrategy):
-    """Shards parameters, gradients and optimizer state over all ranks; with tensor parallelism, matrices too.
+    """Shards parameters, gradients and optimizer state over all ranks or each group; with tensor parallelism, matrices.
 
     Args:
         tensor_parallel: Number of ranks that share each matrix product; must divide the number of ranks.
         offload: Whether to keep parameters and optimizer state in host memory between uses.
         timeout: Timeout of collectives.
+        replicate: Number of groups of ranks that each hold all shards; must divide the data-parallel ranks.
     """
 
-    def __init__(self, tensor_parallel: int = 1, offload: bool = False, timeout: timedelta = DEADLINE) -> None:
+    def __init__(
+        self, tensor_parallel: int = 1, offload: bool = False, timeout: timedelta = DEADLINE, replicate: int = 1
+    ) -> None:
         super().__init__(self._parallelize, process_group_backend=backend(), timeout=timeout)
         self.tensor_parallel = tensor_parallel
         self.offload = offload
+        self.replicate = replicate
+        self._replicated_mesh: DeviceMesh | None = None
+
+    def require_divisors(self) -> None:
+        """Refuse sizes of groups that do not divide the ranks.
+
+        Raises:
+            RecipeError: One does not.
+        """
+        ranks = self.num_nodes * self.num_processes
+        for name, groups in (("tensor_parallel", self.tensor_parallel), ("replicate", self.replicate)):
+            if groups < 1 or ranks % groups:
+                divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+                noun = "ranks" if name == "tensor_parallel" or self.tensor_parallel == 1 else "data-parallel ranks"
+                raise RecipeError(
+                    f"FSDP2 has {name}={groups}, which does not divide the {ranks} {noun}; choose one of {divisors}"
+                )
+            ranks //= groups
 
     def setup_environment(self) -> None:
         """Create the process group and the mesh."""
-        world = self.num_nodes * self.num_processes
-        if self.tensor_parallel < 1 or world % self.tensor_parallel:
-            divisors = [n for n in range(1, world + 1) if world % n == 0]
-            raise RecipeError(
-                f"FSDP2 has tensor_parallel={self.tensor_parallel}, which does not divide the {world} ranks; "
-                f"choose one of {divisors}"
-            )
+        self.require_divisors()
         self._tensor_parallel_size = self.tensor_parallel
-        self._data_parallel_size = world // self.tensor_parallel
+        self._data_parallel_size = self.num_nodes * self.num_processes // self.tensor_parallel
         super().setup_environment()
+        if self.replicate > 1:
+            sizes = (self.replicate, self._data_parallel_size // self.replicate, self.tensor_parallel)
+            names = ("dp_replicate", "dp_shard", "tensor_parallel")
+            self._replicated_mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        mesh = self._replicated_mesh or mesh
         half = torch.bfloat16 if self.precision.precision == "bf16-mixed" else None
         options: ShardOptions = {
             "offload_policy": CPUOffloadPolicy(torch.cuda.is_available()) if self.offload else OffloadPolicy(),
@@ -106,9 +126,12 @@ class FrozenHalf(Precision):
 def parallelize(module: nn.Module, mesh: DeviceMesh, options: ShardOptions) -> nn.Module:
     """Shard a transformer in place: its matrices by tensor parallelism, then its blocks, then all other parameters.
 
+    The last dimension of the mesh is that of tensor parallelism; those before it are of size [ranks], or of size
+    [groups, ranks of a group] to replicate the shards in each group (HSDP: Zhao et al. 2023, arXiv:2304.11277).
     `options` are those of `fully_shard`. The methods in `module.forward_methods` gather weights as `forward` does.
     """
-    data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
+    assert mesh.mesh_dim_names is not None
+    data, tensor = mesh[mesh.mesh_dim_names[:-1]], mesh["tensor_parallel"]
     if tensor.size() > 1:
         _divide_matrices(module, tensor)
     for block in blocks(module):
@@ -237,7 +260,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
                 num_nodes=section.num_nodes,
                 strategy=strategy
                 if isinstance(strategy, str)
-                else FSDP2Strategy(strategy.tensor_parallel, strategy.offload, timeout),
+                else FSDP2Strategy(strategy.tensor_parallel, strategy.offload, timeout, strategy.replicate),
                 # Fabric's bf16-true would round trained weights too
                 precision=None if frozen_half else section.precision,
                 plugins=[*plugins, FrozenHalf()] if frozen_half else plugins,

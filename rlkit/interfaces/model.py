@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
+
+from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +75,16 @@ class ModelConfig(Protocol):
 
     def get_text_config(self) -> ModelConfig:
         """Return the configuration of the text model, for most models the same."""
+
+    def to_dict(self) -> JsonObject:
+        """Return its values as JSON data, with those of its sections."""
+
+    @classmethod
+    def from_dict(cls, values: JsonObject) -> Self:
+        """Return the configuration with the values of a `config.json`, which may be changed by this."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write `config.json`."""
 
 
 if TYPE_CHECKING:

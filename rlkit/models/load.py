@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from rlkit.base.errors import RecipeError, UnavailableError, shorten, show, unreachable
-from rlkit.base.hub import work_offline_without_network
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.text import counted
 from rlkit.models.checkpoints import load_checkpoint_alone, verify
+from rlkit.models.config import AutoClass, auto_class_of, explained, load_config
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, score_head
 from rlkit.models.processor import Processor, load_processor
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
@@ -24,21 +22,7 @@ from rlkit.models.weights import trainable
 from rlkit.recipe import Model
 
 if TYPE_CHECKING:
-    from rlkit.interfaces.model import CausalLM, ModelConfig, Tokenizer
-
-
-def load_config(model: Model) -> ModelConfig:
-    """Read the model's configuration.
-
-    Raises:
-        RecipeError: There is no configuration at `model.path`.
-    """
-    from transformers import AutoConfig
-
-    source = source_of(model)
-    with _explained(model, source):
-        config: ModelConfig = AutoConfig.from_pretrained(source.model, trust_remote_code=model.trust_remote_code)
-    return config
+    from rlkit.interfaces.model import CausalLM, Tokenizer
 
 
 def load_tokenizer(model: Model) -> Tokenizer:
@@ -83,7 +67,7 @@ def _tokenizer(model: Model) -> Tokenizer:
     from transformers import AutoTokenizer
 
     source = source_of(model)
-    with _explained(model, source):
+    with explained(model, source):
         options = {"trust_remote_code": model.trust_remote_code}
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, **options)
     return tokenizer
@@ -225,24 +209,6 @@ def load_backbone(model: Model, seed: int = 0, empty: bool = False) -> tuple[Cau
     return backbone if model.vision.train else freeze_vision(backbone), head
 
 
-class AutoClass(Protocol):
-    """An auto class of transformers, such as `AutoModelForCausalLM`."""
-
-    def from_pretrained(self, path: str, **options: object) -> CausalLM:
-        """Return the model at a path."""
-
-    def from_config(self, config: ModelConfig, **options: object) -> CausalLM:
-        """Return a model with random weights."""
-
-
-def auto_class_of(config: ModelConfig) -> AutoClass:
-    """Return the auto class of models that predict tokens, with or without pictures."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    auto_class: AutoClass = AutoModelForImageTextToText if reads_pictures(config) else AutoModelForCausalLM
-    return auto_class
-
-
 @dataclass
 class _Loader:
     """Loads a source and the models that it is based on.
@@ -306,11 +272,20 @@ class _Loader:
         options: dict[str, object] = {"dtype": dtype, "trust_remote_code": self.model.trust_remote_code}
         if self.model.attention != "auto":
             options["attn_implementation"] = self.model.attention
-        with _explained(self.model, source):
-            if not self.empty:  # safetensors only: a pickle could run code
-                return auto_class.from_pretrained(source.location, use_safetensors=True, **options).eval()
-            with torch.device("meta"):
-                return auto_class.from_config(config, **options).eval()
+        with explained(self.model, source):
+            if self.empty:
+                with torch.device("meta"):
+                    return auto_class.from_config(config, **options).eval()
+            # safetensors only: a pickle could run code
+            options |= {"config": config, "use_safetensors": True, "output_loading_info": True}
+            policy, report = auto_class.from_pretrained(source.location, **options)
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise RecipeError(
+                f"model.path is {show(self.model.path)}, whose files lack {counted(len(missing), 'weight')} of its "
+                f"configuration, such as {missing[0]}, which would be random; correct its config.json, or add the files"
+            )
+        return policy.eval()
 
 
 def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
@@ -319,12 +294,6 @@ def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
         parameter.data = parameter.data.to(dtype)
     policy.config.dtype = dtype
     return policy
-
-
-def context_length(config: ModelConfig) -> int:
-    """Return the model's maximum number of positions; a large number if its configuration has none."""
-    text = config.get_text_config()
-    return int(getattr(text, "max_position_embeddings", None) or 1 << 20)
 
 
 def stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:
@@ -337,34 +306,3 @@ def stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:
         ids = load_config(model).get_text_config().eos_token_id
     end_ids = ids if isinstance(ids, list) else [ids]
     return frozenset(i for i in (*end_ids, tokenizer.eos_token_id) if i is not None)
-
-
-@contextmanager
-def naming(option: str) -> Iterator[None]:
-    """Replace `model.path` in the messages of errors by the option that has the path."""
-    try:
-        yield
-    except RecipeError as error:
-        raise type(error)(str(error).replace("model.path", option)) from error
-
-
-@contextmanager
-def _explained(model: Model, source: Source) -> Iterator[None]:
-    """Explain an error of loading; without a network, say how to get the model."""
-    if not os.path.isdir(source.model):
-        work_offline_without_network()
-    try:
-        yield
-    except Exception as error:  # transformers may raise anything if a configuration is malformed or unsupported
-        first_line = shorten(str(error).strip().split("\n")[0], 300)
-        subject = "which" if source.base is None else f"{source}, which"
-        if unreachable(error):
-            raise UnavailableError(
-                f"model.path is {show(model.path)}, {subject} cannot be loaded: it is no folder here, and the hub "
-                "cannot be reached. Where there is a network, download it with "
-                f"`hf download {show(source.model)[1:-1]} --local-dir FOLDER`, and set model.path to that folder"
-            ) from error
-        raise RecipeError(
-            f"model.path is {show(model.path)}, {subject} cannot be loaded: {first_line} Use a folder with a model (as "
-            "safetensors), an adapter or a run, a name on the hub, or `tiny`"
-        ) from error

@@ -1,31 +1,54 @@
-"""Saving the policy and its tokenizer."""
+"""Saving the policy and its tokenizer, with the model card."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import yaml
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
 from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.base.text import counted, part_name, safe
 from rlkit.models.lora import base_model, has_lora, score_head
-from rlkit.models.source import ADAPTER, BASE, SHIPPED
+from rlkit.models.source import ADAPTER, BASE, OVERRIDES, SHIPPED, locate, merge_overrides
 from rlkit.models.vision import reads_pictures
+from rlkit.recipe import Recipe
+from rlkit.types import JsonObject
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 """Files of a processor besides those of its tokenizer."""
+
+LOAD = """```python
+from {package} import {loader}
+from transformers import AutoTokenizer
+
+model = {loader}.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+"""
+BASE_FIRST = (
+    f"rlkit reads `{OVERRIDES}` and changes the base model's configuration. Other programs do not: load the base model "
+    "with these values first, or merge the adapter with `rlkit export --merge-lora`.\n"
+)
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
 
 
 def save_policy(
-    policy: CausalLM, tokenizer: Tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None
+    policy: CausalLM,
+    tokenizer: Tokenizer,
+    folder: Path,
+    weights: dict[str, torch.Tensor] | None = None,
+    overrides: JsonObject | None = None,
 ) -> None:
     """Write a Hugging Face folder with the tokenizer and the model, or only its adapter, atomically.
 
@@ -34,6 +57,8 @@ def save_policy(
         tokenizer: Its tokenizer.
         folder: The folder to write.
         weights: Full tensors by the policy's parameter names; required if it is sharded.
+        overrides: Values of `model.config`, which an adapter's base has; None for none. A model has them in its own
+            configuration.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -49,6 +74,8 @@ def save_policy(
         save_processor(base_model(policy), tokenizer, partial)
         if has_lora(policy):
             _add_shipped_base(partial, folder)
+            if overrides:
+                _add_overrides(partial, base_model(policy), overrides)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
@@ -99,3 +126,73 @@ def _add_shipped_base(adapter: Path, folder: Path) -> None:
         shutil.copytree(base, adapter / BASE)
         config["base_model_name_or_path"] = str(folder.resolve() / BASE)
         (adapter / ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def _add_overrides(adapter: Path, base: CausalLM, overrides: JsonObject) -> None:
+    """Write the values of `model.config` beside an adapter, and into the configuration of a base that is there."""
+    (adapter / OVERRIDES).write_text(json.dumps(overrides, indent=2), encoding="utf-8")
+    if os.path.isdir(adapter / BASE):
+        base.config.save_pretrained(adapter / BASE)
+
+
+def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str, float] | None], verdict: str) -> str:
+    """Return the text of `README.md`: Markdown after a header in YAML, as the hub reads it.
+
+    Args:
+        recipe: The run's recipe.
+        steps: The number of steps that were made.
+        validation: Metrics `before` and `after` training; None for a validation that was not made.
+        verdict: A sentence on the change; empty if there was no comparison.
+    """
+    source = locate(recipe.model.path)
+    is_adapter, is_scorer = recipe.model.lora is not None, recipe.model.head == "score"
+    header: dict[str, object] = {"library_name": "peft" if is_adapter else "transformers", "tags": ["rlkit"]}
+    if source.model.count("/") == 1 and not os.path.exists(source.model):
+        header["base_model"] = source.model
+    kind = "A reward model" if is_scorer else "A policy"
+    base_model = _code(os.path.basename(source.model) if os.path.isdir(source.model) else source.model)
+    if is_adapter and recipe.model.path in SHIPPED:
+        base_model += ", which ships with rlkit and is in `base/`"
+    overrides = merge_overrides(source.overrides, recipe.model.config)
+    facts = {
+        "base model": base_model,
+        "weights": f"adapters of rank {recipe.model.lora.rank}" if recipe.model.lora is not None else "all",
+        "data": _code(part_name(recipe.task)),
+        "reward": "none" if recipe.reward is None else _code(part_name(recipe.reward)),
+        "advantage": "none" if recipe.advantage is None else _code(part_name(recipe.advantage)),
+        "loss": _code(part_name(recipe.loss)),
+        "training": f"{counted(steps, 'step')} of {counted(recipe.train.prompts_per_step, 'prompt')}, "
+        f"learning rate {recipe.train.lr:g}",
+    }
+    if overrides:
+        facts["configuration"] = _code(json.dumps(overrides)) + " in place of the base model's values"
+    lines = [f"---\n{yaml.safe_dump(header, sort_keys=True)}---\n", "# Model card\n"]
+    lines.append(f"{kind} that rlkit trained. `recipe.yaml` of the run has every option.\n")
+    lines.append("| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in facts.items()))
+    rows = _validation_rows(validation)
+    if rows:
+        lines.append(f"| validation | before | after |\n|---|---|---|\n{rows}")
+    if verdict:
+        lines.append(f"{verdict}\n")
+    loader = "AutoModelForSequenceClassification" if is_scorer else "AutoModelForCausalLM"
+    adapter_loader = loader.replace("AutoModel", "AutoPeftModel")
+    package, loader = ("peft", adapter_loader) if is_adapter else ("transformers", loader)
+    if is_adapter and overrides and recipe.model.path not in SHIPPED:
+        lines.append(BASE_FIRST)
+    lines.append(LOAD.format(package=package, loader=loader))
+    return "\n".join(lines)
+
+
+def _validation_rows(validation: Mapping[str, Mapping[str, float] | None]) -> str:
+    """Return the rows of accuracy and reward before and after training."""
+    before, after = (validation.get(when) or {} for when in ("before", "after"))
+    rows = ""
+    for name in ("accuracy", "sampled_accuracy", "reward", "sampled_reward"):
+        values = [f"{metrics[name]:.3f}" if name in metrics else "" for metrics in (before, after)]
+        rows += f"| {name} | {values[0]} | {values[1]} |\n" if any(values) else ""
+    return rows
+
+
+def _code(text: str) -> str:
+    """Return a text as code in a cell of a table: one line, without what would end either."""
+    return f"`{' '.join(safe(text).translate(str.maketrans('`|', '  ')).split())}`"

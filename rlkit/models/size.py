@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from rlkit.distributed.fsdp2 import blocks
 from rlkit.interfaces.optimizer import WeightKind
-from rlkit.models.load import auto_class_of, is_reward_model, load_config, task_of, with_score_head
+from rlkit.models.config import auto_class_of, load_config, override
+from rlkit.models.load import is_reward_model, task_of, with_score_head
 from rlkit.models.lora import add_lora
 from rlkit.models.source import source_of
 from rlkit.models.vision import freeze_vision, language_targets, reads_pictures
@@ -61,7 +62,10 @@ def find_config(model: Model) -> ModelConfig:
     from transformers import AutoConfig
 
     shape = known_shapes().get(source_of(model).model)
-    return load_config(model) if shape is None else AutoConfig.for_model(**shape)
+    if shape is None:
+        return load_config(model)
+    config: ModelConfig = AutoConfig.for_model(**shape)
+    return override(config, shape, model.config) if model.config else config
 
 
 @cache

@@ -6,7 +6,9 @@ import filecmp
 import json
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import lru_cache
 from os.path import isdir, isfile  # unlike Path's, these return False for names that no file can have
 from pathlib import Path
@@ -30,6 +32,8 @@ SHIPPED = {
 
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+OVERRIDES = "model_config.json"
+"""The file in an adapter's folder with the values of `model.config` that it was trained with."""
 BASE = "base"
 """The folder in an adapter's folder that has its base model, if that ships with rlkit."""
 
@@ -53,6 +57,7 @@ class Source:
         lora: The shape of the adapters at `location`; None if it has all weights.
         checkpoint: Whether `location` is a checkpoint of rlkit.
         scores: Whether it is a reward model: a sequence classifier, or an adapter or a checkpoint of one.
+        overrides: Values of `model.config` that an adapter or a checkpoint was trained with.
     """
 
     location: str
@@ -60,6 +65,7 @@ class Source:
     lora: Lora | None = None
     checkpoint: bool = False
     scores: bool = False
+    overrides: JsonObject = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -121,6 +127,16 @@ def classifies(architectures: object) -> bool:
     """Whether the `architectures` of a model's configuration name a sequence classifier."""
     names = architectures if isinstance(architectures, list) else []
     return any(str(name).endswith("ForSequenceClassification") for name in names)
+
+
+def merge_overrides(values: Mapping[str, object], overrides: Mapping[str, object]) -> JsonObject:
+    """Return a copy of nested values with others laid over them."""
+    merged: JsonObject = deepcopy(dict(values))
+    for name, value in overrides.items():
+        old = merged.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[name] = merge_overrides(old, value) if both else deepcopy(value)  # type: ignore[arg-type]
+    return merged
 
 
 def source_of(model: Model) -> Source:
@@ -210,7 +226,8 @@ def _adapter(folder: Path, depth: int) -> Source:
     scale = math.sqrt(rank) if config.get("use_rslora") else 1.0
     lora = Lora(rank, float(alpha) * scale, sorted(targets))
     base = _base(folder, config.get("base_model_name_or_path"), depth)
-    return Source(str(folder), base, lora, scores=config.get("task_type") == "SEQ_CLS")
+    overrides = merge_overrides(base.overrides, _json(folder / OVERRIDES))
+    return Source(str(folder), base, lora, scores=config.get("task_type") == "SEQ_CLS", overrides=overrides)
 
 
 def _tensor_shapes(file: Path) -> dict[str, list[int]]:
@@ -247,9 +264,11 @@ def _checkpoint(checkpoint: CheckpointRef, depth: int) -> Source:
     """Read a checkpoint's base model and adapters from its recipe, without its tensors."""
     model = checkpoint.model()
     base = locate(model.path, depth + 1)
+    overrides = merge_overrides(base.overrides, model.config)
     if model.lora is not None and base.lora is not None and base.base is not None:
         base = base.base  # the run trained these adapters further, so their values are in the checkpoint
-    return Source(checkpoint.location, base, model.lora, checkpoint=True, scores=model.head == "score")
+    scores = model.head == "score"
+    return Source(checkpoint.location, base, model.lora, checkpoint=True, scores=scores, overrides=overrides)
 
 
 @lru_cache(maxsize=1)

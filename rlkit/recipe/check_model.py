@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from rlkit.base.errors import show
@@ -23,6 +24,59 @@ FLASH = {
 }
 """Implementations of attention that need a GPU and 16 bits: the module and the package of each."""
 
+_CLASS = "it determines the class of the model; choose another model.path"
+_LABELS = "set model.head instead"
+_OUTPUTS = "rlkit chooses the outputs of the model"
+_CODE = "it would run code or read files; leave it out"
+_ROPE = "set model.config.rope_parameters, which has rope_type, rope_theta and the options of the type"
+
+REFUSED = {
+    "architectures": _CLASS, "model_type": _CLASS, "is_decoder": _CLASS, "is_encoder_decoder": _CLASS,
+    "id2label": _LABELS, "label2id": _LABELS, "num_labels": _LABELS, "problem_type": _LABELS,
+    "output_attentions": _OUTPUTS, "output_hidden_states": _OUTPUTS, "return_dict": _OUTPUTS,
+    "use_return_dict": _OUTPUTS, "chunk_size_feed_forward": _OUTPUTS,
+    "auto_map": _CODE, "custom_pipelines": _CODE, "name_or_path": _CODE, "quantization_config": _CODE,
+    "compression_config": _CODE, "backbone": _CODE, "backbone_config": _CODE, "backbone_kwargs": _CODE,
+    "use_pretrained_backbone": _CODE, "use_timm_backbone": _CODE, "transformers_version": _CODE,
+    "attn_implementation": "set model.attention instead", "dtype": "set model.dtype instead",
+    "torch_dtype": "set model.dtype instead", "rope_scaling": _ROPE, "rope_theta": _ROPE,
+}  # fmt: skip
+"""Keys of a configuration that `model.config` may not set, and why not or what to do instead."""
+
+
+def refusal(name: str) -> str | None:
+    """Return why `model.config` may not set a key, or what to do instead; None if it may."""
+    if name.startswith("_") or name.endswith("_implementation"):
+        return REFUSED.get(name, _CODE)
+    if name.endswith(("_token_id", "_token_index")):
+        return "ids of tokens are those of the tokenizer; change its files instead"
+    return REFUSED.get(name)
+
+
+def refused_keys(config: Mapping[str, object], prefix: str = "model.config") -> Iterator[str]:
+    """Yield a message for each key that `model.config` may not set, and each value that no JSON file can hold."""
+    for name, value in config.items():
+        key = f"{prefix}.{name}"
+        inside_rope = prefix.rpartition(".")[2] == "rope_parameters" or ".rope_parameters." in prefix
+        reason = None if inside_rope and name == "rope_theta" else refusal(name)
+        if reason is not None:
+            yield f"{key} is {show(value)}, but this key cannot be set: {reason}"
+        elif isinstance(value, Mapping):
+            yield from refused_keys(value, key)
+        elif name == "max_position_embeddings" and isinstance(value, int) and value < 1:
+            yield f"{key} is {show(value)}, expected a whole number from 1"
+        elif not _is_json(value):
+            yield f"{key} is {show(value)}, expected null, true or false, a finite number, text, or a list of these"
+
+
+def _is_json(value: object) -> bool:
+    """Whether a value is a scalar of JSON, or a list of such values."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, bool | int | str)
+
 
 def check_model(recipe: Recipe) -> Iterator[str]:
     """Yield the problems of the model's options."""
@@ -36,6 +90,7 @@ def check_model(recipe: Recipe) -> Iterator[str]:
     for name in recipe.model.chat_template_kwargs or ():
         if name in TEMPLATE_ARGUMENTS:
             yield f"model.chat_template_kwargs sets {name!r}, which rlkit sets itself; remove it"
+    yield from refused_keys(recipe.model.config)
     yield from _check_head(recipe)
     yield from _check_attention(recipe)
 

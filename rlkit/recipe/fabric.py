@@ -15,10 +15,13 @@ class FSDP2:
     Args:
         tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Must divide the ranks.
         offload: Keep parameters and optimizer states in host memory between uses.
+        replicate: Groups of ranks that each hold all shards, such as one for each node; only gradients are exchanged
+            between groups. Times `tensor_parallel`, it must divide the ranks. 1 shards over all ranks.
     """
 
     tensor_parallel: Count = 1
     offload: bool = False
+    replicate: Count = 1
 
 
 Environment = Literal[

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -23,6 +23,9 @@ from rlkit.base.ranges import (
 from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.optimizers import AdamW
 from rlkit.schedules import Constant
+
+Overrides = dict[str, Any]
+"""Values of a configuration of transformers by their keys, nested as in `{text_config: {rope_parameters: {...}}}`."""
 
 
 @dataclass
@@ -70,6 +73,9 @@ class Model:
         attention: The implementation of attention in transformers; `auto` is `sdpa` if the model has it, else `eager`.
             Only `sdpa` trains on rows without padding; flash attention needs its package, a GPU and bf16. TorchEngine
             has its own attention.
+        config: Values that replace those of the model's `config.json`, merged with its sections, such as
+            `rope_parameters: {rope_type: yarn, factor: 4.0}`. They stay in saved models. No key may change which
+            weights the model has. `teacher.path` and `critic.path` are read without them.
         vision: How a vision-language model reads pictures; nothing for other models.
         chat_template_kwargs: Variables of the chat template, such as `enable_thinking: false`.
         trust_remote_code: Run code that comes with the model.
@@ -80,9 +86,14 @@ class Model:
     head: Literal["lm", "score"] = "lm"
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
+    config: Overrides = field(default_factory=dict)
     vision: Vision = field(default_factory=Vision)
     chat_template_kwargs: dict[str, bool | FiniteInt | FiniteFloat | str | None] | None = None
     trust_remote_code: bool = False
+
+    def at(self, path: str | None, lora: Lora | None = None) -> Model:
+        """Return the model at another path, with other adapters; one of None is this model, with `config`."""
+        return replace(self, path=path or self.path, lora=lora, config={} if path else self.config)
 
 
 @dataclass

@@ -8,8 +8,8 @@ from rlkit.base.errors import CallbackError, CheckpointError, TrainingError
 from rlkit.base.text import redact
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.callback import RunEnd
-from rlkit.models.card import model_card
-from rlkit.models.save import save_policy
+from rlkit.models.save import model_card, save_policy
+from rlkit.models.source import merge_overrides, source_of
 from rlkit.models.weights import full_state_dict
 from rlkit.run.folder import write_atomically
 from rlkit.run.outcome import verdict_on
@@ -85,7 +85,9 @@ def save(record: RunRecord, context: TrainContext, name: str) -> None:
     weights = full_state_dict(policy, keep=record.first)
     if record.first:
         folder = record.folder.path / name
-        save_policy(policy, context.data.dialogue.tokenizer, folder, weights)
+        model = context.recipe.model
+        overrides = merge_overrides(source_of(model).overrides, model.config)
+        save_policy(policy, context.data.dialogue.tokenizer, folder, weights, overrides)
         record.attempt("the model card", lambda: write_atomically(folder / "README.md", _card(record, context)))
 
 

@@ -131,9 +131,10 @@ def _as_folder(model: Model, into: Path) -> str:
     if is_reward_model(model):
         raise RecipeError(f"--harness needs completions, but {model.path} is a reward model; choose a policy")
     source = locate(model.path)
-    if source.base is None:
+    if source.base is None and not model.config:
         return source.location
-    export(model.path, into, source.lora is not None, trust_remote_code=model.trust_remote_code)
+    has_adapter = source.lora is not None
+    export(model.path, into, has_adapter, trust_remote_code=model.trust_remote_code, config=model.config)
     return str(into)
 
 

@@ -14,8 +14,9 @@ from rlkit.distributed.fsdp2 import FSDP2Strategy, accumulating, checkpoint_acti
 from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
 from rlkit.models.actor import Actor, ScoreModel, ValueModel
+from rlkit.models.config import naming
 from rlkit.models.flops import learning_flops
-from rlkit.models.load import load_backbone, load_policy, naming
+from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.lora import base_model
 from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference, WeightAverage
 from rlkit.recipe import Critic, Recipe, Teacher, Train
@@ -130,7 +131,7 @@ class Models:
         self.policy = placer.trainable(actor, train, train.checkpoint_activations)
         self.critic: TrainableModule[ValueModel] | None = None
         if recipe.critic is not None:
-            model = replace(recipe.model, path=recipe.critic.path or recipe.model.path, lora=recipe.critic.lora)
+            model = recipe.model.at(recipe.critic.path, recipe.critic.lora)
             with naming("critic.path" if recipe.critic.path else "model.path"):
                 values = ValueModel(*load_backbone(model, train.seed, placer.empty))
             self.critic = placer.trainable(values, recipe.critic, train.checkpoint_activations)
@@ -171,7 +172,7 @@ class Models:
             teachers[section.path] = None
         for option, path in section.paths().items():
             if path not in teachers:
-                model = replace(self._recipe.model, path=path, lora=None, dtype=section.dtype)
+                model = replace(self._recipe.model.at(path), dtype=section.dtype)
                 with naming(option):
                     teachers[path] = FrozenPolicy(model, placer.frozen, placer.empty)
         return teachers

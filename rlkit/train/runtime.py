@@ -15,7 +15,8 @@ from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import unsharded
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import BoundPart, OneProcess, Runtime
-from rlkit.models.load import context_length, load_config, load_tokenizer, stop_ids
+from rlkit.models.config import context_length, load_config
+from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.lora import base_model
 from rlkit.recipe import Recipe
 from rlkit.registry import calling

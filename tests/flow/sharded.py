@@ -67,6 +67,16 @@ def stream(fabric: Fabric, lora: bool) -> None:
     assert set(state) == ({n for n, _ in plain.named_parameters()} if fabric.is_global_zero else set())
 
 
+def shard(fabric: Fabric, count: int) -> None:
+    """Each rank holds its share of the weights, and those of a group hold all of them."""
+    placer = Placer(fabric, Ranks(fabric))
+    module: Any = placer.set_up(Actor(load_policy(Model("tiny"), empty=placer.empty)))
+    matrices = {name: x for name, x in module.named_parameters() if "_proj.weight" in name}
+    assert len(matrices) > 10
+    for name, matrix in matrices.items():
+        assert matrix.to_local().numel() * count == matrix.numel(), name
+
+
 def compute_in_half(fabric: Fabric, module: Any, expected: dict[str, torch.Tensor]) -> None:
     """What is gathered is bfloat16, weights and gradients are float32, and probabilities are about those of float32."""
     tokens = torch.arange(3, 43).reshape(2, 20)
@@ -133,10 +143,12 @@ def noise(fabric: Fabric, lora: bool) -> None:
 
 
 if __name__ == "__main__":
-    ranks, strategy = int(os.environ["WORLD_SIZE"]), sections.FSDP2(tensor_parallel=int(sys.argv[1]))
+    ranks = int(os.environ["WORLD_SIZE"])
+    strategy = sections.FSDP2(tensor_parallel=int(sys.argv[1]), replicate=int(sys.argv[3]))
     fabric = make_fabric(sections.Fabric("cpu", ranks, strategy=strategy, precision=sys.argv[2]))
     fabric.launch()
     agree(fabric)
+    shard(fabric, ranks // strategy.replicate)
     for lora in (False, True):
         stream(fabric, lora)
         if sys.argv[2] == "32-true":

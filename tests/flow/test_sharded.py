@@ -27,12 +27,16 @@ def torchrun(*args: str, cwd: Path, ranks: int = 2) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tensor_parallel", "precision"),
-    [(2, 1, "32-true"), (2, 1, "bf16-mixed"), (2, 2, "32-true"), (4, 2, "bf16-mixed")],
-)
-def test_weights_are_streamed_whole(ranks: int, tensor_parallel: int, precision: str, tmp_path: Path) -> None:
+    ("ranks", "words"),
+    [
+        (2, "1 32-true 1"), (2, "1 bf16-mixed 1"), (2, "2 32-true 1"), (4, "2 bf16-mixed 1"), (4, "1 32-true 2"),
+        (4, "1 bf16-mixed 2"), (4, "2 32-true 2"),
+    ],
+)  # fmt: skip
+def test_weights_are_streamed_whole(ranks: int, words: str, tmp_path: Path) -> None:
+    """By tensor parallelism, precision and groups that replicate the shards."""
     script = str(Path(__file__).with_name("sharded.py"))
-    done = torchrun(script, str(tensor_parallel), precision, cwd=tmp_path, ranks=ranks)
+    done = torchrun(script, *words.split(), cwd=tmp_path, ranks=ranks)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("streamed") == ranks
 

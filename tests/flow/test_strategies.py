@@ -36,6 +36,7 @@ TWO = {
     ),
     "offload": ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.offload=true"),
 }  # fmt: skip
+REPLICATED = ("--fabric.devices=4", "--fabric.strategy=FSDP2", "--fabric.strategy.replicate=2")
 TENSOR = ("--fabric.devices=2", "--fabric.strategy=FSDP2", "--fabric.strategy.tensor_parallel=2")
 LORA = (
     "--model.lora.rank=8",
@@ -47,7 +48,7 @@ LORA = (
 def run(folder: Path, name: str, *args: str) -> Path:
     """Train; one rank without a plugin needs no process of its own."""
     out = folder / name
-    own = {"--fabric.devices=2", "--rollout.engine=FakeEngine"} & set(args)
+    own = {"--fabric.devices=2", "--fabric.devices=4", "--rollout.engine=FakeEngine"} & set(args)
     done = (rlkit if own else rlkit_in_process)(*BASE, "--out", str(out), *args, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
@@ -95,6 +96,18 @@ def test_two_ranks_make_the_first_step_of_one(name: str, folder: Path, alone: Pa
     out = run(folder, name, *TWO[name])
     assert_same(alone, out)
     assert 1 <= first(out)["imbalance/after"] <= first(out)["imbalance/before"]
+
+
+def test_two_groups_that_hold_all_shards_make_the_step_of_one(folder: Path, alone: Path) -> None:
+    assert_same(alone, run(folder, "replicated", *REPLICATED))
+
+
+def test_groups_that_do_not_divide_the_ranks_are_refused(folder: Path) -> None:
+    options = (*TWO["fsdp2"][:1], "--fabric.strategy=FSDP2", "--fabric.strategy.replicate=3")
+    for words in (("recipe", "check", "quickstart", "--fabric.accelerator=cpu"), (*BASE, "--out", str(folder / "no"))):
+        done = rlkit(*words, *options, cwd=folder)
+        assert done.returncode == 2
+        assert "FSDP2 has replicate=3, which does not divide the 2 ranks; choose one of [1, 2]" in done.stderr
 
 
 def test_lora_and_preferences_under_fsdp2(folder: Path) -> None:
@@ -241,7 +254,12 @@ def test_the_embedded_engine_refuses_tensor_parallel(folder: Path) -> None:
 def test_a_run_goes_on_under_another_number_of_ranks(folder: Path) -> None:
     """Two steps on one rank and two on two ranks end where four on one do, and the other way round."""
     whole = run(folder, "four", "--train.steps=4", "--train.schedule=Constant")
-    for name, before, after in (("grown", (), TWO["fsdp2"]), ("shrunk", TWO["fsdp2"], ("--fabric.devices=1",))):
+    for name, before, after in (
+        ("grown", (), TWO["fsdp2"]),
+        ("shrunk", TWO["fsdp2"], ("--fabric.devices=1",)),
+        ("replicating", (), REPLICATED),
+        ("regrouped", REPLICATED, TWO["fsdp2"]),
+    ):
         run(folder, name, "--train.schedule=Constant", *before)
         out = run(folder, name, "--train.steps=4", "--train.schedule=Constant", *after, "--resume=auto")
         for key, tensor in weights(whole).items():

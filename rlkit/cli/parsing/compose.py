@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from typing import Any
 
 from rlkit.base.names import is_user_only
 from rlkit.base.ranges import expected, outside
@@ -170,6 +171,8 @@ class Composer:
                 raise Mistake(key, suggest.wrong_class(key, value["class_path"], hint, self.registry))
         if value is None and allowed.optional:
             return None
+        if hint is Any and isinstance(value, SingleOption):
+            return self._dict(key, DictOf(Any), old, value)
         if is_plain:
             return self._plain(key, hint, allowed, value)
         if isinstance(structure, Choice):

@@ -12,8 +12,9 @@ from rlkit.base.errors import CheckpointError
 from rlkit.models.load import cast_weights, is_reward_model, load_policy, load_tokenizer
 from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy
-from rlkit.models.source import locate
+from rlkit.models.source import locate, merge_overrides
 from rlkit.recipe import Model
+from rlkit.recipe.model import Overrides
 
 
 def export(
@@ -22,6 +23,8 @@ def export(
     merge: bool = False,
     dtype: Literal["float32", "bfloat16"] = "float32",
     trust_remote_code: bool = False,
+    *,
+    config: Overrides | None = None,
 ) -> str:
     """Write a policy as a folder that transformers loads: the model, or its adapter.
 
@@ -31,6 +34,7 @@ def export(
         merge: Whether to merge the adapter into the model, in float32.
         dtype: Data type to which a model's weights are rounded at the end; those of an adapter stay float32.
         trust_remote_code: Whether to run code that comes with the model; the checkpoint's own setting is ignored.
+        config: Values that replace those of the configuration, as in `model.config`; None for none.
 
     Returns:
         The folder or URL that was exported.
@@ -47,7 +51,7 @@ def export(
         )
     if merge and source.lora is None:
         raise CheckpointError(f"{source.location} has no adapter to merge; leave out --merge-lora")
-    model = Model(source.location, source.lora, trust_remote_code=trust_remote_code)
+    model = Model(source.location, source.lora, config=config or {}, trust_remote_code=trust_remote_code)
     if is_reward_model(model):
         model.head = "score"
     policy = load_policy(model)
@@ -56,5 +60,5 @@ def export(
     if not has_lora(policy):
         policy = cast_weights(policy, getattr(torch, dtype))
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_policy(policy, load_tokenizer(model), out)
+    save_policy(policy, load_tokenizer(model), out, overrides=merge_overrides(source.overrides, model.config))
     return source.location

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlkit.base.text import counted
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import frozen_bytes, precision_of
-from rlkit.models.load import naming
+from rlkit.models.config import naming
 from rlkit.models.size import Size, find_config, size_of
 from rlkit.recipe import Recipe
 from rlkit.rollout.lengths import AnswerSizes
@@ -142,7 +142,7 @@ def setting(
     )
     critic_size = None
     if critic is not None:
-        critic_model = replace(model, path=critic.path or model.path, lora=None)
+        critic_model = model.at(critic.path)
         with naming("critic.path" if critic.path else "model.path"):
             critic_size = size_of(find_config(critic_model), critic.lora, model.trust_remote_code, scores=True)
     return Setting(recipe, policy, critic_size, prompt_tokens, longest_prompt, ranks, shards, answers)

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.hub import PROXIES, work_offline_without_network
-from rlkit.models.load import load_config
+from rlkit.models.config import load_config
 from rlkit.recipe import Model
 
 

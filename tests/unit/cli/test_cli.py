@@ -160,7 +160,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--advantage null", "loss ClipLoss reads advantages, but the recipe has no `advantage:`; add one"),
         (
             "--model X",
-            "model is 'X', expected a section with: attention, chat_template_kwargs, dtype, head, lora, path",
+            "model is 'X', expected a section with: attention, chat_template_kwargs, config, dtype, head, lora, path",
         ),
         ("--save 3", "save is 3, expected a section with: every, folder, keep_best, keep_last"),
         ("--train null", "train is null, expected a section with: aggregation"),
@@ -176,7 +176,10 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ),
         ("--tools.c.bonus=1", "tools.c.bonus is given, but tools.c names no class; expected the name of a class"),
         ("--fabric.precision 16-mixed", "fabric.precision is '16-mixed', expected one of 32-true, 64-true, bf16-mixed"),
-        ("--fabric.strategy deepspeed", "expected one of auto, ddp, fsdp2 or FSDP2 with: offload, tensor_parallel"),
+        (
+            "--fabric.strategy deepspeed",
+            "one of auto, ddp, fsdp2 or FSDP2 with: offload, replicate, tensor_parallel",
+        ),
         ("--fabric.devices 0", "fabric.devices is 0, expected auto or a whole number"),
         ("--fabric.callbacks x", "fabric.callbacks is not an option of rlkit: rlkit's callbacks are the recipe's own"),
         ("--log.wandb.project x", "log.wandb.project is not an option of rlkit: loggers are a list"),

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlkit.base.errors import RecipeError
-from rlkit.models.load import load_backbone, load_config, load_policy, load_tokenizer, stop_ids
+from rlkit.models.config import load_config
+from rlkit.models.load import load_backbone, load_policy, load_tokenizer, stop_ids
 from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy
 from rlkit.models.source import ADAPTER, ADAPTER_WEIGHTS, SHIPPED, locate

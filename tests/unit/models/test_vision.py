@@ -19,7 +19,8 @@ from rlkit.engines import TorchEngine
 from rlkit.interfaces.picture import Picture
 from rlkit.media import Media
 from rlkit.models.actor import Actor, ValueModel
-from rlkit.models.load import load_backbone, load_config, load_policy, load_processor_of, load_tokenizer, stop_ids
+from rlkit.models.config import load_config
+from rlkit.models.load import load_backbone, load_policy, load_processor_of, load_tokenizer, stop_ids
 from rlkit.models.processor import image_token_ids
 from rlkit.models.vision import backbone_of, freeze_vision, language_model, media_inputs
 from rlkit.recipe import Lora, Model, Vision

@@ -18,7 +18,7 @@ TRAINED = {
 DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
     sections.Model: {"head": "lm", "attention": "auto", "lora": None, "dtype": "float32", "chat_template_kwargs": None,
-        "trust_remote_code": False, "vision": sections.Vision,
+        "config": dict, "trust_remote_code": False, "vision": sections.Vision,
     },
     sections.Vision: {"min_pixels": None, "max_pixels": 1_003_520, "train": False},
     sections.Rollout: {
@@ -36,7 +36,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "ema": None, "seed": 0, "require_reward": True, "max_steps_without_signal": None,
     },
     sections.Critic: {**TRAINED, "lr": 1e-5, "path": None, "lora": None, "clip": 0.5, "policy_delay_steps": 0},
-    sections.FSDP2: {"tensor_parallel": 1, "offload": False},
+    sections.FSDP2: {"tensor_parallel": 1, "offload": False, "replicate": 1},
     sections.Fabric: {
         "accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto", "precision": "32-true",
         "plugins": None,

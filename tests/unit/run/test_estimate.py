@@ -10,7 +10,8 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.models.load import load_config, load_policy
+from rlkit.models.config import load_config
+from rlkit.models.load import load_policy
 from rlkit.models.size import known_shapes, size_of
 from rlkit.recipe import Model, Recipe
 from rlkit.registry.builtin import rlkit_recipes

@@ -121,7 +121,7 @@ RULES: dict[str, Rule] = {
     "bnb_*": NoEquivalent(QUANTISED),
     "use_bnb_*": NoEquivalent(QUANTISED),
     "model_revision": NoEquivalent("download that revision and set model.path to its folder"),
-    "model_init_kwargs": NoEquivalent("model.dtype and model.attention"),
+    "model_init_kwargs": NoEquivalent("model.dtype, model.attention and model.config"),
     "chat_template_kwargs": Equivalent("model.chat_template_kwargs"),
     "chat_template_path": NoEquivalent("put the template in the model's folder"),
     "dataset_name": Equivalent("task.path", paths),

@@ -11,7 +11,7 @@ import yaml
 
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.models.card import model_card
+from rlkit.models.save import model_card
 
 FEW = ("--train.steps=2", "--train.prompts_per_step=2", "--validation.limit=4")
 
