@@ -36,6 +36,7 @@ PACKAGES = {
     "MazeTask": "rlkit-env-games",
     "McpTool": "rlkit-tool-mcp",
     "PythonTool": "rlkit-tool-python",
+    "Ray": "rlkit-ray",
     "SearchTool": "rlkit-tool-search",
 }
 """The parts of rlkit's own plugins, by the distribution to install."""
