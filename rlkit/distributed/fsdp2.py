@@ -21,7 +21,7 @@ from lightning.fabric.strategies import (  # type: ignore[attr-defined]
 )
 from torch import Tensor, nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -51,29 +51,57 @@ class ShardOptions(TypedDict):
 class FSDP2Strategy(ModelParallelStrategy):
     """Shards parameters, gradients and optimizer state over all ranks; with tensor parallelism, matrices too.
 
+    The mesh has the dimensions `data_parallel`, over which parameters are sharded, and `tensor_parallel`. With sequence
+    parallelism, neighbours along `data_parallel` have the same rows.
+
     Args:
-        tensor_parallel: Number of ranks that share each matrix product; must divide the number of ranks.
-        offload: Whether to keep parameters and optimizer state in host memory between uses.
+        options: The recipe's strategy; its degrees of parallelism must divide the number of ranks.
         timeout: Timeout of collectives.
     """
 
-    def __init__(self, tensor_parallel: int = 1, offload: bool = False, timeout: timedelta = DEADLINE) -> None:
+    rows_mesh: DeviceMesh
+    """[data, copies]: ranks along `data` have rows of their own, those along `copies` the same rows."""
+    sequence_mesh: DeviceMesh | None = None
+    """The ranks that share the tokens of the same rows; None without sequence parallelism."""
+
+    def __init__(self, options: sections.FSDP2 | None = None, timeout: timedelta = DEADLINE) -> None:
         super().__init__(self._parallelize, process_group_backend=backend(), timeout=timeout)
-        self.tensor_parallel = tensor_parallel
-        self.offload = offload
+        options = options or sections.FSDP2()
+        self.tensor_parallel = options.tensor_parallel
+        self.sequence_parallel = options.sequence_parallel
+        self.offload = options.offload
 
     def setup_environment(self) -> None:
-        """Create the process group and the mesh."""
+        """Create the process group and the meshes.
+
+        Raises:
+            RecipeError: The degrees of parallelism do not divide the number of ranks.
+        """
         world = self.num_nodes * self.num_processes
-        if self.tensor_parallel < 1 or world % self.tensor_parallel:
-            divisors = [n for n in range(1, world + 1) if world % n == 0]
-            raise RecipeError(
-                f"FSDP2 has tensor_parallel={self.tensor_parallel}, which does not divide the {world} ranks; "
-                f"choose one of {divisors}"
-            )
+        self._require_divisor(world, "tensor_parallel", self.tensor_parallel)
+        self._require_divisor(world // self.tensor_parallel, "sequence_parallel", self.sequence_parallel)
         self._tensor_parallel_size = self.tensor_parallel
         self._data_parallel_size = world // self.tensor_parallel
         super().setup_environment()
+        self.rows_mesh = self.device_mesh
+        if self.sequence_parallel > 1:
+            kind, copies = self.root_device.type, self.tensor_parallel * self.sequence_parallel
+            shape = (world // copies, self.sequence_parallel, self.tensor_parallel)
+            names = ("data", "sequence", "tensor")
+            self.sequence_mesh = init_device_mesh(kind, shape, mesh_dim_names=names)["sequence"]
+            self.rows_mesh = init_device_mesh(kind, (world // copies, copies), mesh_dim_names=("data", "copies"))
+
+    def _require_divisor(self, ranks: int, name: str, size: int) -> None:
+        if size < 1 or ranks % size:
+            divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+            of_each = (
+                f" that each of {self.tensor_parallel} has"
+                if name != "tensor_parallel" and self.tensor_parallel > 1
+                else ""
+            )
+            raise RecipeError(
+                f"FSDP2 has {name}={size}, which does not divide the {ranks} ranks{of_each}; choose one of {divisors}"
+            )
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         half = torch.bfloat16 if self.precision.precision == "bf16-mixed" else None
@@ -235,9 +263,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
                 accelerator=section.accelerator,
                 devices=section.devices,
                 num_nodes=section.num_nodes,
-                strategy=strategy
-                if isinstance(strategy, str)
-                else FSDP2Strategy(strategy.tensor_parallel, strategy.offload, timeout),
+                strategy=strategy if isinstance(strategy, str) else FSDP2Strategy(strategy, timeout),
                 # Fabric's bf16-true would round trained weights too
                 precision=None if frozen_half else section.precision,
                 plugins=[*plugins, FrozenHalf()] if frozen_half else plugins,

@@ -58,6 +58,10 @@ class PartRuntime:
     def tensor_parallel(self) -> int:
         return self._ranks.tensor_parallel
 
+    @property
+    def sequence_parallel(self) -> int:
+        return self._ranks.sequence_parallel
+
     def unsharded(self) -> AbstractContextManager[None]:
         return unsharded(self._actor)
 
