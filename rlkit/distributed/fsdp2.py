@@ -79,7 +79,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         """
         world = self.num_nodes * self.num_processes
         self._require_divisor(world, "tensor_parallel", self.tensor_parallel)
-        self._require_divisor(world // self.tensor_parallel, "sequence_parallel", self.sequence_parallel)
+        beside = "" if self.tensor_parallel == 1 else f" that tensor_parallel={self.tensor_parallel} leaves"
+        self._require_divisor(world // self.tensor_parallel, "sequence_parallel", self.sequence_parallel, beside)
         self._tensor_parallel_size = self.tensor_parallel
         self._data_parallel_size = world // self.tensor_parallel
         super().setup_environment()
@@ -91,16 +92,12 @@ class FSDP2Strategy(ModelParallelStrategy):
             self.sequence_mesh = init_device_mesh(kind, shape, mesh_dim_names=names)["sequence"]
             self.rows_mesh = init_device_mesh(kind, (world // copies, copies), mesh_dim_names=("data", "copies"))
 
-    def _require_divisor(self, ranks: int, name: str, size: int) -> None:
+    @staticmethod
+    def _require_divisor(ranks: int, name: str, size: int, beside: str = "") -> None:
         if size < 1 or ranks % size:
             divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
-            of_each = (
-                f" that each of {self.tensor_parallel} has"
-                if name != "tensor_parallel" and self.tensor_parallel > 1
-                else ""
-            )
             raise RecipeError(
-                f"FSDP2 has {name}={size}, which does not divide the {ranks} ranks{of_each}; choose one of {divisors}"
+                f"FSDP2 has {name}={size}, which does not divide the {ranks} ranks{beside}; choose one of {divisors}"
             )
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -26,9 +26,10 @@ POLL_SECONDS = 0.02
 class Ranks:
     """This rank and its collectives with all ranks.
 
-    Ranks that share matrix products (tensor parallelism) or the tokens of rows (sequence parallelism) have the same rows
-    and count as one: `index` and `count` are those of the data-parallel ranks, and only the `lead` of each group samples. All ranks must call the methods that communicate,
-    in the same order: never under a condition that may differ between ranks.
+    Ranks that share matrix products (tensor parallelism) or the tokens of rows (sequence parallelism) have the same
+    rows and count as one: `index` and `count` are those of the data-parallel ranks, and only the `lead` of each group
+    samples. All ranks must call the methods that communicate, in the same order: never under a condition that may
+    differ between ranks.
 
     Args:
         fabric: A launched Fabric.

