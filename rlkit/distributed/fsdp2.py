@@ -72,15 +72,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         self.offload = options.offload
 
     def setup_environment(self) -> None:
-        """Create the process group and the meshes.
-
-        Raises:
-            RecipeError: The degrees of parallelism do not divide the number of ranks.
-        """
+        """Create the process group and the meshes."""
         world = self.num_nodes * self.num_processes
-        self._require_divisor(world, "tensor_parallel", self.tensor_parallel)
-        beside = "" if self.tensor_parallel == 1 else f" that tensor_parallel={self.tensor_parallel} leaves"
-        self._require_divisor(world // self.tensor_parallel, "sequence_parallel", self.sequence_parallel, beside)
         self._tensor_parallel_size = self.tensor_parallel
         self._data_parallel_size = world // self.tensor_parallel
         super().setup_environment()
@@ -92,13 +85,20 @@ class FSDP2Strategy(ModelParallelStrategy):
             self.sequence_mesh = init_device_mesh(kind, shape, mesh_dim_names=names)["sequence"]
             self.rows_mesh = init_device_mesh(kind, (world // copies, copies), mesh_dim_names=("data", "copies"))
 
-    @staticmethod
-    def _require_divisor(ranks: int, name: str, size: int, beside: str = "") -> None:
-        if size < 1 or ranks % size:
-            divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
-            raise RecipeError(
-                f"FSDP2 has {name}={size}, which does not divide the {ranks} ranks{beside}; choose one of {divisors}"
-            )
+    def require_divisors(self) -> None:
+        """Refuse degrees of parallelism that do not divide the number of ranks.
+
+        Raises:
+            RecipeError: One does not.
+        """
+        ranks, beside = self.num_nodes * self.num_processes, ""
+        for name in ("tensor_parallel", "sequence_parallel"):
+            size = getattr(self, name)
+            if ranks % size:
+                divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+                choice = f"the {ranks} ranks{beside}; choose one of {divisors}"
+                raise RecipeError(f"FSDP2 has {name}={size}, which does not divide {choice}")
+            ranks, beside = ranks // size, f" that {name}={size} leaves" if size > 1 else ""
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         half = torch.bfloat16 if self.precision.precision == "bf16-mixed" else None
@@ -267,6 +267,8 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
             )
     except (ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise RecipeError(f"fabric: {error}") from error
+    if isinstance(fabric.strategy, FSDP2Strategy):
+        fabric.strategy.require_divisors()
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy):
         raise RecipeError(
             f"fabric: this environment selects {type(fabric.strategy).__name__}, which rlkit does not support; set "

@@ -15,9 +15,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from rlkit.ops.attention import autocasted
 from rlkit.ops.autograd import Context
 
-ATTENTION = {"auto", "sdpa"}
-"""Values of `model.attention` whose heads can be divided."""
-
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies depend on the length of the sequence, of which a rank has only a slice."""
 

@@ -6,7 +6,6 @@ usage: torchrun ... sequence.py OUT MODEL FABRIC   where FABRIC is `rank=value` 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import torch
