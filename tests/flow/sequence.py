@@ -14,7 +14,9 @@ from torch import Tensor
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.distributed.fsdp2 import full_tensor
+from rlkit.engines import TorchEngine
 from rlkit.losses import CrossEntropy
+from rlkit.models.lora import base_model
 from rlkit.train.logps import compute_logps, frozen_top, policy_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.models import TrainableModule
@@ -78,9 +80,11 @@ def measure(run: TrainContext, packed: bool) -> dict[str, Tensor | float]:
     found: dict[str, Any] = dict(zip(names, statistics, strict=True))
     found["teacher ids"], found["teacher"] = frozen_top(run, batch, run.models.reference, 3)
     found |= {"reference": batch.ref_logps, "values": batch.values}
-    gathered = {name: [x for part in ranks.gather_dp((mine, value.detach())) for x in zip(*part, strict=True)]
-                for name, value in found.items()}  # fmt: skip
-    results = {name: torch.stack([x for _, x in sorted(pairs, key=lambda p: p[0])]) for name, pairs in gathered.items()}
+    results: dict[str, Tensor | float] = {}
+    for name, value in found.items():
+        results[name] = value.new_zeros(len(LENGTHS), max(LENGTHS), *value.shape[2:])
+        for indices, part in ranks.gather_dp((mine, value.detach())):
+            results[name][indices, : part.shape[1]] = part
     rows = TrainBatch.of(batch)
     rows.returns = rows.advantages + 0.5
     rows.old_logps = rows.old_logps + 0.05 * rows.mask
@@ -96,10 +100,21 @@ def measure(run: TrainContext, packed: bool) -> dict[str, Tensor | float]:
     return results | meter.result(ranks)
 
 
+def count_embedded(run: TrainContext) -> list[int]:
+    """Return a list that gets the number of tokens of each pass over the policy's blocks."""
+    counts: list[int] = []
+    embeddings: Any = base_model(run.models.actor.policy).get_input_embeddings()
+    embeddings.register_forward_hook(lambda _, __, output: counts.append(output.shape[:-1].numel()))
+    return counts
+
+
 if __name__ == "__main__":
     out, model, *options = sys.argv[1:]
+    TorchEngine.bind = lambda *_: None  # type: ignore[method-assign] # nothing is sampled, also under tensor_parallel
     run = make_run(model, *options)
+    counts = count_embedded(run)
     results = [measure(run, packed) for packed in (True, False)]
+    embedded = run.ranks.gather_world(counts)
     if run.ranks.fabric.is_global_zero:
-        torch.save(results, out)
+        torch.save((results, embedded), out)
     run.rollouts.close()
