@@ -56,7 +56,7 @@ def gradient_of(module: TrainableModule[Any], update: Any) -> Tensor:
     seen: list[Tensor] = []
 
     def look(*_: object) -> None:
-        seen.append(torch.cat([full_tensor(p.grad).flatten().clone() for p in module.inner.parameters()]))
+        seen.append(torch.cat([full_tensor(p.grad).flatten().clone() for p in module.inner.parameters() if p.grad is not None]))
 
     handle = module.optimizer.optimizer.register_step_pre_hook(look)
     update()
