@@ -41,6 +41,9 @@ class WeightStream(Protocol):
 class Runtime(Protocol):
     """The argument of every part's `bind`, called once process group, device and models exist."""
 
+    sequence_parallel: int
+    """How many ranks share the tokens of each row in training; 1 without sequence parallelism."""
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The policy's tokenizer, with its chat template."""
@@ -64,10 +67,6 @@ class Runtime(Protocol):
     @property
     def tensor_parallel(self) -> int:
         """How many ranks share each of the policy's matrix products; 1 without tensor parallelism."""
-
-    @property
-    def sequence_parallel(self) -> int:
-        """How many ranks share the tokens of each row in training; 1 without sequence parallelism."""
 
     def unsharded(self) -> AbstractContextManager[None]:
         """Gather the policy's full weights on this rank, so that its modules may be called; all ranks must enter."""

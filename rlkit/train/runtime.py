@@ -45,6 +45,7 @@ class PartRuntime:
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context
         self.stop_ids = data.dialogue.stop_ids
+        self.sequence_parallel = self._ranks.sequence_parallel
 
     @property
     def policy(self) -> CausalLM:
@@ -57,10 +58,6 @@ class PartRuntime:
     @property
     def tensor_parallel(self) -> int:
         return self._ranks.tensor_parallel
-
-    @property
-    def sequence_parallel(self) -> int:
-        return self._ranks.sequence_parallel
 
     def unsharded(self) -> AbstractContextManager[None]:
         return unsharded(self._actor)
