@@ -102,10 +102,12 @@ def test_divided_tokens_have_the_same_gradients(
     assert all(max(counts) <= -(-max(undivided) // sequence) for counts in embedded), "a rank computes others' tokens"
 
 
-def test_a_run_under_sequence_parallelism_has_the_same_metrics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", [("quickstart", "--kl_loss.coef=0.1"), ("quick_rm",)])
+def test_runs_that_divide_tokens_have_the_same_metrics(recipe: tuple[str, ...], tmp_path: Path) -> None:
+    """A policy that samples, and a reward model."""
     options = (
-        "fit", "--recipe=quickstart", "--train.steps=2", "--train.prompts_per_step=8", "--validation.limit=8",
-        "--kl_loss.coef=0.1", "--fabric.strategy=FSDP2",
+        "fit", "--recipe", *recipe, "--train.steps=2", "--train.prompts_per_step=8", "--validation.limit=8",
+        "--fabric.strategy=FSDP2",
     )  # fmt: skip
     for ranks in (1, 2):
         sizes = (f"--out=run{ranks}", f"--fabric.devices={ranks}", f"--fabric.strategy.sequence_parallel={ranks}")
