@@ -256,12 +256,10 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
 
 def _ranks(fabric: Fabric) -> tuple[int, int]:
     """Return the number of data-parallel ranks, and of those that weights are divided among."""
-    ranks = fabric.world_size
-    strategy = fabric.strategy
+    ranks, strategy = fabric.world_size, fabric.strategy
     if not isinstance(strategy, FSDP2Strategy):
         return ranks, 1
-    strategy.require_divisors()
-    return ranks // strategy.tensor_parallel, ranks // strategy.replicate
+    return ranks // (strategy.tensor_parallel * strategy.sequence_parallel), ranks // strategy.replicate
 
 
 def _estimate(target: Target, setting: estimate.Setting) -> str | None:
@@ -273,6 +271,7 @@ def _estimate(target: Target, setting: estimate.Setting) -> str | None:
     if target.price is not None and gpu is not None:
         seconds = estimate.step_seconds(setting, gpu)
         gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * setting.ranks
+        gpu_hours *= target.recipe.fabric.sequence_parallel
         echo(f"cost, estimated: {gpu_hours:.1f} GPU hours at {target.price:g} = {gpu_hours * target.price:,.2f}")
     return footprint.misfit(setting)
 

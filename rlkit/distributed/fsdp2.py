@@ -51,48 +51,62 @@ class ShardOptions(TypedDict):
 class FSDP2Strategy(ModelParallelStrategy):
     """Shards parameters, gradients and optimizer state over all ranks or each group; with tensor parallelism, matrices.
 
+    The mesh has the dimensions `data_parallel`, over which parameters are sharded, and `tensor_parallel`. With sequence
+    parallelism, neighbours along `data_parallel` have the same rows.
+
     Args:
-        tensor_parallel: Number of ranks that share each matrix product; must divide the number of ranks.
-        offload: Whether to keep parameters and optimizer state in host memory between uses.
+        options: The recipe's strategy; its degrees of parallelism must divide the number of ranks.
         timeout: Timeout of collectives.
-        replicate: Number of groups of ranks that each hold all shards; must divide the data-parallel ranks.
     """
 
-    def __init__(
-        self, tensor_parallel: int = 1, offload: bool = False, timeout: timedelta = DEADLINE, replicate: int = 1
-    ) -> None:
+    rows_mesh: DeviceMesh
+    """[data, copies]: ranks along `data` have rows of their own, those along `copies` the same rows."""
+    sequence_mesh: DeviceMesh | None = None
+    """The ranks that share the tokens of the same rows; None without sequence parallelism."""
+
+    def __init__(self, options: sections.FSDP2 | None = None, timeout: timedelta = DEADLINE) -> None:
         super().__init__(self._parallelize, process_group_backend=backend(), timeout=timeout)
-        self.tensor_parallel = tensor_parallel
-        self.offload = offload
-        self.replicate = replicate
+        options = options or sections.FSDP2()
+        self.tensor_parallel = options.tensor_parallel
+        self.sequence_parallel = options.sequence_parallel
+        self.replicate = options.replicate
+        self.offload = options.offload
         self._replicated_mesh: DeviceMesh | None = None
 
     def require_divisors(self) -> None:
-        """Refuse sizes of groups that do not divide the ranks.
+        """Refuse degrees of parallelism that do not divide the number of ranks.
 
         Raises:
             RecipeError: One does not.
         """
-        ranks = self.num_nodes * self.num_processes
-        for name, groups in (("tensor_parallel", self.tensor_parallel), ("replicate", self.replicate)):
-            if groups < 1 or ranks % groups:
+        ranks, beside = self.num_nodes * self.num_processes, ""
+        for name in ("tensor_parallel", "sequence_parallel", "replicate"):
+            size = getattr(self, name)
+            if ranks % size:
                 divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
-                noun = "ranks" if name == "tensor_parallel" or self.tensor_parallel == 1 else "data-parallel ranks"
-                raise RecipeError(
-                    f"FSDP2 has {name}={groups}, which does not divide the {ranks} {noun}; choose one of {divisors}"
-                )
-            ranks //= groups
+                choice = f"the {ranks} ranks{beside}; choose one of {divisors}"
+                raise RecipeError(f"FSDP2 has {name}={size}, which does not divide {choice}")
+            if name == "tensor_parallel" and size > 1:
+                ranks, beside = ranks // size, f" that {name}={size} leaves"
 
     def setup_environment(self) -> None:
-        """Create the process group and the mesh."""
-        self.require_divisors()
+        """Create the process group and the meshes."""
+        world = self.num_nodes * self.num_processes
         self._tensor_parallel_size = self.tensor_parallel
-        self._data_parallel_size = self.num_nodes * self.num_processes // self.tensor_parallel
+        self._data_parallel_size = world // self.tensor_parallel
         super().setup_environment()
+        self.rows_mesh = self.device_mesh
+        kind = self.root_device.type
+        if self.sequence_parallel > 1:
+            copies = self.tensor_parallel * self.sequence_parallel
+            shape = (world // copies, self.sequence_parallel, self.tensor_parallel)
+            names = ("data", "sequence", "tensor")
+            self.sequence_mesh = init_device_mesh(kind, shape, mesh_dim_names=names)["sequence"]
+            self.rows_mesh = init_device_mesh(kind, (world // copies, copies), mesh_dim_names=("data", "copies"))
         if self.replicate > 1:
-            sizes = (self.replicate, self._data_parallel_size // self.replicate, self.tensor_parallel)
+            shape = (self.replicate, self._data_parallel_size // self.replicate, self.tensor_parallel)
             names = ("dp_replicate", "dp_shard", "tensor_parallel")
-            self._replicated_mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
+            self._replicated_mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         mesh = self._replicated_mesh or mesh
@@ -258,15 +272,15 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
                 accelerator=section.accelerator,
                 devices=section.devices,
                 num_nodes=section.num_nodes,
-                strategy=strategy
-                if isinstance(strategy, str)
-                else FSDP2Strategy(strategy.tensor_parallel, strategy.offload, timeout, strategy.replicate),
+                strategy=strategy if isinstance(strategy, str) else FSDP2Strategy(strategy, timeout),
                 # Fabric's bf16-true would round trained weights too
                 precision=None if frozen_half else section.precision,
                 plugins=[*plugins, FrozenHalf()] if frozen_half else plugins,
             )
     except (ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise RecipeError(f"fabric: {error}") from error
+    if isinstance(fabric.strategy, FSDP2Strategy):
+        fabric.strategy.require_divisors()
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy):
         raise RecipeError(
             f"fabric: this environment selects {type(fabric.strategy).__name__}, which rlkit does not support; set "

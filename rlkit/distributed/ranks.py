@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from rlkit.base.errors import RlkitError
 from rlkit.distributed.fsdp2 import FSDP2Strategy
+from rlkit.distributed.sequence import SequenceGroup
 
 T = TypeVar("T")
 
@@ -25,9 +26,10 @@ POLL_SECONDS = 0.02
 class Ranks:
     """This rank and its collectives with all ranks.
 
-    Ranks of one tensor-parallel group hold the same data and count as one: `index` and `count` are those of the
-    data-parallel ranks, and only the `lead` of each group samples. All ranks must call the methods that communicate,
-    in the same order: never under a condition that may differ between ranks.
+    Ranks that share matrix products (tensor parallelism) or the tokens of rows (sequence parallelism) have the same
+    rows and count as one: `index` and `count` are those of the data-parallel ranks, and only the `lead` of each group
+    samples. All ranks must call the methods that communicate, in the same order: never under a condition that may
+    differ between ranks.
 
     Args:
         fabric: A launched Fabric.
@@ -39,17 +41,20 @@ class Ranks:
         self.index = fabric.global_rank
         self.lead = True
         self.tensor_parallel = 1
+        self.sequence_parallel = 1
+        self.sequence: SequenceGroup | None = None
         self._data: ProcessGroup | None = None
-        self._tensor: ProcessGroup | None = None
+        self._copies: ProcessGroup | None = None
         if isinstance(fabric.strategy, FSDP2Strategy):
-            mesh = fabric.strategy.device_mesh
-            data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
-            self.count = data.size()
-            self.index = data.get_local_rank()
-            self.tensor_parallel = tensor.size()
-            self.lead = tensor.get_local_rank() == 0
-            self._data = data.get_group()
-            self._tensor = tensor.get_group()
+            mesh, sequence = fabric.strategy.rows_mesh, fabric.strategy.sequence_mesh
+            self.count = mesh.size(0)
+            self.index = mesh.get_local_rank(0)
+            self.tensor_parallel = fabric.strategy.tensor_parallel
+            self.sequence_parallel = fabric.strategy.sequence_parallel
+            self.lead = mesh.get_local_rank(1) == 0
+            self._data = mesh.get_group(0)
+            self._copies = mesh.get_group(1)
+            self.sequence = None if sequence is None else SequenceGroup(sequence.get_group())
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Sum a tensor over the data-parallel ranks."""
@@ -68,7 +73,7 @@ class Ranks:
         return values
 
     def gather_world(self, value: T) -> list[T]:
-        """Return every rank's value in order, tensor-parallel ranks included."""
+        """Return every rank's value in order, those with the same rows included."""
         if self.fabric.world_size == 1:
             return [value]
         values = [value] * self.fabric.world_size
@@ -105,7 +110,7 @@ class Ranks:
         return x if self.count == 1 else torch.cat(self.gather_dp(x.cpu())).to(x.device)
 
     def all_reduce_max(self, value: float) -> float:
-        """Return the largest value of all ranks, tensor-parallel ranks included."""
+        """Return the largest value of all ranks, those with the same rows included."""
         if self.fabric.world_size == 1:
             return value
         wrapped = torch.tensor(float(value), device=self.fabric.device)
@@ -113,11 +118,11 @@ class Ranks:
         return float(wrapped)
 
     def any(self, flag: bool) -> bool:
-        """Return whether a flag is true on any rank, tensor-parallel ranks included."""
+        """Return whether a flag is true on any rank, those with the same rows included."""
         return self.all_reduce_max(flag) > 0
 
     def all(self, flag: bool) -> bool:
-        """Return whether a flag is true on every rank, tensor-parallel ranks included."""
+        """Return whether a flag is true on every rank, those with the same rows included."""
         return not self.any(not flag)
 
     def same(self, value: T) -> T:
@@ -139,11 +144,11 @@ class Ranks:
             raise error or errors[0]
 
     def broadcast_tp(self, value: T) -> T:
-        """Return the value of the first rank of this rank's tensor-parallel group."""
-        if self.tensor_parallel == 1:
+        """Return the value of the first of the ranks that have this rank's rows, by tensor or sequence parallelism."""
+        if self.tensor_parallel * self.sequence_parallel == 1:
             return value
         wrapped = [value]
-        dist.broadcast_object_list(wrapped, group=self._tensor, group_src=0)
+        dist.broadcast_object_list(wrapped, group=self._copies, group_src=0)
         return wrapped[0]
 
     def exchange(self, outgoing: Sequence[list[T]]) -> list[T]:

@@ -245,8 +245,8 @@ class SGLangEngine(SGLangRollouts):
 
     @property
     def _group_size(self) -> int:
-        """How many neighbouring ranks share an engine; only the first of a tensor-parallel group samples."""
-        return lcm(self.launch.tensor_parallel, self.runtime.tensor_parallel)
+        """How many neighbouring ranks share an engine; only the first of the ranks with the same rows samples."""
+        return lcm(self.launch.tensor_parallel, self.runtime.tensor_parallel * self.runtime.sequence_parallel)
 
     def make_transport(self) -> Transport[Any]:
         return SGLangTensors(self.runtime.device)

@@ -41,6 +41,9 @@ class WeightStream(Protocol):
 class Runtime(Protocol):
     """The argument of every part's `bind`, called once process group, device and models exist."""
 
+    sequence_parallel: int
+    """How many ranks share the tokens of each row in training; 1 without sequence parallelism."""
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The policy's tokenizer, with its chat template."""
@@ -75,14 +78,14 @@ class Runtime(Protocol):
         """Return the policy's logits [B,T,V] of tokens [B,T], in the precision in which it is trained.
 
         All ranks must call this. A sharded policy is gathered layer by layer; ranks of one tensor-parallel group
-        must have the same tokens.
+        must have the same tokens. Ranks of a sequence-parallel group compute all tokens each.
         """
 
     def gather_world(self, value: T) -> list[T]:
-        """Return every rank's value, those of tensor-parallel groups included, in the order of ranks."""
+        """Return every rank's value, those with the same rows included, in the order of ranks."""
 
     def broadcast_tp(self, value: T) -> T:
-        """Return the value of the first rank of this rank's tensor-parallel group."""
+        """Return the value of the first of the ranks that have this rank's rows, by tensor or sequence parallelism."""
 
     def reduce(self, x: Tensor) -> Tensor:
         """Sum a tensor over the data-parallel group."""
@@ -107,6 +110,7 @@ class OneProcess:
     """What a `Runtime` of one process, without other ranks, has in place of collectives."""
 
     tensor_parallel = 1
+    sequence_parallel = 1
 
     def gather_world(self, value: T) -> list[T]:
         return [value]

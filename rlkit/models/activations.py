@@ -67,7 +67,8 @@ def frozen_bytes(model: Model, fabric: Fabric) -> int:
 def token_limit(train: Train, model: Model, fabric: Fabric, gpu_bytes: int | None = None) -> int:
     """Return `train.max_tokens_per_micro_batch`, with `auto` resolved to a number.
 
-    `auto` depends only on the shape of the model and the kind of device, so a resumed run has the same micro-batches.
+    `auto` depends only on the shape of the model, the kind of device and the number of ranks that share the tokens of
+    rows, so a resumed run has the same micro-batches.
 
     Args:
         train: The recipe's `train:`.
@@ -87,7 +88,8 @@ def token_limit(train: Train, model: Model, fabric: Fabric, gpu_bytes: int | Non
     on_gpu = accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available())
     memory = GPU_SHARE * (gpu_bytes or _gpu_bytes()) if on_gpu else HOST_BYTES
     tokens_in_memory = int(memory / (layer_bytes * (1 if train.checkpoint_activations else layers)))
-    return max(MIN_TOKENS, min(MAX_TOKENS_ON_GPU if on_gpu else MAX_TOKENS_ON_CPU, tokens_in_memory))
+    tokens = max(MIN_TOKENS, min(MAX_TOKENS_ON_GPU if on_gpu else MAX_TOKENS_ON_CPU, tokens_in_memory))
+    return tokens * fabric.sequence_parallel
 
 
 def _gpu_bytes() -> int:

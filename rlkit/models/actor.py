@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
-from rlkit.models.packing import PackedPasses, embedding_noise, masked_attention, rows_and_positions
+from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
 from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, zero_of_vision
 from rlkit.ops.logps import DEFAULT_READS, OutputLayer, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
@@ -69,15 +69,17 @@ class Actor(nn.Module):
             layer = OutputLayer(head.weight, head.bias, temperature)
             statistics = token_logps(hidden, layer, flat[indices], reads=reads, ids=ids)
         else:
-            with embedding_noise(model, noise, *rows_and_positions(tokens)):
-                logits = self.logits(tokens, media)[:, :-1][mask[:, 1:]]
-            indices = nn.functional.pad(mask[:, 1:], (1, 0)).flatten().nonzero().squeeze(-1)
+            inputs = PlainInputs.of(backbone_of(self.policy), tokens, mask, media, self.passes.sequence)
+            with embedding_noise(model, noise, inputs.rows, inputs.positions):
+                logits = self.policy(input_ids=inputs.tokens, use_cache=False, **inputs.options).logits[inputs.predicts]
+            indices = inputs.indices
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             statistics = logits_logps(logits, flat[indices], temperature, reads=reads, ids=ids)
 
         def scatter(x: Tensor) -> Tensor:
-            """Return x [N,...] at its tokens of [B,T,...], 0 elsewhere."""
-            return x.new_zeros(len(flat), *x.shape[1:]).index_copy(0, indices, x).view(*tokens.shape, *x.shape[1:])
+            """Return x [N,...] of all ranks at its tokens of [B,T,...], 0 elsewhere."""
+            placed = x.new_zeros(len(flat), *x.shape[1:]).index_copy(0, indices, x)
+            return self.passes.sum_slices(placed.view(*tokens.shape, *x.shape[1:]))
 
         logps, entropy, squares, mean, top_ids, top = (None if x is None else scatter(x) for x in statistics)
         assert logps is not None
@@ -88,6 +90,7 @@ class Actor(nn.Module):
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
         if self.chunked:
             self.passes.check(backbone_of(self.policy))
+        self.passes.check_division(backbone_of(self.policy))
 
     def logits(self, tokens: Tensor, media: RowMedia | None = None) -> Tensor:
         """Return the model's own logits [B,T,V] of tokens [B,T], with the pictures [B] of each row."""
@@ -156,7 +159,7 @@ class ScoreModel(Actor):
         assert head is not None
         outputs = head(hidden.to(head.weight.dtype)).squeeze(-1).float()
         scores = outputs.new_zeros(closed.numel()).index_copy(0, indices, outputs).view_as(closed)
-        scores = scores.gather(1, columns + 1) * mask
+        scores = self.passes.sum_slices(scores).gather(1, columns + 1) * mask
         return PolicyOutput(0.0 * scores, None, None, scores)
 
     def _closed(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,6 +210,7 @@ class ValueModel(nn.Module):
     def check_passes(self) -> None:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
         self.passes.check(self.backbone)
+        self.passes.check_division(self.backbone)
 
     def forward(self, tokens: Tensor, mask: Tensor, media: RowMedia | None = None) -> Tensor:
         """Return values [B,T] f32, 0 outside the mask; `values[b,t]` is that of the state before `tokens[b,t]`.
@@ -219,4 +223,4 @@ class ValueModel(nn.Module):
         hidden, indices = self.passes(self.backbone, tokens, mask, media=media)
         values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
         placed = torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, indices, values).view_as(tokens)
-        return placed + zero_of_vision(self.backbone)
+        return self.passes.sum_slices(placed) + zero_of_vision(self.backbone)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlkit.distributed.sequence import SequenceGroup, causal_attention
 from rlkit.models.vision import (
     RowMedia,
     media_inputs,
@@ -19,12 +21,12 @@ from rlkit.models.vision import (
     sees_pictures_both_ways,
 )
 from rlkit.ops.attention import Layout, autocasted, packed_attention
+from rlkit.ops.packing import Packing
 from rlkit.ops.ragged import ragged_attention
 from rlkit.ops.random import RowNoise
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
-    from rlkit.media import Media, MediaSegment
 
 PACKED = "rlkit_packed"
 """The name of the packed attention in the registry of transformers; without a layout it is SDPA."""
@@ -54,92 +56,6 @@ class MaskedHidden(NamedTuple):
     indices: Tensor
 
 
-class Packing:
-    """The tokens of rows in one sequence: each shared prompt once, followed by the rest of each of its rows.
-
-    The last token of a prompt is repeated at the start of each row's rest, where it predicts the next token.
-
-    Args:
-        tokens: [B,T] i64.
-        mask: [B,T] bool; the first column never counts. A row's prompt ends before its first token under the mask.
-        media: [B] the pictures of each row; None without pictures.
-        share_prompts: Whether prompts that several rows share, pictures included, are computed once.
-    """
-
-    def __init__(self, tokens: Tensor, mask: Tensor, media: RowMedia | None = None, share_prompts: bool = True) -> None:
-        rows = tokens.tolist()
-        pictures = [None] * len(rows) if media is None else list(media)
-        columns = mask.int()
-        firsts = columns.argmax(1).tolist()
-        ends = (mask.shape[1] - 1 - columns.flip(1).argmax(1)).tolist()
-        rows_by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]] = {}
-        for i, has_tokens in enumerate(mask[:, 1:].any(1).tolist()):
-            if has_tokens:
-                prompt = tuple(rows[i][: max(firsts[i] - 1, 0)])
-                rows_by_prompt.setdefault((prompt, _shared_key(pictures[i], len(prompt), i)), []).append(i)
-        self.ids: list[int] = []
-        self.positions: list[int] = []
-        self.rows: list[int] = []
-        """The row of each token; the first row for a shared prompt."""
-        self.segments: list[tuple[int, int]] = []
-        """(start, end) of each segment; see `Layout`."""
-        self.shared: list[tuple[int, int, int]] = []
-        """(start, end, last) of each shared prompt; see `Layout`."""
-        self.media: list[MediaSegment] = []
-        """The pictures, in the order of their placeholders."""
-        next_tokens: list[int] = []  # the flat index of the token that each token predicts, -1 for none
-        for (prompt, _), members in rows_by_prompt.items():
-            begin = len(self.ids)
-            shared_length = len(prompt) if len(members) > 1 and share_prompts else 0
-            self._add(members[0], prompt[:shared_length], 0)
-            self._add_media(pictures[members[0]], 0, shared_length)
-            next_tokens += [-1] * shared_length
-            for i in members:
-                self._add(i, rows[i][shared_length : ends[i]], shared_length)
-                self._add_media(pictures[i], shared_length, ends[i])
-                next_tokens += range(i * mask.shape[1] + shared_length + 1, i * mask.shape[1] + ends[i] + 1)
-            if shared_length:
-                self.shared.append((begin, begin + shared_length, len(self.ids)))
-        self.longest = max(ends, default=0)
-        """The length of the longest row, up to its last token under the mask."""
-        targets = torch.tensor(next_tokens, dtype=torch.long, device=mask.device)
-        self.predicts = (targets >= 0) & mask.flatten()[targets.clamp(min=0)]
-        """[L] bool: which tokens of the sequence predict a token under the mask."""
-        self.indices = targets[self.predicts]
-        """[N] i64: the indices of the predicted tokens in the flattened mask."""
-
-    def pad(self, multiple: int) -> None:
-        """Add a segment that predicts nothing, so that kernels are compiled for few lengths."""
-        padding = -len(self.ids) % multiple
-        self._add(0, [0] * padding, 0)
-        self.predicts = torch.nn.functional.pad(self.predicts, (0, padding))
-
-    def _add(self, row: int, tokens: Sequence[int], position: int) -> None:
-        if tokens:
-            self.segments.append((len(self.ids), len(self.ids) + len(tokens)))
-            self.ids += tokens
-            self.positions += range(position, position + len(tokens))
-            self.rows += [row] * len(tokens)
-
-    def _add_media(self, media: Media | None, start: int, end: int) -> None:
-        """Add the pictures of a row whose placeholders end after `start` and up to `end`."""
-        if media is not None:
-            self.media += [segment for segment in media.segments if start < segment.end <= end]
-
-
-def _shared_key(media: Media | None, prompt: int, row: int) -> tuple[str, ...]:
-    """Return what rows have alike whose prompts may be computed once: their pictures in so many first tokens.
-
-    A row shares nothing if a picture ends with the last token of its prompt, which is not computed with the others.
-    """
-    if media is None:
-        return ()
-    if any(segment.end == prompt + 1 for segment in media.segments):
-        return (str(row),)
-    shared = media.before(prompt)
-    return () if shared is None else shared.key
-
-
 class PackedPasses:
     """Computes the hidden states that predict the tokens under a mask, in packed passes if these equal plain ones.
 
@@ -154,6 +70,10 @@ class PackedPasses:
         """Why passes are plain; None if they are packed."""
         self.packs_pictures = True
         """Whether passes over rows with pictures are packed where others are."""
+        self.sequence: SequenceGroup | None = None
+        """The ranks that divide the tokens of a pass; None if each rank computes all of its rows."""
+        self.division_problem: str | None = None
+        """Why tokens cannot be divided."""
         self._packed_count = 0
         self._plain_count = 0
         if backbone is not None:
@@ -166,6 +86,19 @@ class PackedPasses:
         if self.packed and sees_pictures_both_ways(backbone):
             self.packs_pictures = False
             self.reason = "its pictures are seen in both directions; rows of texts alone are packed"
+
+    def check_division(self, backbone: Backbone) -> None:
+        """Compare passes whose tokens are divided with undivided ones; all ranks must call this."""
+        if self.sequence is not None:
+            backbone.config.get_text_config()._attn_implementation = PACKED
+            self.division_problem = _division_problem(backbone, self.sequence)
+
+    def sum_slices(self, x: Tensor) -> Tensor:
+        """Return what all ranks together have computed of [B,T,...], which is 0 where another rank has computed it.
+
+        All ranks must call this.
+        """
+        return x if self.sequence is None else self.sequence.sum_slices(x)  # agreed: set on all ranks by the strategy
 
     def packs(self, media: RowMedia | None) -> bool:
         """Return whether rows with these pictures are packed."""
@@ -186,7 +119,7 @@ class PackedPasses:
         noise: RowNoise | None = None,
         media: RowMedia | None = None,
     ) -> MaskedHidden:
-        """Return hidden states, in any order.
+        """Return hidden states, in any order; with `sequence`, those of this rank's slice of the tokens.
 
         Args:
             backbone: A decoder.
@@ -196,19 +129,19 @@ class PackedPasses:
             media: [B] the pictures of each row; None without pictures.
         """
         if self.packed and not bool(mask[:, 1:].any()):  # a dummy row, which is not counted
-            return plain_pass(backbone, tokens, mask, noise, media)
+            return plain_pass(backbone, PlainInputs.of(backbone, tokens, mask, media, self.sequence), noise)
         packing = Packing(tokens, mask, media, share_prompts=noise is None) if self.packs(media) else None
         window = getattr(backbone.config.get_text_config(), "sliding_window", None)
         if packing is not None and window is not None and packing.longest > window:
             packing = None
         if packing is None:
             self._plain_count += 1
-            return plain_pass(backbone, tokens, mask, noise, media)
+            return plain_pass(backbone, PlainInputs.of(backbone, tokens, mask, media, self.sequence), noise)
         self._packed_count += 1
-        if len(packing.ids) > MULTIPLE:
-            packing.pad(MULTIPLE)
+        multiple = MULTIPLE if len(packing.ids) > MULTIPLE else 1
+        packing.pad(multiple if self.sequence is None else lcm(multiple, self.sequence.size))
         grid = rotary_positions(backbone, tokens, media) if media is not None else None
-        return packed_pass(backbone, packing, tokens.device, noise, grid)
+        return packed_pass(backbone, packing, tokens.device, noise, grid=grid, sequence=self.sequence)
 
 
 def packed_pass(
@@ -216,42 +149,90 @@ def packed_pass(
     packing: Packing,
     device: torch.device,
     noise: RowNoise | None = None,
+    *,
     grid: Tensor | None = None,
+    sequence: SequenceGroup | None = None,
 ) -> MaskedHidden:
-    """Return hidden states from one pass over a packed sequence; `grid` [3,B,T] has positions of rows with pictures."""
+    """Return hidden states from one pass over a packed sequence.
+
+    Args:
+        backbone: A decoder.
+        packing: The sequence; if it is divided, of a multiple of `sequence.size` tokens.
+        device: Of the decoder.
+        noise: Noise to add to the embeddings.
+        grid: [3,B,T] positions of rows with pictures.
+        sequence: The ranks that divide the sequence.
+    """
     positions = torch.tensor(packing.positions, device=device)
     rows = torch.tensor(packing.rows, device=device)
     tokens = torch.tensor([packing.ids], device=device)
+    predicts, indices = packing.predicts, packing.indices
+    media = media_inputs(backbone, tokens, packing.media)
+    if sequence is not None:
+        targets = torch.zeros_like(positions).masked_scatter(predicts, indices)
+        inputs = (tokens, rows, positions, predicts, targets)
+        tokens, rows, positions, predicts, targets = (sequence.slice(x) for x in inputs)
+        indices = targets[predicts]
+        media = sequence.options(positions[None])
     position_ids = positions[None]
     if grid is not None:
         position_ids = grid[:, None, rows, positions.clamp(max=grid.shape[-1] - 1)]  # the padding may be longer
+    options = {
+        "position_ids": position_ids,
+        "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
+        "layout": Layout(packing.segments, packing.shared, device),
+    }
     with embedding_noise(backbone, noise, rows, positions):
-        hidden = backbone(
-            input_ids=tokens,
-            position_ids=position_ids,
-            attention_mask=torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
-            layout=Layout(packing.segments, packing.shared, device),
-            use_cache=False,
-            **media_inputs(backbone, tokens, packing.media),
-        ).last_hidden_state[0]
-    return MaskedHidden(hidden[packing.predicts], packing.indices)
+        hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state[0]
+    return MaskedHidden(hidden[predicts], indices)
 
 
-def plain_pass(
-    backbone: Backbone, tokens: Tensor, mask: Tensor, noise: RowNoise | None = None, media: RowMedia | None = None
-) -> MaskedHidden:
+class PlainInputs(NamedTuple):
+    """The inputs of a pass over padded rows, all of them or this rank's slice of the columns.
+
+    Args:
+        tokens: [B,L] i64.
+        rows: [B*L] i64, the row of each token.
+        positions: [B*L] i64.
+        predicts: [B,L] bool, which tokens predict one under the mask.
+        indices: [N] i64, of the predicted tokens in the flattened mask.
+        options: Further arguments of the model.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    positions: Tensor
+    predicts: Tensor
+    indices: Tensor
+    options: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        backbone: Backbone,
+        tokens: Tensor,
+        mask: Tensor,
+        media: RowMedia | None = None,
+        sequence: SequenceGroup | None = None,
+    ) -> PlainInputs:
+        """Return the inputs for rows [B,T] with a mask [B,T] and pictures [B], divided by `sequence`."""
+        width = tokens.shape[1]
+        options = picture_inputs(backbone, tokens, media)
+        rows, positions = (torch.arange(size, device=tokens.device) for size in tokens.shape)
+        rows, positions = rows[:, None].expand_as(tokens), positions.expand_as(tokens)
+        predicts = nn.functional.pad(mask[:, 1:], (0, 1))
+        if sequence is not None:
+            tokens, rows, positions, predicts = (sequence.slice(x) for x in (tokens, rows, positions, predicts))
+            options = sequence.options(positions)
+        indices = (rows * width + positions + 1)[predicts]
+        return cls(tokens, rows.flatten(), positions.flatten(), predicts, indices, options)
+
+
+def plain_pass(backbone: Backbone, inputs: PlainInputs, noise: RowNoise | None = None) -> MaskedHidden:
     """Return hidden states from one pass over padded rows."""
-    mask = torch.nn.functional.pad(mask[:, 1:], (1, 0))
-    inputs = picture_inputs(backbone, tokens, media)
-    with embedding_noise(backbone, noise, *rows_and_positions(tokens)):
-        hidden = backbone(input_ids=tokens, use_cache=False, **inputs).last_hidden_state[:, :-1][mask[:, 1:]]
-    return MaskedHidden(hidden, mask.flatten().nonzero().squeeze(-1))
-
-
-def rows_and_positions(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row and the position of each token of [B,T], flattened: each [B*T] i64."""
-    rows, positions = (torch.arange(size, device=tokens.device) for size in tokens.shape)
-    return rows.repeat_interleave(tokens.shape[1]), positions.repeat(tokens.shape[0])
+    with embedding_noise(backbone, noise, inputs.rows, inputs.positions):
+        hidden = backbone(input_ids=inputs.tokens, use_cache=False, **inputs.options).last_hidden_state
+    return MaskedHidden(hidden[inputs.predicts], inputs.indices)
 
 
 @contextmanager
@@ -286,22 +267,42 @@ def _packing_problem(backbone: Backbone) -> str | None:
     tokens = torch.tensor([[5, 3, 4, 6, 0], [5, 3, 8, 0, 0], [3, 6, 5, 4, 7]], device=weight.device)
     mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]], device=weight.device)
     config._attn_implementation = "sdpa"
-    expected = plain_pass(backbone, tokens, mask.bool()).hidden
+    expected = plain_pass(backbone, PlainInputs.of(backbone, tokens, mask.bool())).hidden
     config._attn_implementation = PACKED
     reason = None
-    tolerance = TOLERANCES.get(autocasted(expected).dtype, 1e-3)  # by the type of products, not of the residual stream
     try:
         actual = packed_pass(backbone, Packing(tokens, mask.bool()), weight.device)
-        difference = (actual.hidden[actual.indices.argsort()] - expected).float().square().mean().sqrt()
-        std = expected.float().std()
-        if not difference <= tolerance * std:
-            relative = float(difference / std)
-            reason = f"packed passes differ by {relative:.2g} standard deviations, expected at most {tolerance:g}"
+        reason = _difference("packed", actual.hidden[actual.indices.argsort()], expected)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         reason = f"a packed pass failed with {type(error).__name__}: {error}"
     if reason is not None:
         config._attn_implementation = "sdpa"
     return reason
+
+
+def _difference(name: str, actual: Tensor, expected: Tensor) -> str | None:
+    """Return how hidden states [N,H] differ from expected ones; None if they are equal but for rounding."""
+    tolerance = TOLERANCES.get(autocasted(expected).dtype, 1e-3)  # by the type of products, not of the residual stream
+    difference = (actual - expected).float().square().mean().sqrt()
+    std = expected.float().std()
+    if difference <= tolerance * std:
+        return None
+    relative = float(difference / std)
+    return f"{name} passes differ by {relative:.2g} standard deviations, expected at most {tolerance:g}"
+
+
+@torch.no_grad()
+def _division_problem(backbone: Backbone, sequence: SequenceGroup) -> str | None:
+    """Return why tokens cannot be divided: passes fail or differ from undivided ones on 2 rows; all must call this."""
+    device, vocabulary = next(backbone.parameters()).device, backbone.config.get_text_config().vocab_size
+    tokens = torch.arange(3, 3 + 8 * sequence.size, device=device).view(2, -1) % vocabulary
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    plain, divided = (PlainInputs.of(backbone, tokens, mask, None, ranks) for ranks in (None, sequence))
+    expected = plain_pass(backbone, plain).hidden[torch.isin(plain.indices, divided.indices)]
+    try:
+        return _difference("divided", plain_pass(backbone, divided).hidden, expected)
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        return f"a pass over a slice failed with {type(error).__name__}: {error}"
 
 
 @contextmanager
@@ -319,11 +320,19 @@ def masked_attention(model: CausalLM) -> Iterator[None]:
 
 def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:
     layout: Layout | None = options.pop("layout", None)
-    if layout is None:
+    sequence: SequenceGroup | None = options.pop("sequence", None)
+    if sequence is not None:  # agreed: the ranks of a group make the same passes
+        query, key, value = sequence.gather_tokens(query, key, value)
+    if layout is not None:  # agreed: the ranks of a group make the same passes
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        attend = packed_attention if query.device.type == "cpu" else ragged_attention
+        output = attend(query, key, value, options["scaling"], layout)[None]
+    elif sequence is not None:
+        output = causal_attention(query, key, value, options.get("scaling"), options.get("dropout", 0.0))
+    else:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    attend = packed_attention if query.device.type == "cpu" else ragged_attention
-    return attend(query, key, value, options["scaling"], layout)[None], None
+    # agreed: the ranks of a group make the same passes
+    return output if sequence is None else sequence.gather_heads(output), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(PACKED, _attend)

@@ -136,6 +136,11 @@ def _check_head(recipe: Recipe) -> Iterator[str]:
 
 def _check_attention(recipe: Recipe) -> Iterator[str]:
     name, fabric = recipe.model.attention, recipe.fabric
+    if fabric.sequence_parallel > 1 and name not in {"auto", "sdpa"}:
+        yield (
+            f"model.attention is {name!r}, but fabric.strategy has sequence_parallel={fabric.sequence_parallel}, which "
+            "divides sdpa alone; set model.attention: sdpa"
+        )
     if name not in FLASH:
         return
     module, package = FLASH[name]

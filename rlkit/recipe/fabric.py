@@ -14,12 +14,15 @@ class FSDP2:
 
     Args:
         tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Must divide the ranks.
+        sequence_parallel: Ranks that share the tokens of each row, for long rows; in attention they share its heads, of
+            which it must be a divisor (DeepSpeed-Ulysses, arXiv:2309.14509). Must divide the ranks too.
         offload: Keep parameters and optimizer states in host memory between uses.
         replicate: Groups of ranks that each hold all shards, such as one for each node; only gradients are exchanged
             between groups. Times `tensor_parallel`, it must divide the ranks. 1 shards over all ranks.
     """
 
     tensor_parallel: Count = 1
+    sequence_parallel: Count = 1
     offload: bool = False
     replicate: Count = 1
 
@@ -51,6 +54,11 @@ class Fabric:
     strategy: Literal["auto", "ddp", "fsdp2"] | FSDP2 = "auto"
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true"] = "32-true"
     plugins: list[Environment] | None = None
+
+    @property
+    def sequence_parallel(self) -> int:
+        """The number of ranks that share the tokens of each row."""
+        return self.strategy.sequence_parallel if isinstance(self.strategy, FSDP2) else 1
 
     @property
     def shards(self) -> bool:

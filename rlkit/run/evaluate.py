@@ -189,7 +189,7 @@ def _complete(
     setup = service.conversation_setup(sampling, samples, STEP)
     trajectories = service.sample(collect(setup, own_prompts, lambda group: score_group(service, group)))
     completions = _gather(service, [GradedCompletion.of(t) for t in trajectories])
-    # the ranks of a tensor-parallel group may differ, since the first one samples for all
+    # the ranks with the same rows may differ, since the first one samples for all
     return trajectories, service.ranks.broadcast_tp(completions)
 
 

@@ -75,7 +75,7 @@ class Meter:
         metrics = {name: value / weight if weight else value for name, (value, weight) in total._sums.items()}
         correlations = {name: moments.correlation for name, moments in total._pairs.items()}
         metrics |= {name: value for name, value in correlations.items() if isfinite(value)}
-        # those of a tensor-parallel group may differ, since the first one samples for all
+        # those with the same rows may differ, since the first one samples for all
         return ranks.broadcast_tp(dict(sorted((metrics | total._maxima).items())))
 
 

@@ -10,6 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
+from rlkit.base.errors import RecipeError
 from rlkit.distributed.fsdp2 import FSDP2Strategy, accumulating, checkpoint_activations, clip
 from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
@@ -35,7 +36,7 @@ class TrainableModule(Generic[M]):
         optimizer: As Fabric wraps it.
         max_grad_norm: What its gradients are clipped to.
         fabric: Launched.
-        ranks: Data-parallel ranks, over whose gradients the strategy takes the mean.
+        ranks: Ranks over whose gradients the strategy takes the mean: data- and sequence-parallel ones.
     """
 
     inner: M
@@ -63,6 +64,10 @@ class TrainableModule(Generic[M]):
         return learning_flops(base_model(wrapped), lengths, chosen)  # type: ignore[arg-type]
 
 
+def _indivisible(problem: str) -> str:
+    return f"fabric.strategy has sequence_parallel, but the tokens of a model cannot be divided: {problem}"
+
+
 class Placer:
     """Puts modules on this rank's device, sharded where the strategy shards; all ranks must call its methods.
 
@@ -84,7 +89,8 @@ class Placer:
             checkpoint_activations(module)
         wrapped = self.set_up(module)
         optimizer = self.fabric.setup_optimizers(make_optimizer(module, section))
-        return TrainableModule(module, wrapped, optimizer, section.max_grad_norm, self.fabric, self.ranks.count)
+        averaged = self.ranks.count * self.ranks.sequence_parallel
+        return TrainableModule(module, wrapped, optimizer, section.max_grad_norm, self.fabric, averaged)
 
     def frozen(self, module: nn.Module) -> None:
         """Place a module that is not trained."""
@@ -109,9 +115,12 @@ class Placer:
             tokens = torch.zeros(1, 2, dtype=torch.long, device=self.fabric.device)
             module(tokens, tokens.bool())  # FSDP finds its root before an inner module is called
         if isinstance(module, Actor | ValueModel):
+            module.passes.sequence = self.ranks.sequence
             if self.sharded or self.fabric.device.type != "cpu":
                 with self.fabric.autocast():
                     module.check_passes()
+            problem = module.passes.division_problem
+            self.ranks.raise_any(None if problem is None else RecipeError(_indivisible(problem)))
             if not self.ranks.all(module.passes.packed):
                 module.passes.packed = False
                 module.passes.reason = module.passes.reason or "passes of another rank cannot be packed"

@@ -46,6 +46,7 @@ class PartRuntime:
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context
         self.stop_ids = data.dialogue.stop_ids
+        self.sequence_parallel = self._ranks.sequence_parallel
 
     @property
     def policy(self) -> CausalLM:

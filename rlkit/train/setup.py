@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-defined]
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import RecipeError, UnavailableError, show
 from rlkit.base.garbage import uncollected
 from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.ranks import Ranks
+from rlkit.distributed.sequence import division_problem
 from rlkit.models.actor import Actor, ScoreModel
-from rlkit.recipe import FLASH, Recipe
+from rlkit.models.config import naming
+from rlkit.models.size import find_config
+from rlkit.recipe import FLASH, FSDP2, Recipe
 from rlkit.rollout.service import RolloutService
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
@@ -56,7 +59,8 @@ def fabric_for(recipe: Recipe) -> Fabric:
     """Make the recipe's Fabric, in the environment that its engine needs.
 
     Raises:
-        RecipeError: The strategy is none that rlkit trains with, or the model's attention needs a GPU.
+        RecipeError: The strategy is none that rlkit trains with, the model's attention needs a GPU, or the tokens of a
+            model cannot be divided as `sequence_parallel` asks.
     """
     for name, value in recipe.rollout.engine.environment.items():
         os.environ.setdefault(name, value)
@@ -65,7 +69,36 @@ def fabric_for(recipe: Recipe) -> Fabric:
         raise RecipeError(
             f"model.attention is {recipe.model.attention!r}, which needs a GPU, but there is none; set it to sdpa"
         )
+    require_divisible(recipe)
     return fabric
+
+
+def require_divisible(recipe: Recipe) -> None:
+    """Refuse sequence parallelism for models whose tokens cannot be divided, by their configurations.
+
+    Raises:
+        RecipeError: A model is such, or its configuration is malformed.
+    """
+    strategy, model, critic, teacher = recipe.fabric.strategy, recipe.model, recipe.critic, recipe.teacher
+    if not isinstance(strategy, FSDP2) or strategy.sequence_parallel == 1:
+        return
+    models = {"model.path": model}
+    if critic is not None and critic.path is not None:
+        models["critic.path"] = replace(model, path=critic.path, lora=critic.lora)
+    if teacher is not None and teacher.urls is None:
+        models |= {option: replace(model, path=path, lora=None) for option, path in teacher.paths().items()}
+    for option, loaded in models.items():
+        try:
+            with naming(option):
+                config = find_config(loaded)
+        except UnavailableError:  # reported when the model is loaded
+            continue
+        problem = division_problem(config, strategy.sequence_parallel, strategy.tensor_parallel)
+        if problem is not None:
+            raise RecipeError(
+                f"fabric.strategy has sequence_parallel={strategy.sequence_parallel}, but the tokens of {option} "
+                f"{show(str(loaded.path))} cannot be divided: {problem}"
+            )
 
 
 @uncollected()

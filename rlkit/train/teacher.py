@@ -130,7 +130,7 @@ def top_on_servers(context: TrainContext, batch: RolloutBatch, count: int) -> li
 
 
 def _answers(context: TrainContext, ask: Callable[[ServedTeacher], Coroutine[object, None, list[T]]]) -> list[T]:
-    """Ask the teacher's servers, once for the ranks of a tensor-parallel group."""
+    """Ask the teacher's servers, once for the ranks with the same rows."""
     section, ranks = context.recipe.teacher, context.ranks
     assert section is not None
     assert section.urls is not None

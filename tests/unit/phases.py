@@ -106,6 +106,8 @@ class LocalRanks:
     count: int = 1
     index: int = 0
     lead: bool = True
+    sequence_parallel: int = 1
+    sequence: None = None
 
     @property
     def fabric(self) -> Any:

@@ -58,7 +58,7 @@ class Push:
         dtype: The engine's dtype; tensors are rounded to it before they are sent.
         tolerance: The accepted difference of log-probs.
         adapter_only: Whether adapters are sent by themselves, and servers apply them.
-        broadcast_tp: Returns the value of the first rank of this rank's tensor-parallel group.
+        broadcast_tp: Returns the value of the first of the ranks that have this rank's rows.
         device: The trainer's device.
     """
 

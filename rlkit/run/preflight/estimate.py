@@ -152,19 +152,20 @@ def work(setting: Setting) -> dict[str, float]:
     """Estimate a step of one rank: its `tokens`, the operations to `learn`, and the `decode steps` of its engine."""
     recipe = setting.recipe
     tokens = setting.rows * (setting.prompt_tokens + setting.completion_tokens)
+    learned = tokens / recipe.fabric.sequence_parallel
     operations = setting.policy.base * _passes(setting, setting.policy.lora)
     operations += 2 * setting.policy.base * (int(recipe.needs_old_logps) + int(recipe.needs_ref_logps))
     if setting.critic is not None:
         operations += setting.critic.base * (2 + _passes(setting, setting.critic.lora))
     if not setting.is_sampled:
-        return {"tokens": tokens, "learn": tokens * operations, "decode steps": 0.0}
+        return {"tokens": tokens, "learn": learned * operations, "decode steps": 0.0}
     batch_rows = min(setting.rows, getattr(recipe.rollout.engine, "max_rows", setting.rows))
     steps = (
         setting.rows / batch_rows * setting.completion_tokens
         + recipe.rollout.sampling.max_tokens
         - setting.completion_tokens
     )
-    return {"tokens": tokens, "learn": tokens * operations, "decode steps": steps}
+    return {"tokens": tokens, "learn": learned * operations, "decode steps": steps}
 
 
 def _passes(setting: Setting, lora: int) -> int:

@@ -123,7 +123,11 @@ def optimizer_bytes(part: Optimizer, model: Size) -> float:
 
 
 def _activations(setting: Setting, model: Size, tokens: int) -> float:
-    """Return the bytes that a micro-batch takes: what the backward pass needs, its gradients, a chunk of logits."""
+    """Return the bytes that a micro-batch takes: what the backward pass needs, its gradients, a chunk of logits.
+
+    Ranks that share the tokens of rows have an equal part of them each.
+    """
+    tokens = -(-tokens // setting.recipe.fabric.sequence_parallel)
     hidden = model.config.hidden_size
     intermediate = getattr(model.config, "intermediate_size", None) or 4 * hidden
     layer, layers = activation_bytes(model.config, setting.precision, model.lora > 0)

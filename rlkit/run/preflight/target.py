@@ -12,7 +12,7 @@ from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.models.activations import token_limit
 from rlkit.recipe import Recipe
 from rlkit.run.preflight.gpus import Gpu, gpu_named
-from rlkit.train.setup import fabric_for
+from rlkit.train.setup import fabric_for, require_divisible
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Target:
             return fabric_for(self.recipe)
         devices = len(section.devices) if isinstance(section.devices, list) else section.devices
         elsewhere = replace(section, accelerator="cpu", devices=1 if devices == "auto" else devices)
+        require_divisible(self.recipe)
         return make_fabric(elsewhere, self.recipe.train.deadline)
 
     def is_gpu(self, fabric: Fabric) -> bool:

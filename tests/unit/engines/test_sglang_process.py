@@ -124,6 +124,7 @@ def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
         device=torch.device(device),
         stop_ids=frozenset(),
         tensor_parallel=1,
+        sequence_parallel=1,
         gather_world=lambda x: [x],
     )
     engine.runtime, engine.weight_dtype = runtime, torch.bfloat16

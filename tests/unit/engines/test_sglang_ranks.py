@@ -51,6 +51,7 @@ class World:
         return SimpleNamespace(
             device=torch.device("cpu"),
             tensor_parallel=TENSOR_PARALLEL,
+            sequence_parallel=1,
             gather_world=lambda value: self.all.gather(rank, value),
             broadcast_tp=lambda value: pair.gather(index, value)[0],
         )

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from rlkit.models.activations import token_limit
-from rlkit.recipe import Fabric, Lora, Model, Train
+from rlkit.recipe import FSDP2, Fabric, Lora, Model, Train
 
 MIB = 2**20
 
@@ -35,6 +35,13 @@ def test_a_small_model_gets_what_the_device_computes_fast(tmp_path: Path) -> Non
     model = saved(tmp_path, 64, 128, 2)
     assert limit(model) == 2048
     assert limit(model, "gpu") == 16384
+
+
+def test_ranks_that_share_tokens_have_more_together(tmp_path: Path) -> None:
+    model = saved(tmp_path, 64, 128, 2)
+    fabric = Fabric(accelerator="cpu", strategy=FSDP2(sequence_parallel=4))
+    assert token_limit(Train(steps=1), model, fabric) == 4 * 2048
+    assert token_limit(Train(steps=1, max_tokens_per_micro_batch=77), model, fabric) == 77
 
 
 def test_a_large_model_gets_what_a_share_of_the_memory_holds(tmp_path: Path) -> None:

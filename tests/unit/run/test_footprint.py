@@ -16,6 +16,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.models.activations import token_limit
 from rlkit.models.size import find_config, known_shapes, kv_bytes, size_of
+from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.recipe import Model, Recipe
 from rlkit.registry.builtin import rlkit_recipes
 from rlkit.run.preflight import estimate, footprint
@@ -118,6 +119,21 @@ def test_micro_batches_are_those_of_the_gpu(check: Callable[..., str]) -> None:
 
 def setting_of(recipe: Recipe) -> estimate.Setting:
     return replace(estimate.setting(recipe, 128, 128), gpu=H100)
+
+
+def test_ranks_that_share_tokens_have_a_part_of_the_activations() -> None:
+    """And of the operations; weights and gradients are divided by the number of all ranks in any case."""
+    recipes = [
+        parse("fit", ["--recipe=grpo_gsm8k", "--train.max_tokens_per_micro_batch=8192", *options]).recipe
+        for options in ([], ["--fabric.strategy=FSDP2", "--fabric.strategy.sequence_parallel=2"])
+    ]
+    one, two = (estimate.setting(recipe, 4096, 4096, ranks=2, shards=4) for recipe in recipes)
+    assert estimate.work(two)["learn"] == estimate.work(one)["learn"] / 2
+    learning = [footprint.memory(setting)[footprint.LEARNING] for setting in (one, two)]
+    sharded = learning[0] - footprint.memory(replace(one, shards=10**9))[footprint.LEARNING]
+    logits = 2 * CHUNK_BYTES / 2**20
+    halved = [size - sharded - logits for size in learning]
+    assert halved[1] == pytest.approx(halved[0] / 2, rel=0.01)
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.fsdp_config.optimizer_offload": COMBINED,
     f"{ACTOR}.fsdp_config.*": NoEquivalent("fabric.strategy: fsdp2 shards over all ranks; see the options of FSDP2"),
     f"{ACTOR}.ulysses_sequence_parallel_size": NoEquivalent(
-        "rlkit has no sequence parallelism; fabric.strategy.tensor_parallel"
+        "fabric.strategy: FSDP2 with sequence_parallel, for the policy and all other models"
     ),
     f"{ACTOR}.megatron.*": NoEquivalent(MEGATRON),
     f"{ACTOR}.checkpoint.*": NoEquivalent("nothing to do: a checkpoint holds all that a run needs to resume"),
@@ -177,7 +177,7 @@ RULES: dict[str, Rule] = {
     f"{REF}.fsdp_config.*": NoEquivalent(OFFLOAD),
     f"{REF}.log_prob_*": NoEquivalent(MICRO),
     f"{REF}.strategy": NoEquivalent("the reference is sharded like the policy"),
-    f"{REF}.ulysses_sequence_parallel_size": NoEquivalent("rlkit has no sequence parallelism"),
+    f"{REF}.ulysses_sequence_parallel_size": NoEquivalent("the reference is divided like the policy"),
     f"{REF}.megatron.*": NoEquivalent(MEGATRON),
     f"{ROLLOUT}.n": Equivalent("rollout.group_size", integer),
     f"{ROLLOUT}.temperature": Equivalent("rollout.sampling.temperature", number),

@@ -1,0 +1,100 @@
+"""The tokens of rows in one sequence without padding, in which shared prompts stand once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rlkit.media import Media, MediaSegment
+
+
+class Packing:
+    """The tokens of rows in one sequence: each shared prompt once, followed by the rest of each of its rows.
+
+    The last token of a prompt is repeated at the start of each row's rest, where it predicts the next token.
+
+    Args:
+        tokens: [B,T] i64.
+        mask: [B,T] bool; the first column never counts. A row's prompt ends before its first token under the mask.
+        media: [B] the pictures of each row; None without pictures.
+        share_prompts: Whether prompts that several rows share, pictures included, are computed once.
+    """
+
+    def __init__(
+        self, tokens: Tensor, mask: Tensor, media: Sequence[Media | None] | None = None, share_prompts: bool = True
+    ) -> None:
+        rows = tokens.tolist()
+        pictures = [None] * len(rows) if media is None else list(media)
+        columns = mask.int()
+        firsts = columns.argmax(1).tolist()
+        ends = (mask.shape[1] - 1 - columns.flip(1).argmax(1)).tolist()
+        rows_by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]] = {}
+        for i, has_tokens in enumerate(mask[:, 1:].any(1).tolist()):
+            if has_tokens:
+                prompt = tuple(rows[i][: max(firsts[i] - 1, 0)])
+                rows_by_prompt.setdefault((prompt, _shared_key(pictures[i], len(prompt), i)), []).append(i)
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.rows: list[int] = []
+        """The row of each token; the first row for a shared prompt."""
+        self.segments: list[tuple[int, int]] = []
+        """(start, end) of each segment; see `Layout`."""
+        self.shared: list[tuple[int, int, int]] = []
+        """(start, end, last) of each shared prompt; see `Layout`."""
+        self.media: list[MediaSegment] = []
+        """The pictures, in the order of their placeholders."""
+        next_tokens: list[int] = []  # the flat index of the token that each token predicts, -1 for none
+        for (prompt, _), members in rows_by_prompt.items():
+            begin = len(self.ids)
+            shared_length = len(prompt) if len(members) > 1 and share_prompts else 0
+            self._add(members[0], prompt[:shared_length], 0)
+            self._add_media(pictures[members[0]], 0, shared_length)
+            next_tokens += [-1] * shared_length
+            for i in members:
+                self._add(i, rows[i][shared_length : ends[i]], shared_length)
+                self._add_media(pictures[i], shared_length, ends[i])
+                next_tokens += range(i * mask.shape[1] + shared_length + 1, i * mask.shape[1] + ends[i] + 1)
+            if shared_length:
+                self.shared.append((begin, begin + shared_length, len(self.ids)))
+        self.longest = max(ends, default=0)
+        """The length of the longest row, up to its last token under the mask."""
+        targets = torch.tensor(next_tokens, dtype=torch.long, device=mask.device)
+        self.predicts = (targets >= 0) & mask.flatten()[targets.clamp(min=0)]
+        """[L] bool: which tokens of the sequence predict a token under the mask."""
+        self.indices = targets[self.predicts]
+        """[N] i64: the indices of the predicted tokens in the flattened mask."""
+
+    def pad(self, multiple: int) -> None:
+        """Add a segment that predicts nothing, so that kernels are compiled for few lengths."""
+        padding = -len(self.ids) % multiple
+        self._add(0, [0] * padding, 0)
+        self.predicts = torch.nn.functional.pad(self.predicts, (0, padding))
+
+    def _add(self, row: int, tokens: Sequence[int], position: int) -> None:
+        if tokens:
+            self.segments.append((len(self.ids), len(self.ids) + len(tokens)))
+            self.ids += tokens
+            self.positions += range(position, position + len(tokens))
+            self.rows += [row] * len(tokens)
+
+    def _add_media(self, media: Media | None, start: int, end: int) -> None:
+        """Add the pictures of a row whose placeholders end after `start` and up to `end`."""
+        if media is not None:
+            self.media += [segment for segment in media.segments if start < segment.end <= end]
+
+
+def _shared_key(media: Media | None, prompt: int, row: int) -> tuple[str, ...]:
+    """Return what rows have alike whose prompts may be computed once: their pictures in so many first tokens.
+
+    A row shares nothing if a picture ends with the last token of its prompt, which is not computed with the others.
+    """
+    if media is None:
+        return ()
+    if any(segment.end == prompt + 1 for segment in media.segments):
+        return (str(row),)
+    shared = media.before(prompt)
+    return () if shared is None else shared.key

@@ -1,0 +1,127 @@
+"""Which models' tokens ranks can divide, and how a group of ranks divides them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from rlkit.base.errors import RecipeError
+from rlkit.cli.main import main
+from rlkit.distributed import sequence as module
+from rlkit.distributed.fsdp2 import make_fabric
+from rlkit.distributed.sequence import SequenceGroup, causal_attention, division_problem
+from rlkit.recipe import FSDP2, Fabric
+from rlkit.testing.models import random_model, save_random_model
+
+
+def config(kind: str = "qwen2", **changes: Any) -> Any:
+    return random_model(kind, **changes).config
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "ranks", "tensor"),
+    [
+        ("qwen2", {}, 4, 1),
+        ("qwen2", {"num_attention_heads": 4}, 2, 2),
+        ("qwen2", {"num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": 3}, 2, 1),
+        ("mistral", {"sliding_window": 512}, 2, 1),  # as long as the context
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, 2, 1),
+    ],
+)
+def test_tokens_of_these_models_are_divided(kind: str, changes: dict[str, Any], ranks: int, tensor: int) -> None:
+    assert division_problem(config(kind, **changes), ranks, tensor) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "ranks", "tensor", "problem"),
+    [
+        ("qwen2", {}, 3, 1, "4 query heads, which do not divide; choose one of [1, 2, 4]"),
+        ("qwen2", {}, 4, 2, "4 query heads, which do not divide under tensor_parallel=2; choose one of [1, 2]"),
+        ("mistral", {"sliding_window": 64}, 2, 1, "a sliding window of 64 tokens"),
+        ("gemma2", {"sliding_window": 64, "head_dim": 8}, 2, 1, "a sliding window of 64 tokens"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            2,
+            1,
+            "its rotary embedding is dynamic",
+        ),
+    ],
+)
+def test_tokens_of_other_models_are_not(
+    kind: str, changes: dict[str, Any], ranks: int, tensor: int, problem: str
+) -> None:
+    assert problem in str(division_problem(config(kind, **changes), ranks, tensor))
+
+
+def test_layers_without_full_attention_are_named() -> None:
+    text = SimpleNamespace(num_attention_heads=4, layer_types=["linear_attention", "full_attention"])
+    mixed = SimpleNamespace(get_text_config=lambda: text)
+    assert "layers of linear_attention" in str(division_problem(mixed, 2))
+
+
+def test_recipes_are_refused_before_a_model_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    windowed = save_random_model(tmp_path / "windowed", "mistral", sliding_window=64)
+    for recipe, ranks, words, expected in (
+        ("quickstart", 3, ["--gpu=h100"], "model.path 'tiny' cannot be divided: it has 4 query heads"),
+        ("quickstart", 3, [], "model.path 'tiny' cannot be divided: it has 4 query heads"),
+        ("quick_ppo", 2, [f"--critic.path={windowed}"], f"critic.path '{windowed}' cannot be divided: its attention"),
+        ("quick_image", 2, [], "it reads pictures"),
+        ("quickstart", 2, ["--model.attention=eager"], "divides sdpa alone"),
+    ):
+        fabric = ("--fabric.strategy=FSDP2", "--fabric.devices=6", f"--fabric.strategy.sequence_parallel={ranks}")
+        assert main(["recipe", "check", recipe, *fabric, *words]) == 2
+        assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sequence", "problem"),
+    [
+        (1, 3, "sequence_parallel=3, which does not divide the 4 ranks; choose one of [1, 2, 4]"),
+        (2, 4, "sequence_parallel=4, which does not divide the 2 ranks that tensor_parallel=2 leaves"),
+        (3, 1, "tensor_parallel=3, which does not divide the 4 ranks"),
+    ],
+)
+def test_degrees_divide_the_ranks(tensor: int, sequence: int, problem: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        make_fabric(Fabric("cpu", 4, strategy=FSDP2(tensor, sequence)))
+    assert problem in str(raised.value)
+
+
+def group_of(size: int, index: int = 0) -> SequenceGroup:
+    group: Any = SimpleNamespace(size=lambda: size, rank=lambda: index)
+    return SequenceGroup(group)
+
+
+def test_slices_are_equal_and_padded() -> None:
+    tokens = torch.arange(1, 15).view(2, 7)
+    slices = [group_of(3, index).slice(tokens) for index in range(3)]
+    assert torch.cat(slices, 1).tolist() == [[*range(1, 8), 0, 0], [*range(8, 15), 0, 0]]
+    assert group_of(4, 3).slice(torch.ones(1, 2, dtype=torch.bool)).tolist() == [[False]]
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(8, 8, 4), (8, 2, 4), (8, 1, 8), (12, 4, 3), (12, 2, 6)])
+def test_each_rank_has_the_keys_of_its_queries(
+    monkeypatch: pytest.MonkeyPatch, heads: int, key_heads: int, size: int
+) -> None:
+    """Without processes: what rank r is sent is the r-th part of the heads of all slices."""
+    query, key, value = (torch.randn(2, n, 6 * size, 4) for n in (heads, key_heads, key_heads))
+    expected = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
+    outputs = []
+    for rank in range(size):
+
+        def joined(x: Tensor, _: object, divided: int, __: int, rank: int = rank) -> Tensor:
+            return x.chunk(size, divided)[rank]
+
+        monkeypatch.setattr(module, "_exchange", joined)
+        own = group_of(size, rank).gather_tokens(query, key, value)
+        assert own[0].shape[1] == heads // size
+        assert heads // size % own[1].shape[1] == 0
+        outputs.append(causal_attention(*own, None))
+    torch.testing.assert_close(torch.cat(outputs, 2), expected)
