@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlkit.interfaces.optimizer import WeightGroup
-from rlkit.models.load import auto_class_of, task_of, with_score_head
+from rlkit.models.config import auto_class_of
+from rlkit.models.load import task_of, with_score_head
 from rlkit.models.lora import add_lora
 from rlkit.models.optimizer_state import materialize_state
 from rlkit.models.size import by_kind, find_config
