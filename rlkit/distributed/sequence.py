@@ -143,7 +143,8 @@ def division_problem(config: Any, sequence_parallel: int, tensor_parallel: int =
         return "its configuration has no number of attention heads"
     if heads // tensor_parallel % sequence_parallel:
         fitting = [n for n in range(1, heads + 1) if heads % (n * tensor_parallel) == 0]
-        return f"it has {heads} query heads, which do not divide{_by(tensor_parallel)}; choose one of {fitting}"
+        shared = f"{sequence_parallel} ranks{_by(tensor_parallel)}"
+        return f"it has {heads} query heads, which {shared} cannot share; choose one of {fitting}"
     window, context = getattr(text, "sliding_window", None), getattr(text, "max_position_embeddings", None)
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     if kinds - {"sliding_attention"}:

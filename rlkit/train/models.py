@@ -65,7 +65,7 @@ class TrainableModule(Generic[M]):
 
 
 def _indivisible(problem: str) -> str:
-    return f"fabric.strategy has sequence_parallel, but the tokens of a model cannot be divided: {problem}"
+    return f"fabric.strategy has sequence_parallel, but the tokens of a model cannot be divided: {problem}; set it to 1"
 
 
 class Placer:

@@ -41,8 +41,8 @@ def test_tokens_of_these_models_are_divided(kind: str, changes: dict[str, Any], 
 @pytest.mark.parametrize(
     ("kind", "changes", "ranks", "tensor", "problem"),
     [
-        ("qwen2", {}, 3, 1, "4 query heads, which do not divide; choose one of [1, 2, 4]"),
-        ("qwen2", {}, 4, 2, "4 query heads, which do not divide under tensor_parallel=2; choose one of [1, 2]"),
+        ("qwen2", {}, 3, 1, "4 query heads, which 3 ranks cannot share; choose one of [1, 2, 4]"),
+        ("qwen2", {}, 4, 2, "4 query heads, which 4 ranks under tensor_parallel=2 cannot share; choose one of [1, 2]"),
         ("mistral", {"sliding_window": 64}, 2, 1, "a sliding window of 64 tokens"),
         ("gemma2", {"sliding_window": 64, "head_dim": 8}, 2, 1, "a sliding window of 64 tokens"),
         (
