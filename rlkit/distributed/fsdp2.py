@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -291,13 +292,15 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
 
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """Leave out Lightning's notes that are no warnings, such as that it uses mixed precision."""
+    """Leave out Lightning's notes: that it uses mixed precision, and that a machine with SLURM is used without it."""
     loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The `srun` command is available")
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -55,9 +55,8 @@ def main(log: str, command: list[str]) -> None:
         )
     threading.Thread(target=_wait_for_trainer, args=(server,), daemon=True).start()
     code = server.wait()
-    if code:
-        with open(log, "a", encoding="utf-8") as file:
-            file.write(f"\n[rlkit] the process ended with exit code {code}\n")
+    with open(log, "a", encoding="utf-8") as file:
+        file.write(f"\n[rlkit] the process ended with exit code {code}\n")
     _kill(server)
     os._exit(code % 256)
 

@@ -194,7 +194,8 @@ class Attempt:
                 continue
             complete = output[: output.rfind(b"\n") + 1]
             self._shown += len(complete)
-            sys.stdout.write(complete.decode("utf-8", "replace"))
+            own, _, _ = complete.partition(b"\n[rlkit] the process ended")  # what follows is the supervisor's
+            sys.stdout.write(own.decode("utf-8", "replace"))
             sys.stdout.flush()
             return
 
