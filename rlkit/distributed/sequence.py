@@ -15,7 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from rlkit.ops.attention import autocasted
 from rlkit.ops.autograd import Context
 
-LENGTH_DEPENDENT = {"dynamic", "longrope"}
+LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies depend on the length of the sequence, of which a rank has only a slice."""
 
 
@@ -151,7 +151,7 @@ def division_problem(config: Any, sequence_parallel: int, tensor_parallel: int =
         return f"it has layers of {', '.join(sorted(kinds))}; only full attention can be divided"
     if (kinds or window is not None) and (window is None or context is None or window < context):
         return f"its attention has a sliding window of {window} tokens; only full attention can be divided"
-    ropes = LENGTH_DEPENDENT & set(_rope_types(getattr(text, "rope_parameters", None)))
+    ropes = set(LENGTH_DEPENDENT) & set(_rope_types(getattr(text, "rope_parameters", None)))
     if ropes:
         return f"its rotary embedding is {', '.join(ropes)}, which depends on the length of the whole sequence"
     return None

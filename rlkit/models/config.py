@@ -17,6 +17,7 @@ import torch
 
 from rlkit.base.errors import RecipeError, UnavailableError, explain, shorten, show, unreachable
 from rlkit.base.hub import work_offline_without_network
+from rlkit.distributed.sequence import LENGTH_DEPENDENT
 from rlkit.models.source import Source, merge_overrides, source_of
 from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Model
@@ -32,9 +33,6 @@ OLD_ROPE = ("rope_scaling", "rope_theta")
 
 STRETCHED = ("llama3", "yarn")
 """Types of rotary embeddings that depend on the number of positions before they were stretched."""
-
-BY_LENGTH = ("dynamic", "longrope")
-"""Types of rotary embeddings whose frequencies depend on the longest row of a batch."""
 
 OF_TYPES = {
     "type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate",
@@ -193,7 +191,7 @@ def _unknown(config: ModelConfig, overrides: JsonObject, keys: Mapping[str, obje
             yield from _unknown(config, dict(value), keys, f"{key}.")
         elif is_section:
             yield f"model.config.{key} is {show(value)}, expected a mapping of its keys to values"
-        elif name == "rope_type" and value in BY_LENGTH:
+        elif name == "rope_type" and value in LENGTH_DEPENDENT:
             yield (
                 f"model.config.{key} is {show(value)}, with which log-probs of a row would depend on the other rows of "
                 "its batch; choose yarn, linear, llama3 or default"

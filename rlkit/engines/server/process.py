@@ -66,6 +66,36 @@ def server_environment() -> dict[str, str]:
     return environment
 
 
+def start_supervised(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command under a supervisor, which kills it and its children once this process ends; return that.
+
+    The exit status of the supervisor is the command's, or 256 minus the number of the signal that ended it.
+
+    Args:
+        command: The command.
+        environment: Its environment variables.
+        log: The file to which its output is appended.
+    """
+    return subprocess.Popen(
+        (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), *command),
+        stdin=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def kill_supervised(process: subprocess.Popen[bytes]) -> None:
+    """Kill what a supervisor has started, and wait until it has ended."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(10.0)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
 class ServerProcess:
     """A server under its supervisor, which listens on this machine only.
 
@@ -89,12 +119,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start or restart the server; after a while it responds at `url`."""
         self.kill()
-        self._supervisor = subprocess.Popen(
-            (sys.executable, "-S", "-E", str(SUPERVISOR), str(self.log), *self._command),
-            stdin=subprocess.PIPE,
-            env=self.environment,
-            start_new_session=True,
-        )
+        self._supervisor = start_supervised(self._command, self.environment, self.log)
 
     @property
     def alive(self) -> bool:
@@ -112,13 +137,7 @@ class ServerProcess:
     def kill(self) -> None:
         """Kill the server and all its children."""
         if self._supervisor is not None:
-            assert self._supervisor.stdin is not None
-            self._supervisor.stdin.close()
-            try:
-                self._supervisor.wait(10.0)
-            except subprocess.TimeoutExpired:
-                self._supervisor.send_signal(signal.SIGKILL)
-                self._supervisor.wait()
+            kill_supervised(self._supervisor)
         self._supervisor = None
 
     def close(self) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlkit.engines.server import supervisor
+from rlkit.engines.server.process import free_port, kill_supervised, start_supervised
 
-SUPERVISOR = Path(supervisor.__file__)
 SIGNALLED = 192
 """A larger exit status of a supervisor is 256 minus the number of the signal that ended its rank."""
 
@@ -37,12 +34,7 @@ class RankProcess:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self._process = subprocess.Popen(
-            (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), *command),
-            stdin=subprocess.PIPE,
-            env=dict(environment),
-            start_new_session=True,
-        )
+        self._process = start_supervised(command, environment, log)
 
     def status(self) -> int | None:
         """Return the exit status, negative for the signal that ended the rank; None while it runs."""
@@ -58,10 +50,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """Kill the rank and its children, and wait until they have ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
+        kill_supervised(self._process)
 
 
 class NodeAgent:
@@ -92,10 +81,7 @@ class NodeAgent:
             self._problem = f"it cannot write into {self._out}: {error.strerror}"
         import ray
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        return NodeInfo(ray.util.get_node_ip_address(), port, sys.executable), self._problem
+        return NodeInfo(ray.util.get_node_ip_address(), free_port(), sys.executable), self._problem
 
     def missing(self, nonces: Sequence[str]) -> list[str]:
         """Return which files of other nodes are not in this node's run folder."""
