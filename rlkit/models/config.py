@@ -85,7 +85,7 @@ def override(
     problems = list(refused_keys(overrides)) or list(_unknown(config, overrides, _keys(config)))
     if problems:
         raise RecipeError("\n".join(problems))
-    given = f"model.config is {show(overrides)}"
+    subject = f"model.config is {show(overrides)}"
     try:
         with _rope_warnings() as before:
             type(config).from_dict(deepcopy(values))
@@ -95,18 +95,18 @@ def override(
         shapes = _shapes(overridden, trust_remote_code)
     except Exception as error:  # transformers may raise anything for a value that it does not take
         raise RecipeError(
-            f"{given}, with which {type(config).__name__} cannot be used: {_cause(error)}; correct the value"
+            f"{subject}, with which {type(config).__name__} cannot be used: {_cause(error)}; correct the value"
         ) from error
     new_warnings = [text for text in warnings if text not in before]
     if new_warnings:
-        raise RecipeError(f"{given}, of which transformers says: {'; '.join(new_warnings)}; correct the value")
+        raise RecipeError(f"{subject}, of which transformers says: {'; '.join(new_warnings)}; correct the value")
     problems = list(_changed(overridden, overrides))
     if problems:
         raise RecipeError("\n".join(problems))
     for name in {**old_shapes, **shapes}:
         if shapes.get(name) != old_shapes.get(name):
             raise RecipeError(
-                f"{given}, with which the weight {name} would be {_shape(shapes.get(name))}, but in model.path it is "
+                f"{subject}, with which the weight {name} would be {_shape(shapes.get(name))}, but in model.path it is "
                 f"{_shape(old_shapes.get(name))}; remove keys that change which weights the model has"
             )
     return overridden
@@ -128,8 +128,8 @@ def _merged(config: ModelConfig, values: JsonObject, overrides: JsonObject) -> J
             merged = {name: old for name, old in merged.items() if name not in OLD_ROPE}
             merged[key] = _merged_rope(config, current or {}, value)
         else:
-            both = isinstance(current, dict) and isinstance(value, dict)
-            merged[key] = merge_overrides(current, value) if both else value
+            nested = isinstance(current, dict) and isinstance(value, dict)
+            merged[key] = merge_overrides(current, value) if nested else value
     return merged
 
 

@@ -134,8 +134,8 @@ def merge_overrides(values: Mapping[str, object], overrides: Mapping[str, object
     merged: JsonObject = deepcopy(dict(values))
     for name, value in overrides.items():
         old = merged.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[name] = merge_overrides(old, value) if both else deepcopy(value)  # type: ignore[arg-type]
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[name] = merge_overrides(old, value) if nested else deepcopy(value)  # type: ignore[arg-type]
     return merged
 
 
