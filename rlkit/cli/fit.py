@@ -59,6 +59,8 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
     words = [f"--recipe={recipe}" for recipe in recipes]
     words += [f"--{key}={value}" for key, value in line.overrides]
     resume = line.options.resume
+    on_gpus = fabric.accelerator != "cpu"
+    servers = parsed.recipe.rollout.engine.server_gpus if parsed.recipe.generates else ()
     return LaunchedRun(
         tuple(words),
         folder.resolve(),
@@ -66,7 +68,8 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
         bool(line.options.force),
         fabric.num_nodes,
         fabric.devices,
-        fabric.accelerator != "cpu",
+        on_gpus,
+        servers if on_gpus else (0,) * len(servers),
     )
 
 

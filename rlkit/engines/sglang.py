@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import warnings
 from abc import abstractmethod
@@ -24,9 +25,18 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.transports import Transport, is_local
 from rlkit.engines.sglang_api import SGLangApi
-from rlkit.engines.sglang_launch import BESIDE_TRAINER, Launch, adapter_arguments, command, environment, require_sglang
+from rlkit.engines.sglang_launch import (
+    BESIDE_TRAINER,
+    KEY_FILE,
+    Launch,
+    adapter_arguments,
+    command,
+    environment,
+    require_sglang,
+)
 from rlkit.engines.sglang_pictures import ARGUMENTS, ENVIRONMENT, MODEL_TYPES, RequestPictures
 from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangDisk, SGLangGroup, SGLangTensors
+from rlkit.interfaces.launcher import ServerCommand, ServerSite, is_launched
 from rlkit.types import Completion, Request
 
 if TYPE_CHECKING:
@@ -86,26 +96,34 @@ class SGLangRollouts(ServerEngine):
             )
         return await super().generate(request)
 
-    def process(self, gpu: int | None) -> ServerProcess:
-        """Return the process of a server on a GPU and its successors, or on the CPU."""
+    def command(self, gpu: int | None, key: str = "") -> ServerCommand:
+        """Return how a server is started.
+
+        Args:
+            gpu: The index of its first GPU on this machine; None for a CPU.
+            key: What callers on other machines must send.
+        """
         from rlkit.models.save import save_processor
 
-        policy = self.runtime.policy
+        policy, pictures = self.runtime.policy, self._pictures is not None
         dtype = str(self.weight_dtype).removeprefix("torch.")
-        launch = self.launch
-        if self._shared(gpu) and launch.memory_fraction is None:
-            launch = replace(launch, memory_fraction=BESIDE_TRAINER)
 
-        def command_line(folder: Path, port: int) -> list[str]:
+        def write_files(folder: Path) -> None:
             write_model(folder / "model", policy, self.runtime.stop_ids)
-            if self._pictures is not None:
+            if pictures:
                 save_processor(policy, self.runtime.tokenizer, folder / "model")
-            adapters = adapter_arguments(policy, gpu) if launch.adapter_only else []
-            words = [*command(folder / "model", port, launch, dtype, gpu), *adapters]
-            return [*words, *(ARGUMENTS if self._pictures is not None else ()), *launch.args]
+            (folder / KEY_FILE).write_text(f"api-key: {key}\n", encoding="utf-8")
 
-        variables = environment(gpu, self.retry.hang_seconds)
-        return ServerProcess("sglang", command_line, variables | (ENVIRONMENT if self._pictures is not None else {}))
+        def words(site: ServerSite) -> list[str]:
+            launch = self.launch
+            if is_local(site.host) and self._shared(site.first_gpu) and launch.memory_fraction is None:
+                launch = replace(launch, memory_fraction=BESIDE_TRAINER)
+            adapters = adapter_arguments(policy, site.first_gpu) if launch.adapter_only else []
+            return [*command(site, launch, dtype), *adapters, *(ARGUMENTS if pictures else ()), *launch.args]
+
+        gpus = 0 if gpu is None else self.launch.tensor_parallel
+        variables = environment(gpu, self.retry.hang_seconds) | (ENVIRONMENT if pictures else {})
+        return ServerCommand("sglang", words, write_files, variables, gpus, gpu)
 
     def _shared(self, gpu: int | None) -> set[int]:
         """Return the GPUs that a server, from its first one on, shares with the trainer."""
@@ -113,7 +131,10 @@ class SGLangRollouts(ServerEngine):
 
 
 class SGLangServer(SGLangRollouts):
-    """SGLang servers that all ranks share: running ones at `urls`, or ones that rlkit starts on this machine.
+    """SGLang servers that all ranks share: running ones at `urls`, or ones that rlkit starts.
+
+    Servers start on the first rank's machine and listen on 127.0.0.1 only, unless the run's launcher places them on its
+    nodes; they then refuse calls without the run's key.
 
     Requests go to the least busy server, and all turns of a conversation to the same one, which has its prefix in the
     cache. A server that dies, hangs, fails or comes back with old weights is restarted (if rlkit started it) or waited
@@ -123,10 +144,11 @@ class SGLangServer(SGLangRollouts):
     the batch.
 
     Args:
-        urls: Running servers; if empty, rlkit starts `servers` here.
+        urls: Running servers; if empty, rlkit starts `servers`.
         router: An SGLang router in front of `urls`: requests go to it, weights to the servers themselves.
         servers: Number of servers to start.
-        first_gpu: The index of the first server's first GPU; the next server takes the next `launch.tensor_parallel`.
+        first_gpu: The index of the first server's first GPU on this machine; the next server takes the next
+            `launch.tensor_parallel`.
         transport: How weights are sent: `tensor` (memory of this machine), `group` (a process group, between machines),
             `disk` (files); `auto` is `tensor` if all servers are on this machine, otherwise `group`.
         folder: Folder that `disk` writes to, visible to all servers; null for a temporary folder of this machine.
@@ -166,11 +188,24 @@ class SGLangServer(SGLangRollouts):
         self.first_gpu = first_gpu
         self.transport = transport
         self.folder = folder
+        self._key = secrets.token_urlsafe(32)
+
+    @property
+    def server_gpus(self) -> tuple[int, ...]:
+        return () if self.urls else (self.launch.tensor_parallel,) * self.servers
+
+    def bind(self, runtime: Runtime) -> None:
+        self._key = runtime.gather_world(self._key)[0]
+        super().bind(runtime)
+
+    def api(self, client: Client) -> ServerApi:
+        keyless = self.urls or is_local(client.url)
+        return super().api(client if keyless else Client(client.url, {"Authorization": f"Bearer {self._key}"}))
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Return SGLang's settings of NCCL if the trainer may share a process group with servers."""
-        local = self.transport == "auto" and all(map(is_local, self.urls))
+        local = self.transport == "auto" and all(map(is_local, self.urls)) and (self.urls or not is_launched())
         return {} if local or self.transport in ("tensor", "disk") else SGLANG_NCCL
 
     def start(self, rank: int) -> list[InferenceServer]:
@@ -181,14 +216,16 @@ class SGLangServer(SGLangRollouts):
         require_sglang()
         on_gpus = self.runtime.device.type == "cuda"
         firsts = [self.first_gpu + i * self.launch.tensor_parallel if on_gpus else None for i in range(self.servers)]
-        shared_gpus = sorted({gpu for first in firsts for gpu in self._shared(first)})
+        processes = [self.place_server(self.command(first, self._key)) for first in firsts]
+        here = [first for first, process in zip(firsts, processes, strict=True) if isinstance(process, ServerProcess)]
+        shared_gpus = sorted({gpu for first in here for gpu in self._shared(first)})
         if shared_gpus:
             warnings.warn(
                 f"SGLangServer starts its servers on GPUs {shared_gpus}, which the trainer uses too; set first_gpu to "
                 "the first free one, or choose SGLangEngine, which shares each rank's GPU",
                 stacklevel=2,
             )
-        return [self.launch_server(self.process(first)) for first in firsts]
+        return [self.launch_server(process) for process in processes]
 
     def endpoints(self, servers: list[InferenceServer]) -> dict[InferenceServer, list[InferenceServer]]:
         if self.router is None:
@@ -238,7 +275,8 @@ class SGLangEngine(SGLangRollouts):
             return []
         if device.type == "cpu" and self.launch.tensor_parallel > 1:
             raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
-        return [self.launch_server(self.process(device.index or 0 if device.type == "cuda" else None))]
+        gpu = device.index or 0 if device.type == "cuda" else None
+        return [self.launch_server(ServerProcess(self.command(gpu)))]
 
     def sampling_urls(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
         return list(urls[rank - rank % self._group_size])

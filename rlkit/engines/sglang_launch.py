@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
@@ -17,7 +16,8 @@ import torch
 from rlkit.base.errors import EngineError
 from rlkit.base.names import USER_ONLY
 from rlkit.base.ranges import Count, ShareBelowOne
-from rlkit.engines.server.process import server_environment
+from rlkit.engines.server.transports import is_local
+from rlkit.interfaces.launcher import ServerSite
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -30,6 +30,9 @@ CPU_TOKENS = "65536"
 
 BESIDE_TRAINER = 0.4
 """`memory_fraction` of a server on a GPU that the trainer uses too."""
+
+KEY_FILE = "key.yaml"
+"""The file with the key of a server that other machines can reach; its command line is visible to all users there."""
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -102,22 +105,24 @@ def describe_installation(version: str) -> str:
     return version
 
 
-def command(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
-    """Return a server's command line without `launch.args`; `gpu` is the index of its first GPU, None for a CPU."""
+def command(site: ServerSite, launch: Launch, dtype: str) -> list[str]:
+    """Return a server's command line without `launch.args`, for the model in the folder `model` of the site."""
     words = [
-        sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--load-format", "dummy",
-        "--skip-tokenizer-init", "--skip-server-warmup", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
-        "--tp-size", str(launch.tensor_parallel), "--log-level", "warning",
+        site.python, "-m", "sglang.launch_server", "--model-path", str(site.folder / "model"), "--load-format", "dummy",
+        "--skip-tokenizer-init", "--skip-server-warmup", "--host", site.host, "--port", str(site.port),
+        "--dtype", dtype, "--tp-size", str(launch.tensor_parallel), "--log-level", "warning",
     ]  # fmt: skip
-    if gpu is None:
+    if site.first_gpu is None:
         words += [
             "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
             "--grammar-backend", "none", "--disable-cuda-graph", "--sleep-on-idle", "--max-total-tokens", CPU_TOKENS,
         ]  # fmt: skip
     else:
-        words += ["--base-gpu-id", str(gpu)]
+        words += ["--base-gpu-id", str(site.first_gpu)]
         words += ["--attention-backend", "torch_native"] if dtype == "float32" else []  # other backends need 16 bits
         words += ["--enable-memory-saver"] if launch.release_memory else []
+    if not is_local(site.host):
+        words += ["--config", str(site.folder / KEY_FILE)]
     if launch.memory_fraction is not None:
         words += ["--mem-fraction-static", str(launch.memory_fraction)]
     return words
@@ -138,15 +143,14 @@ def adapter_arguments(policy: CausalLM, gpu: int | None) -> list[str]:
 
 
 def environment(gpu: int | None, hang_seconds: float) -> dict[str, str]:
-    """Return a server's environment.
+    """Return a server's environment variables beside those of its node; variables of this process take precedence.
 
     Args:
         gpu: The index of the server's first GPU; None for a CPU.
         hang_seconds: Time after which a health check counts as failed.
     """
-    variables = server_environment()
-    variables.setdefault("SGLANG_HEALTH_CHECK_TIMEOUT", str(math.ceil(hang_seconds)))
+    defaults = {"SGLANG_HEALTH_CHECK_TIMEOUT": str(math.ceil(hang_seconds))}
     if gpu is None:
-        variables["SGLANG_USE_CPU_ENGINE"] = "1"
-        variables.setdefault("OMP_NUM_THREADS", "1")
-    return variables
+        defaults["OMP_NUM_THREADS"] = "1"
+    variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return variables | ({"SGLANG_USE_CPU_ENGINE": "1"} if gpu is None else {})

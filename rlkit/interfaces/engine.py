@@ -47,6 +47,11 @@ class RolloutEngine(BoundPart):
         return None
 
     @property
+    def server_gpus(self) -> tuple[int, ...]:
+        """The GPUs of each server that the engine starts by `Runtime.host_server`; 0 for a server on CPUs."""
+        return ()
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """Environment variables to set before the first collective, unless they are set already."""
         return {}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rlkit.interfaces.runtime import RunPart
 
@@ -27,6 +28,8 @@ class LaunchedRun:
         nodes: Number of nodes (`fabric.num_nodes`).
         ranks_per_node: Processes on each node, with a device each (`fabric.devices`).
         on_gpus: Whether each rank has a GPU, rather than a CPU.
+        servers: The GPUs of each rollout server that the first rank starts, on the nodes that `host_server` chooses; of
+            each server without GPUs, 0.
     """
 
     words: tuple[str, ...]
@@ -36,6 +39,7 @@ class LaunchedRun:
     nodes: int
     ranks_per_node: int
     on_gpus: bool
+    servers: tuple[int, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -76,6 +80,76 @@ class LaunchedRun:
         }
 
 
+class ServerSite(NamedTuple):
+    """Where a server starts.
+
+    Args:
+        folder: A new folder on the server's node.
+        host: The address at which the server listens.
+        port: A port that is free there.
+        python: The node's interpreter.
+        first_gpu: The index of the server's first GPU; None without GPUs.
+    """
+
+    folder: Path
+    host: str
+    port: int
+    python: str = sys.executable
+    first_gpu: int | None = None
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """A server that rlkit starts, on this machine or on another.
+
+    Args:
+        product: The product's name, part of the name of the server's folder.
+        words: Returns the command line at a site.
+        write_files: Writes what the command reads into a folder, from where it is copied to the site.
+        environment: Environment variables beside those of the node.
+        gpus: Number of GPUs.
+        first_gpu: The index of the first GPU if the server starts on this machine.
+    """
+
+    product: str
+    words: Callable[[ServerSite], Sequence[str]]
+    write_files: Callable[[Path], None]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    first_gpu: int | None = None
+
+
+class HostedServer(ABC):
+    """The process of a server, on any machine."""
+
+    url: str = ""
+    """Its address, which a restart may change."""
+
+    log: str = ""
+    """Where its output is, for error messages."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start or restart the server; after a while it responds at `url`.
+
+        Raises:
+            EngineError: It cannot be started anywhere.
+        """
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether the server is running, as far as is known; returns at once."""
+
+    @abstractmethod
+    def tail(self) -> str:
+        """Return the end of the server's output."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill the server and all its children, and remove its folder."""
+
+
 class Launcher(RunPart):
     """Starts the processes of `rlkit fit` on a cluster; none of them is started by the command itself.
 
@@ -90,6 +164,13 @@ class Launcher(RunPart):
             RecipeError: The cluster has too few nodes or devices; nothing has been started.
             LaunchError: The cluster cannot be reached, or a process could not be started.
         """
+
+    def host_server(self, command: ServerCommand) -> HostedServer | None:
+        """Return the process of a rollout server on a node that the launcher chooses; None for the rank's own machine.
+
+        The first rank calls this. The server is not started yet.
+        """
+        return None
 
 
 def is_launched() -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from rlkit.interfaces.launcher import HostedServer, ServerCommand
     from rlkit.interfaces.model import CausalLM, Tokenizer
     from rlkit.interfaces.reward import RewardManager
 
@@ -93,6 +94,9 @@ class Runtime(Protocol):
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate a vector, whose length may differ, over the data-parallel group."""
 
+    def host_server(self, command: ServerCommand) -> HostedServer | None:
+        """Return the process of a server on a node that the run's launcher chooses; None for this machine."""
+
     async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         """Run a function in a worker process that is killed at the deadline; function and argument are pickled.
 
@@ -123,6 +127,9 @@ class OneProcess:
 
     def gather(self, x: Tensor) -> Tensor:
         return x
+
+    def host_server(self, command: ServerCommand) -> HostedServer | None:
+        return None
 
 
 class RunPart(ABC):  # noqa: B024 (a part overrides what it needs)

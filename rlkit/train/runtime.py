@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import unsharded
+from rlkit.interfaces.launcher import HostedServer, Launcher, ServerCommand, is_launched
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import BoundPart, OneProcess, Runtime
 from rlkit.models.config import context_length, load_config
@@ -38,10 +39,12 @@ class PartRuntime:
     Args:
         data: The tokenizer and what follows from it.
         rollouts: Of this rank.
+        launcher: The launcher that has started this rank, if any.
     """
 
-    def __init__(self, data: Data, rollouts: RolloutService) -> None:
+    def __init__(self, data: Data, rollouts: RolloutService, launcher: Launcher | None = None) -> None:
         self._rollouts = rollouts
+        self._launcher = launcher
         self._actor, self._ranks = rollouts.actor, rollouts.ranks
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context
@@ -82,6 +85,12 @@ class PartRuntime:
 
     def gather(self, x: Tensor) -> Tensor:
         return self._ranks.gather(x)
+
+    def host_server(self, command: ServerCommand) -> HostedServer | None:
+        if self._launcher is None:
+            return None
+        with calling(self._launcher, "host_server"):
+            return self._launcher.host_server(command)
 
     async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         return await self._rollouts.work(function, argument, timeout)
@@ -151,7 +160,7 @@ def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
         PartError: A part raised.
         RecipeError: The tools do not fit the model.
     """
-    runtime: Runtime = PartRuntime(data, rollouts)
+    runtime: Runtime = PartRuntime(data, rollouts, recipe.launcher if is_launched() else None)
     for part in recipe.parts():
         unused = part is recipe.rollout.engine and not recipe.generates
         if isinstance(part, BoundPart) and not unused:

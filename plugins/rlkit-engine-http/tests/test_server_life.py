@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
+from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
 T = TypeVar("T")
@@ -37,9 +38,13 @@ class StubEngine(HttpEngine):
 
     broken = False
 
-    def command(self, folder: Path, port: int, number: int) -> list[str]:
+    def command(self, number: int) -> ServerCommand:
         script = str(Path(__file__).with_name("stub_server.py"))
-        return [sys.executable, "-S", "-E", script, "broken" if self.broken else str(port)]
+
+        def words(site: ServerSite) -> list[str]:
+            return [site.python, "-S", "-E", script, "broken" if self.broken else str(site.port)]
+
+        return replace(super().command(number), words=words, write_files=lambda _: None)
 
 
 class Policy(nn.Module):
@@ -112,6 +117,7 @@ class Trainer:
             logits=lambda tokens: (self.policy.a + self.policy.b).detach().expand(*tokens.shape, VOCABULARY),
             gather_world=lambda value: [value],
             broadcast_tp=lambda value: value,
+            host_server=lambda command: None,
         )
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -395,7 +401,7 @@ def test_nothing_is_left_of_a_run(trainer: Trainer) -> None:
     engine = trainer.engine(servers=2)
     processes = [server.process for server in engine.fleet.owned if server.process is not None]
     pids = [pid_of(server) for server in engine.fleet.owned]
-    folders = [process.log.parent for process in processes]
+    folders = [Path(process.log).parent for process in processes]
     engine.close()
     assert not any(folder.exists() for folder in folders)
     wait_until(lambda: all(map(gone, pids)))

@@ -25,6 +25,7 @@ from rlkit.engines.server.update import release
 from rlkit.engines.server.weight_check import TOLERANCES
 from rlkit.engines.server.weights import WeightSync
 from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.launcher import HostedServer, ServerCommand
 from rlkit.types import Completion, Request
 
 if TYPE_CHECKING:
@@ -105,11 +106,15 @@ class ServerEngine(RolloutEngine):
 
     # what a product calls
 
-    def connect(self, url: str, process: ServerProcess | None = None, owned: bool = True) -> InferenceServer:
+    def connect(self, url: str, process: HostedServer | None = None, owned: bool = True) -> InferenceServer:
         """Return the server at an address."""
         return InferenceServer(self.api(Client(url)), self.retry, process, owned)
 
-    def launch_server(self, process: ServerProcess) -> InferenceServer:
+    def place_server(self, command: ServerCommand) -> HostedServer:
+        """Return the process of a server where the run's launcher places it, or else on this machine."""
+        return self.runtime.host_server(command) or ServerProcess(command)
+
+    def launch_server(self, process: HostedServer) -> InferenceServer:
         """Start a server's process, and return the server."""
         process.start()
         return self.connect(process.url, process)

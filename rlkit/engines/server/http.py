@@ -6,7 +6,8 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rlkit.base.retry import ServiceError
 
@@ -61,6 +62,15 @@ class Client:
         """
         return await self._call("POST", path, body, deadline)
 
+    async def post_file(self, path: str, file: Path, deadline: float) -> Any:
+        """Return the response to a POST of a file's contents.
+
+        Raises:
+            Fault: No response came in time, or it was an error.
+        """
+        with open(file, "rb") as contents:
+            return await self._call("POST", path, None, deadline, contents)
+
     def post_now(self, path: str, body: object, deadline: float) -> None:
         """Post a JSON body from outside of an event loop.
 
@@ -75,13 +85,16 @@ class Client:
         except OSError as error:
             raise Fault(f"POST {self.url}{path} failed with {type(error).__name__}: {error}") from error
 
-    async def _call(self, method: str, path: str, body: object, deadline: float) -> Any:
+    async def _call(
+        self, method: str, path: str, body: object, deadline: float, contents: BinaryIO | None = None
+    ) -> Any:
         import aiohttp
 
         call = f"{method} {self.url}{path}"
         timeout = aiohttp.ClientTimeout(total=deadline)
         try:
-            async with self._open().request(method, self.url + path, json=body, timeout=timeout) as response:
+            request = self._open().request(method, self.url + path, json=body, data=contents, timeout=timeout)
+            async with request as response:
                 text = await response.text()
                 if response.status != 200:
                     raise Fault(f"{call} answered {response.status}: {text[:MAX_QUOTED]}", response.status)

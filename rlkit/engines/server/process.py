@@ -13,12 +13,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlkit.base.errors import EngineError
 from rlkit.engines.server import supervisor
+from rlkit.interfaces.launcher import HostedServer, ServerCommand, ServerSite
 
 SUPERVISOR = Path(supervisor.__file__)
 TAIL_LINES = 25
@@ -32,19 +33,20 @@ TRAINER_VARIABLES = re.compile(
 With torchrun's `TORCHELASTIC_USE_AGENT_STORE`, a server would wait for a store that does not exist.
 """
 
-LOCAL_HOSTS = "127.0.0.1,localhost"
+LOCAL_HOST = "127.0.0.1"
+LOCAL_HOSTS = f"{LOCAL_HOST},localhost"
 
 
-def free_port() -> int:
-    """Return a free port of 127.0.0.1.
+def free_port(host: str = LOCAL_HOST) -> int:
+    """Return a free port of an address of this machine.
 
     It is below the ports that the kernel assigns: a server's own sockets may take one of those before it listens.
     """
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
             return port
-    raise EngineError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1")
+    raise EngineError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on {host}")
 
 
 def write_model(folder: Path, policy: Any, stop_ids: frozenset[int]) -> None:
@@ -96,43 +98,43 @@ def kill_supervised(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-class ServerProcess:
+def log_tail(log: Path) -> str:
+    """Return the end of a server's log, after the last exceptions that were logged before it."""
+    if not os.path.exists(log):
+        return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
+
+
+class ServerProcess(HostedServer):
     """A server under its supervisor, which listens on this machine only.
 
     Args:
-        product: The product's name, part of the folder's name.
-        command: Returns the command line for a folder, which it may write to, and a port.
-        environment: Environment variables of the process.
+        command: How the server is started.
     """
 
-    def __init__(
-        self, product: str, command: Callable[[Path, int], Sequence[str]], environment: Mapping[str, str]
-    ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix=f"rlkit-{product}-"))
-        self.log = self._folder / "server.log"
+    def __init__(self, command: ServerCommand) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=f"rlkit-{command.product}-"))
+        self._log = self._folder / "server.log"
+        self.log = str(self._log)
         self._supervisor: subprocess.Popen[bytes] | None = None
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self.environment = environment
-        self._command = command(self._folder, port)
+        site = ServerSite(self._folder, LOCAL_HOST, free_port(), first_gpu=command.first_gpu)
+        self.url = f"http://{site.host}:{site.port}"
+        self.environment = {**server_environment(), **command.environment}
+        command.write_files(self._folder)
+        self._command = command.words(site)
 
     def start(self) -> None:
-        """Start or restart the server; after a while it responds at `url`."""
         self.kill()
-        self._supervisor = start_supervised(self._command, self.environment, self.log)
+        self._supervisor = start_supervised(self._command, self.environment, self._log)
 
     @property
     def alive(self) -> bool:
-        """Whether the server is running."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def tail(self) -> str:
-        """Return the end of the log, after the last exceptions that were logged before it."""
-        if not os.path.exists(self.log):
-            return ""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
+        return log_tail(self._log)
 
     def kill(self) -> None:
         """Kill the server and all its children."""
@@ -141,6 +143,5 @@ class ServerProcess:
         self._supervisor = None
 
     def close(self) -> None:
-        """Kill the server and remove its folder."""
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)

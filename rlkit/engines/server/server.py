@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from rlkit.base.errors import EngineError
 from rlkit.engines.server.api import ServerApi, ServerOutput
 from rlkit.engines.server.http import UNREADABLE, Fault
-from rlkit.engines.server.process import ServerProcess
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
 from rlkit.engines.server.watch import HealthWatch, Hung
+from rlkit.interfaces.launcher import HostedServer
 from rlkit.types import Request
 
 POLL_SECONDS = 0.2
@@ -32,9 +32,11 @@ class InferenceServer:
     """
 
     def __init__(
-        self, api: ServerApi, retry: ServerRetryPolicy, process: ServerProcess | None = None, owned: bool = True
+        self, api: ServerApi, retry: ServerRetryPolicy, process: HostedServer | None = None, owned: bool = True
     ) -> None:
         self.api = api
+        self.first_url = api.client.url
+        """The address at the start of the run, by which ranks identify the server."""
         self.process = process
         self.owned = owned
         self.state = ServerState.COLD
@@ -89,6 +91,12 @@ class InferenceServer:
         return self.error(doing, fault)
 
     # life
+
+    def move(self, url: str) -> None:
+        """Send requests to another address from now on."""
+        if url != self.url:
+            self.api.client.close()
+            self.api.client.url = url
 
     async def wait_ready(self) -> None:
         """Wait until the server is healthy, then inspect it; return at once if this was done before.
@@ -145,6 +153,7 @@ class InferenceServer:
         else:
             self.api.client.close()
             await asyncio.to_thread(self.process.start)
+            self.move(self.process.url)
         await self.wait_ready()
         self.state = ServerState.COLD
 

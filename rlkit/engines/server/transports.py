@@ -298,9 +298,9 @@ class GroupTransport(Transport[Bucket]):
         self.close_group()
 
 
-def is_local(url: str) -> bool:
-    """Whether a server's address is on this machine."""
-    return "://127.0.0.1" in url or "://localhost" in url
+def is_local(address: str) -> bool:
+    """Whether a host or a url is on this machine."""
+    return address.rpartition("://")[2].partition(":")[0] in ("127.0.0.1", "localhost")
 
 
 def _own_address(urls: Sequence[str]) -> str:

@@ -101,6 +101,7 @@ class WeightSync:
             self.version = version
             self.starved = False
             wrong = await self._push_until_healthy(stream)
+            await self._exchange_addresses()
             if first and self._check:
                 right = [server for server in self._fleet.owned if server not in wrong]
                 wrong |= await self._push.check_sampling(right, self._rows[0], self._policy_logps)
@@ -137,6 +138,14 @@ class WeightSync:
                     fatal = error
             if await self._anywhere(fatal is not None):
                 raise fatal or EngineError("a server of another rank failed; see its error")
+
+    async def _exchange_addresses(self) -> None:
+        """Take over the new addresses of servers that other ranks have restarted on other nodes."""
+        here = {server.first_url: server.url for server in self._fleet.owned}
+        everywhere = await off_loop(self._runtime.device, lambda: self._runtime.gather_world(here))
+        for server in self._fleet.servers:
+            for addresses in everywhere:
+                server.move(addresses.get(server.first_url, server.url))
 
     async def push_again(self, server: InferenceServer) -> EngineError | None:
         """Push the current weights to one server, unless the trainer is changing them; return an error if this fails.

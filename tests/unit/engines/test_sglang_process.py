@@ -19,9 +19,11 @@ from packaging.requirements import Requirement
 from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.process import ServerProcess, server_environment
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.sglang import trainer_gpus
 from rlkit.engines.sglang_launch import Launch, adapter_arguments, command, environment
+from rlkit.interfaces.launcher import ServerSite
 from rlkit.models.load import load_policy
 from rlkit.recipe import Lora, Model
 from rlkit.train.setup import fabric_for
@@ -41,14 +43,14 @@ def test_a_servers_environment_has_nothing_of_the_trainers(monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     for name, value in {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_CUMEM_ENABLE": "0", "RANKING": "kept"}.items():
         monkeypatch.setenv(name, value)
-    variables = environment(0, 60.0)
+    variables = server_environment()
     assert not variables.keys() & TORCHRUN.keys()
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["NCCL_CUMEM_ENABLE"], variables["RANKING"]) == (
         "2,3",
         "0",
         "kept",
     )
-    assert "SGLANG_USE_CPU_ENGINE" not in variables
+    assert "SGLANG_USE_CPU_ENGINE" not in environment(0, 60.0)
     assert environment(None, 60.0)["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
@@ -82,8 +84,8 @@ def test_calls_within_the_machine_pass_by_a_proxy(monkeypatch: pytest.MonkeyPatc
             client.post_now("/ill", {}, 10.0)
         server.shutdown()
     assert asked == ["/well", "/ill"]
-    assert environment(0, 60.0)["no_proxy"] == "internal.example,127.0.0.1,localhost"
-    assert environment(0, 60.0)["NO_PROXY"] == "127.0.0.1,localhost"
+    assert server_environment()["no_proxy"] == "internal.example,127.0.0.1,localhost"
+    assert server_environment()["NO_PROXY"] == "127.0.0.1,localhost"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_calls_within_the_machine_pass_by_a_proxy(monkeypatch: pytest.MonkeyPatc
     [("float32", 0, "torch_native"), ("bfloat16", 0, None), ("float32", None, "torch_native")],
 )
 def test_float32_has_an_attention_that_takes_it(dtype: str, gpu: int | None, backend: str | None) -> None:
-    words = command(Path("model"), 20000, Launch(), dtype, gpu)
+    words = command(ServerSite(Path("folder"), "127.0.0.1", 20000, first_gpu=gpu), Launch(), dtype)
     assert words.count("--attention-backend") == (backend is not None)
     if backend is not None:
         assert words[words.index("--attention-backend") + 1] == backend
@@ -107,12 +109,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int | None]]:
     """The options and the GPU of each server that would have been started."""
     launches: list[tuple[Launch, int | None]] = []
 
-    def words(model: Path, port: int, launch: Launch, dtype: str, gpu: int | None) -> list[str]:
-        launches.append((launch, gpu))
+    def words(site: ServerSite, launch: Launch, dtype: str) -> list[str]:
+        launches.append((launch, site.first_gpu))
         return []
 
     monkeypatch.setattr("rlkit.engines.sglang.command", words)
-    monkeypatch.setattr("rlkit.engines.sglang.write_model", lambda *_: None)
+    monkeypatch.setattr("rlkit.engines.sglang.write_model", lambda folder, *_: None)
     monkeypatch.setattr("rlkit.engines.sglang.require_sglang", lambda: None)
     monkeypatch.setattr("rlkit.engines.server.process.ServerProcess.start", lambda _: None)
     return launches
@@ -126,6 +128,7 @@ def start(engine: SGLangServer | SGLangEngine, device: str) -> None:
         tensor_parallel=1,
         sequence_parallel=1,
         gather_world=lambda x: [x],
+        host_server=lambda command: None,
     )
     engine.runtime, engine.weight_dtype = runtime, torch.bfloat16
     engine._trainer_gpus = trainer_gpus(runtime)
@@ -167,7 +170,7 @@ def test_nccl_is_set_alike_on_both_sides_of_a_group(
     words = ["--recipe=quickstart", "--rollout.engine=SGLangServer", "--fabric.accelerator=cpu", *options]
     fabric_for(parse("fit", words).recipe)
     assert os.environ.get("NCCL_CUMEM_ENABLE") == ("0" if zero else None)
-    assert environment(0, 60.0)["NCCL_NVLS_ENABLE"] == os.environ["NCCL_NVLS_ENABLE"] == "1"
+    assert server_environment()["NCCL_NVLS_ENABLE"] == os.environ["NCCL_NVLS_ENABLE"] == "1"
 
 
 def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +179,7 @@ def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch)
     policy = load_policy(Model("tiny"))
     runtime: Any = SimpleNamespace(policy=policy, device=torch.device("cpu"), stop_ids=frozenset())
     engine.runtime, engine.weight_dtype, engine._trainer_gpus = runtime, torch.float32, set()
-    process = engine.process(None)
+    process = ServerProcess(engine.command(None))
     assert process.environment["SGLANG_HEALTH_CHECK_TIMEOUT"] == "7"
     process.close()
 

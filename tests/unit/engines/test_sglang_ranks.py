@@ -137,7 +137,7 @@ def test_a_tensor_parallel_group_asks_about_the_same_rows() -> None:
             return [torch.zeros(len(row), 10) for row in rows]
 
         push = Push(SimpleNamespace(), torch.float32, TOLERANCES[torch.float32], False, runtime.broadcast_tp)  # type: ignore[arg-type]
-        api: Any = SimpleNamespace(probe=probe)
+        api: Any = SimpleNamespace(probe=probe, client=SimpleNamespace(url="http://127.0.0.1:1"))
         servers = [InferenceServer(api, ServerRetryPolicy())] if rank == 0 else []
         assert not asyncio.run(push.check_sampling(servers, [1, 2, 3], ask))
 
@@ -151,7 +151,8 @@ def test_engines_are_started_where_somebody_samples(
 ) -> None:
     """On the first rank of a tensor-parallel group, the only one that samples."""
     monkeypatch.setattr("rlkit.engines.sglang.require_sglang", lambda: None)
-    monkeypatch.setattr(SGLangEngine, "process", lambda self, gpu: gpu)
+    monkeypatch.setattr("rlkit.engines.sglang.ServerProcess", lambda gpu: gpu)
+    monkeypatch.setattr(SGLangEngine, "command", lambda self, gpu: gpu)
     monkeypatch.setattr(SGLangEngine, "launch_server", lambda self, gpu: gpu)
     urls = []
     for rank in range(RANKS):

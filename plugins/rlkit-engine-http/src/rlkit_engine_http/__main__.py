@@ -21,6 +21,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(prog="python -m rlkit_engine_http", description=__doc__)
     parser.add_argument("model", type=Path, help="the folder with the model's config.json; weights come later")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--context", type=int, required=True, help="tokens in a conversation")
     parser.add_argument("--device", default="cpu")
@@ -38,7 +39,7 @@ def main() -> int:
     engine = TorchEngine(options.max_rows, options.max_kv_tokens)
     engine.bind(ServerRuntime(policy, options.context, device))  # type: ignore[arg-type]
     app = application(SamplingServer(engine, policy), secret)
-    web.run_app(app, host="127.0.0.1", port=options.port, print=None, handler_cancellation=True, access_log=None)
+    web.run_app(app, host=options.host, port=options.port, print=None, handler_cancellation=True, access_log=None)
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +14,12 @@ from rlkit.base.ranges import NUMBER, Count, PositiveInt
 from rlkit.engines.server.api import ServerApi, ServerOutput
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.http import Client
-from rlkit.engines.server.process import ServerProcess, server_environment, write_model
+from rlkit.engines.server.process import write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import DEADLINES, UpdateStep
-from rlkit.engines.server.transports import FileTransport, Transport
+from rlkit.engines.server.transports import FileTransport, Transport, is_local
+from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Request
 
 if TYPE_CHECKING:
@@ -78,18 +78,22 @@ def read_output(response: Any) -> ServerOutput:
 
 
 class SharedFiles(FileTransport):
-    """Weights in files of shared memory; only the files' names travel over HTTP."""
+    """Weights in files of shared memory, whose names travel over HTTP; servers on other machines get the contents."""
 
     async def load(self, api: ServerApi, parcel: Path) -> None:
-        await api.client.post("/weights", {"file": str(parcel)}, DEADLINES[UpdateStep.LOAD])
+        deadline = DEADLINES[UpdateStep.LOAD]
+        if is_local(api.client.url):
+            await api.client.post("/weights", {"file": str(parcel)}, deadline)
+        else:
+            await api.client.post_file("/weights", parcel, deadline)
 
 
 class HttpEngine(ServerEngine):
-    """TorchEngine in separate processes on this machine, which sample on other cores or GPUs than the trainer.
+    """TorchEngine in separate processes, which sample on other cores, GPUs or nodes than the trainer's.
 
     Samples equal those of TorchEngine token for token, except for floating-point noise. A server that dies or hangs is
-    restarted and synced again, and its unfinished requests are repeated. Servers listen on 127.0.0.1 only, and refuse
-    calls without the run's secret.
+    restarted and synced again, and its unfinished requests are repeated. Servers start on this machine and listen on
+    127.0.0.1 only, unless the run's launcher places them on its nodes. They refuse calls without the run's secret.
 
     Args:
         servers: Number of servers to start.
@@ -132,22 +136,35 @@ class HttpEngine(ServerEngine):
     def make_transport(self) -> Transport[Any]:
         return SharedFiles()
 
+    @property
+    def server_gpus(self) -> tuple[int, ...]:
+        return (1,) * self.servers
+
     def start(self, rank: int) -> list[InferenceServer]:
-        return [self.launch_server(self.process(number)) for number in range(self.servers)] if rank == 0 else []
+        if rank > 0:
+            return []
+        return [self.launch_server(self.place_server(self.command(number))) for number in range(self.servers)]
 
-    def process(self, number: int) -> ServerProcess:
-        """Return the process of a server."""
-        environment = server_environment() | {TOKEN: self._secret, "OMP_NUM_THREADS": str(self.threads)}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environment.get("PYTHONPATH"))))
-        return ServerProcess("engine-http", lambda folder, port: self.command(folder, port, number), environment)
+    def command(self, number: int) -> ServerCommand:
+        """Return how a server is started."""
+        on_gpu = self.runtime.device.type != "cpu"
+        variables = {TOKEN: self._secret, "OMP_NUM_THREADS": str(self.threads)}
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
+        return ServerCommand(
+            "engine-http",
+            self.words,
+            lambda folder: write_model(folder / "model", self.runtime.policy, frozenset()),
+            variables,
+            gpus=int(on_gpu),
+            first_gpu=self.first_gpu + number if on_gpu else None,
+        )
 
-    def command(self, folder: Path, port: int, number: int) -> list[str]:
-        """Return a server's command line; write the configuration that it builds the model from."""
-        write_model(folder / "model", self.runtime.policy, frozenset())
-        device = "cpu" if self.runtime.device.type == "cpu" else f"cuda:{self.first_gpu + number}"
+    def words(self, site: ServerSite) -> list[str]:
+        """Return a server's command line."""
         options = {
-            "port": port, "context": self.runtime.context, "device": device, "max-rows": self.max_rows,
+            "host": site.host, "port": site.port, "context": self.runtime.context, "max-rows": self.max_rows,
+            "device": "cpu" if site.first_gpu is None else f"cuda:{site.first_gpu}",
             "dtype": str(self.weight_dtype).removeprefix("torch."), "max-kv-tokens": self.max_kv_tokens,
         }  # fmt: skip
-        words = (sys.executable, "-P", "-m", "rlkit_engine_http", str(folder / "model"))
+        words = (site.python, "-P", "-m", "rlkit_engine_http", str(site.folder / "model"))
         return [*words, *(f"--{name}={value}" for name, value in options.items())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -145,7 +146,14 @@ def application(server: SamplingServer, secret: str) -> web.Application:
         return web.json_response({})
 
     async def weights(request: web.Request) -> web.Response:
-        await asyncio.to_thread(server.load, str((await request.json())["file"]))
+        if request.content_type == "application/json":
+            await asyncio.to_thread(server.load, str((await request.json())["file"]))
+            return web.json_response({})
+        with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:  # the trainer is on another machine
+            async for chunk in request.content.iter_chunked(1 << 20):
+                file.write(chunk)
+            file.flush()
+            await asyncio.to_thread(server.load, file.name)
         return web.json_response({})
 
     async def resume(request: web.Request) -> web.Response:

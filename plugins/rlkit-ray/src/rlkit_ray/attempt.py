@@ -18,6 +18,7 @@ from rlkit.base.errors import INTERRUPTED, LaunchError, RecipeError
 from rlkit.interfaces.launcher import LaunchedRun
 from rlkit_ray.agent import NodeAgent, NodeInfo
 from rlkit_ray.cluster import Reservation, Resources, alive_nodes
+from rlkit_ray.servers import CLUSTER, RESERVED
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ class Attempt:
             RecipeError: A node lacks a folder, or does not share the run folder.
             LaunchError: An agent does not start.
         """
+        cluster = {CLUSTER: ray.get_runtime_context().gcs_address, RESERVED: self._reservation.name}
         try:
             nodes = self._inspect()
             calls = []
@@ -93,7 +95,7 @@ class Attempt:
                 ranks = {}
                 for local_rank in range(self._run.ranks_per_node):
                     own = self._run.variables(index, local_rank, nodes[0].host, nodes[0].port)
-                    ranks[int(own["RANK"])] = {**variables, **own}
+                    ranks[int(own["RANK"])] = {**variables, **cluster, **own}
                 command = self._run.command(restarted=restarted, python=node.python)
                 calls.append(agent.start.remote(command, ranks))
             ray.get(calls, timeout=START_SECONDS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,27 +20,50 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Reservation:
-    """Devices for the ranks of a run.
+    """Devices for the servers and the ranks of a run.
 
     Args:
-        group: The placement group, with a bundle for each node of the run.
+        group: The placement group: a bundle for each server, then one for each node of the run.
+        name: The group's name.
         nodes: The id of the node of each bundle.
-        order: Bundles, those on one node next to each other: Ray's PACK does not keep them so.
+        order: Bundles of the run's nodes, those on one node next to each other: Ray's PACK does not keep them so.
     """
 
     group: PlacementGroup
+    name: str
     nodes: Sequence[str]
     order: Sequence[int]
 
     def release(self) -> None:
-        """Release the devices."""
+        """Release the devices, and end what still uses them."""
         remove_placement_group(self.group)
 
 
-def node_resources(run: LaunchedRun, cpus_per_rank: int) -> dict[str, float]:
-    """Return the resources that each node of a run needs."""
-    resources = {"CPU": float(run.ranks_per_node * cpus_per_rank)}
-    return resources | ({"GPU": float(run.ranks_per_node)} if run.on_gpus else {})
+@dataclass(frozen=True)
+class Demand:
+    """What a run needs of the cluster.
+
+    Args:
+        nodes: Number of nodes.
+        node: The resources of each node.
+        servers: The resources of each server.
+    """
+
+    nodes: int
+    node: Resources
+    servers: Sequence[Resources] = ()
+
+    @classmethod
+    def of(cls, run: LaunchedRun, cpus_per_rank: int, cpus_per_server: int) -> Demand:
+        """Return what a run needs."""
+        ranks = float(run.ranks_per_node)
+        node = {"CPU": ranks * cpus_per_rank} | ({"GPU": ranks} if run.on_gpus else {})
+        return cls(run.nodes, node, [server_resources(gpus, cpus_per_server) for gpus in run.servers])
+
+
+def server_resources(gpus: int, cpus: int) -> dict[str, float]:
+    """Return the resources of a server."""
+    return {"CPU": float(cpus)} | ({"GPU": float(gpus)} if gpus else {})
 
 
 def alive_nodes() -> list[dict[str, Any]]:
@@ -47,50 +71,67 @@ def alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def capacity(resources: Resources, without: Collection[str] = ()) -> int:
-    """Return how many nodes of a run have room in the cluster if nothing else uses it.
+def capacity(demand: Demand) -> tuple[int, int]:
+    """Return for how many servers, and then for how many nodes of a run the cluster has room if it is not in use."""
+    rooms = [dict(node["Resources"]) for node in alive_nodes()]
 
-    Args:
-        resources: Of a node of the run.
-        without: Ids of nodes that do not count.
-    """
-    rooms = [
-        min(int(node["Resources"].get(name, 0) // amount) for name, amount in resources.items())
-        for node in alive_nodes()
-        if node["NodeID"] not in without
-    ]
-    return sum(rooms)
+    def place(resources: Resources) -> bool:
+        for room in rooms:
+            if all(room.get(name, 0) >= amount for name, amount in resources.items()):
+                for name, amount in resources.items():
+                    room[name] -= amount
+                return True
+        return False
+
+    largest_first = sorted([*demand.servers, *[demand.node] * demand.nodes], key=_size, reverse=True)
+    placed = [resources for resources in largest_first if place(resources)]
+    nodes = min(demand.nodes, placed.count(demand.node))
+    return len(placed) - nodes, nodes
 
 
-def require_capacity(run: LaunchedRun, resources: Resources) -> None:
+def _size(resources: Resources) -> tuple[float, float]:
+    return resources.get("GPU", 0), resources["CPU"]
+
+
+def require_capacity(demand: Demand) -> None:
     """Refuse a run for which the cluster is too small.
 
     Raises:
         RecipeError: With a table of what the nodes have.
     """
-    room = capacity(resources)
-    if room >= run.nodes:
+    servers, nodes = capacity(demand)
+    if (servers, nodes) == (len(demand.servers), demand.nodes):
         return
+    names = dict.fromkeys(name for resources in (demand.node, *demand.servers) for name in resources)
     rows = [
-        f"  {safe(node['NodeManagerAddress']):<20}"
-        + "".join(f"{node['Resources'].get(name, 0):>8g}" for name in resources)
+        f"  {safe(node['NodeManagerAddress']):<20}" + "".join(f"{node['Resources'].get(name, 0):>8g}" for name in names)
         for node in alive_nodes()
     ]
-    needs = ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+    room = f"{nodes} of the run's {demand.nodes} nodes of {_text(demand.node)}"
+    if demand.servers:
+        room += f", and {servers} of its {len(demand.servers)} servers of {_text(demand.servers[0])}"
     raise RecipeError(
-        f"the Ray cluster has room for {room} of the run's {run.nodes} nodes of {needs}; its nodes have\n"
-        + "\n".join([f"  {'address':<20}" + "".join(f"{name:>8}" for name in resources), *rows])
-        + "\nset --fabric.num_nodes, --fabric.devices or --launcher.cpus_per_rank, or add nodes by `ray start`"
+        f"the Ray cluster has room for {room}; its nodes have\n"
+        + "\n".join([f"  {'address':<20}" + "".join(f"{name:>8}" for name in names), *rows])
+        + "\nset --fabric.num_nodes, --fabric.devices, --launcher.cpus_per_rank"
+        + (", --rollout.engine.servers" if demand.servers else "")
+        + ", or add nodes by `ray start`"
     )
 
 
-def reserve(nodes: int, resources: Resources, wait_seconds: float, signals: Sequence[int]) -> Reservation | None:
+def _text(resources: Resources) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def reserve(demand: Demand, wait_seconds: float, signals: Sequence[int]) -> Reservation | None:
     """Reserve devices; return None if a signal arrives meanwhile.
 
     Raises:
         LaunchError: Others use them for longer than `wait_seconds`.
     """
-    group = placement_group([dict(resources) for _ in range(nodes)], strategy="PACK")
+    bundles = [dict(resources) for resources in (*demand.servers, *[demand.node] * demand.nodes)]
+    name = f"rlkit-{uuid.uuid4().hex}"
+    group = placement_group(bundles, strategy="PACK", name=name)
     ready, deadline = group.ready(), time.monotonic() + wait_seconds
     while not ray.wait([ready], timeout=0.5)[0] and not signals and time.monotonic() < deadline:
         pass
@@ -100,13 +141,15 @@ def reserve(nodes: int, resources: Resources, wait_seconds: float, signals: Sequ
     if not ray.wait([ready], timeout=0)[0]:
         remove_placement_group(group)
         free = ray.available_resources()
-        listed = ", ".join(f"{free.get(name, 0):g} {name}" for name in resources)
-        needs = ", ".join(f"{nodes * amount:g} {name}" for name, amount in resources.items())
+        total = {key: sum(bundle.get(key, 0) for bundle in bundles) for key in bundles[-1]}
+        listed = _text({key: free.get(key, 0) for key in total})
+        servers = f" and {len(demand.servers)} servers" if demand.servers else ""
         raise LaunchError(
-            f"the run needs {needs} on {nodes} nodes, but for {wait_seconds:g} s only {listed} were free "
-            "(launcher.wait_seconds); end other work on the cluster, or wait longer"
+            f"the run needs {_text(total)} for {demand.nodes} nodes{servers}, but for {wait_seconds:g} s only {listed} "
+            "were free (launcher.wait_seconds); end other work on the cluster, or wait longer"
         )
     placed = placement_group_table(group)["bundles_to_node_id"]
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    order = sorted(placed, key=lambda bundle: (addresses[placed[bundle]], placed[bundle], bundle))
-    return Reservation(group, [placed[bundle] for bundle in sorted(placed)], order)
+    nodes = range(len(demand.servers), len(bundles))
+    order = sorted(nodes, key=lambda bundle: (addresses[placed[bundle]], placed[bundle], bundle))
+    return Reservation(group, name, [placed[bundle] for bundle in sorted(placed)], order)

@@ -17,9 +17,10 @@ import ray
 
 from rlkit.base.errors import INTERRUPTED, LaunchError, explain, show
 from rlkit.base.ranges import Count, NonNegativeInt, PositiveFloat
-from rlkit.interfaces.launcher import LaunchedRun, Launcher
+from rlkit.interfaces.launcher import HostedServer, LaunchedRun, Launcher, ServerCommand
 from rlkit_ray.attempt import Attempt
-from rlkit_ray.cluster import capacity, node_resources, require_capacity, reserve
+from rlkit_ray.cluster import Demand, capacity, require_capacity, reserve, server_resources
+from rlkit_ray.servers import NAMESPACE, RayServer
 
 DEATH_SECONDS = 60.0
 """How long Ray may take to notice that a node has died whose agent no longer answers."""
@@ -34,6 +35,9 @@ PASSED_ON = ("HF_", "NCCL_", "OMP_", "PYTHONPATH", "RLKIT_", "TORCH_", "WANDB_")
 class Ray(Launcher):
     """Starts the ranks on the nodes of a Ray cluster, and goes on with the nodes that are left when one dies.
 
+    Rollout servers that the run starts (SGLangServer, VllmServer, HttpEngine) get devices of their own on any node. If
+    their node dies, they are started on another one and get the weights again, while the run goes on.
+
     The nodes need rlkit and this package, and the file systems of the current folder and of the run folder, where each
     rank's output is in `launcher/`. The command shows that of rank 0; Ctrl-C ends the run as without a launcher. When
     the command ends in whatever way, all processes of the run end.
@@ -42,6 +46,7 @@ class Ray(Launcher):
         address: The cluster: `auto` for that of this machine or of `RAY_ADDRESS`, `host:port`, `ray://host:port`, or
             `local` for a new one of this machine alone.
         cpus_per_rank: CPUs of each rank; on CPUs, also its threads.
+        cpus_per_server: CPUs of each rollout server that the run starts.
         restarts: How often the run goes on from its newest checkpoint after a node has died, or a rank was killed.
         wait_seconds: Seconds to wait for devices that others use.
         grace_seconds: Seconds in which the other ranks end by themselves once one has failed.
@@ -52,15 +57,18 @@ class Ray(Launcher):
         *,
         address: str = "auto",
         cpus_per_rank: Count = 1,
+        cpus_per_server: Count = 1,
         restarts: NonNegativeInt = 3,
         wait_seconds: PositiveFloat = 600.0,
         grace_seconds: PositiveFloat = 60.0,
     ) -> None:
         self.address = address
         self.cpus_per_rank = cpus_per_rank
+        self.cpus_per_server = cpus_per_server
         self.restarts = restarts
         self.wait_seconds = wait_seconds
         self.grace_seconds = grace_seconds
+        self._hosted = 0
 
     def launch(self, run: LaunchedRun) -> int:
         self._connect()
@@ -70,13 +78,18 @@ class Ray(Launcher):
         finally:
             ray.shutdown()
 
+    def host_server(self, command: ServerCommand) -> HostedServer:
+        resources = server_resources(command.gpus, self.cpus_per_server)
+        self._hosted += 1
+        return RayServer(command, self._hosted - 1, resources, self.wait_seconds)
+
     def _connect(self) -> None:
         """Connect to the cluster, or start one of this machine.
 
         Raises:
             LaunchError: It cannot be reached.
         """
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "namespace": NAMESPACE}
         if self.address == "local":
             options["include_dashboard"] = False
         try:
@@ -90,17 +103,17 @@ class Ray(Launcher):
 
     def _run(self, run: LaunchedRun, signals: list[int]) -> int:
         """Start the run, and again after each death of a node; return the exit status."""
-        resources = node_resources(run, self.cpus_per_rank)
-        require_capacity(run, resources)
+        demand = Demand.of(run, self.cpus_per_rank, self.cpus_per_server)
+        require_capacity(demand)
         nodes, lost = run.nodes, set[str]()
         for attempt in range(self.restarts + 1):
             if attempt:
-                nodes = self._nodes_left(run, resources, lost, signals)
+                nodes = self._nodes_left(demand, lost, signals)
                 print(f"launcher: going on with {nodes} of {run.nodes} nodes ({attempt} of {self.restarts} restarts)")
-            reservation = None if signals else reserve(nodes, resources, self.wait_seconds, signals)
+            reservation = None if signals else reserve(replace(demand, nodes=nodes), self.wait_seconds, signals)
             if reservation is None:
                 return INTERRUPTED
-            attempted = Attempt(replace(run, nodes=nodes), reservation, resources, self.grace_seconds)
+            attempted = Attempt(replace(run, nodes=nodes), reservation, demand.node, self.grace_seconds)
             try:
                 attempted.start(self._variables(), restarted=attempt > 0)
                 end = attempted.watch(signals)
@@ -112,7 +125,7 @@ class Ray(Launcher):
             print(f"launcher: {end.reason}")
         raise LaunchError(f"{end.reason}, after {self.restarts} restarts (launcher.restarts); logs: {run.out}/launcher")
 
-    def _nodes_left(self, run: LaunchedRun, resources: dict[str, float], lost: set[str], signals: list[int]) -> int:
+    def _nodes_left(self, demand: Demand, lost: set[str], signals: list[int]) -> int:
         """Return on how many nodes the run can go on, once Ray has noticed which have died.
 
         Raises:
@@ -123,8 +136,8 @@ class Ray(Launcher):
             time.sleep(1.0)
         deadline = time.monotonic() + self.wait_seconds
         while not signals:
-            nodes = min(run.nodes, capacity(resources))
-            if nodes:
+            servers, nodes = capacity(demand)
+            if nodes and servers == len(demand.servers):
                 return nodes
             if time.monotonic() > deadline:
                 raise LaunchError(f"the Ray cluster had no room for the run for {self.wait_seconds:g} s; add nodes")

@@ -1,0 +1,200 @@
+"""Rollout servers on the nodes of the cluster: an actor for each, which starts, watches and kills its process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlkit.base.errors import EngineError, explain
+from rlkit.engines.server.process import free_port, kill_supervised, log_tail, server_environment, start_supervised
+from rlkit.interfaces.launcher import HostedServer, ServerCommand, ServerSite
+
+CLUSTER = "RLKIT_RAY_CLUSTER"
+"""The environment variable of ranks with the address of the cluster."""
+
+RESERVED = "RLKIT_RAY_SERVERS"
+"""The environment variable of ranks with the name of the placement group, whose bundles are servers', then nodes'."""
+
+NAMESPACE = "rlkit"
+POLL_SECONDS = 1.0
+REPLY_SECONDS = 10.0
+"""A server's actor that does not answer for as long is lost, with its node."""
+
+Files = Mapping[str, bytes]
+"""The contents of files, by their paths in a folder."""
+
+
+def connect() -> None:
+    """Connect this rank to the cluster that it runs on."""
+    if ray.is_initialized():
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(os.environ[CLUSTER], namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray has set its own
+
+
+class ServerActor:
+    """Runs one server on its node; the server ends when the actor does."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="rlkit-server-"))
+        self._log = self._folder / "server.log"
+        self._supervisor: subprocess.Popen[bytes] | None = None
+
+    def site(self) -> ServerSite:
+        """Return where the server starts; Ray shows this actor only its own GPUs."""
+        host = ray.util.get_node_ip_address()
+        on_gpus = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return ServerSite(self._folder, host, free_port(host), sys.executable, 0 if on_gpus else None)
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str], files: Files) -> None:
+        """Start or restart the server.
+
+        Args:
+            words: The command line.
+            environment: Environment variables beside those of the node.
+            files: What the command reads in its folder.
+        """
+        self.kill()
+        for name, content in files.items():
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        self._supervisor = start_supervised(words, {**server_environment(), **environment}, self._log)
+
+    def alive(self) -> bool:
+        """Return whether the server is running."""
+        return self._supervisor is not None and self._supervisor.poll() is None
+
+    def tail(self) -> str:
+        """Return the end of the server's output."""
+        return log_tail(self._log)
+
+    def kill(self) -> None:
+        """Kill the server and its children."""
+        if self._supervisor is not None:
+            kill_supervised(self._supervisor)
+        self._supervisor = None
+
+    def close(self) -> None:
+        """Kill the server and remove its folder."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class RayServer(HostedServer):
+    """A server in a reserved bundle, which Ray moves to another node when its own dies.
+
+    Args:
+        command: How the server is started.
+        bundle: The index of its bundle in the placement group.
+        resources: What the bundle has.
+        wait_seconds: How long to wait for a node.
+    """
+
+    def __init__(
+        self, command: ServerCommand, bundle: int, resources: Mapping[str, float], wait_seconds: float
+    ) -> None:
+        self._command = command
+        self._bundle = bundle
+        self._resources = resources
+        self._wait_seconds = wait_seconds
+        self._actor: Any = None
+        self._alive = False
+        self._closed = threading.Event()
+        with tempfile.TemporaryDirectory() as folder:
+            command.write_files(Path(folder))
+            paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+            self._files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+    def start(self) -> None:
+        try:
+            if self._actor is None or self._status() is None:
+                self._place()
+            self._call("start", self._words, self._command.environment, self._files)
+        except (RayError, GetTimeoutError) as error:
+            self._lose()
+            raise EngineError(
+                f"a {self._command.product} server could not be started on the Ray cluster within "
+                f"{self._wait_seconds:g} s (launcher.wait_seconds): {explain(error)}; see `ray status`"
+            ) from error
+        self._alive = True
+
+    def _place(self) -> None:
+        """Create the actor, on the node that has the bundle now.
+
+        Raises:
+            RayError: There is no such node in time, or it dies.
+        """
+        self._lose()
+        connect()
+        group = ray.util.get_placement_group(os.environ[RESERVED])
+        self._actor = (
+            ray.remote(ServerActor)
+            .options(
+                num_cpus=self._resources["CPU"],
+                num_gpus=self._resources.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, self._bundle),
+            )
+            .remote()
+        )
+        site: ServerSite = ray.get(self._actor.site.remote(), timeout=self._wait_seconds)
+        self.url = f"http://{site.host}:{site.port}"
+        self.log = f"{site.folder}/server.log on {site.host}"
+        self._words = list(self._command.words(site))
+        watch = threading.Thread(target=self._watch, args=(self._actor,), daemon=True, name="rlkit-ray-server")
+        watch.start()
+
+    def _watch(self, actor: Any) -> None:
+        """Note when the server has ended, as long as this actor runs it."""
+        while actor is self._actor and not self._closed.wait(POLL_SECONDS):
+            if self._alive:
+                self._alive = self._status() is True
+
+    def _status(self) -> bool | None:
+        """Return whether the server runs; None if its actor does not answer."""
+        try:
+            return bool(self._call("alive"))
+        except (RayError, GetTimeoutError):
+            return None
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    def tail(self) -> str:
+        try:
+            return str(self._call("tail")) if self._actor is not None else ""
+        except (RayError, GetTimeoutError):
+            return "(its node does not answer)"
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._actor is not None:
+            with contextlib.suppress(RayError, GetTimeoutError):
+                self._call("close")
+            self._lose()
+
+    def _lose(self) -> None:
+        """Kill the actor, if there is one."""
+        self._alive = False
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            ray.kill(actor)
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        return ray.get(getattr(self._actor, method).remote(*arguments), timeout=REPLY_SECONDS)
