@@ -20,7 +20,7 @@ from rlkit.base.ranges import NUMBER, Count
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.http import Client
-from rlkit.engines.server.process import ServerProcess, write_model
+from rlkit.engines.server.process import write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.transports import Transport, is_local
@@ -216,16 +216,16 @@ class SGLangServer(SGLangRollouts):
         require_sglang()
         on_gpus = self.runtime.device.type == "cuda"
         firsts = [self.first_gpu + i * self.launch.tensor_parallel if on_gpus else None for i in range(self.servers)]
-        processes = [self.place_server(self.command(first, self._key)) for first in firsts]
-        here = [first for first, process in zip(firsts, processes, strict=True) if isinstance(process, ServerProcess)]
-        shared_gpus = sorted({gpu for first in here for gpu in self._shared(first)})
+        servers = [self.launch_server(self.command(first, self._key)) for first in firsts]
+        gpus_here = [first for first, server in zip(firsts, servers, strict=True) if is_local(server.url)]
+        shared_gpus = sorted({gpu for first in gpus_here for gpu in self._shared(first)})
         if shared_gpus:
             warnings.warn(
                 f"SGLangServer starts its servers on GPUs {shared_gpus}, which the trainer uses too; set first_gpu to "
                 "the first free one, or choose SGLangEngine, which shares each rank's GPU",
                 stacklevel=2,
             )
-        return [self.launch_server(process) for process in processes]
+        return servers
 
     def endpoints(self, servers: list[InferenceServer]) -> dict[InferenceServer, list[InferenceServer]]:
         if self.router is None:
@@ -276,7 +276,7 @@ class SGLangEngine(SGLangRollouts):
         if device.type == "cpu" and self.launch.tensor_parallel > 1:
             raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
         gpu = device.index or 0 if device.type == "cuda" else None
-        return [self.launch_server(ServerProcess(self.command(gpu)))]
+        return [self.launch_server(self.command(gpu), here=True)]
 
     def sampling_urls(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
         return list(urls[rank - rank % self._group_size])

@@ -42,6 +42,9 @@ class WeightStream(Protocol):
 class Runtime(Protocol):
     """The argument of every part's `bind`, called once process group, device and models exist."""
 
+    tensor_parallel: int
+    """How many ranks share each of the policy's matrix products; 1 without tensor parallelism."""
+
     sequence_parallel: int
     """How many ranks share the tokens of each row in training; 1 without sequence parallelism."""
 
@@ -64,10 +67,6 @@ class Runtime(Protocol):
     @property
     def stop_ids(self) -> frozenset[int]:
         """The token ids with which the policy ends a turn."""
-
-    @property
-    def tensor_parallel(self) -> int:
-        """How many ranks share each of the policy's matrix products; 1 without tensor parallelism."""
 
     def unsharded(self) -> AbstractContextManager[None]:
         """Gather the policy's full weights on this rank, so that its modules may be called; all ranks must enter."""

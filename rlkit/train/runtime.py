@@ -49,6 +49,7 @@ class PartRuntime:
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context
         self.stop_ids = data.dialogue.stop_ids
+        self.tensor_parallel = self._ranks.tensor_parallel
         self.sequence_parallel = self._ranks.sequence_parallel
 
     @property
@@ -58,10 +59,6 @@ class PartRuntime:
     @property
     def device(self) -> torch.device:
         return self._ranks.fabric.device
-
-    @property
-    def tensor_parallel(self) -> int:
-        return self._ranks.tensor_parallel
 
     def unsharded(self) -> AbstractContextManager[None]:
         return unsharded(self._actor)

@@ -50,6 +50,7 @@ class Trainer:
             gather=lambda x: x,
             gather_world=lambda x: [x],
             broadcast_tp=lambda x: x,
+            host_server=lambda command: None,
             logits=lambda tokens: self.runtime.policy(input_ids=tokens, use_cache=False).logits,
         )
 

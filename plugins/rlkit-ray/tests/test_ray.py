@@ -16,12 +16,12 @@ import pytest
 import ray
 import rlkit_ray
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
 from rlkit_ray.agent import NodeAgent, RankProcess
 
 from rlkit.testing import check_plugin
-from tests.conftest import ROOT, write_metadata
+from tests.ray_cluster import started_cluster
 
-PACKAGE = ROOT / "plugins" / "rlkit-ray"
 SIZES = ("--fabric.accelerator=cpu", "--fabric.num_nodes=2", "--fabric.devices=1")
 SHORT = ("--recipe=quickstart", "--validation=null", "--train.prompts_per_step=8", "--rollout.group_size=4")
 
@@ -103,27 +103,24 @@ def test_a_node_without_the_folders_says_so(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A head without CPUs and two nodes with one each, all with this package installed."""
-    site = tmp_path_factory.mktemp("site")
-    write_metadata(PACKAGE, site)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(site), str(PACKAGE / "src"), str(ROOT))))
-    options = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
-    health = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000}
-    head = {"num_cpus": 0, "_system_config": {**health, "health_check_failure_threshold": 2}, **options}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose nodes a test may kill."""
+    with started_cluster(tmp_path_factory.mktemp("site")) as cluster:
         yield cluster
-    finally:
-        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that several tests use, one after another."""
+    with started_cluster(tmp_path_factory.mktemp("site")) as cluster:
+        yield cluster
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_nodes_have_the_losses_of_one_machine(cluster: Cluster, tmp_path: Path, strategy: str) -> None:
-    options = ("fit", *SHORT, "--train.steps=3", f"--fabric.strategy={strategy}")
+@pytest.mark.parametrize(("strategy", "engine"), [("ddp", "HttpEngine"), ("fsdp2", "TorchEngine")])
+def test_two_nodes_have_the_losses_of_one_machine(cluster: Cluster, tmp_path: Path, strategy: str, engine: str) -> None:
+    """The engine's server is on the third node."""
+    options = ("fit", *SHORT, "--train.steps=3", f"--fabric.strategy={strategy}", f"--rollout.engine={engine}")
     on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", *SIZES, "--out=ray")
     done = rlkit(*options, *on_ray, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -137,26 +134,29 @@ def test_two_nodes_have_the_losses_of_one_machine(cluster: Cluster, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_cluster_that_is_too_small_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--fabric.num_nodes=3", "--out=run")
+    on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--fabric.num_nodes=4", "--out=run")
     done = rlkit("fit", *SHORT, *on_ray, cwd=tmp_path)
     assert done.returncode == 2
-    assert "the Ray cluster has room for 2 of the run's 3 nodes of 1 CPU; its nodes have" in done.stderr
-    assert done.stderr.count("\n  ") >= 4  # a table of three nodes
+    assert "the Ray cluster has room for 3 of the run's 4 nodes of 1 CPU; its nodes have" in done.stderr
+    assert done.stderr.count("\n  ") >= 5  # a table of four nodes
     assert not (tmp_path / "run").exists()
+    servers = ("--fabric.num_nodes=2", "--rollout.engine=HttpEngine", "--rollout.engine.servers=2")
+    done = rlkit("fit", *SHORT, *on_ray, *servers, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "room for 1 of the run's 2 nodes of 1 CPU, and 2 of its 2 servers of 1 CPU; its nodes have" in done.stderr
     done = rlkit("fit", *SHORT, "--launcher=Ray", "--launcher.address=127.0.0.1:1", cwd=tmp_path)
     assert done.returncode == 1
     assert "launcher.address is '127.0.0.1:1', where no Ray cluster answers" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_a_node_has_died(cluster: Cluster, tmp_path: Path) -> None:
-    """On the node that is left; its weights equal those of a run that is resumed there from the same checkpoint."""
+def test_a_run_goes_on_after_a_node_has_died(new_cluster: Cluster, tmp_path: Path) -> None:
+    """On the nodes that are left; its weights equal those of a run that is resumed there from the same checkpoint."""
     options = ("fit", *SHORT, "--train.steps=30", "--save.every=4", "--save.keep_last=20", "--fabric.strategy=ddp")
-    on_ray = ("--launcher=Ray", f"--launcher.address={cluster.address}", "--launcher.grace_seconds=5", *SIZES)
+    on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", "--launcher.grace_seconds=5", *SIZES)
     run = begin(*options, *on_ray, "--out=run", cwd=tmp_path)
     wait_for_steps(run, tmp_path / "run", 6)
-    victim = next(iter(cluster.worker_nodes))
-    end_machine(victim)
+    end_machine(node_of_bundle(new_cluster, 1))
     output, _ = run.communicate(timeout=240)
     assert run.returncode == 0, output
     assert "1 of 2 nodes died" in output
@@ -173,10 +173,45 @@ def test_a_run_goes_on_after_a_node_has_died(cluster: Cluster, tmp_path: Path) -
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
+def test_a_server_is_moved_when_its_node_dies(new_cluster: Cluster, tmp_path: Path) -> None:
+    """The run has the losses of one without a fault: no sample is lost, and none is there twice."""
+    options = (
+        "fit",
+        *SHORT,
+        "--train.steps=12",
+        "--rollout.engine=HttpEngine",
+        "--rollout.engine.retry.hang_seconds=5",
+    )
+    on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", "--fabric.devices=1")
+    run = begin(*options, *on_ray, "--fabric.accelerator=cpu", "--out=run", cwd=tmp_path)
+    wait_for_steps(run, tmp_path / "run", 3)
+    end_machine(node_of_bundle(new_cluster, 0))
+    output, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, output
+    assert "going on with" not in output
+    assert max(row["engine/restarts"] for row in metrics(tmp_path / "run")) == 1
+    assert rlkit(*options, "--out=local", cwd=tmp_path).returncode == 0
+    for name in ("policy/loss", "reward/mean"):
+        ours, theirs = ([row[name] for row in metrics(tmp_path / out)] for out in ("run", "local"))
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), name
+
+
+def node_of_bundle(cluster: Cluster, bundle: int) -> Any:
+    """Return the node that has a bundle of the run's placement group."""
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        [group] = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+    finally:
+        ray.shutdown()
+    [node] = [node for node in cluster.worker_nodes if node.node_id == group["bundles_to_node_id"][bundle]]
+    return node
+
+
 def end_machine(node: Any) -> None:
     """Kill a node as the death of its machine does: its raylet, its workers and all that they have started."""
     raylet = node.all_processes["raylet"][0].process.pid
-    pids = [raylet]
+    pids = [raylet, *(info.process.pid for info in node.all_processes.get("gcs_server", []))]
     for pid in pids:
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             pids += [int(child) for child in path.read_text().split()]
@@ -198,13 +233,29 @@ def test_nothing_is_left_of_a_run_whose_command_ends(cluster: Cluster, tmp_path:
     assert wait_until(lambda: all(map(is_gone, pids)), 30)
     ray.init(address=cluster.address, log_to_driver=False)
     try:
-        assert wait_until(lambda: ray.available_resources().get("CPU") == 2.0, 30)
+        assert wait_until(lambda: ray.available_resources().get("CPU") == 3.0, 30)
     finally:
         ray.shutdown()
     if number != signal.SIGKILL:
         assert run.returncode == 130, output
         assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "interrupted"
         assert "interrupted: " in output
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_run_when_the_head_dies(new_cluster: Cluster, tmp_path: Path) -> None:
+    """Its checkpoints stay, from which another cluster can resume it."""
+    on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", *SIZES, "--fabric.strategy=ddp")
+    options = ("--train.steps=2000", "--save.every=2", "--rollout.engine=HttpEngine", "--out=run")
+    run = begin("fit", *SHORT, *on_ray, *options, cwd=tmp_path)
+    wait_for_steps(run, tmp_path / "run", 3)
+    pids = rank_pids(tmp_path / "run")
+    end_machine(new_cluster.head_node)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode not in (0, None)
+    assert "Failed to connect to GCS" in output, output
+    assert wait_until(lambda: all(map(is_gone, pids)), 60)
+    assert list((tmp_path / "run/checkpoints").glob("step-*"))
 
 
 @pytest.mark.slow

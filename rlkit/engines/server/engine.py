@@ -110,12 +110,10 @@ class ServerEngine(RolloutEngine):
         """Return the server at an address."""
         return InferenceServer(self.api(Client(url)), self.retry, process, owned)
 
-    def place_server(self, command: ServerCommand) -> HostedServer:
-        """Return the process of a server where the run's launcher places it, or else on this machine."""
-        return self.runtime.host_server(command) or ServerProcess(command)
-
-    def launch_server(self, process: HostedServer) -> InferenceServer:
-        """Start a server's process, and return the server."""
+    def launch_server(self, command: ServerCommand, *, here: bool = False) -> InferenceServer:
+        """Start a server where the run's launcher places it, or else on this machine; always `here`, if so."""
+        hosted = None if here else self.runtime.host_server(command)
+        process = hosted or ServerProcess(command)
         process.start()
         return self.connect(process.url, process)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rlkit.engines.server.routing import LoadBalancer
 from rlkit.engines.server.server import InferenceServer
@@ -39,6 +39,17 @@ class Fleet:
     def endpoints(self) -> list[InferenceServer]:
         """All addresses of this rank: the servers, and a router in front of them."""
         return list(dict.fromkeys((*self.with_weights, *self.balancer.endpoints)))
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses of the servers that this rank starts, by their first addresses: a restart may change them."""
+        return {server.first_url: server.url for server in self.owned}
+
+    def move(self, addresses: Iterable[Mapping[str, str]]) -> None:
+        """Take over the `addresses` of all ranks."""
+        for server in self.servers:
+            for by_first_url in addresses:
+                server.api.client.move(by_first_url.get(server.first_url, server.url))
 
     async def restart(self, server: InferenceServer) -> None:
         """Restart a server, or wait for one that rlkit did not start.

@@ -46,6 +46,12 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def move(self, url: str) -> None:
+        """Call the server at another address from now on."""
+        if url != self.url:
+            self.close()
+            self.url = url
+
     async def get(self, path: str, deadline: float) -> Any:
         """Return the response to a GET.
 

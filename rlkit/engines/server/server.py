@@ -92,12 +92,6 @@ class InferenceServer:
 
     # life
 
-    def move(self, url: str) -> None:
-        """Send requests to another address from now on."""
-        if url != self.url:
-            self.api.client.close()
-            self.api.client.url = url
-
     async def wait_ready(self) -> None:
         """Wait until the server is healthy, then inspect it; return at once if this was done before.
 
@@ -153,7 +147,7 @@ class InferenceServer:
         else:
             self.api.client.close()
             await asyncio.to_thread(self.process.start)
-            self.move(self.process.url)
+            self.api.client.move(self.process.url)
         await self.wait_ready()
         self.state = ServerState.COLD
 

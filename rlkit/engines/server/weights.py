@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rlkit.base.errors import EngineError
 from rlkit.engines.server.fleet import Fleet
@@ -19,6 +19,8 @@ from rlkit.engines.server.weight_check import ExpectedLogps, policy_logps, probe
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
+
+T = TypeVar("T")
 
 
 class WeightSync:
@@ -101,11 +103,11 @@ class WeightSync:
             self.version = version
             self.starved = False
             wrong = await self._push_until_healthy(stream)
-            await self._exchange_addresses()
+            self._fleet.move(await self._gather(self._fleet.addresses))
             if first and self._check:
                 right = [server for server in self._fleet.owned if server not in wrong]
                 wrong |= await self._push.check_sampling(right, self._rows[0], self._policy_logps)
-            if await self._anywhere(bool(wrong)):
+            if any(await self._gather(bool(wrong))):
                 error = await self._push.diagnose(stream, wrong, self.label(version), self._expected)
                 raise error or EngineError("the weights of another rank's server are wrong; see its error")
             for server in self._fleet.servers:
@@ -122,11 +124,11 @@ class WeightSync:
         wrong: Failures = {}
         while True:
             incomplete = any(server.state is not ServerState.READY for server in pending)
-            base = not self._adapter_only or await self._anywhere(incomplete)
+            base = not self._adapter_only or any(await self._gather(incomplete))
             failed = await self._push.push(stream, pending, self.label(self.version), self._expected, base)
             wrong |= {server: error for server, error in failed.items() if isinstance(error, Mismatch)}
             pending = [server for server in failed if server not in wrong]
-            if not await self._anywhere(bool(pending)):
+            if not any(await self._gather(bool(pending))):
                 return wrong
             fatal: EngineError | None = None
             for server in pending:
@@ -136,16 +138,8 @@ class WeightSync:
                     await self._fleet.restart(server)
                 except EngineError as error:
                     fatal = error
-            if await self._anywhere(fatal is not None):
+            if any(await self._gather(fatal is not None)):
                 raise fatal or EngineError("a server of another rank failed; see its error")
-
-    async def _exchange_addresses(self) -> None:
-        """Take over the new addresses of servers that other ranks have restarted on other nodes."""
-        here = {server.first_url: server.url for server in self._fleet.owned}
-        everywhere = await off_loop(self._runtime.device, lambda: self._runtime.gather_world(here))
-        for server in self._fleet.servers:
-            for addresses in everywhere:
-                server.move(addresses.get(server.first_url, server.url))
 
     async def push_again(self, server: InferenceServer) -> EngineError | None:
         """Push the current weights to one server, unless the trainer is changing them; return an error if this fails.
@@ -163,9 +157,9 @@ class WeightSync:
                 self.lock.release()
         return failed.get(server)
 
-    async def _anywhere(self, here: bool) -> bool:
-        """Return whether something holds on any rank; every rank must call this. The event loop keeps running."""
-        return any(await off_loop(self._runtime.device, lambda: self._runtime.gather_world(here)))
+    async def _gather(self, here: T) -> list[T]:
+        """Return the value of every rank; every rank must call this. The event loop keeps running."""
+        return await off_loop(self._runtime.device, lambda: self._runtime.gather_world(here))
 
     # the run
 

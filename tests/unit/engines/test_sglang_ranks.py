@@ -151,9 +151,8 @@ def test_engines_are_started_where_somebody_samples(
 ) -> None:
     """On the first rank of a tensor-parallel group, the only one that samples."""
     monkeypatch.setattr("rlkit.engines.sglang.require_sglang", lambda: None)
-    monkeypatch.setattr("rlkit.engines.sglang.ServerProcess", lambda gpu: gpu)
     monkeypatch.setattr(SGLangEngine, "command", lambda self, gpu: gpu)
-    monkeypatch.setattr(SGLangEngine, "launch_server", lambda self, gpu: gpu)
+    monkeypatch.setattr(SGLangEngine, "launch_server", lambda self, gpu, here: gpu)
     urls = []
     for rank in range(RANKS):
         engine = SGLangEngine(Launch(tensor_parallel=engine_ranks))

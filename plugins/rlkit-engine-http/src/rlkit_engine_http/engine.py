@@ -143,7 +143,7 @@ class HttpEngine(ServerEngine):
     def start(self, rank: int) -> list[InferenceServer]:
         if rank > 0:
             return []
-        return [self.launch_server(self.place_server(self.command(number))) for number in range(self.servers)]
+        return [self.launch_server(self.command(number)) for number in range(self.servers)]
 
     def command(self, number: int) -> ServerCommand:
         """Return how a server is started."""

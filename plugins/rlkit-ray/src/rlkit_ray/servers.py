@@ -118,7 +118,7 @@ class RayServer(HostedServer):
         self._closed = threading.Event()
         with tempfile.TemporaryDirectory() as folder:
             command.write_files(Path(folder))
-            paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+            paths = [path for path in Path(folder).rglob("*") if os.path.isfile(path)]
             self._files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
     def start(self) -> None:

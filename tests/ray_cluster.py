@@ -1,0 +1,40 @@
+"""A Ray cluster of three "nodes" on this machine, for tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from tests.conftest import ROOT, write_metadata
+
+PACKAGES = (ROOT / "plugins" / "rlkit-ray", ROOT / "plugins" / "rlkit-engine-http")
+
+
+@contextmanager
+def started_cluster(site: Path) -> Iterator[Cluster]:
+    """Start a head without CPUs and three nodes with one each, all with the packages of these tests installed."""
+    paths: list[str | Path] = [site, ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    for package in PACKAGES:
+        write_metadata(package, site)
+        paths.append(package / "src")
+    options = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
+    health = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000}
+    head = {
+        "num_cpus": 0,
+        "_system_config": {**health, "health_check_failure_threshold": 2, "gcs_rpc_server_reconnect_timeout_s": 10},
+        **options,
+    }
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(3):
+                cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+            yield cluster
+        finally:
+            cluster.shutdown()
