@@ -1,4 +1,4 @@
-"""A Ray cluster of three "nodes" on this machine, for tests."""
+"""A Ray cluster of several "nodes" on this machine, for tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PACKAGES = (ROOT / "plugins" / "rlkit-ray", ROOT / "plugins" / "rlkit-engine-htt
 
 
 @contextmanager
-def started_cluster(site: Path) -> Iterator[Cluster]:
-    """Start a head without CPUs and three nodes with one each, all with the packages of these tests installed."""
+def started_cluster(site: Path, nodes: int = 3) -> Iterator[Cluster]:
+    """Start a head without CPUs and some nodes with one each, all with the packages of these tests installed."""
     paths: list[str | Path] = [site, ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     for package in PACKAGES:
         write_metadata(package, site)
@@ -33,7 +33,7 @@ def started_cluster(site: Path) -> Iterator[Cluster]:
         environment.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
-            for _ in range(3):
+            for _ in range(nodes):
                 cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
             yield cluster
         finally:

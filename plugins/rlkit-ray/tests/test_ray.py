@@ -103,9 +103,9 @@ def test_a_node_without_the_folders_says_so(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose nodes a test may kill."""
-    with started_cluster(tmp_path_factory.mktemp("site")) as cluster:
+def new_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose nodes a test may kill; its parameter is their number."""
+    with started_cluster(tmp_path_factory.mktemp("site"), request.param) as cluster:
         yield cluster
 
 
@@ -143,20 +143,21 @@ def test_a_cluster_that_is_too_small_is_refused(cluster: Cluster, tmp_path: Path
     servers = ("--fabric.num_nodes=2", "--rollout.engine=HttpEngine", "--rollout.engine.servers=2")
     done = rlkit("fit", *SHORT, *on_ray, *servers, cwd=tmp_path)
     assert done.returncode == 2
-    assert "room for 1 of the run's 2 nodes of 1 CPU, and 2 of its 2 servers of 1 CPU; its nodes have" in done.stderr
+    assert "room for 2 of the run's 2 nodes of 1 CPU, and 1 of its 2 servers of 1 CPU; its nodes have" in done.stderr
     done = rlkit("fit", *SHORT, "--launcher=Ray", "--launcher.address=127.0.0.1:1", cwd=tmp_path)
     assert done.returncode == 1
     assert "launcher.address is '127.0.0.1:1', where no Ray cluster answers" in done.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("new_cluster", [2], indirect=True)
 def test_a_run_goes_on_after_a_node_has_died(new_cluster: Cluster, tmp_path: Path) -> None:
-    """On the nodes that are left; its weights equal those of a run that is resumed there from the same checkpoint."""
+    """On the node that is left; its weights equal those of a run that is resumed there from the same checkpoint."""
     options = ("fit", *SHORT, "--train.steps=30", "--save.every=4", "--save.keep_last=20", "--fabric.strategy=ddp")
     on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", "--launcher.grace_seconds=5", *SIZES)
     run = begin(*options, *on_ray, "--out=run", cwd=tmp_path)
     wait_for_steps(run, tmp_path / "run", 6)
-    end_machine(node_of_bundle(new_cluster, 1))
+    end_machine(next(iter(new_cluster.worker_nodes)))
     output, _ = run.communicate(timeout=240)
     assert run.returncode == 0, output
     assert "1 of 2 nodes died" in output
@@ -174,24 +175,20 @@ def test_a_run_goes_on_after_a_node_has_died(new_cluster: Cluster, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("new_cluster", [4], indirect=True)
 def test_a_server_is_moved_when_its_node_dies(new_cluster: Cluster, tmp_path: Path) -> None:
-    """The run has the losses of one without a fault: no sample is lost, and none is there twice."""
-    options = (
-        "fit",
-        *SHORT,
-        "--train.steps=12",
-        "--rollout.engine=HttpEngine",
-        "--rollout.engine.retry.hang_seconds=5",
-    )
-    on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", "--fabric.devices=1")
-    run = begin(*options, *on_ray, "--fabric.accelerator=cpu", "--out=run", cwd=tmp_path)
+    """Both ranks reach it again, and the losses are those without a fault: no sample is lost or sampled twice."""
+    engine = ("--rollout.engine=HttpEngine", "--rollout.engine.retry.hang_seconds=5", "--fabric.strategy=ddp")
+    options = ("fit", *SHORT, "--train.steps=12", *engine)
+    on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", *SIZES)
+    run = begin(*options, *on_ray, "--out=run", cwd=tmp_path)
     wait_for_steps(run, tmp_path / "run", 3)
     end_machine(node_of_bundle(new_cluster, 0))
     output, _ = run.communicate(timeout=240)
     assert run.returncode == 0, output
     assert "going on with" not in output
     assert max(row["engine/restarts"] for row in metrics(tmp_path / "run")) == 1
-    assert rlkit(*options, "--out=local", cwd=tmp_path).returncode == 0
+    assert rlkit(*options, "--fabric.devices=2", "--out=local", cwd=tmp_path).returncode == 0
     for name in ("policy/loss", "reward/mean"):
         ours, theirs = ([row[name] for row in metrics(tmp_path / out)] for out in ("run", "local"))
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), name
@@ -243,6 +240,7 @@ def test_nothing_is_left_of_a_run_whose_command_ends(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("new_cluster", [3], indirect=True)
 def test_nothing_is_left_of_a_run_when_the_head_dies(new_cluster: Cluster, tmp_path: Path) -> None:
     """Its checkpoints stay, from which another cluster can resume it."""
     on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", *SIZES, "--fabric.strategy=ddp")

@@ -136,9 +136,9 @@ class Ray(Launcher):
             time.sleep(1.0)
         deadline = time.monotonic() + self.wait_seconds
         while not signals:
-            servers, nodes = capacity(demand)
-            if nodes and servers == len(demand.servers):
-                return nodes
+            for nodes in range(demand.nodes, 0, -1):
+                if capacity(replace(demand, nodes=nodes)) == (len(demand.servers), nodes):
+                    return nodes
             if time.monotonic() > deadline:
                 raise LaunchError(f"the Ray cluster had no room for the run for {self.wait_seconds:g} s; add nodes")
             time.sleep(1.0)

@@ -30,7 +30,7 @@ RESERVED = "RLKIT_RAY_SERVERS"
 
 NAMESPACE = "rlkit"
 POLL_SECONDS = 1.0
-REPLY_SECONDS = 10.0
+REPLY_SECONDS = 30.0
 """A server's actor that does not answer for as long is lost, with its node."""
 
 Files = Mapping[str, bytes]
