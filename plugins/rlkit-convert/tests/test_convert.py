@@ -247,12 +247,11 @@ VERLS_REST = {
     "remax": ENGINE | {"trainer.total_epochs"},
     "several turns": ENGINE - {f"{ROLLOUT}.name"} | {"trainer.total_epochs", "--config-path", "--config-name"}
     | {f"{ROLLOUT}.multi_turn.tool_config_path"},
-    "gspo": {f"{ROLLOUT}.name", "trainer.experiment_name", "trainer.nnodes", f"{ACTOR}.ulysses_sequence_parallel_size"}
+    "gspo": {f"{ROLLOUT}.name", "trainer.experiment_name", "trainer.nnodes"}
     | {f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.max_num_batched_tokens", "trainer.resume_mode"}
     | {f"{ACTOR}.loss_agg_mode", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"}
     | {"reward_model.reward_kwargs.overlong_buffer_cfg.len", "reward_model.reward_kwargs.max_resp_len"},
     "dapo": {f"{ROLLOUT}.name", f"{ROLLOUT}.gpu_memory_utilization", "trainer.total_epochs", "trainer.resume_mode"}
-    | {"actor_rollout_ref.model.override_config.attention_dropout", f"{ACTOR}.ulysses_sequence_parallel_size"}
     | {f"{ACTOR}.fsdp_config.fsdp_size", "data.gen_batch_size"},
 }  # fmt: skip
 """The options of verl's examples that cannot be carried over, and ask something of the user."""
@@ -283,6 +282,20 @@ def test_published_examples(peer: str, name: str) -> None:
         "trl": ["--max_steps", "10", "--dataset_name", "trl-lib/tldr", "--reward_funcs", "accuracy_reward"],
     }[peer]
     assert recipe_problems(recipe_text(convert(peer, text, "run.sh", more))) == []
+
+
+def test_verls_sequence_parallelism_and_its_values_of_the_configuration() -> None:
+    words = [
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4",
+        "actor_rollout_ref.model.override_config.attention_dropout=0.1",
+        "+actor_rollout_ref.model.override_config.model_config.max_position_embeddings=32768",
+        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+    ]
+    recipe, listed = sections("verl", f"python3 -m verl.trainer.main_ppo {' '.join(words)}", "run.sh")
+    assert recipe["fabric"]["strategy"] == {"class_path": "FSDP2", "init_args": {"sequence_parallel": 4}}
+    assert recipe["model"]["config"] == {"attention_dropout": 0.1, "max_position_embeddings": 32768}
+    assert recipe["model"]["attention"] == "eager"
+    assert not [line for line in listed if "ulysses" in line or "override_config" in line]
 
 
 def test_every_option_of_the_peers_has_a_rule() -> None:

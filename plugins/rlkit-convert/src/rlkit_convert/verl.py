@@ -25,7 +25,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 
 MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default: auto), and the gradient is the same"
-RAY = "nothing to do: rlkit runs without Ray"
+RAY = "nothing to do: rlkit needs no Ray; on a cluster of Ray, see `rlkit docs clusters`"
 PADDING = "nothing to do: padding is removed if the model allows it"
 SERVER = "an argument of the engine; SGLang's belong in rollout.engine.launch.args"
 OFFLOAD = "train.offload_during_rollout covers it"
@@ -94,7 +94,7 @@ GROUPED = {
     "*.use_shm": "nothing to do: files are read in place",
     "data.return_*": "nothing to do: messages are always kept",
     "data.validation_shuffle": "nothing to do: all validation prompts are sampled",
-    "data.video_key": "rlkit trains on text only",
+    "data.video_key": "the task Verl reads the column `videos` as frames; rename yours",
     "data.datagen.*": "write a task as a plugin: rlkit plugins new NAME --kind task",
     "critic.rollout_n critic.enable critic.shuffle": "nothing to do: the critic trains on the policy's batches",
     "critic.strategy critic.ulysses_*": "the critic is sharded like the policy: fabric.strategy",
@@ -128,7 +128,7 @@ RULES: dict[str, Rule] = {
     "data.dataloader_num_workers": NoEquivalent("nothing to do: rows are read in the run's process"),
     "data.custom_cls.*": NoEquivalent("write a task as a plugin: rlkit plugins new NAME --kind task"),
     "data.sampler.*": NoEquivalent("curriculum: Difficulty, SuccessRate, or one from a plugin"),
-    "data.image_key": NoEquivalent("rlkit trains on text only"),
+    "data.image_key": NoEquivalent("the task Verl reads the column `images`; rename yours"),
     f"{MODEL}.path": Equivalent("model.path", text),
     f"{MODEL}.trust_remote_code": Equivalent("model.trust_remote_code", boolean),
     f"{MODEL}.enable_gradient_checkpointing": Equivalent("train.checkpoint_activations", boolean),
@@ -140,7 +140,7 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.external_lib": NoEquivalent("make your code a plugin: rlkit plugins new NAME"),
     f"{MODEL}.use_liger": NoEquivalent(LOGPS),
     f"{MODEL}.use_fused_kernels": NoEquivalent(LOGPS),
-    f"{MODEL}.override_config.*": NoEquivalent("model.config has such values; attn_implementation is model.attention"),
+    f"{MODEL}.override_config.*": COMBINED,
     f"{ACTOR}.optim.lr": Equivalent("train.lr", number),
     f"{ACTOR}.optim.weight_decay": Equivalent("train.weight_decay", number),
     f"{ACTOR}.optim.betas": Equivalent("train.optimizer.betas"),
@@ -163,9 +163,7 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.fsdp_config.param_offload": COMBINED,
     f"{ACTOR}.fsdp_config.optimizer_offload": COMBINED,
     f"{ACTOR}.fsdp_config.*": NoEquivalent("fabric.strategy: fsdp2 shards over all ranks; see the options of FSDP2"),
-    f"{ACTOR}.ulysses_sequence_parallel_size": NoEquivalent(
-        "fabric.strategy: FSDP2 with sequence_parallel, for the policy and all other models"
-    ),
+    f"{ACTOR}.ulysses_sequence_parallel_size": COMBINED,
     f"{ACTOR}.megatron.*": NoEquivalent(MEGATRON),
     f"{ACTOR}.checkpoint.*": NoEquivalent("nothing to do: a checkpoint holds all that a run needs to resume"),
     f"{ACTOR}.use_torch_compile": NoEquivalent("nothing to do: the trainer is not compiled"),

@@ -229,8 +229,14 @@ def engine(conversion: Conversion) -> None:
         conversion.note(key, "rlkit has no vLLM: SGLangEngine takes its place (rlkit's extra `sglang`)")
     conversion.set("fabric.precision", "bf16-mixed")
     strategy = f"{ACTOR}.strategy"
-    if conversion.get("trainer.n_gpus_per_node", integer, 8) * conversion.get("trainer.nnodes", integer, 1) > 1:
+    divided = f"{ACTOR}.ulysses_sequence_parallel_size"
+    if conversion.get(divided, integer, 1) > 1:
+        conversion.set("fabric.strategy", "FSDP2", strategy)
+        conversion.carry("fabric.strategy.sequence_parallel", divided, integer, 1)
+    elif conversion.get("trainer.n_gpus_per_node", integer, 8) * conversion.get("trainer.nnodes", integer, 1) > 1:
         conversion.set("fabric.strategy", "fsdp2", strategy)
+    if conversion.get(divided, integer, 1) <= 1:
+        conversion.note(divided, "nothing to do: rows are not divided among ranks")
     if conversion.get(strategy, text, "fsdp") not in ("fsdp", "fsdp2"):
         conversion.note(strategy, "rlkit shards with FSDP2: fabric.strategy")
 
@@ -261,10 +267,15 @@ def validation(conversion: Conversion) -> None:
 
 
 def model(conversion: Conversion) -> None:
-    """Set adapters and the variables of the chat template."""
+    """Set adapters, values of config.json and the variables of the chat template."""
     template = "data.apply_chat_template_kwargs."
     for key in filter(lambda name: name.startswith(template), conversion.options.values):
         conversion.set(f"model.chat_template_kwargs.{key.removeprefix(template)}", conversion.options.values[key], key)
+    replaced = f"{MODEL}.override_config."
+    for key in filter(lambda name: name.startswith(replaced), conversion.options.values):
+        name = key.removeprefix(replaced).removeprefix("model_config.")
+        option = "model.attention" if name == "attn_implementation" else f"model.config.{name}"
+        conversion.set(option, conversion.options.values[key], key)
     _adapters(conversion, MODEL, "model")
 
 
