@@ -261,8 +261,9 @@ def test_nothing_is_left_of_a_run_when_the_head_dies(new_cluster: Cluster, tmp_p
 def test_devices_that_others_use_are_waited_for(cluster: Cluster, tmp_path: Path, interrupted: bool) -> None:
     ray.init(address=cluster.address, log_to_driver=False)
     try:
-        others = ray.remote(NodeAgent).options(num_cpus=1).remote(str(tmp_path), str(tmp_path / "other"))
-        ray.get(others.statuses.remote())
+        actor = ray.remote(NodeAgent).options(num_cpus=1)
+        others = [actor.remote(str(tmp_path), str(tmp_path / "other")) for _ in range(2)]
+        ray.get([other.statuses.remote() for other in others])
         seconds = "600" if interrupted else "2"
         on_ray = (f"--launcher.address={cluster.address}", f"--launcher.wait_seconds={seconds}", "--out=run")
         run = begin("fit", *SHORT, "--launcher=Ray", *on_ray, *SIZES, "--fabric.strategy=ddp", cwd=tmp_path)
@@ -271,7 +272,7 @@ def test_devices_that_others_use_are_waited_for(cluster: Cluster, tmp_path: Path
             os.kill(run.pid, signal.SIGINT)
         output, _ = run.communicate(timeout=60)
         assert run.returncode == (130 if interrupted else 1), output
-        assert interrupted or "needs 2 CPU on 2 nodes, but for 2 s only 1 CPU were free" in output
+        assert interrupted or "needs 2 CPU for 2 nodes, but for 2 s only 1 CPU were free" in output
         assert not (tmp_path / "run").exists()
     finally:
         ray.shutdown()
