@@ -93,7 +93,7 @@ def require_divisible(recipe: Recipe) -> None:
                 config = find_config(loaded)
         except UnavailableError:  # reported when the model is loaded
             continue
-        problem = division_problem(config, strategy.sequence_parallel, strategy.tensor_parallel)
+        problem = division_problem(config)
         if problem is not None:
             raise RecipeError(
                 f"fabric.strategy has sequence_parallel={strategy.sequence_parallel}, but the tokens of {option} "
