@@ -84,7 +84,8 @@ class SequenceGroup:
         """
         joined: Tensor = _Exchange.apply(output, self, 1, 2)  # type: ignore[no-untyped-call]
         _, groups = _padded_heads(heads, key_heads, self.size)
-        return joined.unflatten(2, (groups, -1))[:, :, :, : heads // groups].flatten(2, 3)
+        grouped = joined.reshape(*joined.shape[:2], groups, -1, joined.shape[-1])
+        return grouped[:, :, :, : heads // groups].flatten(2, 3)
 
 
 def _padded_heads(heads: int, key_heads: int, size: int) -> tuple[int, int]:
@@ -99,7 +100,10 @@ def _padded_heads(heads: int, key_heads: int, size: int) -> tuple[int, int]:
 def _pad_heads(x: Tensor, padded: int, groups: int) -> Tensor:
     """Return [B,padded,L,D] from [B,heads,L,D], with heads of zeros at the end of each group."""
     missing = (padded - x.shape[1]) // groups
-    return pad(x.unflatten(1, (groups, -1)), (0, 0, 0, 0, 0, missing)).flatten(1, 2) if missing else x
+    if missing == 0:
+        return x
+    grouped = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+    return pad(grouped, (0, 0, 0, 0, 0, missing)).flatten(1, 2)
 
 
 class _GroupContext(Context):

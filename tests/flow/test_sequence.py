@@ -75,6 +75,7 @@ def assert_alike(name: str, actual: Tensor | float, expected: Tensor | float) ->
         ("grouped", (4, 2, 2), ()),  # one key/value head for each tensor-parallel rank
         ("grouped", (2, 2, 1), (LORA,)),
         ("unchunked", (2, 2, 1), ()),
+        ("grouped", (2, 2, 1), ("--train.offload_activations=true", LORA)),
         ("three", (2, 2, 1), ()),  # a head of zeros is added to each of these
         ("grouped", (3, 3, 1), ()),
         ("six", (4, 4, 1), ()),
