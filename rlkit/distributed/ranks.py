@@ -156,11 +156,13 @@ class Ranks:
         if self.count == 1:
             return outgoing[0]
         payloads = [torch.frombuffer(bytearray(pickle.dumps(items)), dtype=torch.uint8) for items in outgoing]
-        sizes = self.gather_dp([len(payload) for payload in payloads])
-        incoming_sizes = [sender_sizes[self.index] for sender_sizes in sizes]
-        incoming = torch.empty(sum(incoming_sizes), dtype=torch.uint8)
-        dist.all_to_all_single(incoming, torch.cat(payloads), incoming_sizes, sizes[self.index], group=self._data)
-        received = torch.split(incoming, incoming_sizes)
+        sizes = torch.tensor([len(payload) for payload in payloads])
+        incoming_sizes = torch.empty_like(sizes)
+        dist.all_to_all_single(incoming_sizes, sizes, group=self._data)
+        received_lengths = incoming_sizes.tolist()
+        incoming = torch.empty(sum(received_lengths), dtype=torch.uint8)
+        dist.all_to_all_single(incoming, torch.cat(payloads), received_lengths, sizes.tolist(), group=self._data)
+        received = torch.split(incoming, received_lengths)
         return [item for payload in received for item in pickle.loads(payload.numpy().tobytes())]
 
 

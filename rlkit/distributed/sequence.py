@@ -1,4 +1,8 @@
-"""Sequence parallelism: ranks share the tokens of rows, and in attention its heads (DeepSpeed-Ulysses, 2309.14509)."""
+"""Sequence parallelism: ranks share the tokens of rows, and in attention its heads (DeepSpeed-Ulysses, 2309.14509).
+
+If their number does not divide the heads, heads of zeros are added for the time of the attention. Up to one head a rank
+is wasted so; ring attention with causal masks leaves more of the ranks idle, unless tokens are reordered.
+"""
 
 from __future__ import annotations
 
@@ -53,21 +57,53 @@ class SequenceGroup:
         return _SumSlices.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def gather_tokens(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Return [B,heads/size,T,D] of all tokens for this rank's heads; all ranks must call this.
+        """Return [B,ceil(heads/size),T,D] of all tokens for this rank's heads; all ranks must call this.
 
         Args:
-            query: [B,heads,L,D] of this rank's slice; `size` divides the heads.
-            key: [B,H,L,D], where H divides the heads of queries; heads are repeated until `size` divides them.
+            query: [B,heads,L,D] of this rank's slice.
+            key: [B,H,L,D], where H divides the heads of queries. Heads are repeated until `size` divides them, or until
+                each query head has its own.
             value: [B,H,L,D].
         """
-        repeats = self.size // gcd(key.shape[1], self.size)
-        if repeats > 1:
-            key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
+        heads, key_heads = query.shape[1], key.shape[1]
+        padded, groups = _padded_heads(heads, key_heads, self.size)
+        query = _pad_heads(query, padded, groups)
+        if groups == key_heads:
+            key, value = (x.repeat_interleave(self.size // gcd(key_heads, self.size), 1) for x in (key, value))
+        else:
+            key, value = (_pad_heads(x.repeat_interleave(heads // key_heads, 1), padded, 1) for x in (key, value))
         return [_Exchange.apply(autocasted(x), self, 1, 2) for x in (query, key, value)]  # type: ignore[no-untyped-call]
 
-    def gather_heads(self, output: Tensor) -> Tensor:
-        """Return [B,L,heads,D] of this rank's slice from [B,T,heads/size,D]; all ranks must call this."""
-        return _Exchange.apply(output, self, 1, 2)  # type: ignore[no-any-return, no-untyped-call]
+    def gather_heads(self, output: Tensor, heads: int, key_heads: int) -> Tensor:
+        """Return [B,L,heads,D] of this rank's slice from [B,T,ceil(heads/size),D]; all ranks must call this.
+
+        Args:
+            output: Of the attention over what `gather_tokens` returned.
+            heads: Heads of the queries that it was called with.
+            key_heads: Heads of the keys.
+        """
+        joined: Tensor = _Exchange.apply(output, self, 1, 2)  # type: ignore[no-untyped-call]
+        _, groups = _padded_heads(heads, key_heads, self.size)
+        grouped = joined.reshape(*joined.shape[:2], groups, -1, joined.shape[-1])
+        return grouped[:, :, :, : heads // groups].flatten(2, 3)
+
+
+def _padded_heads(heads: int, key_heads: int, size: int) -> tuple[int, int]:
+    """Return the least number of heads that `size` divides, and in how many groups of them heads are added.
+
+    There are as many groups as key heads if these divide the padded number, else one.
+    """
+    padded = -(-heads // size) * size
+    return padded, key_heads if padded % key_heads == 0 else 1
+
+
+def _pad_heads(x: Tensor, padded: int, groups: int) -> Tensor:
+    """Return [B,padded,L,D] from [B,heads,L,D], with heads of zeros at the end of each group."""
+    missing = (padded - x.shape[1]) // groups
+    if missing == 0:
+        return x
+    grouped = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+    return pad(grouped, (0, 0, 0, 0, 0, missing)).flatten(1, 2)
 
 
 class _GroupContext(Context):
@@ -127,24 +163,15 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
     return output.transpose(1, 2)
 
 
-def division_problem(config: Any, sequence_parallel: int, tensor_parallel: int = 1) -> str | None:
+def division_problem(config: Any) -> str | None:
     """Return why the tokens of a model cannot be divided among ranks; None if nothing in its configuration forbids it.
 
     Args:
         config: The model's configuration.
-        sequence_parallel: Ranks that share the tokens of rows.
-        tensor_parallel: Ranks that share its heads already.
     """
     if hasattr(config, "vision_config"):
         return "it reads pictures, whose features are no tokens that ranks could divide"
     text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
-    if not isinstance(heads, int):
-        return "its configuration has no number of attention heads"
-    if heads // tensor_parallel % sequence_parallel:
-        fitting = [n for n in range(1, heads + 1) if heads % (n * tensor_parallel) == 0]
-        shared = f"{sequence_parallel} ranks{_by(tensor_parallel)}"
-        return f"it has {heads} query heads, which {shared} cannot share; choose one of {fitting}"
     window, context = getattr(text, "sliding_window", None), getattr(text, "max_position_embeddings", None)
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     if kinds - {"sliding_attention"}:
@@ -155,10 +182,6 @@ def division_problem(config: Any, sequence_parallel: int, tensor_parallel: int =
     if ropes:
         return f"its rotary embedding is {', '.join(ropes)}, which depends on the length of the whole sequence"
     return None
-
-
-def _by(tensor_parallel: int) -> str:
-    return "" if tensor_parallel == 1 else f" under tensor_parallel={tensor_parallel}"
 
 
 def _rope_types(parameters: Any) -> Sequence[str]:

@@ -87,7 +87,8 @@ def token_limit(train: Train, model: Model, fabric: Fabric, gpu_bytes: int | Non
     accelerator = "gpu" if gpu_bytes is not None else fabric.accelerator
     on_gpu = accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available())
     memory = GPU_SHARE * (gpu_bytes or _gpu_bytes()) if on_gpu else HOST_BYTES
-    tokens_in_memory = int(memory / (layer_bytes * (1 if train.checkpoint_activations else layers)))
+    one_layer = train.checkpoint_activations or train.offload_activations
+    tokens_in_memory = int(memory / (layer_bytes * (1 if one_layer else layers)))
     tokens = max(MIN_TOKENS, min(MAX_TOKENS_ON_GPU if on_gpu else MAX_TOKENS_ON_CPU, tokens_in_memory))
     return tokens * fabric.sequence_parallel
 

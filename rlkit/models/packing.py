@@ -321,6 +321,7 @@ def masked_attention(model: CausalLM) -> Iterator[None]:
 def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:
     layout: Layout | None = options.pop("layout", None)
     sequence: SequenceGroup | None = options.pop("sequence", None)
+    heads, key_heads = query.shape[1], key.shape[1]
     if sequence is not None:  # agreed: the ranks of a group make the same passes
         query, key, value = sequence.gather_tokens(query, key, value)
     if layout is not None:  # agreed: the ranks of a group make the same passes
@@ -332,7 +333,7 @@ def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask:
     else:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
     # agreed: the ranks of a group make the same passes
-    return output if sequence is None else sequence.gather_heads(output), None
+    return output if sequence is None else sequence.gather_heads(output, heads, key_heads), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(PACKED, _attend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapreplace
 
 
 def micro_batches(lengths: Sequence[int], budget: int, groups: Sequence[int] | None = None) -> list[list[int]]:
@@ -78,9 +79,10 @@ def group_micro_batches(
 
 def assign(sizes: Sequence[int], ranks: int) -> list[int]:
     """Return the rank of each group: largest groups first, each to the rank with the least load (Graham 1969)."""
-    loads = [0] * ranks
+    loads = [(0, rank) for rank in range(ranks)]  # a heap
     assigned = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        assigned[i] = min(range(ranks), key=lambda rank: (loads[rank], rank))
-        loads[assigned[i]] += sizes[i]
+        load, rank = loads[0]
+        assigned[i] = rank
+        heapreplace(loads, (load + sizes[i], rank))
     return assigned

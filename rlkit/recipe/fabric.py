@@ -14,8 +14,8 @@ class FSDP2:
 
     Args:
         tensor_parallel: Ranks that share each matrix product; the others are data-parallel. Must divide the ranks.
-        sequence_parallel: Ranks that share the tokens of each row, for long rows; in attention they share its heads, of
-            which it must be a divisor (DeepSpeed-Ulysses, arXiv:2309.14509). Must divide the ranks too.
+        sequence_parallel: Ranks that share the tokens of each row, for long rows; in attention they share its heads,
+            which are padded to a multiple of it (DeepSpeed-Ulysses, arXiv:2309.14509). Must divide the ranks.
         offload: Keep parameters and optimizer states in host memory between uses.
         replicate: Groups of ranks that each hold all shards, such as one for each node; only gradients are exchanged
             between groups. Times `tensor_parallel`, it must divide the ranks. 1 shards over all ranks.

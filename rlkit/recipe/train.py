@@ -49,6 +49,8 @@ class Train:
         entropy_coef: The weight of the policy's entropy, which is maximised.
         checkpoint_activations: Recompute activations in the backward pass instead of storing them: less memory, about
             a third more time.
+        offload_activations: Move activations to host memory between the forward and the backward pass; only on a GPU.
+            With `checkpoint_activations`, the inputs of layers are moved.
         offload_during_rollout: Offload to host memory during rollouts: optimizer states, critic and reference, and the
             policy if the engine has its own copy.
         deadline: Seconds that a rank waits for the other ranks before the run ends; with `rollout.max_staleness` also
@@ -83,6 +85,7 @@ class Train:
     max_grad_norm: PositiveFloat = 1.0
     entropy_coef: FiniteFloat = 0.0
     checkpoint_activations: bool = False
+    offload_activations: bool = False
     offload_during_rollout: bool = False
     deadline: Seconds = 1800.0
     aggregation: Aggregation | None = None

@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from rlkit.base.errors import RecipeError
+from rlkit.distributed.activations import ActivationOffload
 from rlkit.distributed.fsdp2 import FSDP2Strategy, accumulating, checkpoint_activations, clip
 from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
@@ -83,10 +84,12 @@ class Placer:
         self.empty = self.sharded and fabric.global_rank > 0
         """Whether this rank loads modules without weights, which sharding brings from the first rank."""
 
-    def trainable(self, module: M, section: Train | Critic, recompute_activations: bool) -> TrainableModule[M]:
-        """Place a module that is trained and make its optimizer."""
-        if recompute_activations:
+    def trainable(self, module: M, section: Train | Critic, train: Train) -> TrainableModule[M]:
+        """Place a module that is trained and make its optimizer; activations are kept as `train` says."""
+        if train.checkpoint_activations:
             checkpoint_activations(module)
+        if train.offload_activations:
+            ActivationOffload(module, self.fabric.device, self.ranks.tensor_parallel)
         wrapped = self.set_up(module)
         optimizer = self.fabric.setup_optimizers(make_optimizer(module, section))
         averaged = self.ranks.count * self.ranks.sequence_parallel
@@ -137,13 +140,13 @@ class Models:
     def __init__(self, recipe: Recipe, placer: Placer) -> None:
         self._recipe, train = recipe, recipe.train
         actor = _load(recipe, placer)
-        self.policy = placer.trainable(actor, train, train.checkpoint_activations)
+        self.policy = placer.trainable(actor, train, train)
         self.critic: TrainableModule[ValueModel] | None = None
         if recipe.critic is not None:
             model = recipe.model.at(recipe.critic.path, recipe.critic.lora)
             with naming("critic.path" if recipe.critic.path else "model.path"):
                 values = ValueModel(*load_backbone(model, train.seed, placer.empty))
-            self.critic = placer.trainable(values, recipe.critic, train.checkpoint_activations)
+            self.critic = placer.trainable(values, recipe.critic, train)
         needed = recipe.needs_reference
         self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None
         self.average = None if train.ema is None else WeightAverage(actor, train.ema)

@@ -59,8 +59,8 @@ def fabric_for(recipe: Recipe) -> Fabric:
     """Make the recipe's Fabric, in the environment that its engine needs.
 
     Raises:
-        RecipeError: The strategy is none that rlkit trains with, the model's attention needs a GPU, or the tokens of a
-            model cannot be divided as `sequence_parallel` asks.
+        RecipeError: The strategy is none that rlkit trains with, an option needs a GPU, or the tokens of a model
+            cannot be divided as `sequence_parallel` asks.
     """
     for name, value in recipe.rollout.engine.environment.items():
         os.environ.setdefault(name, value)
@@ -69,8 +69,23 @@ def fabric_for(recipe: Recipe) -> Fabric:
         raise RecipeError(
             f"model.attention is {recipe.model.attention!r}, which needs a GPU, but there is none; set it to sdpa"
         )
+    if recipe.train.offload_activations:
+        require_device_memory(fabric)
     require_divisible(recipe)
     return fabric
+
+
+def require_device_memory(fabric: Fabric) -> None:
+    """Refuse to offload activations from a device whose memory is the host's.
+
+    Raises:
+        RecipeError: The device is no GPU.
+    """
+    if not isinstance(fabric.accelerator, CUDAAccelerator):
+        raise RecipeError(
+            "train.offload_activations moves activations from a GPU to host memory, but this run has no GPU; set it to "
+            "false"
+        )
 
 
 def require_divisible(recipe: Recipe) -> None:
@@ -93,7 +108,7 @@ def require_divisible(recipe: Recipe) -> None:
                 config = find_config(loaded)
         except UnavailableError:  # reported when the model is loaded
             continue
-        problem = division_problem(config, strategy.sequence_parallel, strategy.tensor_parallel)
+        problem = division_problem(config)
         if problem is not None:
             raise RecipeError(
                 f"fabric.strategy has sequence_parallel={strategy.sequence_parallel}, but the tokens of {option} "

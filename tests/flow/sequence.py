@@ -13,10 +13,12 @@ from torch import Tensor
 
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
+from rlkit.distributed import activations
 from rlkit.distributed.fsdp2 import full_tensor
 from rlkit.engines import TorchEngine
 from rlkit.losses import CrossEntropy
 from rlkit.models.lora import base_model
+from rlkit.train import setup
 from rlkit.train.logps import compute_logps, frozen_top, policy_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.models import TrainableModule
@@ -112,6 +114,8 @@ def count_embedded(run: TrainContext) -> list[int]:
 
 if __name__ == "__main__":
     out, model, *options = sys.argv[1:]
+    if "--train.offload_activations=true" in options:  # this machine has no GPU
+        activations.MIN_BYTES, setup.require_device_memory = 0, lambda _: None
     TorchEngine.bind = lambda *_: None  # type: ignore[method-assign] # nothing is sampled, also under tensor_parallel
     run = make_run(model, *options)
     counts = count_embedded(run)

@@ -22,8 +22,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "dense": {"kind": "llama", "num_key_value_heads": 4},
     "grouped": {"kind": "qwen2"},
     "unchunked": {"kind": "granite", "logits_scaling": 2.0},
+    "three": {"kind": "llama", "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3},
+    "six": {"kind": "qwen2", "hidden_size": 48, "num_attention_heads": 6},
 }
-"""Of 4 query heads and 4 or 2 key/value heads; the logits of the last are no plain product."""
+"""Of 4 query heads and 4 or 2 key/value heads, then of 3 and 6; the logits of `unchunked` are no plain product."""
 
 LORA = "--model.lora.rank=4"
 
@@ -73,6 +75,10 @@ def assert_alike(name: str, actual: Tensor | float, expected: Tensor | float) ->
         ("grouped", (4, 2, 2), ()),  # one key/value head for each tensor-parallel rank
         ("grouped", (2, 2, 1), (LORA,)),
         ("unchunked", (2, 2, 1), ()),
+        ("grouped", (2, 2, 1), ("--train.offload_activations=true", LORA)),
+        ("three", (2, 2, 1), ()),  # a head of zeros is added to each of these
+        ("grouped", (3, 3, 1), ()),
+        ("six", (4, 4, 1), ()),
     ],
 )
 def test_divided_tokens_have_the_same_gradients(

@@ -38,6 +38,7 @@ FREE = (
     "validation",
     "train.max_tokens_per_micro_batch",
     "train.checkpoint_activations",
+    "train.offload_activations",
     "train.offload_during_rollout",
     "train.deadline",
     "train.require_reward",

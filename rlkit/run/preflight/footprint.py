@@ -131,7 +131,9 @@ def _activations(setting: Setting, model: Size, tokens: int) -> float:
     hidden = model.config.hidden_size
     intermediate = getattr(model.config, "intermediate_size", None) or 4 * hidden
     layer, layers = activation_bytes(model.config, setting.precision, model.lora > 0)
-    if setting.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
+    if setting.recipe.train.offload_activations:
+        layers = 1
+    elif setting.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
         layer += layers * hidden * setting.frozen_weight_bytes if model.lora else layers * hidden * 4
         layers = 1
     width = 4 if setting.precision == "float32" else 2

@@ -88,7 +88,7 @@ GROUPED = {
     f"{ROLLOUT}.trace.*": "nothing to do: rollouts are saved token by token; rlkit report shows them",
     f"{ROLLOUT}.skip_*": "rlkit replay RUN --step N --phase learn trains on saved rollouts",
     f"{MODEL}.custom_chat_template": "put the template in the model's folder",
-    f"{MODEL}.enable_activation_offload critic.model.enable_activation_offload": "train.checkpoint_activations",
+    f"{MODEL}.enable_activation_offload critic.model.enable_activation_offload": "train.offload_activations",
     f"{MODEL}.exclude_modules": "model.lora.targets names the modules with adapters",
     "data.tokenizer": "nothing to do: the model's own tokenizer is used",
     "*.use_shm": "nothing to do: files are read in place",
