@@ -1,0 +1,285 @@
+"""Weights as changes of those that were sent before: what a trainer sends, and how a server applies it.
+
+An update is a series of buckets, and each bucket is a dictionary of tensors with a few words of metadata: the `base`
+version that it changes, the `version` that it leads to, and a checksum of each tensor after the change. A tensor is
+in it under its name, or, if few of its elements differ, as `NAME:index` and `NAME:value` with the flat indices and new
+values of those elements, or not at all if none differs. A base of "" stands for a full update, which any server takes.
+
+Elements are compared by their bits, so NaN, -0.0 and subnormal numbers arrive as they are. Nothing here belongs to a
+product: `SentWeights` is the trainer's side, `WeightReceiver` the server's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Metadata = dict[str, str]
+
+WORD = 8
+"""Bytes that are compared and summed at once."""
+
+CHUNK = 1 << 16
+"""Words that are summed at once, so that temporary tensors stay in the processor's cache."""
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integer type for elements of so many bytes."""
+
+SPARSE = 0.25
+"""A tensor's changes are sent if they take at most this share of its bytes; otherwise the full tensor is."""
+
+MAX_PAUSE = 64
+"""Dense updates are followed by at most this many full ones that are not compared."""
+
+
+class RefusedWeights(ValueError):
+    """A bucket is not for the weights that a server has, or does not fit them."""
+
+
+@dataclass
+class _Sent:
+    """A tensor as it was last sent, and its checksum."""
+
+    words: Tensor
+    shape: torch.Size
+    dtype: torch.dtype
+    checksum: list[int]
+
+    def replace(self, places: Tensor, old: Tensor, new: Tensor) -> None:
+        """Replace the words at some places."""
+        self.words[places] = new
+        total = self.checksum[0] + int((new - old).sum())
+        weighted = self.checksum[1] + int(((new - old) * (places + 1)).sum())
+        self.checksum = [total % 2**64, weighted % 2**64]
+
+
+class SentWeights:
+    """Finds what differs from the weights that were last sent, of which it holds a copy on the CPU.
+
+    Comparing costs a pass over the weights, and the copy their size. If an update is dense, as in float32 or at a high
+    learning rate, the copy is dropped, and the next 1, 2, 4, … and at most 64 updates are full ones.
+    """
+
+    def __init__(self) -> None:
+        self.label = ""
+        """The version of which there is a copy; "" without one."""
+        self.bytes = 0
+        """Bytes of the last update."""
+        self._sent: dict[str, _Sent] = {}
+        self._update: Metadata | None = None
+        self._copies = True
+        self._full_bytes = self._elements = self._changed = 0
+        self._pause = self._skip = 0
+
+    @property
+    def changed_share(self) -> float:
+        """Return the share of elements that differed from those sent before; 1 if they were not compared."""
+        return self._changed / self._elements if self._elements else 1.0
+
+    def begin(self, label: str, shared: bool) -> None:
+        """Begin an update to a version; `shared` says whether all servers that take it have the copied version."""
+        self._update = {"base": self.label if shared else "", "version": label}
+        self._copies = self._skip == 0
+        self._skip = max(0, self._skip - 1)
+        self.label = ""
+        self.bytes = self._full_bytes = self._elements = self._changed = 0
+        if not self._update["base"]:
+            self._sent = {}
+
+    def encode(self, bucket: list[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], Metadata]:
+        """Return what to send instead of a bucket; outside of an update, its tensors."""
+        if self._update is None:
+            return dict(bucket), {}
+        tensors: dict[str, Tensor] = {}
+        checksums: dict[str, list[int]] = {}
+        for name, tensor in bucket:
+            encoded = self._encode(name, tensor)
+            tensors |= encoded
+            self.bytes += sum(x.numel() * x.element_size() for x in encoded.values())
+            self._full_bytes += tensor.numel() * tensor.element_size()
+            self._elements += tensor.numel()
+            if self._copies:
+                checksums[name] = self._sent[name].checksum
+        return tensors, {**self._update, "checksums": json.dumps(checksums)}
+
+    def _encode(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Return a tensor or its changes; keep a copy of it."""
+        sent = self._sent.get(name)
+        if sent is None or (sent.shape, sent.dtype) != (tensor.shape, tensor.dtype):
+            self._changed += tensor.numel()
+            if self._copies:
+                words = words_of(tensor).clone()
+                self._sent[name] = _Sent(words, tensor.shape, tensor.dtype, checksum_of(words))
+            return {name: tensor}
+        words = words_of(tensor)
+        places = torch.from_numpy((words != sent.words).numpy().nonzero()[0])
+        index_type = torch.int32 if tensor.numel() < 2**31 else torch.int64
+        bits, per_word = BITS[tensor.dtype.itemsize], WORD // tensor.dtype.itemsize
+        limit = int(SPARSE * tensor.numel() * tensor.dtype.itemsize / (index_type.itemsize + tensor.dtype.itemsize))
+        if len(places) > limit:  # as many elements differ at least
+            self._changed += int((words.view(bits) != sent.words.view(bits)).sum())
+            sent.words.copy_(words)
+            sent.checksum = checksum_of(words)
+            return {name: tensor}
+        old, new = sent.words[places], words[places]
+        sent.replace(places, old, new)
+        changed = (new.view(bits) != old.view(bits)).nonzero().squeeze(1)
+        self._changed += len(changed)
+        if len(changed) > limit:
+            return {name: tensor}
+        if not len(changed):
+            return {}
+        index = (places[changed // per_word] * per_word + changed % per_word).to(index_type)
+        return {f"{name}:index": index, f"{name}:value": new.view(bits)[changed].view(tensor.dtype)}
+
+    def end(self) -> None:
+        """End an update whose last bucket was encoded."""
+        assert self._update is not None
+        compared = bool(self._update["base"])
+        self.label = self._update["version"] if self._copies else ""
+        self._update = None
+        if compared and self.bytes > self._full_bytes / 2:
+            self._pause = self._skip = min(MAX_PAUSE, max(1, 2 * self._pause))
+            self.label = ""
+        elif compared:
+            self._pause = 0
+        if not self.label:
+            self._sent = {}
+
+    def abandon(self) -> None:
+        """Give up an update that is in progress, and with it the copy."""
+        if self._update is not None:
+            self._update = None
+            self._sent = {}
+
+
+class WeightReceiver:
+    """A server's weights, and which version they are.
+
+    A bucket is applied only if its base is the version that is here. If it cannot be applied completely, or its
+    checksums are not those of the result, there is no version any more, and only a full update is accepted.
+
+    Args:
+        tensors: The weights by name; they are changed in place.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.version = ""
+        """The version of the weights; "" if it is unknown."""
+        self._tensors = tensors
+        self._update: tuple[str, str] | None = None
+        self._updated: set[str] = set()
+        self._names: set[str] = set()
+        """Names of the last complete update."""
+
+    def begin(self) -> None:
+        """Expect the first bucket of an update; one that is in progress is given up, and with it the version."""
+        if self._update is not None:
+            self.version = ""
+        self._update = None
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """Apply a bucket.
+
+        Raises:
+            RefusedWeights: It changes another version, names a tensor twice, or does not fit the weights.
+        """
+        update = metadata.get("base", ""), metadata.get("version", "")
+        if self._update is None and update[0] not in ("", self.version):
+            raise RefusedWeights(f"these are changes of {update[0]}, but the weights are {self.version or 'unknown'}")
+        if self._update not in (None, update):
+            raise RefusedWeights(f"a bucket from {update} came in the middle of an update from {self._update}")
+        if self._update is None:
+            self._updated = set()
+        self._update = update
+        self.version, version = "", self.version
+        try:
+            self._load(tensors, json.loads(metadata.get("checksums", "{}")), full=not update[0])
+        except BaseException:
+            self._update = None
+            raise
+        self.version = version
+
+    def _load(self, tensors: Mapping[str, Tensor], checksums: Mapping[str, list[int]], full: bool) -> None:
+        names = {name.removesuffix(":index").removesuffix(":value") for name in tensors} | set(checksums)
+        repeated = set() if full else names & self._updated
+        if repeated or (not full and names != set(checksums)):
+            raise RefusedWeights(f"{sorted(repeated or names - set(checksums))} came twice or without a checksum")
+        for name in names:
+            own = self._tensors.get(name)
+            if own is None:
+                raise RefusedWeights(f"{name} has the shape {_shape(tensors, name)}, expected none")
+            dtype = _apply(own, name, tensors)
+            if name in checksums and checksum_of(words_of(own.to(dtype))) != checksums[name]:
+                raise RefusedWeights(f"{name} has another checksum than the trainer's after the update")
+        self._updated |= names
+
+    def finish(self, label: str) -> None:
+        """End an update, if there is one; its weights are of the version `label`.
+
+        Raises:
+            RefusedWeights: The update was to another version, or some of its tensors never came.
+        """
+        if self._update is None:
+            return
+        (base, version), missing = self._update, self._names - self._updated
+        self._update = None
+        self.version = ""
+        if base and (missing or version != label):
+            raise RefusedWeights(f"changes to {version} ended as {label} without {sorted(missing)}")
+        self._names |= self._updated
+        self.version = "" if missing else label
+
+
+def _apply(own: Tensor, name: str, tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """Copy a tensor, or its changed elements, to the server's own; return the dtype in which it was sent."""
+    tensor, index, value = (tensors.get(key) for key in (name, f"{name}:index", f"{name}:value"))
+    if tensor is not None:
+        if tensor.shape != own.shape:
+            raise RefusedWeights(f"{name} has the shape {list(tensor.shape)}, expected {list(own.shape)}")
+        own.copy_(tensor)
+        return tensor.dtype
+    if index is None and value is None:
+        return own.dtype
+    if index is None or value is None or index.shape != value.shape or index.dim() != 1:
+        raise RefusedWeights(f"the changes of {name} lack indices or values")
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < own.numel():
+        raise RefusedWeights(f"the changes of {name} have indices outside of its {own.numel()} elements")
+    own.view(-1)[index.long().to(own.device)] = value.to(own.device, own.dtype)
+    return value.dtype
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> list[int] | None:
+    return list(tensors[name].shape) if name in tensors else None
+
+
+def words_of(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes on the CPU as int64 [ceil(bytes / 8)], padded with zeros; a view where possible."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.storage_offset() * flat.element_size() % WORD:
+        flat = flat.clone()
+    raw = flat.view(torch.uint8)
+    padding = -len(raw) % WORD
+    if padding:
+        raw = torch.cat([raw, raw.new_zeros(padding)])
+    return raw.view(torch.int64)
+
+
+def checksum_of(words: Tensor) -> list[int]:
+    """Return the sum of 64-bit words, and the sum weighted by their positions, both modulo 2**64.
+
+    As Fletcher's checksum, it notices each wrong word and words in another order. It is linear, so that a change of a
+    few words is a change of both sums.
+    """
+    total = int(words.sum())
+    weighted = 0
+    positions = torch.arange(1, CHUNK + 1)
+    for start in range(0, len(words), CHUNK):
+        chunk = words[start : start + CHUNK]
+        weighted += int((chunk * positions[: len(chunk)]).sum()) + start * int(chunk.sum())
+    return [total % 2**64, weighted % 2**64]
