@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NamedTensors = list[tuple[str, Tensor]]
 Metadata = dict[str, str]
 
 WORD = 8
@@ -69,6 +70,7 @@ class SentWeights:
         """The version of which there is a copy; "" without one."""
         self.bytes = 0
         """Bytes of the last update."""
+        self.full_updates = 0
         self._sent: dict[str, _Sent] = {}
         self._update: Metadata | None = None
         self._copies = True
@@ -90,15 +92,15 @@ class SentWeights:
         if not self._update["base"]:
             self._sent = {}
 
-    def encode(self, bucket: list[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], Metadata]:
+    def encode(self, bucket: NamedTensors) -> tuple[NamedTensors, Metadata]:
         """Return what to send instead of a bucket; outside of an update, its tensors."""
         if self._update is None:
-            return dict(bucket), {}
-        tensors: dict[str, Tensor] = {}
+            return bucket, {}
+        tensors: NamedTensors = []
         checksums: dict[str, list[int]] = {}
         for name, tensor in bucket:
             encoded = self._encode(name, tensor)
-            tensors |= encoded
+            tensors += encoded.items()
             self.bytes += sum(x.numel() * x.element_size() for x in encoded.values())
             self._full_bytes += tensor.numel() * tensor.element_size()
             self._elements += tensor.numel()
@@ -140,6 +142,7 @@ class SentWeights:
         """End an update whose last bucket was encoded."""
         assert self._update is not None
         compared = bool(self._update["base"])
+        self.full_updates += not compared
         self.label = self._update["version"] if self._copies else ""
         self._update = None
         if compared and self.bytes > self._full_bytes / 2:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlkit.engines.server.changes import MAX_PAUSE, RefusedWeights, SentWeights, WeightReceiver, checksum_of, words_of
 
-Message = tuple[dict[str, Tensor], dict[str, str]]
+Message = tuple[Mapping[str, Tensor], Mapping[str, str]]
 
 SPECIAL = [float("nan"), -0.0, 0.0, float("inf"), float("-inf"), 1e-40, -1e-45, 1.0]
 
@@ -56,9 +56,9 @@ class Pair:
         self.number += 1
         self.sent.begin(f"v{self.number}", not full and self.receiver.version == self.sent.label)
         items = list(self.weights.items())
-        messages = [self.sent.encode(items[i : i + 2]) for i in range(0, len(items), 2)]
+        encoded = [self.sent.encode(items[i : i + 2]) for i in range(0, len(items), 2)]
         self.sent.end()
-        return messages
+        return [(dict(tensors), metadata) for tensors, metadata in encoded]
 
     def receive(self, messages: list[Message], label: str = "") -> None:
         self.receiver.begin()
@@ -122,7 +122,7 @@ def corrupt(messages: list[Message], data: st.DataObject) -> list[Message]:
     tensor = messages[number][0][name].clone()
     raw = tensor.view(-1).view(torch.uint8) if tensor.dim() else tensor.view(1).view(torch.uint8)
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    return [(t | {name: tensor}, m) if i == number else (t, m) for i, (t, m) in enumerate(messages)]
+    return [({**t, name: tensor}, m) if i == number else (t, m) for i, (t, m) in enumerate(messages)]
 
 
 @settings(deadline=None, max_examples=150)
@@ -193,7 +193,7 @@ def test_what_refuses_says_why() -> None:
     stranger = WeightReceiver(random_weights(torch.bfloat16))
     with pytest.raises(RefusedWeights, match="these are changes of v1, but the weights are unknown"):
         stranger.load(*messages[0])
-    spoilt = messages[0][1] | {"checksums": json.dumps({"matrix": [1, 2]})}
+    spoilt = {**messages[0][1], "checksums": json.dumps({"matrix": [1, 2]})}
     with pytest.raises(RefusedWeights, match="matrix has another checksum than the trainer's"):
         pair.receiver.load({}, spoilt)
     assert pair.receiver.version == ""
@@ -221,7 +221,7 @@ def test_dense_updates_are_full_and_compared_less_and_less_often() -> None:
         tensors, metadata = sent.encode([(n, x.detach()) for n, x in layer.named_parameters()])
         sent.end()
         receiver.begin()
-        receiver.load(tensors, metadata)
+        receiver.load(dict(tensors), metadata)
         receiver.finish(str(number))
         assert same_bits(own, dict(layer.named_parameters()))
         if metadata["base"]:

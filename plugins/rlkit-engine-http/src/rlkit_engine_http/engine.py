@@ -78,7 +78,10 @@ def read_output(response: Any) -> ServerOutput:
 
 
 class SharedFiles(FileTransport):
-    """Weights in files of shared memory; only the files' names travel over HTTP."""
+    """Weights, or their changes, in files of shared memory; only the files' names travel over HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__(changes=True)
 
     async def load(self, api: ServerApi, parcel: Path) -> None:
         await api.client.post("/weights", {"file": str(parcel)}, DEADLINES[UpdateStep.LOAD])
