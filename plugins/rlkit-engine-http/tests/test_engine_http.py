@@ -214,7 +214,7 @@ def test_a_request_survives_its_way() -> None:
     assert (received.tokens, received.sampling, received.key) == (asked.tokens, asked.sampling, asked.key)
 
 
-def test_changes_arrive_bit_for_bit_and_those_of_other_weights_are_refused(tmp_path: Path) -> None:
+def test_changes_arrive_exactly_and_those_of_others_are_refused(tmp_path: Path) -> None:
     trained, served = (random_model("qwen2", seed=seed).bfloat16().eval() for seed in (1, 2))
     weights = {name: x.detach() for name, x in trained.named_parameters()}
     transport = SharedFiles()
@@ -479,7 +479,7 @@ def test_a_run_goes_on_when_its_server_dies_or_hangs(site: str, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_servers_get_changes_and_full_weights_when_one_was_replaced(site: str, tmp_path: Path) -> None:
+def test_servers_get_changes_and_replaced_ones_full_weights(site: str, tmp_path: Path) -> None:
     words = ("--recipe=quickstart", *FAST, "--train.steps=6", "--train.lr=1e-6", "--fabric.precision=bf16-mixed")
     rows = fit_and_hit(
         site, tmp_path, signal.SIGKILL, *words, "--rollout.engine=HttpEngine", "--rollout.engine.servers=2", "--out=out"

@@ -288,7 +288,7 @@ def test_a_tensor_that_arrived_wrong_is_named(trainer: Trainer) -> None:
     assert all_written(trainer.ask(engine, 2), 2, trainer.version)
 
 
-def test_changes_go_to_servers_that_have_their_base_and_full_weights_to_others(trainer: Trainer) -> None:
+def test_changes_go_to_servers_that_have_their_base(trainer: Trainer) -> None:
     engine = trainer.engine(servers=2)
 
     def sent() -> tuple[float, float]:

@@ -14,8 +14,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 NamedTensors = list[tuple[str, Tensor]]
@@ -27,10 +30,10 @@ WORD = 8
 CHUNK = 1 << 16
 """Words that are summed at once, so that temporary tensors stay in the processor's cache."""
 
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 """The integer type for elements of so many bytes."""
 
-SPARSE = 0.25
+SPARSE = 0.5
 """A tensor's changes are sent if they take at most this share of its bytes; otherwise the full tensor is."""
 
 MAX_PAUSE = 64
@@ -45,17 +48,18 @@ class RefusedWeights(ValueError):
 class _Sent:
     """A tensor as it was last sent, and its checksum."""
 
-    words: Tensor
+    words: NDArray[np.int64]
     shape: torch.Size
     dtype: torch.dtype
     checksum: list[int]
 
-    def replace(self, places: Tensor, old: Tensor, new: Tensor) -> None:
+    def replace(self, places: NDArray[np.int64], new: NDArray[np.int64]) -> None:
         """Replace the words at some places."""
-        self.words[places] = new
-        total = self.checksum[0] + int((new - old).sum())
-        weighted = self.checksum[1] + int(((new - old) * (places + 1)).sum())
+        difference = new - self.words[places]
+        total = self.checksum[0] + int(difference.sum())
+        weighted = self.checksum[1] + int((difference * (places + 1)).sum())
         self.checksum = [total % 2**64, weighted % 2**64]
+        self.words[places] = new
 
 
 class SentWeights:
@@ -99,7 +103,7 @@ class SentWeights:
         tensors: NamedTensors = []
         checksums: dict[str, list[int]] = {}
         for name, tensor in bucket:
-            encoded = self._encode(name, tensor)
+            encoded = self._encode(name, tensor.cpu())
             tensors += encoded.items()
             self.bytes += sum(x.numel() * x.element_size() for x in encoded.values())
             self._full_bytes += tensor.numel() * tensor.element_size()
@@ -114,29 +118,27 @@ class SentWeights:
         if sent is None or (sent.shape, sent.dtype) != (tensor.shape, tensor.dtype):
             self._changed += tensor.numel()
             if self._copies:
-                words = words_of(tensor).clone()
-                self._sent[name] = _Sent(words, tensor.shape, tensor.dtype, checksum_of(words))
+                words = words_of(tensor)
+                self._sent[name] = _Sent(words.numpy().copy(), tensor.shape, tensor.dtype, checksum_of(words))
             return {name: tensor}
         words = words_of(tensor)
-        places = torch.from_numpy((words != sent.words).numpy().nonzero()[0])
-        index_type = torch.int32 if tensor.numel() < 2**31 else torch.int64
+        places = np.flatnonzero(words.numpy() != sent.words)
+        new, old = words.numpy()[places], sent.words[places]
+        index_type = np.int32 if tensor.numel() < 2**31 else np.int64
         bits, per_word = BITS[tensor.dtype.itemsize], WORD // tensor.dtype.itemsize
-        limit = int(SPARSE * tensor.numel() * tensor.dtype.itemsize / (index_type.itemsize + tensor.dtype.itemsize))
-        if len(places) > limit:  # as many elements differ at least
-            self._changed += int((words.view(bits) != sent.words.view(bits)).sum())
-            sent.words.copy_(words)
-            sent.checksum = checksum_of(words)
-            return {name: tensor}
-        old, new = sent.words[places], words[places]
-        sent.replace(places, old, new)
-        changed = (new.view(bits) != old.view(bits)).nonzero().squeeze(1)
+        changed = np.flatnonzero(new.view(bits) != old.view(bits))
         self._changed += len(changed)
-        if len(changed) > limit:
+        if len(places) > len(sent.words) / 2:
+            sent.words, sent.checksum = words.numpy().copy(), checksum_of(words)
+        else:
+            sent.replace(places, new)
+        if len(changed) * (np.dtype(index_type).itemsize + tensor.dtype.itemsize) > SPARSE * tensor.nbytes:
             return {name: tensor}
         if not len(changed):
             return {}
-        index = (places[changed // per_word] * per_word + changed % per_word).to(index_type)
-        return {f"{name}:index": index, f"{name}:value": new.view(bits)[changed].view(tensor.dtype)}
+        index = places[changed // per_word] * per_word + changed % per_word
+        value = torch.from_numpy(new.view(bits)[changed]).view(tensor.dtype)
+        return {f"{name}:index": torch.from_numpy(index.astype(index_type)), f"{name}:value": value}
 
     def end(self) -> None:
         """End an update whose last bucket was encoded."""
@@ -154,7 +156,7 @@ class SentWeights:
             self._sent = {}
 
     def abandon(self) -> None:
-        """Give up an update that is in progress, and with it the copy."""
+        """Abandon an update in progress, and with it the copy."""
         if self._update is not None:
             self._update = None
             self._sent = {}
@@ -180,7 +182,7 @@ class WeightReceiver:
         """Names of the last complete update."""
 
     def begin(self) -> None:
-        """Expect the first bucket of an update; one that is in progress is given up, and with it the version."""
+        """Expect the first bucket of an update; one in progress is abandoned, and with it the version."""
         if self._update is not None:
             self.version = ""
         self._update = None
@@ -253,7 +255,7 @@ def _apply(own: Tensor, name: str, tensors: Mapping[str, Tensor]) -> torch.dtype
         raise RefusedWeights(f"the changes of {name} lack indices or values")
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < own.numel():
         raise RefusedWeights(f"the changes of {name} have indices outside of its {own.numel()} elements")
-    own.view(-1)[index.long().to(own.device)] = value.to(own.device, own.dtype)
+    own.view(-1).index_copy_(0, index.long().to(own.device), value.to(own.device, own.dtype))
     return value.dtype
 
 
@@ -262,8 +264,8 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> list[int] | None:
 
 
 def words_of(tensor: Tensor) -> Tensor:
-    """Return a tensor's bytes on the CPU as int64 [ceil(bytes / 8)], padded with zeros; a view where possible."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    """Return a tensor's bytes as int64 [ceil(bytes / 8)], padded with zeros; a view of them where possible."""
+    flat = tensor.detach().contiguous().reshape(-1)
     if flat.storage_offset() * flat.element_size() % WORD:
         flat = flat.clone()
     raw = flat.view(torch.uint8)
@@ -279,10 +281,20 @@ def checksum_of(words: Tensor) -> list[int]:
     As Fletcher's checksum, it notices each wrong word and words in another order. It is linear, so that a change of a
     few words is a change of both sums.
     """
-    total = int(words.sum())
-    weighted = 0
-    positions = torch.arange(1, CHUNK + 1)
+    positions = _positions(words.device)
+    total = weighted = 0
     for start in range(0, len(words), CHUNK):
         chunk = words[start : start + CHUNK]
-        weighted += int((chunk * positions[: len(chunk)]).sum()) + start * int(chunk.sum())
+        part = int(chunk.sum())
+        total += part
+        if chunk.device.type == "cpu":
+            weighted += int(chunk.numpy() @ positions.numpy()[: len(chunk)]) + start * part
+        else:
+            weighted += int((chunk * positions[: len(chunk)]).sum()) + start * part
     return [total % 2**64, weighted % 2**64]
+
+
+@cache
+def _positions(device: torch.device) -> Tensor:
+    """Return the numbers from 1 to `CHUNK`."""
+    return torch.arange(1, CHUNK + 1, device=device)

@@ -211,7 +211,7 @@ def test_a_full_update_that_lacks_tensors_is_no_base() -> None:
     assert pair.heals()
 
 
-def test_dense_updates_are_full_and_compared_less_and_less_often() -> None:
+def test_dense_updates_are_full_and_compared_less_often() -> None:
     layer = nn.Linear(40, 40)
     own = {name: torch.zeros_like(x) for name, x in layer.named_parameters()}
     sent, receiver = SentWeights(), WeightReceiver(own)
