@@ -51,10 +51,10 @@ class Pair:
         self.receiver = WeightReceiver(self.own)
         self.number = 0
 
-    def messages(self, full: bool = False) -> list[Message]:
-        """Return the buckets of the next version."""
+    def messages(self, shared: bool | None = None) -> list[Message]:
+        """Return the buckets of the next version; unless `shared` says so, compare what each side has."""
         self.number += 1
-        self.sent.begin(f"v{self.number}", not full and self.receiver.version == self.sent.label)
+        self.sent.begin(f"v{self.number}", self.receiver.version == self.sent.label if shared is None else shared)
         items = list(self.weights.items())
         encoded = [self.sent.encode(items[i : i + 2]) for i in range(0, len(items), 2)]
         self.sent.end()
@@ -139,10 +139,12 @@ def test_faulty_updates_are_refused_and_healed_by_a_full_one(data: st.DataObject
         number = data.draw(st.integers(0, len(messages) - 1))
         fault = data.draw(st.sampled_from(["lost", "bucket lost", "twice", "bucket twice", "late", "corrupt", "cut"]))
         if fault == "lost":
-            continue  # the receiver stays at its version, and the next update is a full one
+            pair.learn()
+            assert_refused(pair, pair.messages(shared=True))
+            continue
         if fault == "late":
             pair.learn()
-            later = pair.messages(full=True)
+            later = pair.messages(shared=False)
             pair.receive(later)
             assert_refused(pair, messages)
         elif fault == "twice":
@@ -197,7 +199,7 @@ def test_what_refuses_says_why() -> None:
     with pytest.raises(RefusedWeights, match="matrix has another checksum than the trainer's"):
         pair.receiver.load({}, spoilt)
     assert pair.receiver.version == ""
-    pair.receive(pair.messages(full=True))
+    pair.receive(pair.messages(shared=False))
     outside: dict[str, Any] = {"odd:index": torch.tensor([7]), "odd:value": torch.zeros(1, dtype=torch.bfloat16)}
     with pytest.raises(RefusedWeights, match="the changes of odd have indices outside of its 7 elements"):
         pair.receiver.load(outside, {"base": "v3", "version": "v4", "checksums": json.dumps({"odd": [0, 0]})})
@@ -206,7 +208,7 @@ def test_what_refuses_says_why() -> None:
 def test_a_full_update_that_lacks_tensors_is_no_base() -> None:
     pair = Pair()
     pair.receive(pair.messages())
-    pair.receive(pair.messages(full=True)[1:])
+    pair.receive(pair.messages(shared=False)[1:])
     assert pair.receiver.version == ""
     assert pair.heals()
 
