@@ -179,7 +179,9 @@ class WeightReceiver:
         self._update: tuple[str, str] | None = None
         self._updated: set[str] = set()
         self._names: set[str] = set()
-        """Names of the last complete update."""
+        """Names of all tensors that have come."""
+        self._dtypes: dict[str, torch.dtype] = {}
+        """The type in which each tensor last came, which may be narrower than the server's own."""
 
     def begin(self) -> None:
         """Expect the first bucket of an update; one in progress is abandoned, and with it the version."""
@@ -219,7 +221,7 @@ class WeightReceiver:
             own = self._tensors.get(name)
             if own is None:
                 raise RefusedWeights(f"{name} has the shape {_shape(tensors, name)}, expected none")
-            dtype = _apply(own, name, tensors)
+            dtype = self._dtypes[name] = _apply(own, name, tensors) or self._dtypes.get(name, own.dtype)
             if name in checksums and checksum_of(words_of(own.to(dtype))) != checksums[name]:
                 raise RefusedWeights(f"{name} has another checksum than the trainer's after the update")
         self._updated |= names
@@ -241,8 +243,8 @@ class WeightReceiver:
         self.version = "" if missing else label
 
 
-def _apply(own: Tensor, name: str, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Copy a tensor, or its changed elements, to the server's own; return the dtype in which it was sent."""
+def _apply(own: Tensor, name: str, tensors: Mapping[str, Tensor]) -> torch.dtype | None:
+    """Copy a tensor, or its changed elements, to the server's own; return the type of what came, if anything did."""
     tensor, index, value = (tensors.get(key) for key in (name, f"{name}:index", f"{name}:value"))
     if tensor is not None:
         if tensor.shape != own.shape:
@@ -250,7 +252,7 @@ def _apply(own: Tensor, name: str, tensors: Mapping[str, Tensor]) -> torch.dtype
         own.copy_(tensor)
         return tensor.dtype
     if index is None and value is None:
-        return own.dtype
+        return None
     if index is None or value is None or index.shape != value.shape or index.dim() != 1:
         raise RefusedWeights(f"the changes of {name} lack indices or values")
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < own.numel():

@@ -250,10 +250,12 @@ def test_an_abandoned_update_leaves_no_copy() -> None:
 def test_a_server_may_keep_weights_in_a_wider_type() -> None:
     pair = Pair()
     pair.own["odd"] = pair.own["odd"].float()
-    for _ in range(3):
-        pair.learn(1)
+    for number in range(6):
+        pair.weights["odd"][number] *= -1 if number % 2 else 1
         pair.receive(pair.messages())
-    assert torch.equal(pair.own["odd"].nan_to_num(), pair.weights["odd"].float().nan_to_num())
+        assert pair.receiver.version == f"v{number + 1}"
+        assert torch.equal(pair.own["odd"], pair.weights["odd"].float())
+    assert pair.sent.full_updates == 1
 
 
 def test_checksums_depend_on_values_and_their_order() -> None:
