@@ -1,7 +1,7 @@
 """A stub of `python -m rlkit_engine_http` that starts in a moment: `python stub_server.py PORT`.
 
 Its model has two vectors, `a` and `b`, whose sum are the logits of every token. It writes the likeliest one again and
-again. `POST /control` makes it misbehave: see `Stub`.
+again. Its vectors are so short that they are always sent whole. `POST /control` makes it misbehave: see `Stub`.
 """
 
 import array

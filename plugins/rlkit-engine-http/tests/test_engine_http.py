@@ -19,6 +19,7 @@ import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 from rlkit_engine_http import HttpApi
+from rlkit_engine_http.engine import SharedFiles
 from rlkit_engine_http.server import SamplingServer, ServerRuntime, application, read_request
 from safetensors.torch import load_file, save_file
 
@@ -211,6 +212,51 @@ def test_a_request_survives_its_way() -> None:
     assert answer == ServerOutput([7], [-0.5], ["run-0"], True)
     received = read_request(sent[0])
     assert (received.tokens, received.sampling, received.key) == (asked.tokens, asked.sampling, asked.key)
+
+
+def test_changes_arrive_exactly_and_those_of_others_are_refused(tmp_path: Path) -> None:
+    trained, served = (random_model("qwen2", seed=seed).bfloat16().eval() for seed in (1, 2))
+    weights = {name: x.detach() for name, x in trained.named_parameters()}
+    transport = SharedFiles()
+    assert transport.sent is not None
+    sent, sizes = transport.sent, []
+
+    async def push(api: HttpApi, label: str) -> None:
+        sent.begin(label, await api.weight_version() == sent.label)
+        await api.client.post("/pause", {}, 5.0)
+        for item in weights.items():
+            await transport.load(api, transport.prepare([item]))
+        sent.end()
+        await api.client.post("/continue", {"label": label}, 5.0)
+        sizes.append(sent.bytes)
+
+    async def run() -> None:
+        client, api = await calls(served)
+        for number in range(3):
+            await push(api, f"run-{number}")
+            weights["lm_head.weight"][number, :2] *= -2
+        for name, parameter in served.named_parameters():
+            weights["lm_head.weight"][2, :2] *= -0.5 if name == "lm_head.weight" else 1
+            assert torch.equal(parameter, weights[name])
+        sent.begin("run-3", shared=True)
+        file = transport.prepare([("lm_head.weight", weights["lm_head.weight"])])
+        await api.client.post("/pause", {}, 5.0)
+        await transport.load(api, file)
+        with pytest.raises(Fault, match=r"answered 400: .*changes to run-3 ended as run-3 without \['model\."):
+            await api.client.post("/continue", {"label": "run-3"}, 5.0)
+        await api.client.post("/pause", {}, 5.0)
+        with pytest.raises(Fault, match="answered 400: .*these are changes of run-2, but the weights are unknown"):
+            await transport.load(api, file)
+        sent.abandon()
+        await push(api, "run-4")
+        assert all(torch.equal(parameter, weights[name]) for name, parameter in served.named_parameters())
+        api.client.close()
+        await client.close()
+
+    asyncio.run(run())
+    transport.close()
+    full = sum(x.numel() * 2 for x in weights.values())
+    assert sizes == [full, 2 * (4 + 2), 2 * (4 + 2), full]
 
 
 @pytest.fixture(scope="module")
@@ -430,6 +476,20 @@ def test_a_run_goes_on_when_its_server_dies_or_hangs(site: str, tmp_path: Path, 
     assert rows[-1]["engine/restarts"] == 1
     assert sum(row["rollout/failed"] for row in rows) == 0
     assert all(row["mismatch/max"] < 1e-3 for row in rows)
+
+
+@pytest.mark.slow
+def test_servers_get_changes_and_replaced_ones_full_weights(site: str, tmp_path: Path) -> None:
+    words = ("--recipe=quickstart", *FAST, "--train.steps=6", "--train.lr=1e-6", "--fabric.precision=bf16-mixed")
+    rows = fit_and_hit(
+        site, tmp_path, signal.SIGKILL, *words, "--rollout.engine=HttpEngine", "--rollout.engine.servers=2", "--out=out"
+    )
+    assert rows[-1]["engine/restarts"] == 1
+    assert (rows[0]["engine/full_syncs"], rows[-1]["engine/full_syncs"]) == (1, 2)
+    for row in (*rows[:2], rows[-1]):
+        assert 0 < row["engine/changed_share"] < 0.05
+        assert row["engine/sync_bytes"] < 100_000
+    assert all(row["mismatch/max"] < 0.3 and row["rollout/failed"] == 0 for row in rows)
 
 
 def children(pid: int) -> list[str]:

@@ -294,6 +294,29 @@ def test_a_tensor_that_arrived_wrong_is_named(trainer: Trainer) -> None:
     assert all_written(trainer.ask(engine, 2), 2, trainer.version)
 
 
+def test_changes_go_to_servers_that_have_their_base(trainer: Trainer) -> None:
+    engine = trainer.engine(servers=2)
+
+    def sent() -> tuple[float, float]:
+        return engine.health()["full_syncs"], engine.health()["sync_bytes"]
+
+    assert sent() == (1, 40)
+    trainer.sync(engine, 2)
+    assert sent() == (1, 20)  # one of two vectors
+    trainer.control(engine.fleet.owned[0], label="another-run-7", weights={"a": [0.0] * 5, "b": [0.0] * 5})
+    trainer.sync(engine, 3)
+    assert sent() == (2, 40)
+    trainer.sync(engine, 4)
+    assert sent() == (2, 20)
+    os.kill(pid_of(engine.fleet.owned[1]), signal.SIGKILL)
+    wait_until(lambda: engine.fleet.owned[1].ended)
+    trainer.sync(engine, 1)
+    assert sent() == (4, 40)  # to both, and again to the one that was restarted
+    trainer.sync(engine, 2)
+    assert sent() == (4, 20)
+    assert all_written(trainer.ask(engine, 4), 2, trainer.version)
+
+
 def test_what_is_no_answer_costs_its_conversation(trainer: Trainer) -> None:
     engine = trainer.engine(ServerRetryPolicy(request_seconds=30.0, retries=1))
     trainer.control(engine.fleet.owned[0], babbles=True)

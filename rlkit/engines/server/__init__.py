@@ -11,6 +11,9 @@ A product's package implements two classes, and a third for the way in which its
 - A `Transport` (in `transports`): shared files, shared memory or CUDA IPC, a process group, or a folder on disk. The
   subclass adds the product's calls, in `load`, `join`, `finish` or `adapt`.
 
+Where few elements of the weights have changed, a `FileTransport(changes=True)` sends only these; the server passes what
+comes to a `WeightReceiver` (in `changes`), which refuses changes of weights that it does not have.
+
 `states` defines the order in which a server takes weights; `ServerRetryPolicy` (in `retry`) the options of all engines.
 `fleet`, `weights`, `recovery` and `requests` do the rest and need nothing from a product. No product is named in this
 package. `plugins/rlkit-engine-http` is the smallest complete example.

@@ -92,6 +92,8 @@ class Push:
             raise
         finally:
             self.transport.end()
+            if self.transport.sent is not None:
+                self.transport.sent.abandon()
 
     async def _push(
         self,
@@ -111,6 +113,7 @@ class Push:
         if base and targets:
             try:
                 await self.transport.open(targets)
+                await self._begin_changes([server for server in servers if server not in failed], label)
             except (Fault, OSError, RuntimeError, TimeoutError) as error:
                 failed |= {s: s.mark_broken("prepare for new weights", error) for s in servers if s not in failed}
         await on_all(lambda server: prepare(server, self.transport, base))
@@ -119,6 +122,8 @@ class Push:
             alive = [server for server in servers if server not in failed]
             if alive:
                 await self._load(bucket, alive, failed)
+        if self.transport.sent is not None and base and any(server not in failed for server in servers):
+            self.transport.sent.end()
         adapter = await self._off_loop(lambda: self._adapter(stream))
         await on_all(lambda server: finish(server, self.transport, label, adapter))
         if expected is not None:
@@ -128,6 +133,14 @@ class Push:
         if failed:
             self.transport.close_group()
         return failed
+
+    async def _begin_changes(self, servers: Sequence[InferenceServer], label: str) -> None:
+        """Send changes if all servers have the weights that were sent last, and full weights otherwise."""
+        if self.transport.sent is None:
+            return
+        versions = await asyncio.gather(*(server.weight_version() for server in servers))
+        ready = all(server.state is ServerState.READY for server in servers)
+        self.transport.sent.begin(label, ready and set(versions) == {self.transport.sent.label})
 
     async def _load(self, bucket: Bucket, servers: Sequence[InferenceServer], failed: Failures) -> None:
         """Send one bucket to the servers."""

@@ -28,6 +28,7 @@ from torch import Tensor
 from rlkit.base.errors import EngineError
 from rlkit.distributed.sender_group import SenderGroup
 from rlkit.engines.server.api import ServerApi
+from rlkit.engines.server.changes import SentWeights
 from rlkit.engines.server.process import free_port, write_model
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.threads import in_daemon_thread
@@ -52,6 +53,9 @@ class Transport(ABC, Generic[Parcel]):
 
     brackets = True
     """Whether servers receive tensors between the steps that begin and end an update."""
+
+    sent: SentWeights | None = None
+    """What was last sent, if servers apply changes to it."""
 
     async def open(self, targets: Sequence[ServerApi]) -> None:
         """Prepare to update these servers."""
@@ -84,8 +88,8 @@ class Transport(ABC, Generic[Parcel]):
         """Free everything held for updates."""
 
 
-def save(bucket: Bucket, file: Path) -> None:
-    """Write tensors to a safetensors file.
+def save(bucket: Bucket, file: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors, and the `metadata` of their update, to a safetensors file.
 
     Raises:
         OSError: They cannot be written.
@@ -94,25 +98,33 @@ def save(bucket: Bucket, file: Path) -> None:
     from safetensors.torch import save_file
 
     try:
-        save_file({name: tensor.contiguous().cpu() for name, tensor in bucket}, file)
+        save_file({name: tensor.contiguous().cpu() for name, tensor in bucket}, file, metadata)
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
 
 
 class FileTransport(Transport[Path]):
-    """Writes each bucket to a safetensors file that servers map: in shared memory, or on disk if that is full."""
+    """Writes each bucket to a safetensors file that servers map: in shared memory, or on disk if that is full.
 
-    def __init__(self) -> None:
+    Args:
+        changes: Whether servers pass a file's tensors and metadata to a `WeightReceiver`, so that changes are enough.
+    """
+
+    def __init__(self, changes: bool = False) -> None:
+        self.sent = SentWeights() if changes else None
         self._file: Path | None = None
 
     def prepare(self, bucket: Bucket) -> Path:
         self.end()
+        metadata = None
+        if self.sent is not None:
+            bucket, metadata = self.sent.encode(bucket)
         size = sum(tensor.numel() * tensor.element_size() for _, tensor in bucket)
         fits = os.path.isdir(SHARED_MEMORY) and shutil.disk_usage(SHARED_MEMORY).free > 1.1 * size
         descriptor, name = tempfile.mkstemp(".safetensors", "rlkit-weights-", SHARED_MEMORY if fits else None)
         os.close(descriptor)
         self._file = Path(name)
-        save(bucket, self._file)
+        save(bucket, self._file, metadata)
         return self._file
 
     def end(self) -> None:

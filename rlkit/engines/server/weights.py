@@ -178,8 +178,13 @@ class WeightSync:
         self._training.close()
 
     def health(self) -> dict[str, float]:
-        """Return the largest gap to the trainer's log-probs, and the duration of the last sync."""
-        return {"weight_gap": self._push.gap.max, "sync_seconds": self.seconds}
+        """Return the largest gap to the trainer's log-probs, and what the last sync took and sent."""
+        gauges = {"weight_gap": self._push.gap.max, "sync_seconds": self.seconds}
+        sent = self._push.transport.sent
+        if sent is not None and self._fleet.owned:
+            gauges |= {"sync_bytes": float(sent.bytes), "full_syncs": float(sent.full_updates)}
+            gauges["changed_share"] = sent.changed_share
+        return gauges
 
     def close(self) -> None:
         """Free what pushes hold."""

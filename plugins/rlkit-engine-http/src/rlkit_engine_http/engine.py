@@ -78,7 +78,13 @@ def read_output(response: Any) -> ServerOutput:
 
 
 class SharedFiles(FileTransport):
-    """Weights in files of shared memory, whose names travel over HTTP; servers on other machines get the contents."""
+    """Weights, or their changes, in files of shared memory, whose names travel over HTTP.
+
+    Servers on other machines get the contents.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(changes=True)
 
     async def load(self, api: ServerApi, parcel: Path) -> None:
         deadline = DEADLINES[UpdateStep.LOAD]

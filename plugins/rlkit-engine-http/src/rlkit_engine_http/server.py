@@ -15,6 +15,7 @@ from aiohttp import web
 from safetensors import SafetensorError, safe_open
 
 from rlkit.engines.server.api import ServerOutput
+from rlkit.engines.server.changes import WeightReceiver
 from rlkit.engines.server.http import UNREADABLE
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit.rollout.gate import Gate
@@ -59,7 +60,7 @@ class SamplingServer:
     _gate: Gate = field(default_factory=Gate)
 
     def __post_init__(self) -> None:
-        self._parameters = dict(self.policy.named_parameters())
+        self._receiver = WeightReceiver(dict(self.policy.named_parameters()))
         self.device = next(self.policy.parameters()).device
 
     @property
@@ -92,29 +93,30 @@ class SamplingServer:
         self._gate.close()
         self.engine.interrupt()
         await self._gate.quiet()
+        self._receiver.begin()
 
     def resume(self, label: str) -> None:
-        """Resume sampling from weights with this label."""
+        """Resume sampling from weights with this label.
+
+        Raises:
+            RefusedWeights: Not all changes to these weights have come.
+        """
+        self._receiver.finish(label)
         self._labels.append(label)
         self.engine.version = len(self._labels) - 1
         self._gate.open()
 
     def load(self, file: str) -> None:
-        """Copy weights from a safetensors file.
+        """Copy weights, or apply changes, from a safetensors file.
 
         Raises:
-            ValueError: Sampling is not paused, or a tensor does not fit the model.
+            ValueError: Sampling is not paused, a tensor does not fit the model, or changes are of other weights.
             SafetensorError: The file is not a safetensors file.
         """
         if self._gate.is_open:
             raise ValueError("weights arrived while the server samples; pause it first")
-        with safe_open(file, framework="pt") as tensors, torch.no_grad():
-            for name in tensors.keys():  # noqa: SIM118 (no mapping)
-                tensor, parameter = tensors.get_tensor(name), self._parameters.get(name)
-                if parameter is None or parameter.shape != tensor.shape:
-                    expected = "none" if parameter is None else list(parameter.shape)
-                    raise ValueError(f"{name} has the shape {list(tensor.shape)}, expected {expected}")
-                parameter.copy_(tensor)
+        with safe_open(file, framework="pt") as tensors:
+            self._receiver.load({name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata() or {})  # noqa: SIM118 (no mapping)
 
 
 def application(server: SamplingServer, secret: str) -> web.Application:
