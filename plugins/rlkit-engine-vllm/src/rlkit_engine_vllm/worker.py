@@ -21,6 +21,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.v1.sample.sampler import Sampler
 
@@ -82,12 +83,21 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
             self.model.load_weights(read_folder(Path(update_info.folder)))
         finally:  # also after an error, which would otherwise leave layers without storage
             finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            pack_heads(self.model)
 
     def finish_weight_update(self) -> None:
         pass
 
     def shutdown(self) -> None:
         pass
+
+
+def pack_heads(model: torch.nn.Module) -> None:
+    """Pack the weights of output layers again: vLLM's reload forgets the packed copy of a tied one."""
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
