@@ -12,4 +12,5 @@ __all__ = ["VllmApi", "VllmEngine", "VllmLaunch", "VllmServer"]
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    register(VllmEngine, VllmServer)
+    for part in (VllmEngine, VllmServer):
+        register(part)

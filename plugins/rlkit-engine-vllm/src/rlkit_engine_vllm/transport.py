@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -60,5 +61,5 @@ class FolderTransport(DiskTransport):
 def shared_memory(policy: CausalLM, dtype: torch.dtype) -> str | None:
     """Return the folder of shared memory; None if the weights do not fit there."""
     size = dtype.itemsize * sum(parameter.numel() for parameter in policy.parameters())
-    fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
+    fits = os.path.isdir(SHARED_MEMORY) and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
     return str(SHARED_MEMORY) if fits else None
