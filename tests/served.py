@@ -22,7 +22,7 @@ from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
 T = TypeVar("T")
-RETRY = ServerRetryPolicy(request_seconds=120.0, start_seconds=300.0, hang_seconds=3.0)
+RETRY = ServerRetryPolicy(request_seconds=300.0, start_seconds=300.0, hang_seconds=10.0)
 CONTEXT = 510
 """The model's 512 tokens without the two that SGLang reserves."""
 PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]

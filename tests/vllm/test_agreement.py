@@ -28,7 +28,7 @@ TEN_MILLION = {
     "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 5, "num_attention_heads": 6,
     "num_key_value_heads": 2, "initializer_range": 0.05, "vocab_size": 2048,
 }  # fmt: skip
-SAMPLES = 2000
+SAMPLES = 1000
 
 
 @pytest.fixture(scope="module")

@@ -65,12 +65,13 @@ class VllmApi(ServerApi):
         await self.client.post(*calls[step], DEADLINES[step])
 
     async def reset(self, deadline: float) -> None:
-        for path in ("/finish_weight_update", "/resume"):
-            try:
-                await self.client.post(path, {}, deadline)
-            except Fault as fault:
-                if fault.status is None:  # a status means that nothing is open
-                    raise
+        try:
+            await self.client.post("/finish_weight_update", {}, deadline)
+        except Fault as fault:
+            if fault.status is None:
+                raise
+            await self.client.finish()  # no update was open; vLLM closes a connection after an error of its workers
+        await self.client.post("/resume", {}, deadline)
 
     def release(self, deadline: float) -> None:
         self.client.post_now("/sleep?level=2&mode=abort", {}, deadline)
