@@ -118,6 +118,9 @@ def test_a_server_gets_the_gpus_of_its_number(monkeypatch: pytest.MonkeyPatch) -
     assert words[words.index("--gpu-memory-utilization") + 1] == "0.5"
     assert words[words.index("--tensor-parallel-size") + 1] == "2"
     assert "--enforce-eager" not in words
+    words = command(Path("m"), 9, VllmLaunch(), "float32", 8192, on_gpu=False)
+    assert "--no-enable-chunked-prefill" in words
+    assert words[words.index("--max-num-batched-tokens") + 1] == "8192"
 
 
 def test_a_folder_keeps_what_no_later_file_replaces() -> None:

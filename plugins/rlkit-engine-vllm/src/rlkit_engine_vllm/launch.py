@@ -28,6 +28,9 @@ PACKAGES = Path(__file__).parents[1]
 CPU_KV_BYTES = 1 << 29
 """Size of the KV cache on a CPU, where vLLM would otherwise take most of the memory."""
 
+CPU_BATCH_TOKENS = 4096
+"""Tokens that vLLM computes at once on a CPU, or those of the longest conversation if they are more."""
+
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads that vLLM computes on a CPU; with others, its first request ends the server."""
 
@@ -128,6 +131,8 @@ def command(model: Path, port: int, launch: VllmLaunch, dtype: str, context: int
     ]  # fmt: skip
     if not on_gpu:
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_KV_BYTES)]
+        # vLLM fails on a CPU where it splits the prompt of a request with a seed
+        words += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(context, CPU_BATCH_TOKENS))]
     if launch.memory_fraction is not None:
         words += ["--gpu-memory-utilization", str(launch.memory_fraction)]
     if launch.release_memory and on_gpu:
