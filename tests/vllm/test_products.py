@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.sglang.test_faults import (
-    test_a_server_that_dies_in_a_rollout_costs_time_only,
     test_a_server_that_dies_in_a_sync_is_synced_again,
     test_an_error_of_the_server_is_tried_again,
     test_nothing_is_sampled_before_the_first_sync,
@@ -33,7 +32,6 @@ __all__ = [
     "test_a_deadline_ends_one_request_and_no_other",
     "test_a_difference_that_stays_is_said_to_stay",
     "test_a_request_that_the_server_refuses_is_data",
-    "test_a_server_that_dies_in_a_rollout_costs_time_only",
     "test_a_server_that_dies_in_a_sync_is_synced_again",
     "test_a_step_has_a_deadline",
     "test_a_tensor_that_is_corrupted_on_its_way_is_named",
