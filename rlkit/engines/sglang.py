@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
 from rlkit.engines.server.api import ServerApi
-from rlkit.engines.server.engine import ServerEngine
+from rlkit.engines.server.engine import ServerEngine, trainer_gpus
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
@@ -288,10 +287,3 @@ class SGLangEngine(SGLangRollouts):
 
     def make_transport(self) -> Transport[Any]:
         return SGLangTensors(self.runtime.device)
-
-
-def trainer_gpus(runtime: Runtime) -> set[int]:
-    """Return the indices of this machine's GPUs that ranks train on; all ranks must call this."""
-    device, host = runtime.device, socket.gethostname()
-    here = (host, device.index or 0 if device.type == "cuda" else None)
-    return {gpu for other_host, gpu in runtime.gather_world(here) if other_host == host and gpu is not None}

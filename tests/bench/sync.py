@@ -17,7 +17,7 @@ from rlkit.engines.sglang_launch import Launch
 from rlkit.models.lora import add_lora
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
-from tests.sglang.conftest import RETRY, Trainer
+from tests.served import RETRY, Trainer
 
 ROUNDS = 7
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}

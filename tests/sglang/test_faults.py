@@ -20,7 +20,7 @@ from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
 from rlkit.models.weights import PolicyWeights
 from rlkit.types import Request
-from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request, server_pid
+from tests.served import PROMPTS, RETRY, Trainer, request, server_pid
 
 
 def rollout_with(trainer: Trainer, engine: SGLangServer, number: signal.Signals) -> None:
@@ -125,9 +125,7 @@ def test_an_error_of_the_server_is_tried_again(trainer: Trainer, engine: SGLangS
     assert answer.tokens == trainer.greedy(PROMPTS[0], 24)
 
 
-def test_nothing_is_sampled_before_the_first_sync(trainer: Trainer, engine: SGLangServer) -> None:
-    fresh = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY)
-    fresh.bind(trainer.runtime)
+def test_nothing_is_sampled_before_the_first_sync(trainer: Trainer, second: Any) -> None:
+    fresh = second()
     with pytest.raises(EngineError, match="before the first sync"):
         trainer.ask(fresh, [request(PROMPTS[0])])
-    fresh.close()

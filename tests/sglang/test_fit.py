@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import FAST, read_jsonl, rlkit
-from tests.sglang.conftest import children
+from tests.served import children
 
 
 def check_versions(out: Path, steps: int) -> None:
@@ -67,16 +67,21 @@ def test_sglang_learns_from_a_sharded_trainer(tmp_path: Path) -> None:
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.08
 
 
-@pytest.mark.parametrize("alone", ["false", "true"])
-def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str) -> None:
-    words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", *FAST, "--fabric.devices=2", "--out=out")
-    lora = ("--model.lora.rank=4", "--train.lr=0.01", f"--rollout.engine.launch.adapter_only={alone}")
-    process = rlkit("fit", *words, "--fabric.strategy=fsdp2", *lora, cwd=tmp_path)
+def sharded_lora(folder: Path, *engine: str) -> None:
+    """Run `fit` on two ranks with adapters; check that servers sample from the trainer's weights."""
+    words = ("--recipe=quickstart", *engine, *FAST, "--fabric.devices=2", "--out=out")
+    lora = ("--model.lora.rank=4", "--train.lr=0.01")
+    process = rlkit("fit", *words, "--fabric.strategy=fsdp2", *lora, cwd=folder)
     assert process.returncode == 0, process.stderr
-    for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
+    for row in read_jsonl(folder / "out" / "metrics.jsonl"):
         assert row["mismatch/max"] < 1e-4
         assert row["rollout/failed"] == 0
-    check_versions(tmp_path / "out", 2)
+    check_versions(folder / "out", 2)
+
+
+@pytest.mark.parametrize("alone", ["false", "true"])
+def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str) -> None:
+    sharded_lora(tmp_path, "--rollout.engine=SGLangServer", f"--rollout.engine.launch.adapter_only={alone}")
 
 
 def test_ranks_share_a_server_that_releases_its_memory(tmp_path: Path) -> None:
@@ -91,23 +96,28 @@ def test_ranks_share_a_server_that_releases_its_memory(tmp_path: Path) -> None:
     check_versions(tmp_path / "out", 2)
 
 
-@pytest.mark.parametrize("engine", ["SGLangServer", "SGLangEngine"])
-def test_rollouts_run_ahead(tmp_path: Path, engine: str) -> None:
-    """Beside the trainer, weights arrive during requests; on its device, requests are interrupted and continue."""
-    words = ("--recipe=quick_tool", f"--rollout.engine={engine}", "--train.prompts_per_step=4", "--out=out")
+def run_ahead(folder: Path, *engine: str) -> None:
+    """Run `fit` with rollouts up to two versions behind; check the versions of tokens, and that no prompt is lost."""
+    words = ("--recipe=quick_tool", *engine, "--train.prompts_per_step=4", "--out=out")
     few = ("--train.steps=5", "--rollout.group_size=4", "--validation=null", "--log.rollouts.limit=null")
-    process = rlkit("fit", *words, *few, "--rollout.max_staleness=2", "--correction.high=2.0", cwd=tmp_path)
+    process = rlkit("fit", *words, *few, "--rollout.max_staleness=2", "--correction.high=2.0", cwd=folder)
     assert process.returncode == 0, process.stderr
     prompts: Counter[str] = Counter()
     for number in range(1, 6):
-        for row in read_jsonl(tmp_path / "out" / "rollouts" / f"step-{number:05d}.jsonl.gz"):
+        for row in read_jsonl(folder / "out" / "rollouts" / f"step-{number:05d}.jsonl.gz"):
             prompts[row["prompt"]] += 1
             assert {v for v in row["versions"] if v >= 0} <= {number - 3, number - 2, number - 1}
     assert prompts == dict.fromkeys(prompts, 4)
-    rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    rows = read_jsonl(folder / "out" / "metrics.jsonl")
     assert len(prompts) == 4 * len(rows) == 20
     assert 0 < max(row["staleness/max"] for row in rows) <= 2
     assert all(row["rollout/failed"] == row["engine/restarts"] == row["engine/retried"] == 0 for row in rows)
+
+
+@pytest.mark.parametrize("engine", ["SGLangServer", "SGLangEngine"])
+def test_rollouts_run_ahead(tmp_path: Path, engine: str) -> None:
+    """Beside the trainer, weights arrive during requests; on its device, requests are interrupted and continue."""
+    run_ahead(tmp_path, f"--rollout.engine={engine}")
 
 
 def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rlkit.engines.sglang_teacher import SGLangTeacher
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
-from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
+from tests.served import PROMPTS, RETRY, Trainer, request
 
 
 def test_greedy_output_equals_generate_token_for_token(trainer: Trainer, engine: SGLangServer) -> None:

@@ -18,7 +18,7 @@ from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
-from tests.sglang.conftest import RETRY, Trainer
+from tests.served import RETRY, Trainer
 
 
 class Watched(PolicyWeights):

@@ -23,7 +23,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.testing.vision_models import save_random_vision_model
 from rlkit.types import Completion, Message, Request, SampleKey, Sampling
 from tests.conftest import read_jsonl, rlkit
-from tests.sglang.conftest import RETRY, Trainer
+from tests.served import RETRY, Trainer
 
 
 class Served(NamedTuple):

@@ -21,24 +21,7 @@ from rlkit.engines.sglang_launch import Launch
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, StopReason
-from tests.sglang.conftest import PROMPTS, RETRY, Trainer, request
-
-
-@pytest.fixture
-def second(trainer: Trainer, engine: SGLangServer) -> Iterator[Any]:
-    """Return more engines on the same server, as if they had not started it."""
-    engines: list[SGLangServer] = []
-
-    def make(**options: Any) -> SGLangServer:
-        server_engine = SGLangServer(urls=[engine.fleet.owned[0].url], retry=RETRY, **options)
-        engines.append(server_engine)
-        server_engine.bind(trainer.runtime)
-        return server_engine
-
-    yield make
-    for server_engine in engines:
-        server_engine.close()
-    trainer.publish(engine)
+from tests.served import PROMPTS, RETRY, Trainer, request
 
 
 @pytest.mark.parametrize("transport", ["tensor", "disk", "group"])

@@ -38,6 +38,8 @@ PACKAGES = {
     "PythonTool": "rlkit-tool-python",
     "Ray": "rlkit-ray",
     "SearchTool": "rlkit-tool-search",
+    "VllmEngine": "rlkit-engine-vllm",
+    "VllmServer": "rlkit-engine-vllm",
 }
 """The parts of rlkit's own plugins, by the distribution to install."""
 SUFFIXES = ("", "Loss", "Reward", "Engine", "Tool", "Task", "Parser")

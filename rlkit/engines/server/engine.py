@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -199,6 +200,13 @@ class ServerEngine(RolloutEngine):
     def close(self) -> None:
         self.fleet.close()
         self.weights.close()
+
+
+def trainer_gpus(runtime: Runtime) -> set[int]:
+    """Return the indices of this machine's GPUs that ranks train on; all ranks must call this."""
+    device, host = runtime.device, socket.gethostname()
+    here = (host, device.index or 0 if device.type == "cuda" else None)
+    return {gpu for other_host, gpu in runtime.gather_world(here) if other_host == host and gpu is not None}
 
 
 def _weight_dtype(name: str, runtime: Runtime) -> torch.dtype:

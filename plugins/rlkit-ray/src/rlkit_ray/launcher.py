@@ -35,8 +35,8 @@ PASSED_ON = ("HF_", "NCCL_", "OMP_", "PYTHONPATH", "RLKIT_", "TORCH_", "WANDB_")
 class Ray(Launcher):
     """Starts the ranks on the nodes of a Ray cluster, and goes on with the nodes that are left when one dies.
 
-    Rollout servers that the run starts (SGLangServer, VllmServer, HttpEngine) get devices of their own on any node. If
-    their node dies, they are started on another one and get the weights again, while the run goes on.
+    Rollout servers that the run starts (SGLangServer, HttpEngine) get devices of their own on any node. If their node
+    dies, they are started on another one and get the weights again, while the run goes on.
 
     The nodes need rlkit and this package, and the file systems of the current folder and of the run folder, where each
     rank's output is in `launcher/`. The command shows that of rank 0; Ctrl-C ends the run as without a launcher. When

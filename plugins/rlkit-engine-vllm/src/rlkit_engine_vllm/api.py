@@ -1,0 +1,152 @@
+"""vLLM's endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+
+from rlkit.base.errors import EngineError
+from rlkit.engines.server.api import ServerApi, ServerOutput
+from rlkit.engines.server.http import Client, Fault
+from rlkit.engines.server.states import DEADLINES, UpdateStep
+from rlkit.types import JsonObject, Request, Sampling
+from rlkit_engine_vllm.launch import check_release
+
+GENERATE = "/inference/v1/generate"
+LARGEST_SEED = (1 << 63) - 1
+
+
+class VllmApi(ServerApi):
+    """The calls of a vLLM server.
+
+    Args:
+        client: Sends the calls.
+    """
+
+    product = "vLLM"
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._requests: set[str] = set()
+        """Ids of the requests in flight."""
+
+    async def health(self, deadline: float) -> None:
+        await self.client.get("/health", deadline)
+
+    async def inspect(self, started: bool) -> None:
+        info = await self.client.get("/version", 30.0)
+        check_release(str(info.get("version")))
+        try:
+            await self.client.post("/init_weight_transfer_engine", {"init_info": {}}, 30.0)
+        except Fault as fault:
+            if fault.status is None:
+                raise
+            raise EngineError(
+                f"vLLM server {self.client.url} takes no weights from rlkit ({fault}); start it as the README of "
+                "rlkit-engine-vllm says"
+            ) from fault
+
+    async def weight_version(self) -> str:
+        info = await self.client.get("/weight_info", 10.0)
+        return str(info.get("weight_version"))
+
+    async def perform(self, step: UpdateStep, label: str, brackets: bool) -> None:
+        calls: dict[UpdateStep, tuple[str, JsonObject]] = {
+            UpdateStep.PAUSE: ("/pause?mode=keep", {}),
+            UpdateStep.RESUME_WEIGHTS: ("/wake_up?tags=weights", {}),
+            UpdateStep.BEGIN: ("/start_weight_update", {}),
+            UpdateStep.END: ("/finish_weight_update", {}),
+            UpdateStep.RESUME_KV: ("/wake_up?tags=kv_cache", {}),
+            UpdateStep.FLUSH: ("/reset_prefix_cache?reset_running_requests=true", {}),
+            UpdateStep.LABEL: ("/update_weight_version", {"new_version": label}),
+            UpdateStep.CONTINUE: ("/resume", {}),
+        }
+        await self.client.post(*calls[step], DEADLINES[step])
+
+    async def reset(self, deadline: float) -> None:
+        try:
+            await self.client.post("/finish_weight_update", {}, deadline)
+        except Fault as fault:
+            if fault.status is None:
+                raise
+            await self.client.finish()  # no update was open; vLLM closes a connection after an error of its workers
+        await self.client.post("/resume", {}, deadline)
+
+    def release(self, deadline: float) -> None:
+        self.client.post_now("/sleep?level=2&mode=abort", {}, deadline)
+
+    async def generate(self, request: Request) -> ServerOutput:
+        sampling = request.sampling
+        params = {
+            "temperature": sampling.temperature,
+            "max_tokens": sampling.max_tokens,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or 0,
+            "min_p": sampling.min_p,
+            "stop_token_ids": list(sampling.stop_ids),
+            "seed": request.key.hash() & LARGEST_SEED,
+        }
+        request_id = uuid.uuid4().hex
+        self._requests.add(request_id)
+        try:
+            seconds = request.deadline or DEADLINES[UpdateStep.CHECK]
+            response = await self._sample(request.tokens, params, seconds, request_id)
+        finally:
+            self._requests.discard(request_id)
+        return _read(response, sampling)
+
+    async def abort(self, deadline: float) -> None:
+        ids = [f"generate-tokens-{request_id}" for request_id in self._requests]
+        if ids:
+            await self.client.post("/abort_requests", {"request_ids": ids}, deadline)
+
+    async def probe(self, rows: Sequence[Sequence[int]], count: int, deadline: float) -> list[ServerOutput]:
+        params = {"temperature": 0.0, "max_tokens": count, "prompt_logprobs": 0}
+        responses = await asyncio.gather(*(self._sample(row, params, deadline) for row in rows))
+        outputs = []
+        for row, response in zip(rows, responses, strict=True):
+            tokens, logps = _sampled(response)
+            positions = zip(row[1:], response["prompt_logprobs"][1:], strict=True)
+            scored = [float(candidates[str(token)]["logprob"]) for token, candidates in positions]
+            outputs.append(ServerOutput([*row[1:], *tokens], [*scored, *logps]))
+        return outputs
+
+    async def _sample(
+        self, tokens: Sequence[int], params: JsonObject, deadline: float, request_id: str | None = None
+    ) -> JsonObject:
+        body: JsonObject = {
+            "request_id": request_id or uuid.uuid4().hex,
+            "token_ids": list(tokens),
+            "sampling_params": {"logprobs": 0, "detokenize": False, "ignore_eos": True, **params},
+        }
+        if self.adapter is not None:
+            body["model"] = self.adapter
+        response: JsonObject = await self.client.post(GENERATE, body, deadline)
+        return response
+
+
+def _sampled(response: JsonObject) -> tuple[list[int], list[float]]:
+    """Return the tokens that a response has sampled, and their log-probs."""
+    [choice] = response["choices"]
+    tokens = [int(token) for token in choice["token_ids"] or ()]
+    content = (choice["logprobs"] or {}).get("content") or ()
+    return tokens, [float(entry["logprob"]) for entry in content]
+
+
+def _read(response: JsonObject, sampling: Sampling) -> ServerOutput:
+    """Return the output in a response.
+
+    Raises:
+        Fault: The request ended with an error.
+    """
+    tokens, logps = _sampled(response)
+    [choice] = response["choices"]
+    reason = choice["finish_reason"]
+    if reason not in {"stop", "length", "abort"}:
+        raise Fault(f"the request ended with {reason}")
+    spans = choice["weight_versions"] or ()
+    labels = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+    stopped = bool(tokens) and tokens[-1] in sampling.stop_ids
+    complete = stopped or len(tokens) >= sampling.max_tokens
+    return ServerOutput(tokens, logps, labels, stopped, reason == "abort" and not complete)

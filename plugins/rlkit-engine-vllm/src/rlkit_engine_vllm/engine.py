@@ -1,0 +1,226 @@
+"""Rollouts from vLLM: servers, or an engine on each rank's own device."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from math import lcm
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+from rlkit.base.errors import EngineError, RecipeError
+from rlkit.base.names import OutputPath
+from rlkit.base.ranges import NUMBER, Count
+from rlkit.engines.server.api import ServerApi
+from rlkit.engines.server.engine import ServerEngine, trainer_gpus
+from rlkit.engines.server.http import Client
+from rlkit.engines.server.process import write_model
+from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.transports import Transport, is_local
+from rlkit.interfaces.launcher import ServerCommand, ServerSite
+from rlkit_engine_vllm.api import VllmApi
+from rlkit_engine_vllm.launch import (
+    BESIDE_TRAINER,
+    CPU_HEADS,
+    VllmLaunch,
+    adapter_arguments,
+    command,
+    environment,
+    require_vllm,
+)
+from rlkit_engine_vllm.transport import FolderTransport, shared_memory
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.runtime import Runtime
+
+LAUNCH = VllmLaunch()
+RETRY = ServerRetryPolicy()
+
+
+class VllmRollouts(ServerEngine):
+    """What VllmServer and VllmEngine share: how servers are called and started.
+
+    Args:
+        launch: How servers are started.
+        retry: How long to wait for servers, and how often they may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
+    """
+
+    def __init__(self, launch: VllmLaunch, retry: ServerRetryPolicy, check_weights: bool) -> None:
+        super().__init__(
+            retry,
+            check_weights,
+            dtype=launch.dtype,
+            adapter_only=launch.adapter_only,
+            release_memory=launch.release_memory,
+        )
+        self.launch = launch
+
+    @abstractmethod
+    def start(self, rank: int) -> list[InferenceServer]: ...
+
+    def bind(self, runtime: Runtime) -> None:
+        self._trainer_gpus = trainer_gpus(runtime)
+        super().bind(runtime)
+
+    def api(self, client: Client) -> ServerApi:
+        return VllmApi(client)
+
+    def command(self, gpu: int | None) -> ServerCommand:
+        """Return how a server is started, on a GPU of this machine and its successors, or on the CPU.
+
+        Raises:
+            EngineError: vLLM cannot run the model on a CPU.
+        """
+        policy, launch = self.runtime.policy, self.launch
+        gpus = [] if gpu is None else list(range(gpu, gpu + launch.tensor_parallel))
+        if not gpus:
+            self._check_cpu()
+        if self._trainer_gpus.intersection(gpus) and launch.memory_fraction is None:
+            launch = replace(launch, memory_fraction=BESIDE_TRAINER)
+        dtype = str(self.weight_dtype).removeprefix("torch.")
+
+        def words(site: ServerSite) -> list[str]:
+            line = command(site.folder / "model", site.port, launch, dtype, self.runtime.context, on_gpu=bool(gpus))
+            return [*line, *(adapter_arguments(policy) if launch.adapter_only else ()), *launch.args]
+
+        return ServerCommand(
+            "vllm",
+            words,
+            lambda folder: write_model(folder / "model", policy, self.runtime.stop_ids),
+            environment(gpus),
+            len(gpus),
+            gpu,
+        )
+
+    def _check_cpu(self) -> None:
+        config = self.runtime.policy.config.get_text_config()
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if size not in CPU_HEADS:
+            raise EngineError(
+                f"model.path has attention heads of {size}, but vLLM computes {', '.join(map(str, CPU_HEADS))} on a "
+                "CPU; choose rollout.engine: TorchEngine"
+            )
+        if self.launch.tensor_parallel > 1:
+            raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
+
+
+class VllmServer(VllmRollouts):
+    """vLLM servers that all ranks share: running ones at `urls`, or ones that rlkit starts on this machine.
+
+    Requests go to the least busy server, and all turns of a conversation to the same one, which has its prefix in the
+    cache. A server that dies, hangs, fails or comes back with old weights is restarted (if rlkit started it) or waited
+    for, then synced again, and its unfinished requests are repeated. The version of every token is checked. After every
+    sync, servers' log-probs are compared with the trainer's. Requests in flight wait during a sync, and the new weights
+    continue them.
+
+    Args:
+        urls: Running servers, started as the package's README says; if empty, rlkit starts `servers` here.
+        servers: Number of servers to start.
+        first_gpu: The index of the first server's first GPU; the next server takes the next `launch.tensor_parallel`.
+        transport: How weights are sent: `tensor` (files in this machine's shared memory) or `disk` (files in `folder`);
+            `auto` is `tensor` if all servers are on this machine, otherwise `disk`.
+        folder: Folder that `disk` writes to, visible to all servers; null for a temporary folder of this machine.
+        launch: How servers are started.
+        retry: How long to wait for servers, and how often they may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str] = (),
+        *,
+        servers: Count = 1,
+        first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
+        transport: Literal["auto", "tensor", "disk"] = "auto",
+        folder: OutputPath | None = None,
+        launch: VllmLaunch = LAUNCH,
+        retry: ServerRetryPolicy = RETRY,
+        check_weights: bool = True,
+    ) -> None:
+        super().__init__(launch, retry, check_weights)
+        self.beside = not launch.release_memory
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise RecipeError(f"VllmServer has the url {url!r}, expected http://… or https://…")
+        if not all(map(is_local, urls)) and (transport == "tensor" or folder is None):
+            raise RecipeError(
+                "VllmServer has urls of other machines, which take weights from files alone; set transport: disk and a "
+                "folder that the servers see"
+            )
+        self.urls = urls
+        self.servers = servers
+        self.first_gpu = first_gpu
+        self.transport = transport
+        self.folder = folder
+
+    def start(self, rank: int) -> list[InferenceServer]:
+        if rank > 0:
+            return []
+        if self.urls:
+            return [self.connect(url) for url in self.urls]
+        require_vllm()
+        width = self.launch.tensor_parallel
+        on_gpus = self.runtime.device.type == "cuda"
+        firsts = [self.first_gpu + i * width if on_gpus else None for i in range(self.servers)]
+        taken = range(self.first_gpu, self.first_gpu + self.servers * width) if on_gpus else range(0)
+        shared = sorted(self._trainer_gpus.intersection(taken))
+        if shared:
+            warnings.warn(
+                f"VllmServer starts its servers on GPUs {shared}, which the trainer uses too; set first_gpu to the "
+                "first free one, or choose VllmEngine, which shares each rank's GPU",
+                stacklevel=2,
+            )
+        return [self.launch_server(self.command(first), here=True) for first in firsts]
+
+    def make_transport(self) -> Transport[Any]:
+        local = all(is_local(server.url) for server in self.fleet.servers)
+        if self.transport == "disk" or not local:
+            return FolderTransport(self.runtime.policy, self.folder)
+        return FolderTransport(self.runtime.policy, shared_memory(self.runtime.policy, self.weight_dtype))
+
+
+class VllmEngine(VllmRollouts):
+    """A vLLM engine on each rank's own device, which it shares with the trainer.
+
+    rlkit starts it as a server that listens on 127.0.0.1 only. Weights travel as files in shared memory. With
+    `launch.tensor_parallel` above 1, that many neighbouring ranks share one engine over their GPUs. In all else it
+    behaves as `VllmServer`.
+
+    Args:
+        launch: How the engine is started.
+        retry: How long to wait for the engine, and how often it may fail.
+        check_weights: Compare log-probs with the trainer's after every sync.
+    """
+
+    interruptible = True
+
+    def __init__(
+        self, launch: VllmLaunch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True
+    ) -> None:
+        super().__init__(launch, retry, check_weights)
+
+    def interrupt(self) -> None:
+        self.requests.interrupt()
+
+    def start(self, rank: int) -> list[InferenceServer]:
+        require_vllm()
+        device = self.runtime.device
+        if rank % self._group_size:
+            return []
+        return [self.launch_server(self.command(device.index or 0 if device.type == "cuda" else None), here=True)]
+
+    def sampling_urls(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        return list(urls[rank - rank % self._group_size])
+
+    @property
+    def _group_size(self) -> int:
+        """How many neighbouring ranks share an engine; only the first of the ranks with the same rows samples."""
+        return lcm(self.launch.tensor_parallel, self.runtime.tensor_parallel * self.runtime.sequence_parallel)
+
+    def make_transport(self) -> Transport[Any]:
+        return FolderTransport(self.runtime.policy, shared_memory(self.runtime.policy, self.weight_dtype))

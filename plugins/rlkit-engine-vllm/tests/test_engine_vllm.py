@@ -1,0 +1,162 @@
+"""What VllmServer sends and starts, without vLLM; tests/vllm runs the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rlkit_engine_http import HttpEngine
+from rlkit_engine_vllm import VllmApi, VllmEngine, VllmLaunch, VllmServer
+from rlkit_engine_vllm.launch import check_release, command, environment, require_vllm
+from rlkit_engine_vllm.transport import FolderTransport
+from safetensors import safe_open
+
+from rlkit.base.errors import EngineError, RecipeError
+from rlkit.engines import SGLangEngine, SGLangServer
+from rlkit.engines.server.http import Client, Fault
+from rlkit.types import Request, SampleKey, Sampling
+from tests.conftest import ROOT
+
+ANSWER: dict[str, Any] = {
+    "token_ids": [4, 5, 6],
+    "logprobs": {"content": [{"token_id": t, "logprob": -0.5 * t} for t in (4, 5, 6)]},
+    "finish_reason": "stop",
+    "weight_versions": [{"version": "run-1", "start": 0, "end": 2}, {"version": "run-2", "start": 2, "end": 3}],
+}
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, body: Any) -> list[Any]:
+    """Have every POST answer this; return what is posted."""
+    posted: list[Any] = []
+
+    async def post(client: Client, path: str, sent: Any, deadline: float) -> Any:
+        posted.append((path, sent))
+        if isinstance(body, Exception):
+            raise body
+        return body
+
+    monkeypatch.setattr(Client, "post", post)
+    return posted
+
+
+def generate(monkeypatch: pytest.MonkeyPatch, **choice: Any) -> Any:
+    posted = answer(monkeypatch, {"choices": [ANSWER | choice]})
+    sampling = Sampling(max_tokens=5, temperature=0.7, top_k=3, min_p=0.1, stop_ids=(6,))
+    output = asyncio.run(VllmApi(Client("http://x")).generate(Request((1, 2), sampling, SampleKey(3, 1, "p", 0), "s")))
+    return posted, output
+
+
+def test_tokens_carry_log_probs_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    [(path, body)], output = generate(monkeypatch)
+    assert path == "/inference/v1/generate"
+    assert body["token_ids"] == [1, 2]
+    params = body["sampling_params"]
+    assert (params["temperature"], params["top_k"], params["min_p"]) == (0.7, 3, 0.1)
+    assert params["stop_token_ids"] == [6]
+    assert 0 <= params["seed"] < 1 << 63
+    assert (output.tokens, output.logps) == ([4, 5, 6], [-2.0, -2.5, -3.0])
+    assert output.labels == ["run-1", "run-1", "run-2"]
+    assert (output.stopped, output.aborted) == (True, False)
+
+
+@pytest.mark.parametrize(("count", "aborted"), [(2, True), (3, False)])
+def test_an_abort_after_the_last_token_is_none(monkeypatch: pytest.MonkeyPatch, count: int, aborted: bool) -> None:
+    content = {"content": ANSWER["logprobs"]["content"][:count]}
+    _, output = generate(monkeypatch, token_ids=[4, 5, 6][:count], logprobs=content, finish_reason="abort")
+    assert output.aborted is aborted
+
+
+def test_other_ends_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Fault, match="the request ended with error"):
+        generate(monkeypatch, finish_reason="error")
+
+
+def test_other_releases_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_release("0.32.0")
+    check_release("0.32.4.dev3+cpu")
+    for version in ("0.31.2", "0.33.0", "1.32.0"):
+        with pytest.raises(EngineError, match=rf"vLLM is {re.escape(version)}, but .* works with 0\.32 up to, but"):
+            check_release(version)
+    monkeypatch.setattr("rlkit_engine_vllm.launch.DISTRIBUTIONS", ("no-such-distribution",))
+    with pytest.raises(EngineError, match="vllm is not installed in this environment"):
+        require_vllm()
+
+
+def test_a_server_without_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def get(client: Client, path: str, deadline: float) -> Any:
+        return {"version": "0.32.0"}
+
+    monkeypatch.setattr(Client, "get", get)
+    answer(monkeypatch, Fault("answered 404: Not Found", 404))
+    with pytest.raises(EngineError, match="takes no weights from rlkit .*404"):
+        asyncio.run(VllmApi(Client("http://x")).inspect(False))
+
+
+def test_urls_of_other_machines_need_a_folder() -> None:
+    with pytest.raises(RecipeError, match="has the url 'x:1'"):
+        VllmServer(["x:1"])
+    for options in ({}, {"transport": "tensor", "folder": "/f"}, {"transport": "disk"}):
+        with pytest.raises(RecipeError, match="set transport: disk and a folder"):
+            VllmServer(["http://10.0.0.7:9"], **options)
+    VllmServer(["http://10.0.0.7:9"], transport="disk", folder="/f")
+
+
+def test_a_server_gets_the_gpus_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert environment([2, 3])["CUDA_VISIBLE_DEVICES"] == "6,7"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert environment([2, 3])["CUDA_VISIBLE_DEVICES"] == "2,3"
+    launch = VllmLaunch(tensor_parallel=2, memory_fraction=0.5, release_memory=True)
+    words = command(Path("m"), 9, launch, "bfloat16", 512, on_gpu=True)
+    assert "--enable-sleep-mode" in words
+    assert words[words.index("--gpu-memory-utilization") + 1] == "0.5"
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert "--enforce-eager" not in words
+    words = command(Path("m"), 9, VllmLaunch(), "float32", 8192, on_gpu=False)
+    assert "--no-enable-chunked-prefill" in words
+    assert words[words.index("--max-num-batched-tokens") + 1] == "8192"
+
+
+def test_a_folder_keeps_what_no_later_file_replaces() -> None:
+    transport = FolderTransport(SimpleNamespace())  # type: ignore[arg-type]
+    try:
+        transport.prepare([("a", torch.ones(2)), ("b", torch.ones(2))])
+        transport.prepare([("a", torch.full((2,), 3.0))])
+        index = json.loads((transport.folder / "model.safetensors.index.json").read_text())["weight_map"]
+        assert index == {"a": "000002.safetensors", "b": "000001.safetensors"}
+        with safe_open(transport.folder / index["a"], "pt") as tensors:
+            assert tensors.get_tensor("a").tolist() == [3.0, 3.0]
+        transport.prepare([("b", torch.zeros(2))])
+        assert sorted(path.name for path in transport.folder.glob("*.safetensors")) == [
+            "000002.safetensors",
+            "000003.safetensors",
+        ]
+    finally:
+        transport.close()
+
+
+def test_the_table_of_engines_states_what_the_classes_have() -> None:
+    engines: list[Any] = [SGLangServer, SGLangEngine, VllmServer, VllmEngine, HttpEngine]
+    made = [engine() for engine in engines]
+    options = [engine.__init__.__code__.co_varnames for engine in engines]
+    rows = {
+        "samples while the trainer learns": [engine.beside for engine in made],
+        "requests are interrupted": [engine.interruptible for engine in made],
+        "servers that already run (`urls`)": ["urls" in names for names in options],
+        "transport of weights is an option": ["transport" in names for names in options],
+        "adapters alone, memory released (`launch`)": ["launch" in names for names in options],
+        "reads pictures": [bool(engine.picture_models) for engine in made],
+    }
+    expected = [f"| | {' | '.join(f'`{engine.__name__}`' for engine in engines)} |"]
+    expected += [
+        f"| {row} | {' | '.join('yes' if value else 'no' for value in values)} |" for row, values in rows.items()
+    ]
+    expected.append(f"| reserved tokens of the context | {' | '.join(str(engine.reserved) for engine in made)} |")
+    lines = (ROOT / "rlkit" / "docs" / "sglang.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in expected if line not in lines] == []

@@ -1,0 +1,125 @@
+"""What tests of real servers share, whatever the product: a trainer that stands still, and engines on one server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from rlkit.engines.server.engine import ServerEngine
+from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.models.lora import base_model
+from rlkit.models.weights import PolicyWeights
+from rlkit.testing import random_model
+from rlkit.testing.models import build_tokenizer
+from rlkit.types import Completion, Request, SampleKey, Sampling
+
+T = TypeVar("T")
+RETRY = ServerRetryPolicy(request_seconds=300.0, start_seconds=300.0, hang_seconds=10.0)
+CONTEXT = 510
+"""The model's 512 tokens without the two that SGLang reserves."""
+PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
+
+
+class Trainer:
+    """A policy, the runtime around it, and an event loop for the engine that serves it.
+
+    Args:
+        policy: The policy.
+        sizes: Configuration values of the weights that `learn` replaces the policy's by.
+    """
+
+    def __init__(self, policy: Any, **sizes: int) -> None:
+        self.policy = policy
+        self.sizes = sizes
+        self.version = 0
+        self.runner = asyncio.Runner()
+        self.runtime: Any = SimpleNamespace(
+            policy=base_model(policy),
+            tokenizer=build_tokenizer(),
+            device=torch.device("cpu"),
+            context=CONTEXT,
+            stop_ids=frozenset({build_tokenizer().eos_token_id}),
+            autocast=nullcontext,
+            unsharded=nullcontext,
+            tensor_parallel=1,
+            reduce=lambda x: x,
+            gather=lambda x: x,
+            gather_world=lambda x: [x],
+            broadcast_tp=lambda x: x,
+            host_server=lambda command: None,
+            logits=lambda tokens: self.runtime.policy(input_ids=tokens, use_cache=False).logits,
+        )
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def learn(self, seed: int) -> None:
+        """Replace the weights."""
+        weights = random_model("qwen2", seed=seed, **self.sizes).state_dict()
+        self.policy.load_state_dict(weights)
+
+    def publish(self, engine: RolloutEngine, bucket_bytes: int = 8192) -> None:
+        self.version += 1
+        self.wait(engine.sync(PolicyWeights(self.policy, bucket_bytes), self.version))
+
+    def ask(self, engine: RolloutEngine, requests: list[Request]) -> list[Completion]:
+        async def all_of_them() -> list[Completion]:
+            return list(await asyncio.gather(*(engine.generate(r) for r in requests)))
+
+        return self.wait(all_of_them())
+
+    def greedy(self, prompt: tuple[int, ...], count: int) -> list[int]:
+        """Return the tokens of transformers' own `generate`."""
+        tokens = torch.tensor([prompt])
+        attention = torch.ones_like(tokens)
+        out = self.policy.generate(tokens, attention_mask=attention, max_new_tokens=count, do_sample=False)
+        return out[0, len(prompt) :].tolist()
+
+    def is_served_by(self, engine: RolloutEngine) -> bool:
+        """Whether greedy completions equal those of transformers token for token, and have the current version."""
+        answers = self.ask(engine, [request(p, temperature=0.0) for p in PROMPTS])
+        assert all(v == self.version for a in answers for v in a.versions)
+        return [a.tokens for a in answers] == [self.greedy(p, 24) for p in PROMPTS]
+
+
+def request(tokens: tuple[int, ...], sample: int = 0, session: str = "s", **sampling: Any) -> Request:
+    return Request(tokens, Sampling(**{"max_tokens": 24, **sampling}), SampleKey(0, 1, "p", sample), session)
+
+
+def children(pid: int) -> list[int]:
+    """Return the ids of a process's children."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def server_pid(engine: ServerEngine) -> int:
+    """Return the process of the first server that an engine has started."""
+    process = engine.fleet.owned[0].process
+    assert process is not None
+    assert process._supervisor is not None
+    [pid] = children(process._supervisor.pid)
+    return pid
+
+
+@pytest.fixture
+def second(trainer: Trainer, engine: Any) -> Iterator[Any]:
+    """Return more engines on the same server, as if they had not started it."""
+    engines: list[ServerEngine] = []
+
+    def make(**options: Any) -> ServerEngine:
+        server_engine: ServerEngine = type(engine)(urls=[engine.fleet.owned[0].url], retry=RETRY, **options)
+        engines.append(server_engine)
+        server_engine.bind(trainer.runtime)
+        return server_engine
+
+    yield make
+    for server_engine in engines:
+        server_engine.close()
+    trainer.publish(engine)

@@ -1,0 +1,28 @@
+"""`rlkit fit` with vLLM from end to end: it learns, even if its server is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlkit_engine_vllm import VllmServer
+
+from tests.sglang.test_fit import fit_and_kill, run_ahead, sharded_lora
+
+
+def test_vllm_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
+    validation = fit_and_kill(tmp_path, 24, 10, "--rollout.engine=VllmServer")
+    assert 0.25 <= validation["before"]["sampled_accuracy"] <= 0.5
+    assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
+
+
+def test_rollouts_run_ahead_on_a_running_server(tmp_path: Path, engine: VllmServer) -> None:
+    run_ahead(tmp_path, *at(engine))
+
+
+def test_two_ranks_with_adapters_share_a_running_server(tmp_path: Path, engine: VllmServer) -> None:
+    sharded_lora(tmp_path, *at(engine))
+
+
+def at(engine: VllmServer) -> tuple[str, ...]:
+    """Return the options by which a run uses a server that another one has started."""
+    return ("--rollout.engine=VllmServer", f"--rollout.engine.urls=[{engine.fleet.owned[0].url}]")
