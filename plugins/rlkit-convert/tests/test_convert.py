@@ -284,7 +284,7 @@ def test_published_examples(peer: str, name: str) -> None:
     assert recipe_problems(recipe_text(convert(peer, text, "run.sh", more))) == []
 
 
-def test_verls_sequence_parallelism_and_its_values_of_the_configuration() -> None:
+def test_verls_sequence_parallelism_and_override_config() -> None:
     words = [
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4",
         "actor_rollout_ref.model.override_config.attention_dropout=0.1",
