@@ -149,7 +149,7 @@ def test_verls_grpo_on_gsm8k() -> None:
     assert recipe["validation"]["every"] == 5
     assert recipe["log"]["loggers"][0]["init_args"]["project"] == "verl_grpo_example_gsm8k"
     assert any(line.startswith("trainer.total_epochs=15: train.steps = 15 epochs") for line in listed)
-    assert any("rlkit has no vLLM" in line for line in listed)
+    assert any("rlkit-engine-vllm has vLLM" in line for line in listed)
     assert recipe_problems(recipe_text(convert("verl", GRPO, "run.sh", []))) == [
         "train needs 'steps', which is not given; expected --train.steps with a whole number of 1 or more"
     ]

@@ -274,7 +274,7 @@ def engine(conversion: Conversion) -> None:
     if not conversion.get("use_vllm", boolean, False):
         return
     conversion.set("rollout.engine", "SGLangEngine", "use_vllm")
-    conversion.note("use_vllm", "rlkit has no vLLM: SGLangEngine takes its place (rlkit's extra `sglang`)")
+    conversion.note("use_vllm", "SGLangEngine takes its place; VllmEngine of rlkit-engine-vllm has vLLM")
     conversion.set("rollout.engine.launch.release_memory", True)
     if conversion.get("vllm_mode", text, "colocate") == "server":
         conversion.note("vllm_mode", "rollout.engine: SGLangServer, with first_gpu or urls")

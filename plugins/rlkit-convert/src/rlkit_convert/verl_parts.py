@@ -226,7 +226,7 @@ def engine(conversion: Conversion) -> None:
         if conversion.get(parallel, integer, 1) > 1:
             conversion.carry("rollout.engine.launch.tensor_parallel", parallel, integer, 1)
     if name.startswith("vllm"):
-        conversion.note(key, "SGLangEngine takes its place; VllmEngine of the package rlkit-engine-vllm has vLLM")
+        conversion.note(key, "SGLangEngine takes its place; VllmEngine of rlkit-engine-vllm has vLLM")
     conversion.set("fabric.precision", "bf16-mixed")
     strategy = f"{ACTOR}.strategy"
     divided = f"{ACTOR}.ulysses_sequence_parallel_size"
