@@ -24,9 +24,10 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.transports import Transport, is_local
 from rlkit.engines.sglang_api import SGLangApi
+from rlkit.engines.sglang_changes import LOADER
 from rlkit.engines.sglang_launch import BESIDE_TRAINER, Launch, adapter_arguments, command, environment, require_sglang
 from rlkit.engines.sglang_pictures import ARGUMENTS, ENVIRONMENT, MODEL_TYPES, RequestPictures
-from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangDisk, SGLangGroup, SGLangTensors
+from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangChanges, SGLangDisk, SGLangGroup, SGLangTensors
 from rlkit.types import Completion, Request
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class SGLangRollouts(ServerEngine):
 
     reserved = 2  # SGLang never fills the last two tokens of the context
     picture_models = MODEL_TYPES
+    loader_arguments: Sequence[str] = ()
+    """Arguments that servers need for the transport of weights."""
 
     def __init__(self, launch: Launch, retry: ServerRetryPolicy, check_weights: bool) -> None:
         super().__init__(
@@ -102,7 +105,7 @@ class SGLangRollouts(ServerEngine):
                 save_processor(policy, self.runtime.tokenizer, folder / "model")
             adapters = adapter_arguments(policy, gpu) if launch.adapter_only else []
             words = [*command(folder / "model", port, launch, dtype, gpu), *adapters]
-            return [*words, *(ARGUMENTS if self._pictures is not None else ()), *launch.args]
+            return [*words, *(ARGUMENTS if self._pictures is not None else ()), *self.loader_arguments, *launch.args]
 
         variables = environment(gpu, self.retry.hang_seconds)
         return ServerProcess("sglang", command_line, variables | (ENVIRONMENT if self._pictures is not None else {}))
@@ -128,7 +131,9 @@ class SGLangServer(SGLangRollouts):
         servers: Number of servers to start.
         first_gpu: The index of the first server's first GPU; the next server takes the next `launch.tensor_parallel`.
         transport: How weights are sent: `tensor` (memory of this machine), `group` (a process group, between machines),
-            `disk` (files); `auto` is `tensor` if all servers are on this machine, otherwise `group`.
+            `disk` (files), `changes` (elements that differ, over HTTP; running servers need `--custom-weight-loader
+            rlkit.engines.sglang_changes.load`, and memory for a copy of the weights); `auto` is `tensor` if all servers
+            are on this machine, otherwise `group`.
         folder: Folder that `disk` writes to, visible to all servers; null for a temporary folder of this machine.
         launch: How servers are started.
         retry: How long to wait for servers, and how often they may fail.
@@ -142,7 +147,7 @@ class SGLangServer(SGLangRollouts):
         router: str | None = None,
         servers: Count = 1,
         first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
-        transport: Literal["auto", "tensor", "group", "disk"] = "auto",
+        transport: Literal["auto", "tensor", "group", "disk", "changes"] = "auto",
         folder: OutputPath | None = None,
         launch: Launch = LAUNCH,
         retry: ServerRetryPolicy = RETRY,
@@ -166,12 +171,13 @@ class SGLangServer(SGLangRollouts):
         self.first_gpu = first_gpu
         self.transport = transport
         self.folder = folder
+        self.loader_arguments = ("--custom-weight-loader", LOADER) if transport == "changes" else ()
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Return SGLang's settings of NCCL if the trainer may share a process group with servers."""
         local = self.transport == "auto" and all(map(is_local, self.urls))
-        return {} if local or self.transport in ("tensor", "disk") else SGLANG_NCCL
+        return {} if local or self.transport in ("tensor", "disk", "changes") else SGLANG_NCCL
 
     def start(self, rank: int) -> list[InferenceServer]:
         if rank > 0:
@@ -202,10 +208,13 @@ class SGLangServer(SGLangRollouts):
         if self.transport == "tensor" or (self.transport == "auto" and all_local):
             return SGLangTensors(self.runtime.device)
         if self.launch.adapter_only:
+            way = "as changes" if self.transport == "changes" else "over a process group"
             raise EngineError(
-                "launch.adapter_only is true, but adapters cannot be sent over a process group; set transport: disk "
-                "and a folder that the servers see, or leave launch.adapter_only out"
+                f"launch.adapter_only is true, but adapters cannot be sent {way}; set transport: disk and a folder "
+                "that the servers see, or leave launch.adapter_only out"
             )
+        if self.transport == "changes":
+            return SGLangChanges()
         return SGLangGroup(self.runtime.device)
 
 
