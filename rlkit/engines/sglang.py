@@ -24,6 +24,7 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.transports import Transport, is_local
 from rlkit.engines.sglang_api import SGLangApi
+from rlkit.engines.sglang_changes import LOADER
 from rlkit.engines.sglang_launch import (
     BESIDE_TRAINER,
     KEY_FILE,
@@ -34,7 +35,7 @@ from rlkit.engines.sglang_launch import (
     require_sglang,
 )
 from rlkit.engines.sglang_pictures import ARGUMENTS, ENVIRONMENT, MODEL_TYPES, RequestPictures
-from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangDisk, SGLangGroup, SGLangTensors
+from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangChanges, SGLangDisk, SGLangGroup, SGLangTensors
 from rlkit.interfaces.launcher import ServerCommand, ServerSite, is_launched
 from rlkit.types import Completion, Request
 
@@ -57,6 +58,8 @@ class SGLangRollouts(ServerEngine):
 
     reserved = 2  # SGLang never fills the last two tokens of the context
     picture_models = MODEL_TYPES
+    loader_arguments: Sequence[str] = ()
+    """Arguments that servers need for the transport of weights."""
 
     def __init__(self, launch: Launch, retry: ServerRetryPolicy, check_weights: bool) -> None:
         super().__init__(
@@ -118,7 +121,8 @@ class SGLangRollouts(ServerEngine):
             if is_local(site.host) and self._shared(site.first_gpu) and launch.memory_fraction is None:
                 launch = replace(launch, memory_fraction=BESIDE_TRAINER)
             adapters = adapter_arguments(policy, site.first_gpu) if launch.adapter_only else []
-            return [*command(site, launch, dtype), *adapters, *(ARGUMENTS if pictures else ()), *launch.args]
+            more = (*adapters, *(ARGUMENTS if pictures else ()), *self.loader_arguments, *launch.args)
+            return [*command(site, launch, dtype), *more]
 
         gpus = 0 if gpu is None else self.launch.tensor_parallel
         variables = environment(gpu, self.retry.hang_seconds) | (ENVIRONMENT if pictures else {})
@@ -149,7 +153,9 @@ class SGLangServer(SGLangRollouts):
         first_gpu: The index of the first server's first GPU on this machine; the next server takes the next
             `launch.tensor_parallel`.
         transport: How weights are sent: `tensor` (memory of this machine), `group` (a process group, between machines),
-            `disk` (files); `auto` is `tensor` if all servers are on this machine, otherwise `group`.
+            `disk` (files), `changes` (elements that differ, over HTTP; running servers need `--custom-weight-loader
+            rlkit.engines.sglang_changes.load`, and memory for a copy of the weights); `auto` is `tensor` if all servers
+            are on this machine, otherwise `group`.
         folder: Folder that `disk` writes to, visible to all servers; null for a temporary folder of this machine.
         launch: How servers are started.
         retry: How long to wait for servers, and how often they may fail.
@@ -163,7 +169,7 @@ class SGLangServer(SGLangRollouts):
         router: str | None = None,
         servers: Count = 1,
         first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
-        transport: Literal["auto", "tensor", "group", "disk"] = "auto",
+        transport: Literal["auto", "tensor", "group", "disk", "changes"] = "auto",
         folder: OutputPath | None = None,
         launch: Launch = LAUNCH,
         retry: ServerRetryPolicy = RETRY,
@@ -187,6 +193,7 @@ class SGLangServer(SGLangRollouts):
         self.first_gpu = first_gpu
         self.transport = transport
         self.folder = folder
+        self.loader_arguments = ("--custom-weight-loader", LOADER) if transport == "changes" else ()
         self._key = secrets.token_urlsafe(32)
 
     @property
@@ -205,7 +212,7 @@ class SGLangServer(SGLangRollouts):
     def environment(self) -> Mapping[str, str]:
         """Return SGLang's settings of NCCL if the trainer may share a process group with servers."""
         local = self.transport == "auto" and all(map(is_local, self.urls)) and (self.urls or not is_launched())
-        return {} if local or self.transport in ("tensor", "disk") else SGLANG_NCCL
+        return {} if local or self.transport in ("tensor", "disk", "changes") else SGLANG_NCCL
 
     def start(self, rank: int) -> list[InferenceServer]:
         if rank > 0:
@@ -238,10 +245,13 @@ class SGLangServer(SGLangRollouts):
         if self.transport == "tensor" or (self.transport == "auto" and all_local):
             return SGLangTensors(self.runtime.device)
         if self.launch.adapter_only:
+            way = "as changes" if self.transport == "changes" else "over a process group"
             raise EngineError(
-                "launch.adapter_only is true, but adapters cannot be sent over a process group; set transport: disk "
-                "and a folder that the servers see, or leave launch.adapter_only out"
+                f"launch.adapter_only is true, but adapters cannot be sent {way}; set transport: disk and a folder "
+                "that the servers see, or leave launch.adapter_only out"
             )
+        if self.transport == "changes":
+            return SGLangChanges()
         return SGLangGroup(self.runtime.device)
 
 

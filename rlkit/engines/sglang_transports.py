@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import pickle
+from collections.abc import Mapping, Sequence
 
+from rlkit.base.errors import EngineError
 from rlkit.engines.server.api import ServerApi
+from rlkit.engines.server.changes import SentWeights
 from rlkit.engines.server.http import Fault
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.transports import (
@@ -14,9 +18,11 @@ from rlkit.engines.server.transports import (
     GroupTransport,
     Joining,
     TensorTransport,
+    Transport,
     flatten,
     serialize,
 )
+from rlkit.engines.sglang_changes import LOADER, metadata_tensor
 
 SGLANG_NCCL = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 """SGLang's settings of NCCL for process groups; NCCL reads them once, when a process makes its first group."""
@@ -79,3 +85,36 @@ class SGLangGroup(GroupTransport):
             "flush_cache": False,
         }
         await api.client.post("/update_weights_from_distributed", body, DEADLINES[UpdateStep.LOAD])
+
+
+class SGLangChanges(Transport[str]):
+    """Weights, or their changes, in the bodies of HTTP calls: for servers on other machines, over any network."""
+
+    def __init__(self) -> None:
+        self.sent: SentWeights = SentWeights()
+        self._version = ""
+
+    async def open(self, targets: Sequence[ServerApi]) -> None:
+        for api in targets:
+            info = await api.client.get("/server_info", 30.0)
+            if LOADER not in (info.get("custom_weight_loader") or ()):
+                raise EngineError(f"{api.client.url} takes no changes; start it with --custom-weight-loader {LOADER}")
+
+    def prepare(self, bucket: Bucket) -> str:
+        tensors, metadata = self.sent.encode(bucket)
+        self._version = metadata.get("version", "")
+        return _by_value([*tensors, metadata_tensor(metadata)])
+
+    async def load(self, api: ServerApi, parcel: str) -> None:
+        body = {
+            "serialized_named_tensors": [parcel] * api.tensor_parallel, "load_format": LOADER, "flush_cache": False,
+        }  # fmt: skip
+        await api.client.post("/update_weights_from_tensor", body, DEADLINES[UpdateStep.LOAD])
+
+    async def finish(self, api: ServerApi) -> None:
+        await self.load(api, _by_value([metadata_tensor({"finish": self._version})]))
+
+
+def _by_value(tensors: Bucket) -> str:
+    """Return tensors as text that any machine can read; SGLang unpickles tensors alone."""
+    return base64.b64encode(pickle.dumps([(name, tensor.cpu().clone()) for name, tensor in tensors])).decode()

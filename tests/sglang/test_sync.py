@@ -18,6 +18,7 @@ from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
 from rlkit.engines.server.weight_check import policy_logps
 from rlkit.engines.sglang_launch import Launch
+from rlkit.engines.sglang_transports import SGLangChanges
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, StopReason
@@ -32,6 +33,42 @@ def test_greedy_output_equals_generate_before_and_after(trainer: Trainer, second
         trainer.publish(fresh)
         assert trainer.is_served_by(fresh)
         assert fresh.health()["weight_gap"] < 1e-4
+
+
+def test_changes_are_applied_and_refused_ones_are_healed(trainer: Trainer) -> None:
+    """A server that has lost its version ends at the next change, is started again, and gets full weights."""
+    engine = SGLangServer(transport="changes", retry=RETRY)
+    try:
+        engine.bind(trainer.runtime)
+        trainer.learn(15)
+        trainer.publish(engine)
+        for number in range(3):
+            with torch.no_grad():
+                for parameter in trainer.policy.parameters():
+                    parameter.view(-1)[number::50] += 0.3
+            trainer.publish(engine)
+            assert trainer.is_served_by(engine)
+            health = engine.health()
+            assert (health["weight_gap"] < 1e-4, health["full_syncs"]) == (True, 1)
+            assert 0 < health["changed_share"] < 0.05
+        api = engine.fleet.owned[0].api
+        stray = SGLangChanges()
+        trainer.wait(api.client.post("/pause_generation", {"mode": "retract"}, 60.0))
+        trainer.wait(api.client.post("/begin_weight_update", {}, 60.0))
+        trainer.wait(stray.load(api, stray.prepare([])))
+        trainer.wait(stray.finish(api))
+        trainer.wait(api.client.post("/end_weight_update", {}, 60.0))
+        trainer.publish(engine)
+        assert trainer.is_served_by(engine)
+        assert (engine.health()["restarts"], engine.health()["full_syncs"]) == (1, 2)
+    finally:
+        engine.close()
+        trainer.learn(16)
+
+
+def test_a_server_that_takes_no_changes_is_named(second: Any, trainer: Trainer) -> None:
+    with pytest.raises(EngineError, match=r"takes no changes; start it with --custom-weight-loader rlkit\.engines"):
+        trainer.publish(second(transport="changes"))
 
 
 def test_memory_is_released_and_weights_come_back_with_it(trainer: Trainer, second: Any) -> None:

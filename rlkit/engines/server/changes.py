@@ -213,7 +213,7 @@ class WeightReceiver:
         self.version = version
 
     def _load(self, tensors: Mapping[str, Tensor], checksums: Mapping[str, list[int]], full: bool) -> None:
-        names = {name.removesuffix(":index").removesuffix(":value") for name in tensors} | set(checksums)
+        names = set(map(without_suffix, tensors)) | set(checksums)
         repeated = set() if full else names & self._updated
         if repeated or (not full and names != set(checksums)):
             raise RefusedWeights(f"{sorted(repeated or names - set(checksums))} came twice or without a checksum")
@@ -241,6 +241,11 @@ class WeightReceiver:
             raise RefusedWeights(f"changes to {version} ended as {label} without {sorted(missing)}")
         self._names |= self._updated
         self.version = "" if missing else label
+
+
+def without_suffix(name: str) -> str:
+    """Return the name of the tensor that a name in a bucket belongs to."""
+    return name.removesuffix(":index").removesuffix(":value")
 
 
 def _apply(own: Tensor, name: str, tensors: Mapping[str, Tensor]) -> torch.dtype | None:
