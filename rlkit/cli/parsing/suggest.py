@@ -31,12 +31,16 @@ PACKAGES = {
     "CalculatorMaze": "rlkit-env-games",
     "GuessNumber": "rlkit-env-games",
     "GuessTask": "rlkit-env-games",
+    "GymTask": "rlkit-env-gym",
+    "GymText": "rlkit-env-gym",
     "HttpEngine": "rlkit-engine-http",
     "LengthReward": "rlkit-length-reward",
     "MazeTask": "rlkit-env-games",
     "McpTool": "rlkit-tool-mcp",
     "PythonTool": "rlkit-tool-python",
     "Ray": "rlkit-ray",
+    "ReasoningGym": "rlkit-env-gym",
+    "ReasoningGymScore": "rlkit-env-gym",
     "SearchTool": "rlkit-tool-search",
 }
 """The parts of rlkit's own plugins, by the distribution to install."""
