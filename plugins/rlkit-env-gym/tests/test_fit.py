@@ -46,8 +46,11 @@ def test_a_lake_is_learnt_in_a_few_steps(site: Path, tmp_path: Path) -> None:
     assert {row["conversation"][0]["content"] for row in rows} == {"[S]F\nHG\nYour action: one of 1, 2, 3, 4."}
     for row in rows:
         assert row["error"] is None
-        crossed = row["conversation"][-1]["content"].endswith("H[G]")
-        assert row["reward"] == sum(row["turn_rewards"]) == float(crossed)
+        assert row["reward"] == sum(row["turn_rewards"])
+        if row["reward"]:  # the goal is entered from the cell on the right, which is entered from the start
+            actions = [m["content"].strip() for m in row["conversation"] if m["role"] == "assistant"]
+            assert row["turn_rewards"] == [0.0] * (len(actions) - 1) + [1.0]
+            assert [action for action in actions if action in "23"][-2:] == ["3", "2"]
     validation = json.loads((tmp_path / "run" / "result.json").read_text())["validation"]
     assert validation["after"]["sampled_accuracy"] > validation["before"]["sampled_accuracy"] + 0.1
 
