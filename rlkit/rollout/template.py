@@ -180,6 +180,10 @@ class ChatTemplate:
         """
         return self.render_delta(messages).tokens
 
+    def delta_after_text(self, messages: Sequence[Message]) -> list[int]:
+        """Return `delta` after a turn that was cut before its end token, which comes first."""
+        return self.codec.encode(self._delta_text(messages))
+
     def _delta_text(self, messages: Sequence[Message]) -> str:
         """Return the text of a delta, which may start with a stop token."""
         plain = [self.codec.plain(message) for message in messages]
