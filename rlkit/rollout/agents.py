@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit.base.deadlines import deadline, queued
-from rlkit.base.errors import RolloutError, shorten, show
+from rlkit.base.errors import RecipeError, RolloutError, shorten, show
 from rlkit.base.tasks import cancel
 from rlkit.base.text import part_name, safe
 from rlkit.gateway.chat import ChatCompletions
@@ -58,6 +58,10 @@ class TemplateBackend:
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> list[int]:
         """Return the ids of messages; they hold no special tokens, whatever the agent writes."""
+        if tools and self.parser is None:
+            raise RecipeError(
+                "the chat template does not show how the model writes tool calls; set parser: HermesParser, or another"
+            )
         template = self._template(tools)
         codec = template.codec
         plain = [codec.plain(message) for message in messages]
