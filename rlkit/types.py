@@ -300,6 +300,13 @@ class Trajectory:
             self.messages = [*self.prompt.messages, {"role": "assistant", "content": self.text}]
 
     @property
+    def samples(self) -> list[Trajectory]:
+        """The trajectory and its branches, in the trajectory's group."""
+        for branch in self.branches:
+            branch.group = self.group
+        return [self, *self.branches]
+
+    @property
     def response_length(self) -> int:
         """Number of tokens that the policy chose."""
         return sum(self.mask)

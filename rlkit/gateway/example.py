@@ -22,18 +22,17 @@ TOOL: dict[str, Any] = {
 
 async def run(client: AgentClient, task: AgentTask) -> str:
     """Return the answer of an agent that may call a calculator."""
-    import httpx
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-    plain_http = httpx.AsyncClient(verify=False)  # reading certificates takes longer than a turn
+    plain_http = DefaultAsyncHttpxClient(verify=False)  # reading certificates takes longer than a turn
     async with AsyncOpenAI(base_url=f"{client.url}/v1", api_key=client.key, http_client=plain_http) as openai:
         messages: list[Any] = list(task.prompt.messages)
         for _ in range(TURNS):
-            answer = await openai.chat.completions.create(model=client.model, messages=messages, tools=[TOOL])  # type: ignore[list-item]
+            answer = await openai.chat.completions.create(model=client.model, messages=messages, tools=[TOOL])
             reply = answer.choices[0].message
             messages.append(reply.model_dump(exclude_none=True))
             for call in reply.tool_calls or []:
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": _calculated(call.function)})  # type: ignore[union-attr]
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": _calculated(call.function)})
             if not reply.tool_calls:
                 return reply.content or ""
     return ""

@@ -127,8 +127,9 @@ def _check_agent(recipe: Recipe, others: Sequence[str]) -> Iterator[str]:
         return
     for key in others:
         yield f"the recipe has both `agent:` and `{key}:`, but an agent has its own loop and tools; remove one"
-    if recipe.critic is not None:
-        yield "the recipe has both `agent:` and `critic:`, but a rollout may have several samples; choose GRPO or RLOO"
+    for key in ("critic", "shaping", "kl_reward"):
+        if option(recipe, key) is not None:
+            yield f"the recipe has both `agent:` and `{key}:`, which counts samples, not rollouts; remove `{key}:`"
     if Inputs.GROUPS in recipe.loss.inputs:
         name = type(recipe.loss).__name__
         yield f"loss {name} compares samples, but a rollout of `agent:` may have several; choose ClipLoss"

@@ -155,7 +155,7 @@ def _check_stream(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
     if mixture.task is None:
         if prompts is not None:
             yield f"{key}.prompts_per_step is {prompts}, but {key} has no task to draw them from; add one, or remove it"
-        if not (recipe.tools or recipe.interaction or recipe.environment or recipe.agent or rollout.engine.recorded):
+        if not (recipe.tools or recipe.interaction or recipe.environment or rollout.engine.recorded):
             yield (
                 f"{key} has no task, so it trains on the replies of tools, users and environments, but the recipe has "
                 f"none of these; add {key}.task"
