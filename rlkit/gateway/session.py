@@ -263,6 +263,7 @@ class Session:
         task = asyncio.get_running_loop().create_task(self._sample(prepared), context=self._clock.copy())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to read it
         flight = self._flights[prepared.fingerprint] = Flight(task)
+        self._records.pop(prepared.fingerprint, None)  # a retry of this request must not get an earlier answer
         return flight
 
     async def _sample(self, prepared: Prepared) -> Answer:
