@@ -78,16 +78,15 @@ class TemplateBackend:
         key = self.key._replace(prompt=f"{self.key.prompt}/{label}")
         session = f"{self.key.step}/{self.key.prompt}/{self.key.sample}"
         request = Request(tuple(tokens), setup.sampling.within(budget), key, session)
-        busy = gate is not None and self._asking > 0  # the gate counts a conversation once
+        if gate is not None and self._asking:
+            gate.count(1)  # the gate counts a conversation once: it is busy while none of its requests waits
         self._asking += 1
-        if gate is not None and busy:
-            gate.count(1)
         try:
             with queued():
                 completion = await ask_engine(setup, request)
         finally:
             self._asking -= 1
-            if gate is not None and busy:
+            if gate is not None and self._asking:
                 gate.count(-1)
         if not completion.tokens:
             raise RolloutError("the engine returned no tokens")
