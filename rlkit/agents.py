@@ -65,12 +65,11 @@ class CommandAgent(Agent):
                 f"CommandAgent has the command {show(command)}, which would run; set allow_code: true if you trust it"
             )
         try:
-            self.words = shlex.split(command)
+            self.command = shlex.split(command)
         except ValueError as error:
             raise RecipeError(f"CommandAgent has command={show(command)}, which no shell can split: {error}") from error
-        if not self.words:
+        if not self.command:
             raise RecipeError("CommandAgent has an empty command")
-        self.command = command
         self.environment = dict(environment or {})
         self.timeout = timeout
         self.memory_mb = memory_mb
@@ -82,7 +81,7 @@ class CommandAgent(Agent):
         write_files(task)
         values = {"{task}": task.text, "{url}": client.url, "{key}": client.key, "{model}": client.model}
         limits = ProcessLimits(self.memory_mb, self.processes, self.file_mb, 2**16)
-        words = [_filled(word, values) for word in self.words]
+        words = [_filled(word, values) for word in self.command]
         return await run_command(words, task.folder, self.variables(task, client), limits)
 
     def variables(self, task: AgentTask, client: AgentClient) -> dict[str, str]:

@@ -100,7 +100,7 @@ class Forest:
                     return Attachment(self.nodes[index], length)
         return Attachment(None, 0)
 
-    def tokens(self, node: Node | None) -> list[int]:
+    def ids(self, node: Node | None) -> list[int]:
         """Return the ids of a conversation up to a turn's end."""
         return [token for turn in self.path(node) for token in (*turn.context, *turn.completion.tokens)]
 

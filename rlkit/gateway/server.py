@@ -15,7 +15,7 @@ from rlkit.gateway.dialect import Dialect
 from rlkit.gateway.messages import Messages
 from rlkit.gateway.request import ChatRequest, RequestError
 from rlkit.gateway.responses import Responses
-from rlkit.gateway.session import PolicyBackend, Session, SessionLimits
+from rlkit.gateway.session import AgentSession, PolicyBackend, SessionLimits
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Gateway:
     """Serves sessions on an event loop; a session is open from `open` until its `close`."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._runner: web.AppRunner | None = None
         self._starting = asyncio.Lock()
         self._requests = 0
@@ -93,13 +93,13 @@ class Gateway:
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
-    def open(self, backend: PolicyBackend, limits: SessionLimits) -> Session:
+    def open(self, backend: PolicyBackend, limits: SessionLimits) -> AgentSession:
         """Return a new session, whose id is its token."""
-        session = Session(secrets.token_urlsafe(24), backend, limits)
+        session = AgentSession(secrets.token_urlsafe(24), backend, limits)
         self._sessions[session.id] = session
         return session
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: AgentSession) -> None:
         """Close a session, whose token is refused from now on."""
         self._sessions.pop(session.id, None)
         await session.close()
@@ -131,7 +131,7 @@ class Gateway:
         finally:
             self._requests -= 1
 
-    def _session(self, request: web.Request) -> Session:
+    def _session(self, request: web.Request) -> AgentSession:
         """Return the session that a request's path, or else its token, names.
 
         Raises:
@@ -182,7 +182,7 @@ class Gateway:
         chat = dialect.read_prompt(await _body(request))
         from aiohttp import web
 
-        return web.json_response({"input_tokens": count_tokens(session, chat)})
+        return web.json_response({"input_tokens": prompt_length(session, chat)})
 
     async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         self._session(request)
@@ -197,7 +197,7 @@ class Gateway:
         raise RequestError(problem, status=404, kind="not_found_error")
 
 
-def count_tokens(session: Session, chat: ChatRequest) -> int:
+def prompt_length(session: AgentSession, chat: ChatRequest) -> int:
     """Return the tokens of a request's prompt.
 
     Raises:

@@ -95,7 +95,7 @@ class Flight:
 
 
 @dataclass
-class Session:
+class AgentSession:
     """One agent's conversation, or conversations, with the policy. It lives on one event loop.
 
     Args:
@@ -207,14 +207,16 @@ class Session:
         history = request.history()
         parent, length = self.forest.attach(history)
         try:
-            context = self._render(request, parent, request.messages[length:])
+            context = self.backend.render(
+                request.messages[length:], request.tools, None if parent is None else parent.completion
+            )
         except RecipeError as error:
             if parent is None:
                 raise RequestError(str(error)) from error
             self.counts["turns_rerendered"] += 1
             parent, length = None, 0
-            context = self._render(request, None, request.messages)
-        used = len(self.forest.tokens(parent)) + len(context)
+            context = self.backend.render(request.messages, request.tools, None)
+        used = len(self.forest.ids(parent)) + len(context)
         if used >= self.backend.context:
             raise RequestError(
                 f"the conversation has {used} tokens, but the policy reads {self.backend.context - 1}",
@@ -256,9 +258,6 @@ class Session:
                 self.counts["requests_refused"] += 1
                 raise RequestError(f"the session has used its {limit} {name} (conversation.{name})", code="limit")
 
-    def _render(self, request: ChatRequest, parent: Node | None, messages: Sequence[Message]) -> list[int]:
-        return self.backend.render(messages, request.tools, None if parent is None else parent.completion)
-
     def _start(self, prepared: Prepared) -> Flight:
         task = asyncio.get_running_loop().create_task(self._sample(prepared), context=self._clock.copy())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to read it
@@ -267,7 +266,7 @@ class Session:
         return flight
 
     async def _sample(self, prepared: Prepared) -> Answer:
-        tokens = [*self.forest.tokens(prepared.parent), *prepared.context]
+        tokens = [*self.forest.ids(prepared.parent), *prepared.context]
         label = f"{prepared.fingerprint}/{self._commits[prepared.fingerprint]}"
         try:
             completion = await self.backend.sample(tokens, prepared.budget, label)

@@ -25,7 +25,7 @@ PAGE = resource.getpagesize()
 
 
 def separate() -> bool:
-    """Give the processes started from now on a PID namespace; return whether the kernel allows it."""
+    """Start processes in a PID namespace from now on; return whether the kernel allows it."""
     user, group = os.geteuid(), os.getegid()
     if LIBC.unshare(NEWPID | (NEWUSER if user else 0)):
         return False

@@ -83,6 +83,11 @@ class Recipe:
         return self.reward
 
     @property
+    def trial_reward(self) -> RewardManager | None:
+        """The reward, if it can be tried on reference answers; after an agent it may read what that left behind."""
+        return None if self.agent is not None else self.reward
+
+    @property
     def concurrency(self) -> int | None:
         """The number of worker processes that the reward asks for; None for the default."""
         return None if self.reward is None else self.reward.concurrency

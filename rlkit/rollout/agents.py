@@ -19,7 +19,7 @@ from rlkit.base.text import part_name, safe
 from rlkit.gateway.chat import ChatCompletions
 from rlkit.gateway.forest import Sample
 from rlkit.gateway.server import MODEL, Gateway
-from rlkit.gateway.session import Session, SessionLimits
+from rlkit.gateway.session import AgentSession, SessionLimits
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.recipe import ConversationLimits
@@ -67,9 +67,7 @@ class TemplateBackend:
         plain = [codec.plain(message) for message in messages]
         if after is None:
             return template.start(plain)
-        if after.tokens[-1] in template.stop_ids:
-            return template.delta(plain)
-        return template.delta_after_text(plain)
+        return template.delta(plain, ended=after.tokens[-1] in template.stop_ids)
 
     async def sample(self, tokens: Sequence[int], max_tokens: int | None, label: str) -> Completion:
         setup, gate = self.setup, self.setup.gate
@@ -122,7 +120,7 @@ class TemplateBackend:
 class SessionClient:
     """An agent's way to its session."""
 
-    def __init__(self, session: Session, url: str) -> None:
+    def __init__(self, session: AgentSession, url: str) -> None:
         self.url = url
         self.key = session.id
         self.model = MODEL
@@ -212,7 +210,7 @@ class AgentHost:
 
     async def _run(
         self, task: AgentTask, backend: TemplateBackend, limits: SessionLimits, seconds: float
-    ) -> tuple[AgentResult, Session]:
+    ) -> tuple[AgentResult, AgentSession]:
         """Run the agent to its end or its deadline; return how it ended, and its session, which is closed then."""
         try:
             async with deadline(seconds):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rlkit.base.errors import RecipeError
 from rlkit.gateway.forest import Forest
 from rlkit.gateway.request import ChatRequest, assistant
-from rlkit.gateway.session import Session, SessionLimits
+from rlkit.gateway.session import AgentSession, SessionLimits
 from rlkit.interfaces.parser import ParsedTurn
 from rlkit.parsers.hermes import HermesParser
 from rlkit.types import Completion, JsonObject, Message, StopReason
@@ -53,9 +53,9 @@ class FakePolicy:
         return HermesParser().parse(text) if calls else ParsedTurn(text)
 
 
-def session_of(*texts: str, limits: SessionLimits | None = None) -> Session:
+def session_of(*texts: str, limits: SessionLimits | None = None) -> AgentSession:
     """Return a session of a policy that writes these texts."""
-    return Session("secret-of-a-session", FakePolicy(*texts), limits or SessionLimits())
+    return AgentSession("secret-of-a-session", FakePolicy(*texts), limits or SessionLimits())
 
 
 def user(text: str) -> Message:
@@ -67,7 +67,7 @@ def tree(forest: Forest) -> list[int | None]:
     return [node.parent for node in forest.nodes]
 
 
-async def ask(session: Session, *messages: Message, **options: object) -> Message:
+async def ask(session: AgentSession, *messages: Message, **options: object) -> Message:
     """Return the policy's turn as a message."""
     answer = await session.answer(ChatRequest(list(messages), **options))  # type: ignore[arg-type]
     return answer.message()

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from rlkit.gateway.forest import Sample
 from rlkit.gateway.request import Call, assistant, name_results
-from rlkit.gateway.session import Session
+from rlkit.gateway.session import AgentSession
 from rlkit.types import Message, StopReason
 from tests.unit.gateway.fake import END, ask, session_of, tree, user
 
-History = Callable[[Session], Awaitable[object]]
+History = Callable[[AgentSession], Awaitable[object]]
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 OTHER = {"type": "function", "function": {"name": "sub", "description": "", "parameters": {"type": "object"}}}
@@ -31,54 +31,54 @@ def result(call: str, text: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": call}
 
 
-async def ask_named(session: Session, *messages: Message, **options: Any) -> Message:
+async def ask_named(session: AgentSession, *messages: Message, **options: Any) -> Message:
     return await ask(session, *name_results(messages), **options)
 
 
-async def one_turn(session: Session) -> None:
+async def one_turn(session: AgentSession) -> None:
     await ask(session, user("a"))
 
 
-async def linear(session: Session) -> None:
+async def linear(session: AgentSession) -> None:
     messages = [user("a")]
     for text in "bcd":
         messages += [await ask(session, *messages), user(text)]
     await ask(session, *messages)
 
 
-async def a_system_prompt(session: Session) -> None:
+async def a_system_prompt(session: AgentSession) -> None:
     system = {"role": "system", "content": "s"}
     first = await ask(session, system, user("a"))
     await ask(session, system, user("a"), first, user("b"))
 
 
-async def another_system_prompt(session: Session) -> None:
+async def another_system_prompt(session: AgentSession) -> None:
     first = await ask(session, {"role": "system", "content": "s"}, user("a"))
     await ask(session, {"role": "system", "content": "t"}, user("a"), first, user("b"))
 
 
-async def blanks_around_an_answer(session: Session) -> None:
+async def blanks_around_an_answer(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     await ask(session, user("a"), assistant(f"\n{first['content']} "), user("b"))
 
 
-async def an_edited_answer(session: Session) -> None:
+async def an_edited_answer(session: AgentSession) -> None:
     await ask(session, user("a"))
     await ask(session, user("a"), assistant("edited"), user("b"))
 
 
-async def an_edited_first_message(session: Session) -> None:
+async def an_edited_first_message(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     await ask(session, user("A"), first, user("b"))
 
 
-async def a_later_edit(session: Session) -> None:
+async def a_later_edit(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     await ask(session, user("a"), first, user("b"))
     await ask(session, user("a"), first, user("B"))
 
 
-async def compaction(session: Session) -> None:
+async def compaction(session: AgentSession) -> None:
     messages = [user("a")]
     for text in "bc":
         messages += [await ask(session, *messages), user(text)]
@@ -86,14 +86,14 @@ async def compaction(session: Session) -> None:
     await ask(session, user(f"summary: {summary['content']}"))
 
 
-async def compaction_that_keeps_the_start(session: Session) -> None:
+async def compaction_that_keeps_the_start(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     second = await ask(session, user("a"), first, user("b"))
     await ask(session, user("a"), first, user("b"), second, user("c"))
     await ask(session, user("a"), first, user("summary of b and c"))
 
 
-async def parallel_sub_agents(session: Session) -> None:
+async def parallel_sub_agents(session: AgentSession) -> None:
     plan = await ask(session, user("plan"))
     left, right = await asyncio.gather(ask(session, user("left")), ask(session, user("right")))
     await asyncio.gather(
@@ -103,17 +103,17 @@ async def parallel_sub_agents(session: Session) -> None:
     await ask(session, user("plan"), plan, user(f"{left['content']} {right['content']}"))
 
 
-async def sub_agents_that_share_a_start(session: Session) -> None:
+async def sub_agents_that_share_a_start(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     await asyncio.gather(*(ask(session, user("a"), first, user(text)) for text in "bcd"))
 
 
-async def a_first_turn_sent_again(session: Session) -> None:
+async def a_first_turn_sent_again(session: AgentSession) -> None:
     await ask(session, user("a"))
     await ask(session, user("a"))
 
 
-async def a_later_turn_sent_again_goes_on_with_the_latest(session: Session) -> None:
+async def a_later_turn_sent_again_goes_on_with_the_latest(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     session.backend.texts += ["same", "same"]  # type: ignore[attr-defined]
     second = await ask(session, user("a"), first, user("b"))
@@ -121,40 +121,40 @@ async def a_later_turn_sent_again_goes_on_with_the_latest(session: Session) -> N
     await ask(session, user("a"), first, user("b"), second, user("c"))
 
 
-async def interleaved_conversations(session: Session) -> None:
+async def interleaved_conversations(session: AgentSession) -> None:
     first, other = await ask(session, user("a")), await ask(session, user("x"))
     await ask(session, user("a"), first, user("b"))
     await ask(session, user("x"), other, user("y"))
 
 
-async def the_same_words_in_two_conversations(session: Session) -> None:
+async def the_same_words_in_two_conversations(session: AgentSession) -> None:
     session.backend.texts += ["same", "same"]  # type: ignore[attr-defined]
     first, other = await ask(session, user("a")), await ask(session, user("x"))
     await ask(session, user("x"), other, user("go on"))
     await ask(session, user("a"), first, user("go on"))
 
 
-async def two_messages_at_once(session: Session) -> None:
+async def two_messages_at_once(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     await ask(session, user("a"), first, user("b"), user("c"))
 
 
-async def a_foreign_answer_after_a_turn(session: Session) -> None:
+async def a_foreign_answer_after_a_turn(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     await ask(session, user("a"), first, user("b"), assistant("by another model"), user("c"))
 
 
-async def other_tools(session: Session) -> None:
+async def other_tools(session: AgentSession) -> None:
     first = await ask(session, user("a"), tools=[TOOL])
     await ask(session, user("a"), first, user("b"), tools=[OTHER])
 
 
-async def tools_that_come_later(session: Session) -> None:
+async def tools_that_come_later(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     await ask(session, user("a"), first, user("b"), tools=[TOOL])
 
 
-async def calls_and_results(session: Session) -> None:
+async def calls_and_results(session: AgentSession) -> None:
     session.backend.texts.append(CALLS)  # type: ignore[attr-defined]
     first = await ask(session, user("a"), tools=[TOOL, OTHER])
     ids = [call["id"] for call in first["tool_calls"]]
@@ -163,14 +163,14 @@ async def calls_and_results(session: Session) -> None:
     await ask_named(session, user("a"), first, *results, second, user("b"), tools=[TOOL, OTHER])
 
 
-async def calls_with_ids_of_the_agent(session: Session) -> None:
+async def calls_with_ids_of_the_agent(session: AgentSession) -> None:
     session.backend.texts.append(CALLS)  # type: ignore[attr-defined]
     await ask(session, user("a"), tools=[TOOL, OTHER])
     first = assistant("", [Call("x", "add", {"b": 2, "a": 1}), Call("y", "sub", {"a": 3})])
     await ask_named(session, user("a"), first, result("x", "3"), result("y", "-1"), tools=[TOOL, OTHER])
 
 
-async def results_in_another_order(session: Session) -> None:
+async def results_in_another_order(session: AgentSession) -> None:
     session.backend.texts.append(CALLS)  # type: ignore[attr-defined]
     first = await ask(session, user("a"), tools=[TOOL, OTHER])
     ids = [call["id"] for call in first["tool_calls"]]
@@ -179,25 +179,25 @@ async def results_in_another_order(session: Session) -> None:
     await ask_named(session, user("a"), first, *results[::-1], second, user("b"), tools=[TOOL, OTHER])
 
 
-async def other_arguments(session: Session) -> None:
+async def other_arguments(session: AgentSession) -> None:
     session.backend.texts.append(CALLS)  # type: ignore[attr-defined]
     await ask(session, user("a"), tools=[TOOL, OTHER])
     first = assistant("", [Call("x", "add", {"a": 1, "b": 99}), Call("y", "sub", {"a": 3})])
     await ask_named(session, user("a"), first, result("x", "3"), result("y", "-1"), tools=[TOOL, OTHER])
 
 
-async def a_turn_cut_by_length(session: Session) -> None:
+async def a_turn_cut_by_length(session: AgentSession) -> None:
     first = await ask(session, user("a"), max_tokens=3)
     await ask(session, user("a"), first, user("b"))
 
 
-async def a_cut_turn_after_a_complete_one(session: Session) -> None:
+async def a_cut_turn_after_a_complete_one(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     second = await ask(session, user("a"), first, user("b"), max_tokens=3)
     await ask(session, user("a"), first, user("b"), second, user("c"))
 
 
-async def a_template_that_renders_anew(session: Session) -> None:
+async def a_template_that_renders_anew(session: AgentSession) -> None:
     first = await ask(session, user("a"))
     session.backend.no_deltas = True  # type: ignore[attr-defined]
     await ask(session, user("a"), first, user("b"))
@@ -235,7 +235,7 @@ HISTORIES: dict[History, tuple[list[int | None], int]] = {
 """Each history with the parents of its turns, and the number of forks."""
 
 
-def check_samples(session: Session) -> list[Sample]:
+def check_samples(session: AgentSession) -> list[Sample]:
     """Check that the mask covers each sampled token once and no other, with its log-prob and its version."""
     samples = session.forest.samples()
     trained = [
@@ -303,7 +303,7 @@ def test_a_cut_turn_stays_a_sample() -> None:
 def test_no_turn_is_lost_or_trained_on_twice(steps: list[tuple[int, int, str, bool]]) -> None:
     """Conversations that are continued from anywhere, rewritten, or cut by length."""
 
-    async def play() -> Session:
+    async def play() -> AgentSession:
         session = session_of(*(f"t{i % 4}" for i in range(20)))
         conversations: list[list[Message]] = [[]]
         for which, cut, text, edit in steps:
@@ -321,7 +321,7 @@ def test_no_turn_is_lost_or_trained_on_twice(steps: list[tuple[int, int, str, bo
     for node in session.forest.nodes:
         if node.parent is not None:
             assert session.forest.nodes[node.parent].extendable
-            path = session.forest.tokens(session.forest.nodes[node.parent])
-            assert session.forest.tokens(node)[: len(path)] == path
+            path = session.forest.ids(session.forest.nodes[node.parent])
+            assert session.forest.ids(node)[: len(path)] == path
     for before, after in itertools.pairwise(session.forest.nodes):
         assert before.index + 1 == after.index

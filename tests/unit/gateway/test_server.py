@@ -17,7 +17,7 @@ import pytest
 from rlkit.base.errors import RolloutError
 from rlkit.gateway import server
 from rlkit.gateway.server import Gateway
-from rlkit.gateway.session import Session, SessionLimits
+from rlkit.gateway.session import AgentSession, SessionLimits
 from tests.unit.gateway.fake import FakePolicy, tree
 
 CALLS = (
@@ -31,7 +31,7 @@ RESPONSE_TOOLS: Any = [{"type": "function", "name": name, "parameters": SCHEMA} 
 
 
 @asynccontextmanager
-async def serving(*texts: str, limits: SessionLimits | None = None) -> AsyncIterator[tuple[Gateway, Session]]:
+async def serving(*texts: str, limits: SessionLimits | None = None) -> AsyncIterator[tuple[Gateway, AgentSession]]:
     gateway = Gateway()
     await gateway.start()
     try:
@@ -40,7 +40,9 @@ async def serving(*texts: str, limits: SessionLimits | None = None) -> AsyncIter
         await gateway.close()
 
 
-def run(test: Callable[[Gateway, Session], Awaitable[object]], *texts: str, limits: SessionLimits | None = None) -> Any:
+def run(
+    test: Callable[[Gateway, AgentSession], Awaitable[object]], *texts: str, limits: SessionLimits | None = None
+) -> Any:
     async def serve() -> object:
         async with serving(*texts, limits=limits) as (gateway, session):
             return await test(gateway, session)
@@ -60,7 +62,7 @@ def message_client(gateway: Gateway, key: str) -> anthropic.AsyncAnthropic:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_chat_client_reads_texts_calls_and_results(stream: bool) -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         async with chat_client(gateway, session.id) as client:
             messages: list[Any] = [{"role": "system", "content": "s"}, {"role": "user", "content": "go"}]
             if stream:
@@ -90,7 +92,7 @@ def test_the_chat_client_reads_texts_calls_and_results(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_messages_client_reads_texts_calls_and_results(stream: bool) -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         async with message_client(gateway, session.id) as client:
             messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "go"}]}]
             options: Any = {"model": "m", "max_tokens": 500, "system": "s", "tools": MESSAGE_TOOLS}
@@ -121,7 +123,7 @@ def test_the_messages_client_reads_texts_calls_and_results(stream: bool) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_responses_client_reads_texts_calls_and_results(stream: bool) -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         async with chat_client(gateway, session.id) as client:
             items: list[Any] = [{"role": "user", "content": "go"}]
             options: Any = {"model": "m", "instructions": "s", "tools": RESPONSE_TOOLS}
@@ -151,7 +153,7 @@ def test_the_responses_client_reads_texts_calls_and_results(stream: bool) -> Non
 def test_both_dialects_grow_the_same_tree() -> None:
     """40 conversations, each continued, edited or begun again, by a client of each provider."""
 
-    async def play(gateway: Gateway, session: Session, chat: bool) -> list[int | None]:
+    async def play(gateway: Gateway, session: AgentSession, chat: bool) -> list[int | None]:
         numbers = random.Random(7)
         known: list[list[Any]] = [[]]
         async with chat_client(gateway, session.id) as openai_client, message_client(gateway, session.id) as other:
@@ -261,7 +263,7 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
 
 
 def test_malformed_requests_are_refused_in_the_dialects_form() -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         headers = {"Authorization": f"Bearer {session.id}"}
         async with aiohttp.ClientSession(headers=headers) as client:
             for path, body, status, message in MALFORMED:
@@ -283,7 +285,7 @@ def test_malformed_requests_are_refused_in_the_dialects_form() -> None:
 def test_tokens_and_sizes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_BYTES", 1000)
 
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         other = gateway.open(FakePolicy(), SessionLimits())
         ended = gateway.open(FakePolicy(), SessionLimits())
         await gateway.end(ended)
@@ -310,7 +312,7 @@ def test_tokens_and_sizes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_session_has_limits() -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
         async with chat_client(gateway, session.id, max_retries=0) as client:
@@ -334,7 +336,7 @@ def test_a_session_has_limits() -> None:
 
 
 def test_a_disconnect_commits_nothing() -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
         body = {"model": "m", "messages": [USER], "stream": True}
@@ -357,8 +359,8 @@ def test_a_disconnect_commits_nothing() -> None:
     run(test)
 
 
-def test_the_same_request_in_flight_is_joined_and_a_retry_repeated() -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+def test_an_equal_request_is_joined_and_a_retry_repeated() -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
         async with chat_client(gateway, session.id) as client:
@@ -382,7 +384,7 @@ def test_the_same_request_in_flight_is_joined_and_a_retry_repeated() -> None:
 
 
 def test_the_clients_retry_what_the_engine_did_not_answer() -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         errors: list[Exception | None] = [RolloutError("a server has died"), None]
         policy: Any = session.backend
         policy.fail = lambda: errors.pop(0)
@@ -399,7 +401,7 @@ def test_the_clients_retry_what_the_engine_did_not_answer() -> None:
 
 
 def test_the_end_of_a_session_ends_its_requests() -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
         async with chat_client(gateway, session.id, max_retries=0) as client:
@@ -414,11 +416,11 @@ def test_the_end_of_a_session_ends_its_requests() -> None:
 
 
 def test_64_sessions_on_two_servers_stay_apart() -> None:
-    async def test(gateway: Gateway, session: Session) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
         async with serving() as (second, _):
             sessions = [(g, g.open(FakePolicy(), SessionLimits())) for g in (gateway, second) for _ in range(32)]
 
-            async def converse(own: Gateway, conversation: Session, client: aiohttp.ClientSession) -> None:
+            async def converse(own: Gateway, conversation: AgentSession, client: aiohttp.ClientSession) -> None:
                 messages: list[dict[str, str]] = []
                 headers = {"x-api-key": conversation.id}
                 for turn in range(3):
