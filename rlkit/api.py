@@ -33,6 +33,7 @@ from rlkit.cli.parsing.suggest import known_keys, near_keys, nearest
 from rlkit.cli.streams import unfailing
 from rlkit.cli.views.display import Display
 from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.agent import Agent
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.interaction import Interaction
@@ -118,6 +119,7 @@ class Recipe:
     parser: ToolParser | Named | None = None
     interaction: Interaction | Named | None = None
     environment: Environment | Named | None = None
+    agent: Agent | Named | None = None
     conversation: sections.ConversationLimits | Data | None = None
     validation: sections.Validation | Data | Unset | None = UNSET
     save: sections.Save | Data = field(default_factory=sections.Save)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PER_CHOICE = ("teacher_top_ids", "teacher_top_logps")
 """Fields of a batch with several numbers for each token."""
-PER_ROW = ("group", "rewards", "greedy_rewards")
+PER_ROW = ("group", "rewards", "greedy_rewards", "main")
 """Fields of a batch with one number for each row."""
 NO_TENSORS = ("component_names", "media", "metrics")
 """Fields of a batch that are no tensors."""
@@ -147,6 +147,8 @@ class Batch(RolloutBatch):
             such component.
         component_names: The K names.
         greedy_rewards: [B] f32, the reward of a greedy answer to the row's prompt, shaped like `token_rewards`.
+        main: [B] bool, False where a row is a further sample of the rollout of the row before it, and has its reward;
+            None if each row is a rollout.
         advantages: [B,T] f32, set by the estimator; 0 outside the mask.
         returns: [B,T] f32, set by the estimator: what the critic learns.
         correction_weights: [B,T] f32, importance weights against the engine's mismatch, which multiply the loss.
@@ -159,6 +161,7 @@ class Batch(RolloutBatch):
     components: Tensor
     component_names: tuple[str, ...] = ()
     greedy_rewards: Tensor | None = None
+    main: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
     correction_weights: Tensor | None = None
@@ -168,6 +171,10 @@ class Batch(RolloutBatch):
     def columns(self, name: str, width: int) -> int:
         """Return how many columns a field has where there are `width` tokens."""
         return len(self.component_names) if name == "components" else width
+
+    def rollouts(self) -> Self:
+        """Return the rows that count as rollouts: all but further samples of the same one."""
+        return self if self.main is None else self.rows(self.main.nonzero().flatten())
 
     def outcomes(self) -> Tensor:
         """Return each trajectory's whole reward [B], KL in the reward included."""

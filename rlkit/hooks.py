@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pluggy
 
 from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.agent import Agent
 from rlkit.interfaces.callback import Callback, Logger
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment
@@ -67,6 +68,7 @@ KINDS: dict[str, Kind] = {
     "tools": Kind("tool", Tool, "tools"),
     "interactions": Kind("interaction", Interaction, "interaction"),
     "environments": Kind("environment", Environment, "environment"),
+    "agents": Kind("agent", Agent, "agent"),
     "parsers": Kind("parser", ToolParser, "parser"),
     "callbacks": Kind("callback", Callback, "callbacks"),
     "loggers": Kind("logger", Logger, "log.loggers"),

@@ -272,6 +272,8 @@ class Trajectory:
         turn_rewards: Rewards of tools, a user or an environment, one for each turn of the policy, added to the score.
         counts: Events for the metrics `conversation/*`, such as tool calls.
         credit: Tensors of the step for the run folder, such as `advantages` by token.
+        branches: Further samples of an agent's rollout, trained on with its advantage; the score counts once.
+        agent: Of an agent's rollout: its `folder`, exit `status` and `output`.
     """
 
     prompt: Prompt
@@ -290,10 +292,19 @@ class Trajectory:
     counts: dict[str, int] = field(default_factory=dict)
     credit: JsonObject = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
+    branches: list[Trajectory] = field(default_factory=list)
+    agent: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.messages:
             self.messages = [*self.prompt.messages, {"role": "assistant", "content": self.text}]
+
+    @property
+    def samples(self) -> list[Trajectory]:
+        """The trajectory and its branches, in the trajectory's group."""
+        for branch in self.branches:
+            branch.group = self.group
+        return [self, *self.branches]
 
     @property
     def response_length(self) -> int:

@@ -19,7 +19,7 @@ ORDER = (
     "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "my-first-gpu-run", "why-it-does-not-learn",
     "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation", "looking-at-a-run", "metrics",
     "evaluation", "checkpoints", "lora", "several-gpus", "clusters", "scaling", "sglang", "asynchronous",
-    "tools-and-environments", "plugins", "data-types", "python", "architecture", "from-trl", "from-verl",
+    "tools-and-environments", "agents", "plugins", "data-types", "python", "architecture", "from-trl", "from-verl",
 )  # fmt: skip
 """The topics, as a newcomer reads them."""
 PLUGINS = "plugins/"

@@ -184,8 +184,8 @@ def _check(target: Target, data: Data) -> int:
     misfit = _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
     if target.deep:  # agreed: from the command line
         _measure(recipe, data, fabric)
-    elif recipe.reward is not None:
-        _try_reward(recipe, recipe.reward, data, fabric)
+    elif recipe.trial_reward is not None:
+        _try_reward(recipe, recipe.trial_reward, data, fabric)
     prompts = f"{len(data.train)} training rows, {len(data.validation)} validation prompts"
     return _verdict(f"ok: {prompts}, context {data.dialogue.context}", misfit)
 
@@ -279,7 +279,7 @@ def _estimate(target: Target, setting: estimate.Setting) -> str | None:
 def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
     """Load the models, try the reward and the longest rows."""
     fabric.launch()
-    context, reward, trial = prepare_training(recipe, data, fabric), recipe.reward, None
+    context, reward, trial = prepare_training(recipe, data, fabric), recipe.trial_reward, None
     try:
         if reward is not None:
             trial = context.rollouts.wait(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.text import part_name
@@ -111,13 +111,28 @@ def _check_loss(recipe: Recipe) -> Iterator[str]:
 def _check_partners(recipe: Recipe) -> Iterator[str]:
     if recipe.interaction is not None and recipe.environment is not None:
         yield "the recipe has both `interaction:` and `environment:`, but only one can reply to the policy; remove one"
-    if recipe.conversation is not None and not (recipe.tools or recipe.interaction or recipe.environment):
+    others = [key for key in ("tools", "interaction", "environment") if option(recipe, key)]
+    if recipe.conversation is not None and not (others or recipe.agent):
         yield (
             "the recipe has a `conversation:` section, but all its conversations have a single turn; remove it, or add "
-            "`tools:`, `interaction:` or `environment:`"
+            "`tools:`, `interaction:`, `environment:` or `agent:`"
         )
-    if recipe.parser is not None and not recipe.tools:
+    yield from _check_agent(recipe, others)
+    if recipe.parser is not None and not (recipe.tools or recipe.agent):
         yield "the recipe has a `parser:` of tool calls, but no `tools:`; remove it, or add tools"
+
+
+def _check_agent(recipe: Recipe, others: Sequence[str]) -> Iterator[str]:
+    if recipe.agent is None:
+        return
+    for key in others:
+        yield f"the recipe has both `agent:` and `{key}:`, but an agent has its own loop and tools; remove one"
+    for key in ("critic", "shaping", "kl_reward"):
+        if option(recipe, key) is not None:
+            yield f"the recipe has both `agent:` and `{key}:`, which counts samples, not rollouts; remove `{key}:`"
+    if Inputs.GROUPS in recipe.loss.inputs:
+        name = type(recipe.loss).__name__
+        yield f"loss {name} compares samples, but a rollout of `agent:` may have several; choose ClipLoss"
 
 
 def _check_reference(recipe: Recipe) -> Iterator[str]:

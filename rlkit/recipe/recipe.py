@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rlkit.base.errors import RecipeError
 from rlkit.base.names import Name
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
+from rlkit.interfaces.agent import Agent
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.interaction import Interaction
@@ -49,6 +50,7 @@ class Recipe:
     parser: ToolParser | None = None
     interaction: Interaction | None = None
     environment: Environment | None = None
+    agent: Agent | None = None
     conversation: ConversationLimits | None = None
     validation: Validation | None = field(default_factory=Validation)
     save: Save = field(default_factory=Save)
@@ -64,8 +66,8 @@ class Recipe:
         data = (self.task, self.curriculum, self.rollout.filter, self.parser, *self.callbacks)
         validation_tasks = {} if self.validation is None else self.validation.tasks or {}
         mixtures = [part for mixture in (self.mix or {}).values() for part in (mixture.task, mixture.loss)]
-        parts = (*training, *(self.tools or {}).values(), *data, *validation_tasks.values(), *mixtures, self.launcher)
-        return [part for part in parts if part is not None]
+        parts = (*training, *(self.tools or {}).values(), *data, *validation_tasks.values(), *mixtures)
+        return [part for part in (*parts, self.agent, self.launcher) if part is not None]
 
     @property
     def scorer(self) -> RewardManager:
@@ -79,6 +81,11 @@ class Recipe:
                 "the recipe has no `reward:` to score completions with; add one, such as reward: MathReward"
             )
         return self.reward
+
+    @property
+    def trial_reward(self) -> RewardManager | None:
+        """The reward, if it can be tried on reference answers; after an agent it may read what that left behind."""
+        return None if self.agent is not None else self.reward
 
     @property
     def concurrency(self) -> int | None:

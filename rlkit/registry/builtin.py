@@ -10,8 +10,8 @@ from rlkit.hooks import Register, hookimpl
 
 PACKAGE = Path(__file__).parents[1]
 PACKAGES = (
-    "advantages", "curricula", "engines", "filters", "interactions", "launchers", "loggers", "losses", "optimizers",
-    "parsers", "rewards", "schedules", "tasks", "tools",
+    "advantages", "agents", "curricula", "engines", "filters", "interactions", "launchers", "loggers", "losses",
+    "optimizers", "parsers", "rewards", "schedules", "tasks", "tools",
 )  # fmt: skip
 """Packages whose `__all__` names parts."""
 

@@ -30,7 +30,8 @@ class PythonReward(RewardFunction):
     """Calls a function, sync or async, in a worker process.
 
     The function takes any of these arguments by name: `completion` or `text` (the last turn), `answer`, `messages` (the
-    prompt's), any column of the data, `meta` (all columns), `trajectory`. A function that takes both `completion` and
+    prompt's), any column of the data, `meta` (all columns), `trajectory`, and after a rollout of an agent `agent` (its
+    `folder`, exit `status` and `output`). A function that takes both `completion` and
     `text` gets the data's column as `text`. It returns a number, a `Score`, or a mapping of components with the reward
     under `reward`.
 
@@ -244,7 +245,8 @@ def _fields(trajectory: Trajectory) -> dict[str, object]:
     prompt = trajectory.prompt
     messages = json_messages(prompt.messages)
     fields = {"text": trajectory.text, "answer": prompt.answer, "messages": messages, "meta": prompt.meta}
-    return {"completion": trajectory.text, **prompt.meta, **fields, "trajectory": trajectory}
+    agent = {"agent": trajectory.agent} if trajectory.agent else {}
+    return {"completion": trajectory.text, **prompt.meta, **fields, **agent, "trajectory": trajectory}
 
 
 def _verl_fields(trajectory: Trajectory) -> dict[str, object]:

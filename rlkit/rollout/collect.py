@@ -24,6 +24,8 @@ from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
 
+Converse = Callable[["ConversationSetup", Prompt, int, int], Awaitable[Trajectory]]
+"""Returns a sample of a prompt, given the numbers of its group and of the sample."""
 Finish = Callable[[list[Trajectory]], Awaitable[None]]
 
 
@@ -76,6 +78,7 @@ class ConversationSetup:
         timer: Measures the engine's idle time.
         admission: Entered by each conversation before it begins; it bounds how many there are at once.
         gate: Where requests wait while the trainer learns; None where nothing is sampled then.
+        agent: Returns a rollout of the recipe's agent; None for conversations that rlkit drives.
     """
 
     engine: RolloutEngine
@@ -92,6 +95,7 @@ class ConversationSetup:
     timer: BusyTimer = field(default_factory=BusyTimer)
     admission: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
     gate: Gate | None = None
+    agent: Converse | None = None
 
 
 class Quota(NamedTuple):
@@ -135,6 +139,8 @@ async def collect(
 
 async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample: int) -> Trajectory:
     """Return one conversation, at its end or its deadline, which counts from the conversation's admission."""
+    if setup.agent is not None:
+        return await setup.agent(setup, prompt, group, sample)
     key = SampleKey(setup.seed, setup.step, f"{group}/{prompt.id}", sample, setup.attempt)
     conversation = Conversation(prompt, group, setup.limits)
     texts: list[str] = []
@@ -226,6 +232,15 @@ async def _ask(setup: ConversationSetup, conversation: Conversation, key: Sample
         session=f"{key.step}/{key.prompt}/{key.sample}",
         media=Media.of(conversation.media),
     )
+    return await ask_engine(setup, request)
+
+
+async def ask_engine(setup: ConversationSetup, request: Request) -> Completion:
+    """Return a turn of the policy; one that the context has cut ends with CONTEXT.
+
+    Raises:
+        RolloutError: The request failed, or the policy sampled what it cannot show.
+    """
     generate = setup.engine.generate
     with setup.timer.request():
         answer = await (generate(request) if setup.gate is None else setup.gate.ask(request, generate))
@@ -236,8 +251,7 @@ async def _ask(setup: ConversationSetup, conversation: Conversation, key: Sample
     if reader is not None and not reader.placeholders.isdisjoint(answer.tokens):
         raise RolloutError("the policy sampled a token that stands for a picture, which it cannot show")
     cut_by_context = (
-        answer.stop is StopReason.LENGTH
-        and len(conversation.tokens) + len(answer.tokens) >= conversation.limits.context
+        answer.stop is StopReason.LENGTH and len(request.tokens) + len(answer.tokens) >= setup.limits.context
     )
     return Completion(answer.tokens, answer.logps, answer.versions, StopReason.CONTEXT) if cut_by_context else answer
 

@@ -55,13 +55,16 @@ class Dialogue:
         """
         recipe = self.recipe
         parser = self._parser() if recipe.tools else recipe.parser
+        if recipe.agent is not None and parser is None:  # an agent may need none
+            detected = detect(str(self.tokenizer.chat_template))
+            parser = None if detected is None else detected()
         self.participants = Participants(
             recipe.tools or {}, parser, recipe.interaction, recipe.environment, pictures=self.reader is not None
         )
         if recipe.tools:
             self.__dict__.pop("template", None)  # it does not describe the tools yet
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
-        if recipe.interaction or recipe.environment:
+        if recipe.interaction or recipe.environment or recipe.agent:
             self.template.delta([USER])
 
     def _parser(self) -> ToolParser:

@@ -18,6 +18,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import ConversationLimits, Recipe
+from rlkit.rollout.agents import AgentHost
 from rlkit.rollout.collect import BusyTimer, ConversationSetup
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
@@ -29,6 +30,9 @@ from rlkit.types import Sampling, Score, Trajectory
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+AGENT_TURNS = 64
+"""Turns of the policy in an agent's session where the recipe does not limit them."""
 
 WATCH_SECONDS = 0.5
 """How often work is interrupted to check whether the engine has lost its weights."""
@@ -65,6 +69,10 @@ class RolloutService:
         self.admission: AbstractAsyncContextManager[object]
         self.admission = nullcontext() if concurrent is None else asyncio.Semaphore(concurrent)
         cpus = max(1, (os.cpu_count() or 1) // ranks.fabric.world_size)
+        self.agents: AgentHost | None = None
+        if recipe.agent is not None:
+            limits = recipe.conversation or ConversationLimits(turns=AGENT_TURNS, tool_calls=None)
+            self.agents = AgentHost(recipe.agent, dialogue, limits)
         self._workers = Workers(recipe.concurrency or min(4, cpus))
 
     @property
@@ -93,6 +101,7 @@ class RolloutService:
             conversation.check,
             timer or BusyTimer(),
             self.admission,
+            agent=None if self.agents is None else self.agents.converse,
         )
 
     def shard_for_rank(self, items: Sequence[T]) -> Sequence[T]:
@@ -151,11 +160,18 @@ class RolloutService:
         """Call a reward with its deadline, errors turned into scores."""
         return await score(reward, trajectories, self._workers)
 
+    async def release(self, trajectories: Sequence[Trajectory]) -> None:
+        """Free what the rollouts of agents hold, once they are scored."""
+        if self.agents is not None:
+            await self.agents.release(trajectories)
+
     def close(self) -> None:
         """Cancel all work, then close the recipe's parts, the workers and the event loop."""
         with ExitStack() as stack:  # one that raises keeps nothing else open
             stack.callback(self._loop.close)
             stack.callback(self._workers.close)
+            if self.agents is not None:
+                stack.callback(self._loop.run, self.agents.close())
             stack.callback(self._loop.run, close_on_loop(self.recipe.parts()))
             stack.callback(self._loop.cancel_all)
 

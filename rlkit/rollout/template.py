@@ -168,17 +168,18 @@ class ChatTemplate:
         end = self.codec.stop.match(after)
         return before, self.tokenizer.eos_token if end is None else end.group()
 
-    def delta(self, messages: Sequence[Message]) -> list[int]:
+    def delta(self, messages: Sequence[Message], ended: bool = True) -> list[int]:
         """Return the ids of new messages after the policy's end token, ready for its next turn.
 
         All results of a turn's calls belong into one delta, since templates merge them; each may carry the `name` and
-        `tool_call_id` of its call. Where the template ends a turn with none of `stop_ids`, its own end comes first.
+        `tool_call_id` of its call. Where the template ends a turn with none of `stop_ids`, its own end comes first, and
+        so does that of a turn that has not `ended`, since it was cut before its end token.
 
         Raises:
             RecipeError: The template refuses the messages, or renders them so that nothing can be separated from
                 what came before.
         """
-        return self.render_delta(messages).tokens
+        return self.render_delta(messages).tokens if ended else self.codec.encode(self._delta_text(messages))
 
     def _delta_text(self, messages: Sequence[Message]) -> str:
         """Return the text of a delta, which may start with a stop token."""

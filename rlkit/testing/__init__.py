@@ -6,6 +6,7 @@ runtime (`runtime`). What does not: tests of rlkit itself, and `rlkit plugins te
 """
 
 from rlkit.testing import golden
+from rlkit.testing.agents import ScriptedClient, check_agent
 from rlkit.testing.conformance import Finding, check_options, check_plugin
 from rlkit.testing.contracts import (
     check_advantage,
@@ -31,6 +32,8 @@ __all__ = [
     "ScriptedEngine",
     "check_advantage",
     "check_engine",
+    "ScriptedClient",
+    "check_agent",
     "check_environment",
     "check_curriculum",
     "check_filter",

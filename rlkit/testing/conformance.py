@@ -19,6 +19,7 @@ from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Task
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit.testing import contracts, conversations, golden
+from rlkit.testing.agents import check_agent
 from rlkit.testing.limits import time_limit
 from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Prompt
@@ -40,6 +41,7 @@ CONTRACTS: dict[str, Callable[..., object]] = {
 """Contracts that take an instance, by kind."""
 
 MAKER_CONTRACTS: dict[str, Callable[..., object]] = {
+    "agents": check_agent,
     "tools": conversations.check_tool,
     "interactions": conversations.check_interaction,
     "engines": conversations.check_engine,

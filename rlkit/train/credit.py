@@ -174,6 +174,24 @@ def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: boo
         require(estimator, "estimate", "left batch.returns unset, which the critic learns from")
 
 
+def estimate_by_rollout(estimator: AdvantageEstimator | None, batch: Batch) -> None:
+    """Fill the advantages where rollouts have several samples: the estimator sees one row of each rollout.
+
+    The others have the mean advantage of its tokens, which is that of each token where the outcome alone counts.
+
+    Raises:
+        PartError: As `estimate`.
+    """
+    rollouts = batch.rollouts()
+    estimate(estimator, rollouts)
+    batch.metrics = rollouts.metrics
+    main, advantages = batch.main, rollouts.required("advantages")
+    assert main is not None
+    means = (advantages * rollouts.mask).sum(-1) / rollouts.mask.sum(-1).clamp(min=1)
+    batch.advantages = means[main.cumsum(0) - 1][:, None] * batch.mask
+    batch.advantages[main, : advantages.shape[1]] = advantages
+
+
 def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:
     """Copy what was made of each trajectory into its `credit`, for the run folder."""
     by_name = {"advantages": batch.advantages, "values": batch.values}

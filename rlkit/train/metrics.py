@@ -107,7 +107,7 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
     meter.count("reward/ungradable", sum(t.score is not None and t.score.ungradable for t in trajectories))
     meter.count("reward/groups_dropped", len({t.group for t in unscored}))
     lengths = [t.response_length for t in trajectories]
-    meter.count("rollout/tokens", sum(lengths))
+    meter.count("rollout/tokens", sum(sample.response_length for t in trajectories for sample in t.samples))
     meter.means("rollout/length", lengths)
     meter.means("conversation/turns", [len(t.turn_rewards) for t in trajectories])
     meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
@@ -161,7 +161,8 @@ def _repetition(trajectory: Trajectory) -> float | None:
 
 def describe_rewards(batch: TrainBatch, meter: Meter) -> None:
     """Log the spread of rewards within groups."""
-    stats = group_stats(batch.rewards, batch.group)
+    rollouts = batch.rollouts()
+    stats = group_stats(rollouts.rewards, rollouts.group)
     meter.means("reward/std", stats.std.tolist())
     meter.means("groups/no_signal", stats.equal[stats.size > 1].float().tolist())
 

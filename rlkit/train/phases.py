@@ -9,7 +9,15 @@ import torch
 from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.flops import peak_flops
-from rlkit.train.credit import attach_advantages, attach_first_pass, correct, distill, estimate, mask_truncated
+from rlkit.train.credit import (
+    attach_advantages,
+    attach_first_pass,
+    correct,
+    distill,
+    estimate,
+    estimate_by_rollout,
+    mask_truncated,
+)
 from rlkit.train.metrics import Meter, describe_advantages, describe_rewards
 from rlkit.train.optim import learning_rate, set_learning_rate
 from rlkit.train.rollouts import Rollouts
@@ -58,7 +66,10 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
         meter: Takes the metrics.
     """
     recipe = context.recipe
-    estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
+    if batch.main is None:
+        estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
+    else:
+        estimate_by_rollout(recipe.advantage, batch)
     if recipe.train.mask_truncated:
         mask_truncated(batch, trajectories)
     for name, value in batch.metrics.items():

@@ -20,7 +20,7 @@ from rlkit.rollout.collate import collate
 from rlkit.train.logps import compute_logps, log_mismatch
 from rlkit.train.metrics import Meter
 from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn, shape_rewards
-from rlkit.train.rollouts import Obtain, await_scores, record_outcome, select_scored
+from rlkit.train.rollouts import Obtain, await_scores, record_outcome, select_scored, with_branches
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import compute_teacher_logps
 
@@ -37,10 +37,11 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
     with meter.timed("sample"):
         rollouts = obtain(context.data, context.rollouts, number, meter)
     context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
-    sampled = collate(rollouts.train_on).to(context.device)
+    samples = with_branches(rollouts.train_on)
+    sampled = collate(samples).to(context.device)
     with meter.timed("logps"):
         compute_logps(context, sampled)
-        compute_teacher_logps(context, sampled, rollouts.train_on)
+        compute_teacher_logps(context, sampled, samples)
     with meter.timed("score"):
         scored_rows = await_scores(context.rollouts, rollouts, meter)
         record_outcome(context.data, context.rollouts, rollouts, meter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import fmean
 
 import torch
@@ -77,7 +78,7 @@ def assign_groups(ranks: Ranks, sampled: Sequence[Trajectory], meter: Meter) -> 
         return [list(range(len(sampled)))]
     tokens_of: dict[int, int] = defaultdict(int)
     for trajectory in sampled:
-        tokens_of[trajectory.group] += len(trajectory.tokens)
+        tokens_of[trajectory.group] += sum(len(sample.tokens) for sample in trajectory.samples)
     by_rank = ranks.gather_dp(dict(tokens_of))
     groups = sorted((group, tokens) for of_rank in by_rank for group, tokens in of_rank.items())
     assigned = assign([tokens for _, tokens in groups], ranks.count)
@@ -135,11 +136,30 @@ def exchange_scores(ranks: Ranks, rollouts: Rollouts) -> list[int]:
     return [i for i, scores in enumerate(incoming) if scores is not None]
 
 
+def with_branches(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the rows of a batch: each trajectory, followed by the further samples of its rollout."""
+    return [sample for trajectory in trajectories for sample in trajectory.samples]
+
+
 def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) -> tuple[Batch, list[Trajectory]]:
-    """Return the rows to train on with their rewards, and their trajectories."""
-    trajectories = [rollouts.train_on[i] for i in rows]
+    """Return the rows to train on with their rewards, and their trajectories; branches have the rollout's reward.
+
+    Args:
+        rollouts: Those of the step, with their scores.
+        sampled: A batch of `with_branches(rollouts.train_on)`.
+        rows: Indices in `train_on` of the rollouts to train on.
+    """
+    trajectories = with_branches([rollouts.train_on[i] for i in rows])
     device = sampled.tokens.device
-    batch = add_rewards(sampled.rows(torch.tensor(rows, dtype=torch.long, device=device)), trajectories)
+    starts = list(accumulate((1 + len(t.branches) for t in rollouts.train_on), initial=0))
+    samples = [row for i in rows for row in range(starts[i], starts[i + 1])]
+    for trajectory in (rollouts.train_on[i] for i in rows):
+        for branch in trajectory.branches:
+            branch.score = Score(trajectory.reward, trajectory.score.components if trajectory.score else {})
+    batch = add_rewards(sampled.rows(torch.tensor(samples, dtype=torch.long, device=device)), trajectories)
+    if len(samples) > len(rows):
+        first_rows = {starts[i] for i in rows}
+        batch.main = torch.tensor([row in first_rows for row in samples], dtype=torch.bool, device=device)
     if rollouts.greedy is not None:
         batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in trajectories], device=device)
         for trajectory in trajectories:

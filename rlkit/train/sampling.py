@@ -112,6 +112,7 @@ async def score_group(service: RolloutService, group: Sequence[Trajectory]) -> N
         scores = [Score(0.0) for _ in group] if reward is None else await service.score(reward, group)
         for trajectory, score in zip(group, scores, strict=True):
             trajectory.score = score
+        await service.release(group)
 
 
 def _filter(

@@ -42,6 +42,8 @@ FLOORS = [
         "engines",
         "loggers",
     },
+    {"gateway"},
+    {"agents"},
     {"rollout", "testing"},
     {"data"},
     {"train"},

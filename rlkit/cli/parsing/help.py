@@ -25,7 +25,7 @@ FIRST = ("model.path", "task", "reward", "train.steps", "train.lr", "rollout.gro
 SECTIONS = {
     "models": ("model", "critic", "reference", "teacher"),
     "data": ("task", "curriculum", "mix"),
-    "rollouts": ("rollout", "tools", "parser", "interaction", "environment", "conversation"),
+    "rollouts": ("rollout", "tools", "parser", "interaction", "environment", "agent", "conversation"),
     "rewards": ("reward", "shaping", "kl_reward"),
     "algorithm": ("advantage", "loss", "kl_loss", "correction", "rejection"),
     "run": ("train", "validation", "save", "log", "callbacks", "profile", "fabric", "launcher"),

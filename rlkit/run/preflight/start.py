@@ -28,7 +28,7 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
         note(line)
     for warning in check_template(context.data.dialogue.template).warnings:
         note(f"warning: {warning}")
-    reward, rollouts = context.recipe.reward, context.rollouts
+    reward, rollouts = context.recipe.trial_reward, context.rollouts
     trial = Trial([])
     if first and reward is not None:
         trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), context.data.examples(TRIED_ROWS)))

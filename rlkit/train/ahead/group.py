@@ -64,7 +64,8 @@ class PromptGroup:
 
     def oldest_token(self, version: int) -> int:
         """Return the version of the oldest token that may be trained on; `version` if there is no such token."""
-        return min((v for t in self.trajectories for v in t.versions if v >= 0), default=version)
+        samples = (sample for t in self.trajectories for sample in t.samples)
+        return min((v for sample in samples for v in sample.versions if v >= 0), default=version)
 
     async def passes(self, group_filter: GroupFilter) -> bool:
         """Wait for the scores; return whether the filter keeps the group, which is empty if not.

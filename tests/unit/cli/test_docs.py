@@ -52,6 +52,7 @@ ELSEWHERE = {
 """What needs data of the hub or takes seconds: its options are those in the verb's own tests."""
 OF_THE_VERB = {"--out", "--resume", "--checkpoint", "--harness"}
 INSTALLED = {
+    "install -e .[agents]",
     "install -e .[sglang]",
     "install -e rlkit-brevity",
     "install ./plugins/rlkit-convert",

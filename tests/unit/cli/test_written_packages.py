@@ -130,6 +130,19 @@ def test_a_launcher_starts_the_ranks(site: Path, monkeypatch: pytest.MonkeyPatch
     assert "NewLauncher" in Path("out/recipe.yaml").read_text()
 
 
+def test_an_agent_asks_twice() -> None:
+    _, rollouts = fit(
+        "--recipe=quickstart",
+        *named("agent", "reward"),
+        "--train.steps=1",
+        "--validation=null",
+    )
+    for row in rollouts:
+        assert [role for role, _, _ in row["turns"]] == ["user", "assistant", "user", "assistant"]
+        assert row["conversation"][1]["content"] == "Check this, and answer again."
+        assert row["counts"]["forks"] == 0
+
+
 def test_every_kind_of_part_in_one_run() -> None:
     metrics, rollouts = fit(
         "--recipe=quickstart",

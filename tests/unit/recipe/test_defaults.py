@@ -69,7 +69,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "fabric": sections.Fabric,
         **dict.fromkeys((
             "critic", "curriculum", "kl_loss", "kl_reward", "reference", "shaping", "correction", "rejection", "tools",
-            "parser", "interaction", "environment", "conversation", "profile", "reward", "advantage",
+            "parser", "interaction", "environment", "agent", "conversation", "profile", "reward", "advantage",
             "teacher", "mix", "launcher",
         )),
     },

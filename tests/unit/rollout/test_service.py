@@ -134,6 +134,7 @@ def service(
         tools=others.tools or None,
         interaction=others.interaction,
         environment=others.environment,
+        agent=None,
         train=SimpleNamespace(seed=0),
         parts=lambda: [engine],
     )

@@ -139,7 +139,7 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
     task = Lengths(letters)
     recipe: Any = SimpleNamespace(
         train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny"), teacher=None,
-        reward=None, generates=True, environment=None,
+        reward=None, generates=True, environment=None, agent=None,
     )  # fmt: skip
     dialogue = Dialogue(recipe, tokenizer, 0, frozenset({tokenizer.eos_token_id}))
     data = Data(recipe, dialogue, task.rows("train"), [])

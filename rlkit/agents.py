@@ -1,0 +1,193 @@
+"""Agents that come with rlkit: a command, and a function in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path, PurePosixPath
+
+from rlkit.base.errors import RecipeError, show
+from rlkit.base.names import OutputPath
+from rlkit.base.ranges import Count, PositiveInt, Seconds
+from rlkit.gateway.process import ProcessLimits, run_command
+from rlkit.interfaces.agent import Agent, AgentClient, AgentResult, AgentTask
+
+__all__ = ["CommandAgent", "PythonAgent"]
+
+INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Environment variables of the run that an agent has too; tokens and passwords are not among them."""
+TASK_FILE = "TASK.md"
+LOCAL_HOSTS = "127.0.0.1,localhost"
+
+Function = Callable[[AgentClient, AgentTask], Awaitable[object]]
+
+
+class CommandAgent(Agent):
+    """Runs a command in a folder of its own, with the policy's address and the task in its environment.
+
+    The command is split as a shell splits it, but no shell runs it. `{task}`, `{url}`, `{key}` and `{model}` in its
+    words are replaced. It has OPENAI_BASE_URL, ANTHROPIC_BASE_URL, OPENAI_API_KEY, ANTHROPIC_API_KEY, RLKIT_MODEL and
+    RLKIT_TASK, a file TASK.md with the task's text, and the files in the row's column `files`, texts by path. HOME is
+    the folder. The exit status and the end of its output are scored with the rollout.
+
+    Args:
+        command: The command line.
+        allow_code: Must be true, since the recipe runs the command.
+        environment: Environment variables besides.
+        timeout: Seconds for one rollout, without the time in which the engine samples.
+        memory_mb: Memory of all its processes together.
+        processes: Processes at once.
+        file_mb: Size of a file that it writes.
+        keep: A folder to which its files are moved after scoring; null removes them.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        allow_code: bool = False,
+        *,
+        environment: dict[str, str] | None = None,
+        timeout: Seconds = 600.0,
+        memory_mb: PositiveInt = 4096,
+        processes: Count = 128,
+        file_mb: PositiveInt = 256,
+        keep: OutputPath | None = None,
+    ) -> None:
+        self.allow_code = allow_code
+        if not self.allow_code:
+            raise RecipeError(
+                f"CommandAgent has the command {show(command)}, which would run; set allow_code: true if you trust it"
+            )
+        try:
+            self.command = shlex.split(command)
+        except ValueError as error:
+            raise RecipeError(f"CommandAgent has command={show(command)}, which no shell can split: {error}") from error
+        if not self.command:
+            raise RecipeError("CommandAgent has an empty command")
+        self.environment = dict(environment or {})
+        self.timeout = timeout
+        self.memory_mb = memory_mb
+        self.processes = processes
+        self.file_mb = file_mb
+        self.keep = keep
+
+    async def run(self, task: AgentTask, client: AgentClient) -> AgentResult:
+        write_files(task)
+        values = {"{task}": task.text, "{url}": client.url, "{key}": client.key, "{model}": client.model}
+        limits = ProcessLimits(self.memory_mb, self.processes, self.file_mb, 2**16)
+        words = [_filled(word, values) for word in self.command]
+        return await run_command(words, task.folder, self.variables(task, client), limits)
+
+    def variables(self, task: AgentTask, client: AgentClient) -> dict[str, str]:
+        """Return the environment variables of the command."""
+        own = {
+            "HOME": str(task.folder),
+            "OPENAI_BASE_URL": f"{client.url}/v1",
+            "OPENAI_API_BASE": f"{client.url}/v1",
+            "OPENAI_API_KEY": client.key,
+            "ANTHROPIC_BASE_URL": client.url,
+            "ANTHROPIC_API_KEY": client.key,
+            "RLKIT_MODEL": client.model,
+            "RLKIT_TASK": task.text.replace("\0", ""),
+            "RLKIT_SEED": str(task.seed),
+            "no_proxy": LOCAL_HOSTS,
+            "NO_PROXY": LOCAL_HOSTS,
+        }
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        return inherited | own | self.environment
+
+
+class PythonAgent(Agent):
+    """Awaits a function `run(client, task)` on the run's event loop, in the trainer's process.
+
+    `client.chat(messages, tools)` returns the policy's next message; `client.url`, `client.key` and `client.model` are
+    for the client of a provider. `task.text` is the task, `task.folder` a folder of the rollout's own. What the
+    function returns is the agent's output; if it raises, the exit status is 1.
+
+    Args:
+        function: `file.py:name` or `package.module:name` of a coroutine function.
+        allow_code: Must be true, since the recipe runs the function's code.
+        timeout: Seconds for one rollout, without the time in which the engine samples.
+        keep: A folder to which the rollouts' folders are moved after scoring; null removes them.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        allow_code: bool = False,
+        *,
+        timeout: Seconds = 600.0,
+        keep: OutputPath | None = None,
+    ) -> None:
+        module, _, name = function.rpartition(":")
+        if not module or not name.isidentifier():
+            raise RecipeError(f"PythonAgent has function={function!r}, expected file.py:name or package.module:name")
+        self.allow_code = allow_code
+        if not self.allow_code:
+            raise RecipeError(
+                f"PythonAgent names {function!r}, whose code would run; set allow_code: true if you trust it"
+            )
+        if module.endswith(".py") and not os.path.isfile(module):
+            raise RecipeError(f"PythonAgent has function={function!r}, but there is no file {module!r}")
+        self.function = function
+        self.timeout = timeout
+        self.keep = keep
+        self._loaded: Function | None = None
+
+    async def run(self, task: AgentTask, client: AgentClient) -> AgentResult:
+        if self._loaded is None:
+            self._loaded = await asyncio.to_thread(_load, self.function)
+        write_files(task)
+        value = await self._loaded(client, task)
+        return value if isinstance(value, AgentResult) else AgentResult(0, "" if value is None else str(value))
+
+
+def write_files(task: AgentTask) -> None:
+    """Write the task's text, and the files of its row, into its folder.
+
+    Raises:
+        ValueError: A path leads out of the folder, or a file is no text.
+    """
+    files = task.prompt.meta.get("files")
+    if not isinstance(files, Mapping | None):
+        raise ValueError(f"the row's files are {show(files)}, expected texts by path")
+    for name, text in {**(files or {}), TASK_FILE: task.text}.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.name or not isinstance(text, str):
+            raise ValueError(f"the row's files have {show(name)}: {show(text)}, expected a relative path and a text")
+        target = task.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    """Return a word of the command with the names in it replaced; the values are not searched for names."""
+    names = re.compile("|".join(map(re.escape, values)))
+    return names.sub(lambda match: values[match.group()], word).replace("\0", "")
+
+
+def _load(function: str) -> Function:
+    """Return the function that a recipe names.
+
+    Raises:
+        RecipeError: There is none, or it is no coroutine function.
+    """
+    module_name, _, name = function.rpartition(":")
+    if module_name.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(f"rlkit_agent_{Path(module_name).stem}", module_name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(module_name)
+    loaded = getattr(module, name, None)
+    if not inspect.iscoroutinefunction(loaded):
+        raise RecipeError(f"PythonAgent has function={function!r}, expected `async def {name}(client, task)`")
+    return loaded

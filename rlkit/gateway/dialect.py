@@ -1,0 +1,75 @@
+"""What a dialect of a provider's API does: read bodies, write answers, events and errors."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rlkit.gateway.request import Answer, ChatRequest, RequestError
+from rlkit.types import JsonObject, Message
+
+Recall = Callable[[str], list[Message]]
+"""Returns the conversation up to an earlier answer of the session, by its id."""
+
+DELTA = 40
+"""Characters of a text in one event of a stream."""
+
+
+class Dialect(ABC):
+    """A provider's form of requests and answers."""
+
+    comment = b": ping\n\n"
+    """Keeps a connection open while a turn is sampled."""
+
+    @abstractmethod
+    def read(self, body: JsonObject, recall: Recall) -> ChatRequest:
+        """Return a body as a request.
+
+        Raises:
+            RequestError: It is none, or asks for what the policy does not do.
+        """
+
+    @abstractmethod
+    def write(self, answer: Answer, request: ChatRequest) -> JsonObject:
+        """Return an answer as a body."""
+
+    @abstractmethod
+    def events(self, answer: Answer, request: ChatRequest) -> Iterator[bytes]:
+        """Yield an answer as server-sent events, in the provider's order."""
+
+    @abstractmethod
+    def error(self, error: RequestError) -> JsonObject:
+        """Return an error as a body."""
+
+    def error_event(self, error: RequestError) -> bytes:
+        """Return an error as the last event of a stream."""
+        return event(self.error(error))
+
+
+def event(data: JsonObject, name: str | None = None) -> bytes:
+    """Return a server-sent event."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+def pieces(text: str) -> list[str]:
+    """Return a text in pieces, none for an empty one."""
+    return [text[start : start + DELTA] for start in range(0, len(text), DELTA)]
+
+
+def ignored(body: JsonObject, read: set[str]) -> tuple[str, ...]:
+    """Return the names of a body's options that are not read, since the run decides about them."""
+    return tuple(sorted(name for name, value in body.items() if name not in read and value is not None))
+
+
+def required(body: JsonObject, name: str) -> Any:
+    """Return a value of a body.
+
+    Raises:
+        RequestError: The body has none.
+    """
+    if body.get(name) is None:
+        raise RequestError(f"the body has no {name!r}")
+    return body[name]

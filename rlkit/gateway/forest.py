@@ -1,0 +1,179 @@
+"""The forest of a session: which turn of the policy continues which, and the samples that it is trained on. Pure.
+
+A request continues the deepest turn whose conversation is a prefix of its own. Its prompt is the ids of that turn,
+verbatim, and the rendered messages after it, so nothing that the policy sampled is tokenised again. A conversation that
+an agent rewrites (compaction, sub-agents, edits) continues no turn, or an earlier one: it forks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rlkit.gateway.request import canonical, digest
+from rlkit.types import Completion, Message, StopReason, Turn
+
+
+@dataclass(frozen=True)
+class Node:
+    """A turn of the policy, and what it read since the turn that it continues.
+
+    Args:
+        index: Position in the order of commits.
+        parent: Index of the turn that it continues; None for the first turn of a conversation.
+        messages: Messages since the parent, the policy's last.
+        context: Ids of these messages, the policy's left out.
+        completion: What the policy sampled.
+        history: Digest of the tools and all messages up to this turn's.
+    """
+
+    index: int
+    parent: int | None
+    messages: tuple[Message, ...]
+    context: tuple[int, ...]
+    completion: Completion
+    history: str
+
+    @property
+    def extendable(self) -> bool:
+        """Whether the turn ended by itself, so that a conversation can go on after it."""
+        return self.completion.stop is StopReason.STOP
+
+
+class Attachment(NamedTuple):
+    """Where a request continues the forest.
+
+    Args:
+        parent: The turn that it continues; None for the start of a conversation.
+        messages: Number of its messages up to that turn.
+    """
+
+    parent: Node | None
+    messages: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A path from the first turn of a conversation to a last one, flat.
+
+    Args:
+        tokens: [t] Ids.
+        mask: [t] True where the policy sampled the token and no sample before has it.
+        logps: [t] Log-probs of the tokens under the mask, 0.0 elsewhere.
+        versions: [t] Versions of the weights under the mask, -1 elsewhere.
+        turns: Spans without gaps; turns of the policy that an earlier sample has are part of the first span.
+        messages: The conversation.
+        stop: Why the last turn ended.
+        last: Ids of the last turn.
+    """
+
+    tokens: list[int]
+    mask: list[bool]
+    logps: list[float]
+    versions: list[int]
+    turns: list[Turn]
+    messages: list[Message]
+    stop: StopReason
+    last: list[int]
+
+
+@dataclass
+class Forest:
+    """The turns of a session, in the order in which they were committed."""
+
+    nodes: list[Node] = field(default_factory=list)
+    forks: int = 0
+    """Turns that continue what another turn continues already, or start another conversation."""
+    _by_history: dict[str, list[int]] = field(default_factory=dict)
+    _parents: set[int | None] = field(default_factory=set)
+
+    def attach(self, history: Sequence[str]) -> Attachment:
+        """Return the deepest turn whose conversation is a proper prefix of a request's, the latest of several.
+
+        Args:
+            history: Digests of the tools and the request's first n messages, for each n: `ChatRequest.history`.
+        """
+        for length in range(len(history) - 2, 0, -1):
+            for index in reversed(self._by_history.get(history[length], ())):
+                if self.nodes[index].extendable:
+                    return Attachment(self.nodes[index], length)
+        return Attachment(None, 0)
+
+    def ids(self, node: Node | None) -> list[int]:
+        """Return the ids of a conversation up to a turn's end."""
+        return [token for turn in self.path(node) for token in (*turn.context, *turn.completion.tokens)]
+
+    def path(self, node: Node | None) -> list[Node]:
+        """Return the turns from the first of a conversation to a turn."""
+        turns = []
+        while node is not None:
+            turns.append(node)
+            node = None if node.parent is None else self.nodes[node.parent]
+        return turns[::-1]
+
+    def commit(
+        self,
+        parent: Node | None,
+        messages: Sequence[Message],
+        context: Sequence[int],
+        completion: Completion,
+        before: str,
+    ) -> Node:
+        """Add a turn.
+
+        Args:
+            parent: The turn that it continues.
+            messages: Messages since the parent, the policy's last.
+            context: Ids of these messages, the policy's left out.
+            completion: What the policy sampled.
+            before: Digest of the conversation without the policy's message.
+        """
+        parent_index = None if parent is None else parent.index
+        history = digest(before, canonical(messages[-1]))
+        node = Node(len(self.nodes), parent_index, tuple(messages), tuple(context), completion, history)
+        self.forks += parent_index in self._parents
+        self._parents.add(parent_index)
+        self.nodes.append(node)
+        self._by_history.setdefault(history, []).append(node.index)
+        return node
+
+    def leaves(self) -> list[Node]:
+        """Return the turns that no turn continues, the latest first and then the others in their order."""
+        last_turns = [node for node in self.nodes if node.index not in self._parents]
+        return last_turns[-1:] + last_turns[:-1]
+
+    def samples(self) -> list[Sample]:
+        """Return a sample for each leaf; each turn of the policy is under the mask of exactly one sample."""
+        trained: set[int] = set()
+        samples = []
+        for leaf in self.leaves():
+            path = self.path(leaf)
+            samples.append(_flatten(path, trained))
+            trained.update(node.index for node in path)
+        return samples
+
+
+def _flatten(path: Sequence[Node], trained: set[int]) -> Sample:
+    last = path[-1]
+    sample = Sample([], [], [], [], [], [], last.completion.stop, list(last.completion.tokens))
+    for node in path:
+        role = "tool" if node.messages[0]["role"] == "tool" else "user"
+        _append(sample, node.context, role)
+        _append(sample, node.completion.tokens, "user" if node.index in trained else "assistant", node.completion)
+        sample.messages.extend(node.messages)
+    return sample
+
+
+def _append(sample: Sample, tokens: Sequence[int], role: str, completion: Completion | None = None) -> None:
+    """Append a span; one that is not the policy's joins the span before it, if that is not the policy's either."""
+    start, count = len(sample.tokens), len(tokens)
+    sampled = role == "assistant" and completion is not None
+    sample.tokens.extend(tokens)
+    sample.mask.extend([sampled] * count)
+    sample.logps.extend(completion.logps if sampled and completion else [0.0] * count)
+    sample.versions.extend(completion.versions if sampled and completion else [-1] * count)
+    if not sampled and sample.turns and sample.turns[-1].role != "assistant":
+        sample.turns[-1] = sample.turns[-1]._replace(end=start + count)
+    else:
+        sample.turns.append(Turn(role, start, start + count))

@@ -1,0 +1,257 @@
+"""A request to the policy in the form that all dialects are read into, and the answer that they are written from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlkit.base.errors import RlkitError, shorten
+from rlkit.types import JsonObject, Message
+
+Finish = Literal["stop", "length", "tool_calls", "stop_sequence"]
+
+
+class RequestError(RlkitError):
+    """A request that the gateway refuses.
+
+    Args:
+        message: What was sent, and what was expected.
+        status: The HTTP status.
+        kind: The kind of error as the SDKs know it.
+        code: A code that agents may look for, such as `context_length_exceeded`.
+    """
+
+    def __init__(
+        self, message: str, status: int = 400, kind: str = "invalid_request_error", code: str | None = None
+    ) -> None:
+        super().__init__(shorten(message))
+        self.status = status
+        self.kind = kind
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool.
+
+    Args:
+        id: What the tool's result refers to.
+        name: The tool.
+        arguments: By name.
+    """
+
+    id: str
+    name: str
+    arguments: JsonObject
+
+
+@dataclass
+class ChatRequest:
+    """A request for the policy's next turn.
+
+    Args:
+        messages: The conversation, as chat templates read it.
+        tools: Schemas of functions, as chat templates show them.
+        calls: Whether the policy may call the tools.
+        max_tokens: Most tokens of the turn; None for the run's limit.
+        stop: Texts that end the turn and are not part of it.
+        stream: Whether the answer is sent as events.
+        usage: Whether a stream of OpenAI's chat dialect ends with the number of tokens.
+        model: The name under which the policy was addressed.
+        ignored: Names of the options that have no effect, since the run decides how it samples.
+    """
+
+    messages: list[Message]
+    tools: list[JsonObject] = field(default_factory=list)
+    calls: bool = True
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    usage: bool = False
+    model: str = ""
+    ignored: tuple[str, ...] = ()
+
+    def history(self) -> list[str]:
+        """Return a digest of the tools and the first n messages, for each n from 0 to all."""
+        digests = [digest("", json.dumps(self.tools, sort_keys=True))]
+        for message in self.messages:
+            digests.append(digest(digests[-1], canonical(message)))
+        return digests
+
+    def fingerprint(self) -> str:
+        """Return a digest of all that determines the answer, besides chance."""
+        return digest(self.history()[-1], json.dumps([self.calls, self.max_tokens, self.stop]))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A turn of the policy, as an agent reads it.
+
+    Args:
+        id: Name of the turn in its session.
+        text: The text without the calls.
+        calls: Calls of tools.
+        finish: Why the turn ended.
+        stop_text: The text that ended it, if one of the request's did.
+        prompt_tokens: Tokens that the policy read.
+        completion_tokens: Tokens that it sampled.
+        created: Seconds since 1970.
+    """
+
+    id: str
+    text: str
+    calls: tuple[Call, ...]
+    finish: Finish
+    stop_text: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    created: int
+
+    def message(self) -> Message:
+        """Return the turn as a message of the conversation that follows."""
+        return assistant(self.text, self.calls)
+
+
+def assistant(text: str, calls: Sequence[Call] = ()) -> Message:
+    """Return a turn of the policy as chat templates read it."""
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    return message
+
+
+def canonical(message: Message) -> str:
+    """Return what two messages must share to be the same: ids of calls and blanks around texts do not count."""
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    return json.dumps([message["role"], message["content"].strip(), message.get("name"), calls], sort_keys=True)
+
+
+def digest(before: str, text: str) -> str:
+    """Return a digest of a text and of all that came before it."""
+    return hashlib.blake2b(f"{before}\x1f{text}".encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+def name_results(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which each result of a tool has the name of the tool that was called under its id.
+
+    Raises:
+        RequestError: A result refers to no call before it.
+    """
+    names: dict[str, str] = {}
+    named = []
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        call_id = message.get("tool_call_id")
+        if call_id is None:
+            named.append(message)
+            continue
+        if call_id not in names:
+            raise RequestError(f"a tool's result has the id {call_id!r}, which no call before it has")
+        named.append({**message, "name": names[call_id]})
+    return named
+
+
+def of_type(value: object, expected: type | tuple[type, ...], what: str) -> Any:
+    """Return a value of a body that must have a type.
+
+    Raises:
+        RequestError: It has another one.
+    """
+    types = expected if isinstance(expected, tuple) else (expected,)
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        names = " or ".join(JSON_NAMES[kind] for kind in types)
+        raise RequestError(f"{what} is {shorten(repr(value), 80)}, expected {names}")
+    return value
+
+
+JSON_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def token_limit(value: object, what: str) -> int | None:
+    """Return the largest number of tokens that a body asks for, if it does.
+
+    Raises:
+        RequestError: It is no positive integer.
+    """
+    if value is None:
+        return None
+    limit: int = of_type(value, int, what)
+    if limit < 1:
+        raise RequestError(f"{what} is {limit}, expected 1 or more")
+    return limit
+
+
+def stop_texts(value: object, what: str) -> tuple[str, ...]:
+    """Return the texts that end a turn.
+
+    Raises:
+        RequestError: They are not texts, one is empty, or there are more than 16.
+    """
+    texts = [value] if isinstance(value, str) else [] if value is None else of_type(value, list, what)
+    for text in texts:
+        if not of_type(text, str, f"an element of {what}"):
+            raise RequestError(f"{what} has an empty text")
+    if len(texts) > 16:
+        raise RequestError(f"{what} has {len(texts)} texts, expected at most 16")
+    return tuple(texts)
+
+
+def text_of(content: object, what: str) -> str:
+    """Return a content as one text: of a string, null, or a list of typed parts with texts.
+
+    Raises:
+        RequestError: It is none of these, or has a part without a text, such as an image.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in of_type(content, (list, str), what):
+        kind = of_type(part, dict, f"a part of {what}").get("type")
+        if kind not in ("text", "input_text", "output_text"):
+            raise RequestError(f"{what} has a part of type {kind!r}; the policy reads parts of type 'text' alone")
+        texts.append(of_type(part.get("text"), str, f"the text of {what}"))
+    return "".join(texts)
+
+
+def arguments_of(value: object, what: str) -> JsonObject:
+    """Return the arguments of a call, be they an object or the JSON text of one.
+
+    Raises:
+        RequestError: They are neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{what} are no JSON: {error}") from error
+    arguments: JsonObject = of_type(value, dict, what)
+    return arguments
+
+
+def function_schema(name: object, description: object, parameters: object) -> JsonObject:
+    """Return the schema of a tool as chat templates show it.
+
+    Raises:
+        RequestError: It has no name, or its parameters are no object.
+    """
+    if not of_type(name, str, "the name of a tool"):
+        raise RequestError("a tool has an empty name")
+    schema = of_type({} if parameters is None else parameters, dict, f"the schema of tool {name!r}")
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description or "", "parameters": schema},
+    }

@@ -1,0 +1,271 @@
+"""Rollouts by agents: an agent's requests are answered by the engine, and what the policy sampled becomes samples."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkit.base.deadlines import deadline, queued
+from rlkit.base.errors import RecipeError, RolloutError, shorten, show
+from rlkit.base.tasks import cancel
+from rlkit.base.text import part_name, safe
+from rlkit.gateway.chat import ChatCompletions
+from rlkit.gateway.forest import Sample
+from rlkit.gateway.server import MODEL, Gateway
+from rlkit.gateway.session import AgentSession, SessionLimits
+from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
+from rlkit.interfaces.parser import ParsedTurn, ToolParser
+from rlkit.recipe import ConversationLimits
+from rlkit.rollout.collect import ConversationSetup, ask_engine
+from rlkit.rollout.dialogue import Dialogue
+from rlkit.rollout.guard import GuardError, errors_of
+from rlkit.rollout.template import ChatTemplate
+from rlkit.types import Completion, JsonObject, Message, Prompt, Request, SampleKey, StopReason, Trajectory
+
+KEPT_TEMPLATES = 8
+"""Sets of tools whose templates are kept; an agent may describe others in each request."""
+LONGEST_OUTPUT = 4000
+"""Characters of an agent's output in an error."""
+
+
+@dataclass
+class TemplateBackend:
+    """The policy of one rollout, as its session asks for it.
+
+    Args:
+        setup: The engine and how it is used.
+        dialogue: The tokenizer and its chat template.
+        parser: Reads calls of tools; None if none fits the chat template.
+        key: Of the rollout.
+    """
+
+    setup: ConversationSetup
+    dialogue: Dialogue
+    parser: ToolParser | None
+    key: SampleKey
+
+    def __post_init__(self) -> None:
+        self.context = self.setup.limits.context
+        self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._asking = 0
+
+    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> list[int]:
+        """Return the ids of messages; they hold no special tokens, whatever the agent writes."""
+        if tools and self.parser is None:
+            raise RecipeError(
+                "the chat template does not show how the model writes tool calls; set parser: HermesParser, or another"
+            )
+        template = self._template(tools)
+        codec = template.codec
+        plain = [codec.plain(message) for message in messages]
+        if after is None:
+            return template.start(plain)
+        return template.delta(plain, ended=after.tokens[-1] in template.stop_ids)
+
+    async def sample(self, tokens: Sequence[int], max_tokens: int | None, label: str) -> Completion:
+        setup, gate = self.setup, self.setup.gate
+        room = self.context - len(tokens)
+        budget = min(limit for limit in (setup.sampling.max_tokens, max_tokens, room) if limit is not None)
+        key = self.key._replace(prompt=f"{self.key.prompt}/{label}")
+        session = f"{self.key.step}/{self.key.prompt}/{self.key.sample}"
+        request = Request(tuple(tokens), setup.sampling.within(budget), key, session)
+        if gate is not None and self._asking:
+            gate.count(1)  # the gate counts a conversation once: it is busy while none of its requests waits
+        self._asking += 1
+        try:
+            with queued():
+                completion = await ask_engine(setup, request)
+        finally:
+            self._asking -= 1
+            if gate is not None and self._asking:
+                gate.count(-1)
+        if not completion.tokens:
+            raise RolloutError("the engine returned no tokens")
+        return completion
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return self.dialogue.template.codec.turn(tokens, special=True)
+
+    def read(self, text: str, calls: bool) -> ParsedTurn:
+        plain = self.dialogue.template.codec.plain
+        if not calls or self.parser is None:
+            return ParsedTurn(plain(text))
+        thinking, separator, rest = text.rpartition("</think>")
+        with errors_of(self.parser):
+            turn = self.parser.parse(rest)
+        return ParsedTurn(plain(f"{thinking}{separator}{turn.text}"), turn.calls)
+
+    def _template(self, tools: Sequence[JsonObject]) -> ChatTemplate:
+        if not tools:
+            return self.dialogue.template
+        name = json.dumps(tools, sort_keys=True)
+        template = self._templates.get(name)
+        if template is None:
+            base = self.dialogue.template
+            template = ChatTemplate(base.tokenizer, base.stop_ids, base.codec.plain(list(tools)), base.kwargs)
+            self._templates[name] = template
+        self._templates.move_to_end(name)
+        if len(self._templates) > KEPT_TEMPLATES:
+            self._templates.popitem(last=False)
+        return template
+
+
+class SessionClient:
+    """An agent's way to its session."""
+
+    def __init__(self, session: AgentSession, url: str) -> None:
+        self.url = url
+        self.key = session.id
+        self.model = MODEL
+        self._session = session
+
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), max_tokens: int | None = None
+    ) -> Message:
+        """Return the policy's next message, as OpenAI's chat completions have it."""
+        dialect = ChatCompletions()
+        body = {"model": MODEL, "messages": list(messages), "tools": list(tools), "max_tokens": max_tokens}
+        request = dialect.read(body, self._session.conversation)
+        answer = await self._session.answer(request)
+        message: Message = dialect.write(answer, request)["choices"][0]["message"]
+        return message
+
+
+class AgentHost:
+    """Runs a recipe's agent, each rollout with a session and a folder of its own.
+
+    Args:
+        agent: The part.
+        dialogue: What conversations are made with.
+        limits: The recipe's limits of conversations.
+    """
+
+    def __init__(self, agent: Agent, dialogue: Dialogue, limits: ConversationLimits) -> None:
+        self.agent = agent
+        self.dialogue = dialogue
+        self.limits = limits
+        self.gateway = Gateway()
+        self._root: Path | None = None
+
+    async def converse(self, setup: ConversationSetup, prompt: Prompt, group: int, sample: int) -> Trajectory:
+        """Return one rollout: its main sample, with the others as `branches`."""
+        key = SampleKey(setup.seed, setup.step, f"{group}/{prompt.id}", sample, setup.attempt)
+        async with setup.admission:
+            await self.gateway.start()
+            folder = self._folder(key)
+            try:
+                trajectory = await self._rollout(setup, prompt, key, folder)
+            except BaseException:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                raise
+            if trajectory.error is not None:
+                await self.release([trajectory])
+        trajectory.group = group
+        return trajectory
+
+    async def release(self, trajectories: Sequence[Trajectory]) -> None:
+        """Remove the folders of rollouts that have been scored, or move them to where the agent keeps them."""
+        for trajectory in trajectories:
+            if "folder" in trajectory.agent:
+                await asyncio.to_thread(_remove, Path(trajectory.agent["folder"]), self.agent.keep)
+
+    async def close(self) -> None:
+        """End all sessions, stop the server and remove all folders."""
+        await self.gateway.close()
+        if self._root is not None:
+            await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+            self._root = None
+
+    def _folder(self, key: SampleKey) -> Path:
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="rlkit-agents-"))
+        name = safe(f"{key.step}-{key.prompt}-{key.sample}").replace("/", "_").replace(" ", "_")[:60]
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._root))
+
+    async def _rollout(self, setup: ConversationSetup, prompt: Prompt, key: SampleKey, folder: Path) -> Trajectory:
+        backend = TemplateBackend(setup, self.dialogue, self.dialogue.participants.parser, key)
+        limits = SessionLimits(self.limits.turns, self.limits.tokens, self.limits.tool_calls)
+        seconds = min(limit for limit in (self.agent.timeout, self.limits.seconds) if limit is not None)
+        seed = SampleKey(key.seed, key.step, key.prompt, 0).hash()
+        result, session = await self._run(AgentTask(prompt, folder, seed), backend, limits, seconds)
+        samples = session.forest.samples()
+        counts = {**session.counts, "agent_failed": int(result.status != 0), "forks": session.forest.forks}
+        trajectory = self._trajectory(prompt, samples, counts)
+        trajectory.agent = {"folder": str(folder), "status": result.status, "output": result.output}
+        if session.error is not None:
+            trajectory.error = session.error
+        elif not samples:
+            trajectory.error = (
+                f"{part_name(self.agent)}: it asked the policy for no turn and ended with status {result.status}; "
+                f"its output: {shorten(result.output[-LONGEST_OUTPUT:])}"
+            )
+        return trajectory
+
+    async def _run(
+        self, task: AgentTask, backend: TemplateBackend, limits: SessionLimits, seconds: float
+    ) -> tuple[AgentResult, AgentSession]:
+        """Run the agent to its end or its deadline; return how it ended, and its session, which is closed then."""
+        try:
+            async with deadline(seconds):
+                session = self.gateway.open(backend, limits)  # its requests stop the clock of this deadline
+                running = asyncio.ensure_future(self.agent.run(task, SessionClient(session, self.gateway.url)))
+                failing = asyncio.ensure_future(session.failed.wait())
+                try:
+                    await asyncio.wait((running, failing), return_when=asyncio.FIRST_COMPLETED)
+                    with errors_of(self.agent):
+                        result = AgentResult(1) if session.fatal else await running
+                        if not isinstance(result, AgentResult):
+                            raise TypeError(f"it returned {show(result)}, expected AgentResult")
+                finally:
+                    await self.gateway.end(session)
+                    await cancel(running)
+                    await cancel(failing)
+        except TimeoutError:
+            session.counts["agent_timeouts"] += 1
+            result = AgentResult(-9, f"it did not finish within {seconds:g} s")
+        except GuardError as error:
+            result = AgentResult(1, error.problem)
+        if session.fatal is not None:
+            raise session.fatal
+        return result, session
+
+    def _trajectory(self, prompt: Prompt, samples: Sequence[Sample], counts: Mapping[str, int]) -> Trajectory:
+        """Return the main sample as a trajectory, which has the others as branches."""
+        if not samples:
+            return Trajectory(prompt, 0, [], [], [], [], StopReason.ERROR, counts=dict(counts))
+        main, *others = [self._of_sample(prompt, sample) for sample in samples]
+        main.branches = [branch for branch in others if any(branch.mask)]
+        main.counts = {**counts, "branches": len(others)}
+        return main
+
+    def _of_sample(self, prompt: Prompt, sample: Sample) -> Trajectory:
+        start = len(prompt.messages)
+        messages = sample.messages if sample.messages[:start] == prompt.messages else prompt.messages + sample.messages
+        return Trajectory(
+            prompt,
+            0,
+            sample.tokens,
+            sample.mask,
+            sample.logps,
+            sample.versions,
+            sample.stop,
+            sample.turns,
+            self.dialogue.template.codec.turn(sample.last, special=False),
+            turn_rewards=[0.0 for turn in sample.turns if turn.role == "assistant"],
+            messages=list(messages),
+        )
+
+
+def _remove(folder: Path, keep: str | None) -> None:
+    with suppress(OSError):
+        if keep is not None:
+            Path(keep).mkdir(parents=True, exist_ok=True)
+            shutil.move(folder, Path(keep) / folder.name)
+    shutil.rmtree(folder, ignore_errors=True)

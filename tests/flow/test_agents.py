@@ -1,0 +1,151 @@
+"""Agents from `rlkit fit`: what they sampled is learned, token for token, and what they do wrong ends no run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import read_jsonl, rlkit_in_process
+from tests.flow.test_conversations import fit
+
+pytestmark = pytest.mark.slow
+
+FORKING = '''
+async def run(client, task):
+    """A plan, two sub-agents, an edited history, and a turn that is cut."""
+    import asyncio
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
+
+    def user(text):
+        return {"role": "user", "content": text}
+
+    plan = await client.chat([user(task.text)])
+    async with AsyncOpenAI(base_url=client.url + "/v1", api_key=client.key) as openai:
+        async with AsyncAnthropic(base_url=client.url, api_key=client.key) as anthropic:
+            chat = openai.chat.completions.create(model="policy", messages=[user("1 + 1 = ?")])
+            messages = anthropic.messages.create(model="policy", max_tokens=50, messages=[user("2 + 2 = ?")])
+            one, two = await asyncio.gather(chat, messages)
+            one_more = [user("1 + 1 = ?"), {"role": "assistant", "content": one.choices[0].message.content}]
+            await openai.chat.completions.create(model="policy", messages=[*one_more, user("3 + 3 = ?")], stream=True)
+    await client.chat([user(task.text)], max_tokens=2)
+    return (await client.chat([user(task.text), plan, user(task.text)]))["content"]
+'''
+
+
+def agent_file(folder: Path, source: str, name: str = "agent.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    return path
+
+
+def python_agent(path: Path, options: str = "") -> str:
+    return f"--agent={{class_path: PythonAgent, init_args: {{function: '{path}:run', allow_code: true{options}}}}}"
+
+
+def command_agent(command: str, **options: object) -> str:
+    listed = "".join(f", {name}: {value}" for name, value in options.items())
+    return f"--agent={{class_path: CommandAgent, init_args: {{command: '{command}', allow_code: true{listed}}}}}"
+
+
+SHORT = ("--train.steps=2", "--train.prompts_per_step=2", "--rollout.group_size=2", "--validation=null")
+
+
+@pytest.mark.parametrize("staleness", [(), ("--rollout.max_staleness=1", "--correction={}")], ids=["", "ahead"])
+def test_a_forking_agent_is_trained_token_for_token(tmp_path: Path, staleness: tuple[str, ...]) -> None:
+    agent = python_agent(agent_file(tmp_path, FORKING))
+    rows, _ = fit("--recipe=quickstart", agent, *SHORT, *staleness, cwd=tmp_path)
+    for row in rows:
+        assert row["rollout/failed"] == row["conversation/agent_failed"] == 0
+        assert row["conversation/branches"] == 3 * 4  # two sub-agents and the cut turn, beside the plan's conversation
+        assert row["conversation/forks"] == 3 * 4
+        assert row["groups/no_signal"] <= 1
+        if not staleness:
+            assert row["mismatch/max"] < 1e-5
+    saved = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
+    assert [role for role, _, _ in saved[0]["turns"]] == ["user", "assistant", "user", "assistant"]
+
+
+def test_quick_agent_learns(tmp_path: Path) -> None:
+    rows, validation = fit("--recipe=quick_agent", cwd=tmp_path)
+    assert validation["after"]["accuracy"] > validation["before"]["accuracy"] + 0.1
+    assert sum(row["conversation/agent_failed"] + row["rollout/failed"] for row in rows) == 0
+    calls = [row["conversation/tool_calls"] / 128 for row in rows]
+    assert sum(calls[-4:]) / 4 > sum(calls[:2]) / 2 + 0.2
+
+
+HOSTILE = {
+    "a fork bomb": "import os\nwhile True:\n    os.fork()",
+    "a flood of output": "import os\nwhile True:\n    os.write(1, b'x' * 65536)",
+    "memory": "data = bytearray(2**30)\nimport time\ntime.sleep(60)",
+    "a large file": "with open('file', 'wb') as file:\n    while True:\n        file.write(bytes(2**20))",
+    "a process that stays": "import subprocess\nsubprocess.Popen(['setsid', 'sleep', '4711'])",
+    "a hang": "import time, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)",
+    "the end of its parents": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+    "kill -9 of itself": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+}
+ASK = """
+import json, os, urllib.request
+body = {"model": "policy", "messages": [{"role": "user", "content": os.environ["RLKIT_TASK"]}]}
+head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head)).read()
+"""
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_command_ends_its_rollout_only(tmp_path: Path, attack: str) -> None:
+    agent = agent_file(tmp_path, ASK + HOSTILE[attack])
+    options: dict[str, Any] = {"timeout": 2, "memory_mb": 256, "processes": 24, "file_mb": 4}
+    short = ("--train.steps=1", "--train.prompts_per_step=1", "--rollout.group_size=2", "--validation=null")
+    rows, _ = fit("--recipe=quickstart", command_agent(f"{sys.executable} {agent}", **options), *short, cwd=tmp_path)
+    assert rows[0]["rollout/samples"] == 2
+    assert rows[0]["rollout/failed"] == 0  # the policy has answered: the rollout is scored
+    harmless = ("a process that stays", "the end of its parents")  # which a process namespace protects
+    assert rows[0]["conversation/agent_failed"] == (0 if attack in harmless else 2)
+    alive = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))]
+    assert not [command for command in alive if str(agent) in command or "4711" in command]
+
+
+def read_command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def test_a_command_that_never_asks_is_reported(tmp_path: Path) -> None:
+    options = (command_agent("no-such-program --flag"), *SHORT, "--train.steps=1")
+    done = rlkit_in_process("fit", "--recipe=quickstart", *options, "--out=run", cwd=tmp_path)
+    assert "it asked the policy for no turn and ended with status 127" in done.stdout + done.stderr
+    assert "no-such-program: No such file or directory" in done.stdout + done.stderr
+
+
+def test_a_reward_reads_the_folder_and_the_status(tmp_path: Path) -> None:
+    agent = agent_file(tmp_path, ASK + "open('note', 'w').write('done')\nprint('said')\nraise SystemExit(3)")
+    reward = agent_file(
+        tmp_path,
+        """
+        import os
+        def grade(agent, trajectory):
+            note = open(os.path.join(agent["folder"], "note")).read()
+            task = open(os.path.join(agent["folder"], "TASK.md")).read()
+            right = (note, agent["status"], agent["output"]) == ("done", 3, "said\\n")
+            return float(right and task == trajectory.prompt.messages[0]["content"])
+        """,
+        "reward.py",
+    )
+    rows, _ = fit(
+        "--recipe=quickstart",
+        command_agent(f"{sys.executable} {agent}", keep=tmp_path / "kept"),
+        f"--reward={{class_path: PythonReward, init_args: {{function: '{reward}:grade', allow_code: true}}}}",
+        *SHORT,
+        cwd=tmp_path,
+    )
+    assert [row["reward/mean"] for row in rows] == [1.0, 1.0]
+    assert len(list((tmp_path / "kept").iterdir())) == 8

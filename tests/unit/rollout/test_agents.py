@@ -1,0 +1,52 @@
+"""What an agent's session asks of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from rlkit.rollout.agents import TemplateBackend
+from rlkit.rollout.collect import BusyTimer
+from rlkit.rollout.conversation import Limits
+from rlkit.rollout.gate import Gate
+from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
+
+
+class CalmEngine:
+    """Answers a request once no conversation is busy, as an engine that must be repeatable does."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.asked: list[Request] = []
+
+    async def generate(self, request: Request) -> Completion:
+        self.asked.append(request)
+        await self.gate.calm()
+        if len(request.tokens) == 2:  # the other sub-agent's is still in the engine when the first one is answered
+            await asyncio.sleep(0.05)
+            await self.gate.calm()
+        return Completion([1], [-0.5], [0], StopReason.STOP)
+
+
+def test_parallel_requests_of_an_agent_count_as_one_conversation() -> None:
+    async def run() -> tuple[list[Request], int]:
+        gate = Gate()
+        gate.open()
+        gate.count(1)
+        engine = CalmEngine(gate)
+        setup: Any = SimpleNamespace(
+            engine=engine, gate=gate, timer=BusyTimer(), sampling=Sampling(max_tokens=5), limits=Limits(context=100),
+            template=SimpleNamespace(reader=None),
+        )  # fmt: skip
+        dialogue: Any = SimpleNamespace()
+        backend = TemplateBackend(setup, dialogue, None, SampleKey(0, 1, "0/p", 2))
+        async with asyncio.timeout(5):
+            await asyncio.gather(backend.sample([1], 3, "a/0"), backend.sample([1, 2], None, "b/0"))
+        return engine.asked, gate.busy
+
+    asked, busy = asyncio.run(run())
+    assert busy == 1
+    assert [request.sampling.max_tokens for request in asked] == [3, 5]
+    assert [request.key.prompt for request in asked] == ["0/p/a/0", "0/p/b/0"]
+    assert len({request.session for request in asked}) == 1
