@@ -416,7 +416,7 @@ def test_a_question_and_its_answer_have_no_deadline(several: Any, seconds: float
     rollout, train = SimpleNamespace(engine=None), SimpleNamespace(seed=0)
     recipe = SimpleNamespace(**parts, rollout=rollout, train=train)
     dialogue = SimpleNamespace(template=None, participants=Participants(), context=64)
-    service = SimpleNamespace(recipe=recipe, dialogue=dialogue, engine=None, admission=None)
+    service = SimpleNamespace(recipe=recipe, dialogue=dialogue, engine=None, admission=None, agents=None)
     assert RolloutService.conversation_setup(service, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]
 
 

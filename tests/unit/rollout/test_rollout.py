@@ -179,6 +179,9 @@ def test_rewards_of_workers_and_of_the_trainer_agree(workers: Workers) -> None:
     assert asyncio.run(score(ExactReward(), trajectories, workers)) == asyncio.run(ExactReward().score(trajectories))
 
 
+async def released(_: Sequence[Trajectory]) -> None: ...
+
+
 def play(
     engine: FakeEngine, score: Any, before: dict[int, Trajectory] | None = None
 ) -> tuple[Rollouts, list[Trajectory], Meter]:
@@ -189,6 +192,7 @@ def play(
     service: Any = SimpleNamespace(
         recipe=recipe,
         score=score,
+        release=released,
         conversation_setup=lambda sampling, samples, step, timer, **_: replace(
             common, sampling=sampling, samples=samples, timer=timer
         ),

@@ -12,5 +12,5 @@ __all__ = ["VllmApi", "VllmEngine", "VllmLaunch", "VllmServer"]
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    for part in (VllmEngine, VllmServer):
-        register(part)
+    register(VllmEngine)
+    register(VllmServer)
