@@ -158,5 +158,5 @@ def test_the_table_of_engines_states_what_the_classes_have() -> None:
         f"| {row} | {' | '.join('yes' if value else 'no' for value in values)} |" for row, values in rows.items()
     ]
     expected.append(f"| reserved tokens of the context | {' | '.join(str(engine.reserved) for engine in made)} |")
-    lines = (ROOT / "rlkit" / "docs" / "sglang.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "rlkit" / "docs" / "servers.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in expected if line not in lines] == []
