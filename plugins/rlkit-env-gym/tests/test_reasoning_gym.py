@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,6 +20,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.interfaces.reward import as_score
 from rlkit.testing import check_reward, check_task
 from rlkit.types import Prompt, Score, StopReason, Trajectory
+from tests.conftest import ROOT
 
 NAMES = sorted(DATASETS.keys() - {"composite"})
 
@@ -98,7 +100,11 @@ def test_one_seed_is_one_set_of_rows_in_every_process() -> None:
         "print(hashlib.md5(repr(list(rows)).encode()).hexdigest())"
     )
     command = (sys.executable, "-c", script)
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    packages = os.pathsep.join([str(ROOT / "plugins" / "rlkit-env-gym" / "src"), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": packages}
+    runs = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    ]
     assert runs[0] == runs[1] != ""
 
 

@@ -68,10 +68,10 @@ def test_a_fatal_reward_ends_the_run_for_a_stale_group_too() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", range(2))
 @settings(max_examples=2000, deadline=None)
 @given(plan=PLANS)
-def test_none_of_ten_thousand_histories_breaks_the_rules(part: int, plan: Plan) -> None:
+def test_none_of_four_thousand_histories_breaks_the_rules(part: int, plan: Plan) -> None:
     simulate(plan)
 
 
