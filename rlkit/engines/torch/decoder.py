@@ -129,6 +129,7 @@ class Decoder:
         self.release()
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # its name before transformers 5.24
 
     @property
     def first(self) -> int:
@@ -178,8 +179,8 @@ class Decoder:
         with self.autocast(), masked_attention(self.model):
             output = self.model(
                 input_ids=tokens,
-                past_key_values=Cache(layers=list(layers)),
                 use_cache=True,
+                **{self._cache_name: Cache(layers=list(layers))},
                 **inputs,
                 **self._last_only,
             )
@@ -234,8 +235,8 @@ class Decoder:
                 input_ids=tokens,
                 attention_mask=attention_masks(self.config, visible),
                 position_ids=positions,
-                past_key_values=cache,
                 use_cache=True,
+                **{self._cache_name: cache},
                 **self._last_only,
             )
         logits: Tensor = output.logits[:, -1]
