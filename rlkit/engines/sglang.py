@@ -7,7 +7,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +16,7 @@ from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
 from rlkit.engines.server.api import ServerApi
-from rlkit.engines.server.engine import ServerEngine, trainer_gpus
+from rlkit.engines.server.engine import DeviceEngine, ServerEngine, trainer_gpus
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
@@ -255,7 +254,7 @@ class SGLangServer(SGLangRollouts):
         return SGLangGroup(self.runtime.device)
 
 
-class SGLangEngine(SGLangRollouts):
+class SGLangEngine(SGLangRollouts, DeviceEngine):
     """An SGLang engine on each rank's own device, which it shares with the trainer.
 
     rlkit starts it as a server that listens on 127.0.0.1 only, not as a `sglang.Engine` in the trainer's process: when
@@ -269,31 +268,19 @@ class SGLangEngine(SGLangRollouts):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    interruptible = True
-
     def __init__(self, launch: Launch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True) -> None:
         super().__init__(launch, retry, check_weights)
-
-    def interrupt(self) -> None:
-        self.requests.interrupt()
+        self.gpus_per_server = launch.tensor_parallel
 
     def start(self, rank: int) -> list[InferenceServer]:
         require_sglang()
         device = self.runtime.device
-        if rank % self._group_size:
+        if rank % self.group_size:
             return []
         if device.type == "cpu" and self.launch.tensor_parallel > 1:
             raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
         gpu = device.index or 0 if device.type == "cuda" else None
         return [self.launch_server(self.command(gpu), here=True)]
-
-    def sampling_urls(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
-        return list(urls[rank - rank % self._group_size])
-
-    @property
-    def _group_size(self) -> int:
-        """How many neighbouring ranks share an engine; only the first of the ranks with the same rows samples."""
-        return lcm(self.launch.tensor_parallel, self.runtime.tensor_parallel * self.runtime.sequence_parallel)
 
     def make_transport(self) -> Transport[Any]:
         return SGLangTensors(self.runtime.device)

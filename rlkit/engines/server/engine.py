@@ -7,6 +7,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import lcm
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -207,6 +208,26 @@ def trainer_gpus(runtime: Runtime) -> set[int]:
     device, host = runtime.device, socket.gethostname()
     here = (host, device.index or 0 if device.type == "cuda" else None)
     return {gpu for other_host, gpu in runtime.gather_world(here) if other_host == host and gpu is not None}
+
+
+class DeviceEngine(ServerEngine):
+    """A server on each rank's own device, or one that neighbouring ranks share over theirs."""
+
+    interruptible = True
+
+    gpus_per_server = 1
+    """Ranks whose devices a server uses."""
+
+    def interrupt(self) -> None:
+        self.requests.interrupt()
+
+    def sampling_urls(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
+        return list(urls[rank - rank % self.group_size])
+
+    @property
+    def group_size(self) -> int:
+        """How many neighbouring ranks share a server; only the first of the ranks with the same rows samples."""
+        return lcm(self.gpus_per_server, self.runtime.tensor_parallel * self.runtime.sequence_parallel)
 
 
 def _weight_dtype(name: str, runtime: Runtime) -> torch.dtype:

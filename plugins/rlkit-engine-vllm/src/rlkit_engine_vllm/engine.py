@@ -6,7 +6,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from math import lcm
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -15,7 +14,7 @@ from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
 from rlkit.engines.server.api import ServerApi
-from rlkit.engines.server.engine import ServerEngine, trainer_gpus
+from rlkit.engines.server.engine import DeviceEngine, ServerEngine, trainer_gpus
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
@@ -184,7 +183,7 @@ class VllmServer(VllmRollouts):
         return FolderTransport(self.runtime.policy, shared_memory(self.runtime.policy, self.weight_dtype))
 
 
-class VllmEngine(VllmRollouts):
+class VllmEngine(VllmRollouts, DeviceEngine):
     """A vLLM engine on each rank's own device, which it shares with the trainer.
 
     rlkit starts it as a server that listens on 127.0.0.1 only. Weights travel as files in shared memory. With
@@ -197,30 +196,18 @@ class VllmEngine(VllmRollouts):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    interruptible = True
-
     def __init__(
         self, launch: VllmLaunch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True
     ) -> None:
         super().__init__(launch, retry, check_weights)
-
-    def interrupt(self) -> None:
-        self.requests.interrupt()
+        self.gpus_per_server = launch.tensor_parallel
 
     def start(self, rank: int) -> list[InferenceServer]:
         require_vllm()
         device = self.runtime.device
-        if rank % self._group_size:
+        if rank % self.group_size:
             return []
         return [self.launch_server(self.command(device.index or 0 if device.type == "cuda" else None), here=True)]
-
-    def sampling_urls(self, urls: Sequence[Sequence[str]], rank: int) -> list[str]:
-        return list(urls[rank - rank % self._group_size])
-
-    @property
-    def _group_size(self) -> int:
-        """How many neighbouring ranks share an engine; only the first of the ranks with the same rows samples."""
-        return lcm(self.launch.tensor_parallel, self.runtime.tensor_parallel * self.runtime.sequence_parallel)
 
     def make_transport(self) -> Transport[Any]:
         return FolderTransport(self.runtime.policy, shared_memory(self.runtime.policy, self.weight_dtype))
