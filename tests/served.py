@@ -103,8 +103,8 @@ def server_pid(engine: ServerEngine) -> int:
     """Return the process of the first server that an engine has started."""
     process = engine.fleet.owned[0].process
     assert process is not None
-    assert process._supervisor is not None
-    [pid] = children(process._supervisor.pid)
+    assert process.supervised.supervisor is not None
+    [pid] = children(process.supervised.supervisor.pid)
     return pid
 
 

@@ -152,8 +152,10 @@ def request(number: int, count: int = 10) -> Request:
 def pid_of(server: InferenceServer) -> int:
     """Return the pid of a server, a child of its supervisor."""
     assert server.process is not None
-    assert server.process._supervisor is not None
-    path = Path(f"/proc/{server.process._supervisor.pid}/task/{server.process._supervisor.pid}/children")
+    assert server.process.supervised.supervisor is not None
+    path = Path(
+        f"/proc/{server.process.supervised.supervisor.pid}/task/{server.process.supervised.supervisor.pid}/children"
+    )
     [pid] = map(int, path.read_text().split())
     return pid
 

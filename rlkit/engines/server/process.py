@@ -98,13 +98,45 @@ def kill_supervised(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def log_tail(log: Path) -> str:
-    """Return the end of a server's log, after the last exceptions that were logged before it."""
-    if not os.path.exists(log):
-        return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
+class SupervisedProcess:
+    """A process of this machine under its supervisor, with a folder of its own and a log in it.
+
+    Args:
+        product: Part of the folder's name.
+    """
+
+    def __init__(self, product: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"rlkit-{product}-"))
+        self.log_file = self.folder / "server.log"
+        self.supervisor: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start or restart the process."""
+        self.kill()
+        self.supervisor = start_supervised(command, environment, self.log_file)
+
+    def running(self) -> bool:
+        """Return whether the process runs."""
+        return self.supervisor is not None and self.supervisor.poll() is None
+
+    def tail(self) -> str:
+        """Return the end of the log, after the last exceptions that were logged before it."""
+        if not os.path.exists(self.log_file):
+            return ""
+        lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
+
+    def kill(self) -> None:
+        """Kill the process and all its children."""
+        if self.supervisor is not None:
+            kill_supervised(self.supervisor)
+        self.supervisor = None
+
+    def close(self) -> None:
+        """Kill the process and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class ServerProcess(HostedServer):
@@ -115,33 +147,23 @@ class ServerProcess(HostedServer):
     """
 
     def __init__(self, command: ServerCommand) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix=f"rlkit-{command.product}-"))
-        self._log = self._folder / "server.log"
-        self.log = str(self._log)
-        self._supervisor: subprocess.Popen[bytes] | None = None
-        site = ServerSite(self._folder, LOCAL_HOST, free_port(), first_gpu=command.first_gpu)
+        self.supervised = SupervisedProcess(command.product)
+        self.log = str(self.supervised.log_file)
+        site = ServerSite(self.supervised.folder, LOCAL_HOST, free_port(), first_gpu=command.first_gpu)
         self.url = f"http://{site.host}:{site.port}"
         self.environment = {**server_environment(), **command.environment}
-        command.write_files(self._folder)
+        command.write_files(site.folder)
         self._command = command.words(site)
 
     def start(self) -> None:
-        self.kill()
-        self._supervisor = start_supervised(self._command, self.environment, self._log)
+        self.supervised.run(self._command, self.environment)
 
     @property
     def alive(self) -> bool:
-        return self._supervisor is not None and self._supervisor.poll() is None
+        return self.supervised.running()
 
     def tail(self) -> str:
-        return log_tail(self._log)
-
-    def kill(self) -> None:
-        """Kill the server and all its children."""
-        if self._supervisor is not None:
-            kill_supervised(self._supervisor)
-        self._supervisor = None
+        return self.supervised.tail()
 
     def close(self) -> None:
-        self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.supervised.close()

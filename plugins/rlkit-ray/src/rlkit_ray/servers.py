@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlkit.base.errors import EngineError, explain
-from rlkit.engines.server.process import free_port, kill_supervised, log_tail, server_environment, start_supervised
+from rlkit.engines.server.process import SupervisedProcess, free_port, server_environment
 from rlkit.interfaces.launcher import HostedServer, ServerCommand, ServerSite
 
 CLUSTER = "RLKIT_RAY_CLUSTER"
@@ -47,19 +45,17 @@ def connect() -> None:
         signal.signal(signal.SIGTERM, handler)  # Ray has set its own
 
 
-class ServerActor:
+class ServerActor(SupervisedProcess):
     """Runs one server on its node; the server ends when the actor does."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="rlkit-server-"))
-        self._log = self._folder / "server.log"
-        self._supervisor: subprocess.Popen[bytes] | None = None
+        super().__init__("server")
 
     def site(self) -> ServerSite:
         """Return where the server starts; Ray shows this actor only its own GPUs."""
         host = ray.util.get_node_ip_address()
         on_gpus = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return ServerSite(self._folder, host, free_port(host), sys.executable, 0 if on_gpus else None)
+        return ServerSite(self.folder, host, free_port(host), sys.executable, 0 if on_gpus else None)
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], files: Files) -> None:
         """Start or restart the server.
@@ -69,31 +65,11 @@ class ServerActor:
             environment: Environment variables beside those of the node.
             files: What the command reads in its folder.
         """
-        self.kill()
         for name, content in files.items():
-            path = self._folder / name
+            path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        self._supervisor = start_supervised(words, {**server_environment(), **environment}, self._log)
-
-    def alive(self) -> bool:
-        """Return whether the server is running."""
-        return self._supervisor is not None and self._supervisor.poll() is None
-
-    def tail(self) -> str:
-        """Return the end of the server's output."""
-        return log_tail(self._log)
-
-    def kill(self) -> None:
-        """Kill the server and its children."""
-        if self._supervisor is not None:
-            kill_supervised(self._supervisor)
-        self._supervisor = None
-
-    def close(self) -> None:
-        """Kill the server and remove its folder."""
-        self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.run(words, {**server_environment(), **environment})
 
 
 class RayServer(HostedServer):
@@ -168,7 +144,7 @@ class RayServer(HostedServer):
     def _status(self) -> bool | None:
         """Return whether the server runs; None if its actor does not answer."""
         try:
-            return bool(self._call("alive"))
+            return bool(self._call("running"))
         except (RayError, GetTimeoutError):
             return None
 
