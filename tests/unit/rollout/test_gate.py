@@ -86,7 +86,9 @@ def test_an_answer_is_the_same_however_often_it_is_interrupted(engine: TorchEngi
         assert other.logps == pytest.approx(one.logps, abs=1e-5)
         assert len(other.versions) == len(other.tokens)
         assert other.versions == sorted(other.versions)
-    assert {v for answer in found for v in answer.versions} == set(range(len(ends) + (ends != [5])))
+    versions = {version for answer in found for version in answer.versions}  # of two syncs in a row, the first has none
+    assert {0} <= versions <= set(range(len(ends) + 1))
+    assert (len(versions) > 1) == (ends != [5])
 
 
 def test_where_the_cut_falls_is_repeatable(engine: TorchEngine) -> None:
