@@ -11,6 +11,7 @@ from rlkit.losses.cross_entropy import CrossEntropy
 from rlkit.losses.distillation import Distillation
 from rlkit.losses.dpo import DPO
 from rlkit.losses.dppo import DPPO
+from rlkit.losses.dro import DRO
 from rlkit.losses.gmpo import GMPO
 from rlkit.losses.gspo import GSPO
 from rlkit.losses.kto import KTO
@@ -19,9 +20,10 @@ from rlkit.losses.orpo import ORPO
 from rlkit.losses.policy_gradient import PolicyGradient
 from rlkit.losses.reward_models import BinaryCrossEntropy, BradleyTerry
 from rlkit.losses.sapo import SAPO
+from rlkit.losses.sequence_weights import TOPR, VESPO
 from rlkit.losses.simpo import SimPO
 
 __all__ = [
-    "BinaryCrossEntropy", "BradleyTerry", "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "Distillation",
-    "GMPO", "GSPO", "KLCov", "KTO", "M2PO", "ORPO", "PolicyGradient", "SAPO", "SimPO",
+    "BinaryCrossEntropy", "BradleyTerry", "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "DRO",
+    "Distillation", "GMPO", "GSPO", "KLCov", "KTO", "M2PO", "ORPO", "PolicyGradient", "SAPO", "SimPO", "TOPR", "VESPO",
 ]  # fmt: skip

@@ -195,6 +195,9 @@ LOSSES: dict[str, tuple[tuple[str, ...], Callable[[Rows], float]]] = {
     "DPPO --loss.kind=kl": ((), lambda rows: token_mean(times_logps(rows))),
     "ClipCov": (("--loss.cov_low=1e6", "--loss.cov_high=1e7"), lambda rows: token_mean(plain(rows))),  # none selected
     "M2PO": ((), lambda rows: token_mean(plain(rows))),  # rounding apart, the policy is the one that sampled
+    "VESPO": ((), lambda rows: token_mean(times_logps(rows))),
+    "TOPR": ((), lambda rows: float(np.mean([v.sum() for v in times_logps(rows)]))),
+    "DRO": ((), lambda rows: token_mean(times_logps(rows))),
     "KLCov": (("--loss.fraction=0.1",), lambda rows: token_mean(plain(rows))),
 }
 
@@ -229,7 +232,23 @@ def test_truncated_completions_are_masked_in_a_run(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ClipLoss", "GSPO", "CISPO", "SAPO", "GMPO", "DPPO", "ClipCov", "KLCov", "M2PO"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ClipLoss",
+        "GSPO",
+        "CISPO",
+        "SAPO",
+        "GMPO",
+        "DPPO",
+        "ClipCov",
+        "KLCov",
+        "M2PO",
+        "VESPO",
+        "TOPR",
+        "DRO",
+    ],
+)
 def test_a_loss_off_policy(tmp_path: Path, name: str) -> None:
     metrics, _ = fit(tmp_path / "out", f"--loss={name}", "--train.minibatches=2", "--train.epochs=2", "--train.lr=1e-3")
     assert all(np.isfinite(row["policy/loss"]) and row["policy/kl_old"] != 0 for row in metrics)

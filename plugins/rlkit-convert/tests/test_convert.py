@@ -224,6 +224,11 @@ def test_trls_command_line() -> None:
             "SAPO",
         ),
         (
+            "trl grpo --model_name_or_path m --loss_type vespo --vespo_lambda_neg 1.5",
+            {"class_path": "GRPO", "init_args": {"eps": 1e-4}},
+            {"class_path": "VESPO", "init_args": {"k_pos": 2.0, "decay_pos": 3.0, "k_neg": 3.0, "decay_neg": 1.5}},
+        ),
+        (
             "python ppo.py --model_name_or_path m --gamma 0.9",
             {"class_path": "GAE", "init_args": {"gamma": 0.9, "lam": 0.95}},
             {"class_path": "ClipLoss", "init_args": {"clip_low": 0.2, "clip_high": 0.2}},

@@ -13,13 +13,27 @@ from hypothesis import strategies as st
 
 from rlkit.base.ranges import outside
 from rlkit.interfaces.loss import PolicyLoss
-from rlkit.losses import CISPO, DPPO, GMPO, GSPO, M2PO, SAPO, ClipCov, ClipLoss, KLCov, PolicyGradient
+from rlkit.losses import (
+    CISPO,
+    DPPO,
+    DRO,
+    GMPO,
+    GSPO,
+    M2PO,
+    SAPO,
+    TOPR,
+    VESPO,
+    ClipCov,
+    ClipLoss,
+    KLCov,
+    PolicyGradient,
+)
 from rlkit.ops import aggregate
 from rlkit.testing import check_loss, example_batch, golden
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
-SMOOTH = [ClipLoss(), ClipLoss(clip_dual=3.0), PolicyGradient(), SAPO(), GMPO(), KLCov(fraction=0.2), M2PO()]
-ALL = [*SMOOTH, GSPO(), CISPO(), DPPO(), DPPO("kl"), ClipCov(fraction=0.2)]
+SMOOTH = [ClipLoss(), ClipLoss(clip_dual=3.0), PolicyGradient(), SAPO(), GMPO(), KLCov(fraction=0.2), M2PO(), DRO()]
+ALL = [*SMOOTH, GSPO(), CISPO(), DPPO(), DPPO("kl"), ClipCov(fraction=0.2), VESPO(), TOPR()]
 
 
 def name(loss: object) -> str:
@@ -74,6 +88,47 @@ def test_gspo_by_hand() -> None:
     assert per_token(GSPO(0.2, 0.2), [0.1, 0.3, -0.1], 1) == pytest.approx([-1.105171] * 3, rel=1e-5)
     assert per_token(GSPO(0.2, 0.05), [0.1, 0.3, -0.1], 1) == pytest.approx([-1.05] * 3, rel=1e-5)
     assert GSPO.aggregation == "seq_mean_token_mean"
+
+
+def test_luspo_is_gspo_summed_over_tokens() -> None:
+    """LUSPO (arXiv:2602.05261) multiplies a sequence's clipped ratio with its length: -A s |y|, mean over sequences."""
+    batch, logps = row([0.1, 0.3, -0.1], 1)
+    weights = aggregate.weights(batch.mask, "seq_mean_token_sum", sequences=1)
+    total_loss = (GSPO(0.2, 0.2)(PolicyOutput(logps, None), batch).per_token * weights).sum()
+    assert total_loss.item() == pytest.approx(-3 * 1.105171, rel=1e-5)
+
+
+def test_vespo_by_hand() -> None:
+    # w = e^0.3 = 1.349859 for the sequence. A > 0: w^2 e^(3 (1 - w)) = 1.822119 * 0.350084 = 0.637895
+    assert per_token(VESPO(), [0.1, 0.3, -0.1], 1) == pytest.approx([0.637895 * x for x in (0.9, 0.7, 1.1)], rel=1e-5)
+    # A < 0: w^3 e^(2 (1 - w)) = 2.459603 * 0.496725 = 1.221747, which exceeds 1: the maximum is at w = 1.5
+    assert per_token(VESPO(), [0.1, 0.3, -0.1], -2) == pytest.approx(
+        [-2 * 1.221747 * x for x in (0.9, 0.7, 1.1)], rel=1e-5
+    )
+    assert per_token(VESPO(), [15.0, 15.0], 1) == [0, 0]  # e^20, the bound of w: no weight
+    assert per_token(VESPO(), [-15.0, -15.0], -1) == pytest.approx([-16 * 1e-24 * math.exp(2)] * 2, rel=1e-4)
+
+
+def test_topr_by_hand() -> None:
+    # w = e^-0.3 = 0.740818 tapers where A < 0 only; w = e^0.3 is cut to 1
+    assert per_token(TOPR(), [-0.1, -0.3, 0.1], -1) == pytest.approx([-0.740818 * x for x in (1.1, 1.3, 0.9)], rel=1e-5)
+    assert per_token(TOPR(), [-0.1, -0.3, 0.1], 1) == pytest.approx([1.1, 1.3, 0.9])
+    assert per_token(TOPR(), [0.1, 0.3, -0.1], -1) == pytest.approx([-0.9, -0.7, -1.1])
+
+
+@pytest.mark.parametrize("loss", [VESPO(), TOPR()], ids=name)
+def test_a_sequence_weight_ignores_tokens_outside_the_mask(loss: PolicyLoss) -> None:
+    batch, logps = row([0.1, 0.3, -0.1, 0.0], -1)
+    batch.mask = torch.tensor([[True, True, True, False]])
+    logps[0, 3] = 5.0
+    masked = loss(PolicyOutput(logps, None), batch).per_token[0, :3].tolist()
+    assert masked == per_token(loss, [0.1, 0.3, -0.1], -1)
+
+
+def test_dro_by_hand() -> None:
+    # -A logp + 0.5 / 2 lr^2: lr = 0.2: 0.8 + 0.01; lr = -0.4: 1.4 + 0.04; without an advantage the penalty remains
+    assert per_token(DRO(0.5), [0.2, -0.4], 1) == pytest.approx([0.81, 1.44])
+    assert per_token(DRO(0.5), [0.2, -0.4], 0) == pytest.approx([0.01, 0.04])
 
 
 def test_gmpo_by_hand() -> None:
@@ -270,7 +325,7 @@ def test_gradients_equal_finite_differences(loss: PolicyLoss) -> None:
     assert torch.autograd.gradcheck(lambda x: total(loss, x, batch), logps.requires_grad_(), eps=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", [GSPO(0.2, 0.2), CISPO(1.0, 0.2), DPPO(), DPPO("kl")], ids=name)
+@pytest.mark.parametrize("loss", [GSPO(0.2, 0.2), CISPO(1.0, 0.2), DPPO(), DPPO("kl"), VESPO(), TOPR()], ids=name)
 def test_gradients_with_stopped_weights_by_formula(loss: PolicyLoss) -> None:
     """d loss / d logp = -A w for a stopped weight w: the clipped ratio, or the sequence's where it is not clipped."""
     batch, logps = example()
@@ -282,6 +337,11 @@ def test_gradients_with_stopped_weights_by_formula(loss: PolicyLoss) -> None:
         weight = s * ~(((a > 0) & (s > 1.2)) | ((a < 0) & (s < 0.8)))
     elif isinstance(loss, CISPO):
         weight = lr.exp().clamp(0, 1.2)
+    elif isinstance(loss, TOPR):
+        weight = torch.where(a < 0, (lr * mask).sum(-1, keepdim=True).exp().clamp(max=1), 1.0)
+    elif isinstance(loss, VESPO):
+        w = (lr * mask).sum(-1, keepdim=True).exp()
+        weight = torch.where(a < 0, w**3 * (2 - 2 * w).exp(), w**2 * (3 - 3 * w).exp())
     else:
         weight = lr.exp() * loss._within(logps.detach(), batch.old_logps, a > 0)
     expected = -a * weight * mask / mask.sum(-1, keepdim=True) / 4

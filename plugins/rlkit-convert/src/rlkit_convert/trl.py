@@ -98,7 +98,6 @@ GROUPED = {
     "accelerator_config parallelism_config local_rank": "where a run takes place is set in the section `fabric:`",
     "train_sampling_strategy length_column_name": "nothing to do: groups are divided among ranks by their length",
     "do_train do_eval do_predict": "nothing to do: rlkit fit trains, rlkit validate validates",
-    "vespo_*": "rlkit has no VESPO; losses: rlkit docs algorithms",
     "transformers_* ignore_bias_buffers": "nothing to do",
 }
 """Remedies for groups of options, including those of transformers' trainer."""
@@ -201,6 +200,7 @@ RULES: dict[str, Rule] = {
     "epsilon_high": COMBINED,
     "delta": COMBINED,
     "sapo_temperature_*": COMBINED,
+    "vespo_*": COMBINED,
     "cliprange": COMBINED,
     "cliprange_value": COMBINED,
     "vf_coef": NoEquivalent("nothing to do: the critic has its own optimizer; critic.lr"),

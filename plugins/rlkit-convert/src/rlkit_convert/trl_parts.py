@@ -12,6 +12,7 @@ from rlkit_convert.trl import TRAINER
 AGGREGATION = {
     "grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "cispo": "token_mean",
     "dr_grpo": "seq_mean_token_sum_norm", "sapo": "seq_mean_token_mean",
+    "luspo": "seq_mean_token_sum", "vespo": "token_mean",
 }  # fmt: skip
 REWARDS = "write f(text, answer), or a function in TRL's form, to a file; PythonReward with function: file.py:name"
 
@@ -183,6 +184,11 @@ def _grpo_loss(conversion: Conversion) -> None:
         for sign, ours, default in (("positive", "tau_pos", 1.0), ("pos", "tau_pos", 1.0), ("neg", "tau_neg", 1.05)):
             if conversion.has(f"sapo_temperature_{sign}"):
                 conversion.carry(f"loss.{ours}", f"sapo_temperature_{sign}", number, default)
+    elif kind == "vespo":
+        conversion.set("loss", "VESPO", "loss_type")
+        for sign, k, decay in (("pos", 2.0, 3.0), ("neg", 3.0, 2.0)):
+            conversion.carry(f"loss.k_{sign}", f"vespo_k_{sign}", number, k)
+            conversion.carry(f"loss.decay_{sign}", f"vespo_lambda_{sign}", number, decay)
     else:
         sequence = conversion.get("importance_sampling_level", text, "token") == "sequence"
         conversion.set("loss", "GSPO" if sequence else "ClipLoss", "importance_sampling_level", "loss_type")
