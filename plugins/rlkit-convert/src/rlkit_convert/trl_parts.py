@@ -110,7 +110,10 @@ def model(conversion: Conversion) -> None:
 
 def optimizer(conversion: Conversion) -> None:
     """Set the optimizer, warm-up and schedule."""
-    names = {"constant": "Constant", "constant_with_warmup": "Constant", "linear": "Linear", "cosine": "Cosine"}
+    names = {
+        "constant": "Constant", "constant_with_warmup": "Constant", "linear": "Linear", "cosine": "Cosine",
+        "cosine_with_restarts": "CosineRestarts", "polynomial": "Polynomial", "warmup_stable_decay": "StableDecay",
+    }  # fmt: skip
     conversion.carry("train.schedule", "lr_scheduler_type", choice(names), "Constant")
     if conversion.has("adam_beta1") or conversion.has("adam_beta2"):
         betas = [conversion.get("adam_beta1", number, 0.9), conversion.get("adam_beta2", number, 0.999)]

@@ -71,9 +71,9 @@ def _schedule(conversion: Conversion, prefix: str, section: str) -> None:
         if conversion.has(key):
             schedule = conversion.get(key, choice(names), "Constant")
             conversion.set(f"{section}.schedule", schedule, key)
-            floor = f"{prefix}.min_lr_ratio"
-            if schedule == "Cosine" and conversion.has(floor):
-                conversion.carry(f"{section}.schedule.min_lr_ratio", floor, number, 0.0)
+            for option, default in (("min_lr_ratio", 0.0), ("num_cycles", 0.5)):
+                if schedule == "Cosine" and conversion.has(f"{prefix}.{option}"):
+                    conversion.carry(f"{section}.schedule.{option}", f"{prefix}.{option}", number, default)
 
 
 def advantage(conversion: Conversion) -> None:
