@@ -9,7 +9,7 @@ from typing import Literal
 from rlkit.base.ranges import PositiveFloat, PositiveInt, PositiveShare, Share
 from rlkit.interfaces.optimizer import Schedule
 
-__all__ = ["Constant", "Cosine", "CosineRestarts", "Linear", "Polynomial", "StableDecay"]
+__all__ = ["Constant", "Cosine", "CosineRestarts", "Linear", "Polynomial", "WarmupStableDecay"]
 
 
 class Constant(Schedule):
@@ -107,7 +107,7 @@ class Polynomial(Decay):
         return float((1 - progress) ** self.power)
 
 
-class StableDecay(Decay):
+class WarmupStableDecay(Decay):
     """Keeps the learning rate constant, then decays it in the last steps (WSD: Hu et al. 2024, arXiv:2404.06395).
 
     Args:

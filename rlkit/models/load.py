@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,26 +26,54 @@ if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
 
 
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{{ eos_token if message.role == 'assistant' else '\\n' }}{% endfor %}"
+)
+"""`model.chat_template: plain`: what a base model reads and continues."""
+
+
 def load_tokenizer(model: Model) -> Tokenizer:
-    """Load the tokenizer; that of a vision-language model with the chat template of its processor.
+    """Load the tokenizer with the recipe's chat template, or else with its own; a vision model's is its processor's.
 
     Raises:
-        RecipeError: The tokenizer is missing or has no chat template.
+        RecipeError: The tokenizer is missing or has no chat template, or the recipe's cannot be read.
     """
     processor = load_processor_of(model)
     tokenizer = _tokenizer(model) if processor is None else processor.tokenizer
     if processor is not None and processor.chat_template is not None:
         tokenizer.chat_template = processor.chat_template
+    if model.chat_template is not None:
+        tokenizer.chat_template = _read_template(model.chat_template)
     if tokenizer.chat_template is None:
         raise RecipeError(
             f"model.path {model.path!r} has a tokenizer without a chat template, so messages cannot be rendered; "
-            "choose an instruction-tuned model, or add a chat_template.jinja to its folder"
+            "choose an instruction-tuned model, or set model.chat_template: plain"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.head == "score" and tokenizer.pad_token_id in stop_ids(model, tokenizer):
         tokenizer.pad_token = _pad_token(model, tokenizer)
     return tokenizer
+
+
+def _read_template(template: str) -> str:
+    """Return the text of `model.chat_template`.
+
+    Raises:
+        RecipeError: It names a file that cannot be read.
+    """
+    if template == "plain":
+        return PLAIN_TEMPLATE
+    if "{{" in template or "{%" in template:
+        return template
+    expected = "expected `plain`, a template in Jinja, or the path of a file that holds one"
+    if not os.path.isfile(template):
+        raise RecipeError(f"model.chat_template is {show(template)}, {expected}; there is no such file")
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise RecipeError(f"model.chat_template is {show(template)}, {expected}; it cannot be read: {error}") from error
 
 
 def load_processor_of(model: Model) -> Processor | None:

@@ -77,6 +77,9 @@ class Model:
             `rope_parameters: {rope_type: yarn, factor: 4.0}`. They stay in saved models. No key may change which
             weights the model has. `teacher.path` and `critic.path` are read without them.
         vision: How a vision-language model reads pictures; nothing for other models.
+        chat_template: A template in Jinja, or the path of a file that holds one, in place of the model's own; saved
+            models have it. `plain` writes the contents of messages, each with a line break or, after a turn of the
+            policy, the end token: for base models. null for the model's own.
         chat_template_kwargs: Variables of the chat template, such as `enable_thinking: false`.
         trust_remote_code: Run code that comes with the model.
     """
@@ -88,6 +91,7 @@ class Model:
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     config: Overrides = field(default_factory=dict)
     vision: Vision = field(default_factory=Vision)
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, bool | FiniteInt | FiniteFloat | str | None] | None = None
     trust_remote_code: bool = False
 

@@ -19,7 +19,7 @@ from rlkit.optimizers import AdamW, Muon, TorchOptimizer
 from rlkit.recipe import FSDP2, Fabric, Lora, Train, check
 from rlkit.run.checkpoint.state import tensors
 from rlkit.run.preflight.footprint import optimizer_bytes
-from rlkit.schedules import Constant, Cosine, CosineRestarts, Linear, Polynomial, StableDecay
+from rlkit.schedules import Constant, Cosine, CosineRestarts, Linear, Polynomial, WarmupStableDecay
 from rlkit.testing.models import random_model
 from rlkit.train.optim import learning_rate, make_optimizer, set_learning_rate, weight_groups
 from tests.unit.phases import recipe
@@ -36,8 +36,8 @@ from tests.unit.phases import recipe
         (Cosine(num_cycles=1), [1 / 3, 2 / 3, 1, 0.5, 0, 0.5]),  # (1 + cos(2 pi k/4)) / 2
         (CosineRestarts(num_cycles=2), [1 / 3, 2 / 3, 1, 0.5, 1, 0.5]),  # two decays of two steps
         (Polynomial(), [1 / 3, 2 / 3, 1, 0.5625, 0.25, 0.0625]),  # (1 - k/4)^2
-        (StableDecay(0.5, min_lr_ratio=0.2), [1 / 3, 2 / 3, 1, 1, 1, 0.6]),  # half of the last two steps
-        (StableDecay(1.0, "1-sqrt"), [1 / 3, 2 / 3, 1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]),
+        (WarmupStableDecay(0.5, min_lr_ratio=0.2), [1 / 3, 2 / 3, 1, 1, 1, 0.6]),  # half of the last two steps
+        (WarmupStableDecay(1.0, "1-sqrt"), [1 / 3, 2 / 3, 1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]),
     ],
 )
 def test_learning_rates_by_hand(schedule: Schedule, rates: list[float]) -> None:

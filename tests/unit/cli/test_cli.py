@@ -160,7 +160,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--advantage null", "loss ClipLoss reads advantages, but the recipe has no `advantage:`; add one"),
         (
             "--model X",
-            "model is 'X', expected a section with: attention, chat_template_kwargs, config, dtype, head, lora, path",
+            "model is 'X', expected a section with: attention, chat_template, chat_template_kwargs, config, dtype",
         ),
         ("--save 3", "save is 3, expected a section with: every, folder, keep_best, keep_last"),
         ("--train null", "train is null, expected a section with: aggregation"),

@@ -177,6 +177,27 @@ def test_a_model_that_is_not_there_or_has_no_template_says_so(tmp_path: Path) ->
         load_tokenizer(Model(str(folder)))
 
 
+@pytest.mark.parametrize("file", [False, True])
+def test_a_recipe_gives_a_base_model_its_template(tmp_path: Path, file: bool) -> None:
+    folder = save_random_model(tmp_path / "m")
+    (folder / "chat_template.jinja").unlink()
+    messages = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    plain = load_tokenizer(Model(str(folder), chat_template="plain"))
+    assert plain.apply_chat_template(messages, tokenize=False) == f"1+1=\n2{plain.eos_token}"
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    if file:
+        (tmp_path / "own.jinja").write_text(template)
+        template = str(tmp_path / "own.jinja")
+    own = load_tokenizer(Model(str(folder), chat_template=template))
+    assert own.apply_chat_template(messages, tokenize=False) == "<1+1=><2>"
+
+
+@pytest.mark.parametrize("template", ["no-such.jinja", "/dev/zero", ".", "plane"])
+def test_a_template_that_is_no_file_is_refused(template: str) -> None:
+    with pytest.raises(RecipeError, match=r"model.chat_template is .*expected `plain`, .*there is no such file"):
+        load_tokenizer(Model("tiny", chat_template=template))
+
+
 @pytest.mark.parametrize(
     "quantization", [{"quant_method": "gguf"}, {"quant_method": "spqr"}, {"quant_method": ["x"]}, 5]
 )

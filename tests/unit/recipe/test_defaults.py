@@ -17,8 +17,8 @@ TRAINED = {
 }  # fmt: skip
 DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
-    sections.Model: {"head": "lm", "attention": "auto", "lora": None, "dtype": "float32", "chat_template_kwargs": None,
-        "config": dict, "trust_remote_code": False, "vision": sections.Vision,
+    sections.Model: {"head": "lm", "attention": "auto", "lora": None, "dtype": "float32", "chat_template": None,
+        "chat_template_kwargs": None, "config": dict, "trust_remote_code": False, "vision": sections.Vision,
     },
     sections.Vision: {"min_pixels": None, "max_pixels": 1_003_520, "train": False},
     sections.Rollout: {
