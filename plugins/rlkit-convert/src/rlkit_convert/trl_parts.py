@@ -112,7 +112,8 @@ def optimizer(conversion: Conversion) -> None:
     """Set the optimizer, warm-up and schedule."""
     names = {
         "constant": "Constant", "constant_with_warmup": "Constant", "linear": "Linear", "cosine": "Cosine",
-        "cosine_with_restarts": "CosineRestarts", "polynomial": "Polynomial", "warmup_stable_decay": "WarmupStableDecay",
+        "cosine_with_restarts": "CosineRestarts", "polynomial": "Polynomial",
+        "warmup_stable_decay": "WarmupStableDecay",
     }  # fmt: skip
     conversion.carry("train.schedule", "lr_scheduler_type", choice(names), "Constant")
     if conversion.has("adam_beta1") or conversion.has("adam_beta2"):
