@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import os
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.base.functions import load_function, require_function
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.gateway.process import ProcessLimits, run_command
@@ -125,16 +124,8 @@ class PythonAgent(Agent):
         timeout: Seconds = 600.0,
         keep: OutputPath | None = None,
     ) -> None:
-        module, _, name = function.rpartition(":")
-        if not module or not name.isidentifier():
-            raise RecipeError(f"PythonAgent has function={function!r}, expected file.py:name or package.module:name")
         self.allow_code = allow_code
-        if not self.allow_code:
-            raise RecipeError(
-                f"PythonAgent names {function!r}, whose code would run; set allow_code: true if you trust it"
-            )
-        if module.endswith(".py") and not os.path.isfile(module):
-            raise RecipeError(f"PythonAgent has function={function!r}, but there is no file {module!r}")
+        require_function("PythonAgent", function, self.allow_code)
         self.function = function
         self.timeout = timeout
         self.keep = keep
@@ -178,16 +169,7 @@ def _load(function: str) -> Function:
     Raises:
         RecipeError: There is none, or it is no coroutine function.
     """
-    module_name, _, name = function.rpartition(":")
-    if module_name.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(f"rlkit_agent_{Path(module_name).stem}", module_name)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(module_name)
-    loaded = getattr(module, name, None)
+    loaded = load_function(function)
     if not inspect.iscoroutinefunction(loaded):
-        raise RecipeError(f"PythonAgent has function={function!r}, expected `async def {name}(client, task)`")
+        raise RecipeError(f"PythonAgent has function={function!r}, expected `async def` of (client, task)")
     return loaded

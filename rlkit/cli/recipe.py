@@ -23,7 +23,7 @@ from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
-from rlkit.rewards import ModelReward, PythonReward
+from rlkit.rewards import BatchReward, ModelReward, PythonReward
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
@@ -219,7 +219,7 @@ def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabri
 def _untried(reward: RewardManager) -> str | None:
     """Return why a reward, or one inside of it, is not to be called without being asked to; None if it may be."""
     for part in plan.simple_rewards(reward):
-        if isinstance(part, PythonReward):
+        if isinstance(part, PythonReward | BatchReward):
             return f"runs {part.function}"
         if isinstance(part, ModelReward):
             return f"loads {part.path}"

@@ -11,10 +11,12 @@ from rlkit.rewards.math import MathReward
 from rlkit.rewards.model import ModelReward
 from rlkit.rewards.overlong import Overlong
 from rlkit.rewards.python import PythonReward
+from rlkit.rewards.python_batch import BatchReward
 from rlkit.rewards.remote import RemoteReward
 from rlkit.rewards.router import Router
 
 __all__ = [
+    "BatchReward",
     "Composite",
     "EpisodeReward",
     "ExactReward",

@@ -36,19 +36,23 @@ def fit(tmp_path: Path, reward: dict[str, Any]) -> list[dict[str, Any]]:
     return read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
 
 
-def test_a_model_a_service_and_a_router_in_one_reward(tmp_path: Path, url: str) -> None:
+def test_model_service_router_and_batch_in_one_reward(tmp_path: Path, url: str) -> None:
     path, _ = classifier(tmp_path / "rm", None)
     rewards = {
         "learned": {"class_path": "ModelReward", "init_args": {"path": path}},
         "served": {"class_path": "RemoteReward", "init_args": {"url": url, "batch_size": 3}},
         "routed": {"class_path": "Router", "init_args": {"rewards": {"math": "MathReward"}, "default": "math"}},
     }
-    weights = {"learned": 0.5, "served": 0.1}
+    (tmp_path / "mine.py").write_text("def longest(solution_strs):\n    return [len(s) / 9 for s in solution_strs]\n")
+    options = {"function": f"{tmp_path}/mine.py:longest", "allow_code": True}
+    rewards["batch"] = {"class_path": "BatchReward", "init_args": options}
+    weights = {"learned": 0.5, "served": 0.1, "batch": 0.0}
     rows = fit(tmp_path, {"class_path": "Composite", "init_args": {"rewards": rewards, "weights": weights}})
     assert len(rows) == 16
     for row in rows:
         values = row["components"]
         assert values["served"] == len(row["text"])
+        assert values["batch"] == pytest.approx(len(row["text"]) / 9)
         assert values["routed"] == values["accuracy"]
         assert row["reward"] == pytest.approx(0.5 * values["learned"] + 0.1 * values["served"] + values["routed"])
     assert len({round(row["components"]["learned"], 6) for row in rows}) > 4

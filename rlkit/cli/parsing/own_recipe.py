@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.rewards.python_source import missing_function
+from rlkit.base.functions import missing_function
 from rlkit.tasks import sources
 
 PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "text")

@@ -22,7 +22,17 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.retry import RetryPolicy
 from rlkit.cli.main import main
 from rlkit.interfaces.reward import RewardManager, as_score
-from rlkit.rewards import Composite, ExactReward, MathReward, ModelReward, Overlong, PythonReward, RemoteReward, Router
+from rlkit.rewards import (
+    BatchReward,
+    Composite,
+    ExactReward,
+    MathReward,
+    ModelReward,
+    Overlong,
+    PythonReward,
+    RemoteReward,
+    Router,
+)
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.tasks import HFDataset
@@ -42,7 +52,9 @@ def workers() -> Iterator[Workers]:
 
 def scored(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
     """Score as a run does."""
-    runtime = SimpleNamespace(score=lambda r, t: score(r, t, workers), device=torch.device("cpu"), autocast=nullcontext)
+    runtime = SimpleNamespace(
+        score=lambda r, t: score(r, t, workers), work=workers.call, device=torch.device("cpu"), autocast=nullcontext
+    )
     reward.bind(runtime)  # type: ignore[arg-type]
     return asyncio.run(score(reward, trajectories, workers))
 
@@ -273,6 +285,88 @@ def test_verls_compute_score_is_called_as_it_is(
     assert (score.reward, score.components) == expected[:2]
     assert (score.error or "").endswith(expected[2])
     assert bool(score.error) == bool(expected[2])
+
+
+BATCH = """
+import os, time
+
+def compute_score(data_sources, solution_strs, ground_truths, extra_infos):
+    assert data_sources == ["sums"] * 3 and extra_infos == [{"index": 7}] * 3
+    best = min(map(len, solution_strs))
+    return [
+        {"score": (text == truth) / 2 + (len(text) == best) / 2, "pred": text, "acc": text == truth}
+        for text, truth in zip(solution_strs, ground_truths)
+    ]
+
+async def ranked(completions, answer, data_source, **columns):
+    texts = [messages[-1]["content"] for messages in completions]
+    assert data_source == ["sums"] * 3 and len(columns["completion_ids"]) == 3
+    return [sorted(texts).index(text) / 2 for text in texts]
+
+def short(solution_strs):
+    return [1.0]
+
+def hangs(solution_strs):
+    time.sleep(60)
+
+def dies(solution_strs):
+    os._exit(3)
+
+def odd(solution_strs):
+    return [1.0, float("nan"), 0.0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards", "components"),
+    [
+        ("compute_score", [1.0, 0.5, 0.0], [{"acc": 1.0}, {"acc": 0.0}, {"acc": 0.0}]),
+        ("ranked", [0.0, 0.5, 1.0], [{}, {}, {}]),
+    ],
+)
+def test_batch_reward_sees_the_samples_of_a_prompt(
+    tmp_path: Path, workers: Workers, name: str, rewards: list[float], components: list[dict[str, float]]
+) -> None:
+    """The texts are 4 (right and shortest), 5 (shortest) and "five"."""
+    (tmp_path / "mine.py").write_text(BATCH)
+    trajectories = [example_trajectory(text) for text in ("4", "5", "five")]
+    for trajectory in trajectories:
+        trajectory.prompt.meta = {"data_source": "sums", "extra_info": {"index": 7}}
+    scores = scored(BatchReward(f"{tmp_path}/mine.py:{name}", allow_code=True), trajectories, workers)
+    assert [s.reward for s in scores] == rewards
+    assert [s.components for s in scores] == components
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("short", "mine.py:short returned [1.0], expected a list with 2 numbers"),
+        ("hangs", "did not finish within 1 s"),
+        ("dies", "took its worker process down (exit code 3)"),
+    ],
+)
+def test_a_batch_that_fails_fails_its_group(tmp_path: Path, workers: Workers, name: str, problem: str) -> None:
+    (tmp_path / "mine.py").write_text(BATCH)
+    reward = BatchReward(f"{tmp_path}/mine.py:{name}", allow_code=True, timeout=1.0)
+    scores = scored(reward, [example_trajectory("4"), example_trajectory("5")], workers)
+    assert [s.reward for s in scores] == [None, None]
+    assert all((s.error or "").startswith("BatchReward: ") and problem in (s.error or "") for s in scores)
+
+
+def test_a_batch_function_is_checked_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BATCH)
+    with pytest.raises(RecipeError, match="has no function 'shorts'; did you mean 'short'"):
+        BatchReward(f"{tmp_path}/mine.py:shorts", allow_code=True)
+    with pytest.raises(RecipeError, match="BatchReward names .* set allow_code: true"):
+        BatchReward(f"{tmp_path}/mine.py:short")
+
+
+def test_a_sample_without_a_number_fails_alone(tmp_path: Path, workers: Workers) -> None:
+    (tmp_path / "mine.py").write_text(BATCH)
+    reward = BatchReward(f"{tmp_path}/mine.py:odd", allow_code=True)
+    scores = scored(reward, [example_trajectory(text) for text in ("4", "5", "6")], workers)
+    assert [s.reward for s in scores] == [1.0, None, 0.0]
+    assert "mine.py:odd returned nan, expected finite numbers" in (scores[1].error or "")
 
 
 def test_python_reward_hands_over_texts_where_it_is_told(tmp_path: Path, workers: Workers) -> None:

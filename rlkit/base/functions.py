@@ -1,15 +1,73 @@
-"""The functions that a Python file defines, read from its syntax tree: nothing is run."""
+"""The functions that a recipe names: checked without running any code, and loaded."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
 
-from rlkit.base.errors import explain
+from rlkit.base.errors import RecipeError, explain
 
 DYNAMIC = {"__getattr__", "exec", "globals", "setattr", "vars"}
 """Names by which a file may define functions that its syntax tree does not show."""
+
+
+def require_function(part: str, function: str, allow_code: bool) -> None:
+    """Check the function that a part of a recipe names, without running it.
+
+    Args:
+        part: Name of the part's class.
+        function: `file.py:name` or `package.module:name`.
+        allow_code: Whether the recipe allows to run its code.
+
+    Raises:
+        RecipeError: It has another form, its code is not allowed to run, or its file does not define it.
+    """
+    module, _, name = function.rpartition(":")
+    if not module or not name.isidentifier():
+        raise RecipeError(f"{part} has function={function!r}, expected file.py:name or package.module:name")
+    if not allow_code:
+        raise RecipeError(f"{part} names {function!r}, whose code would run; set allow_code: true if you trust it")
+    if module.endswith(".py") and not os.path.isfile(module):
+        raise RecipeError(f"{part} has function={function!r}, but there is no file {module!r}")
+    problem = missing_function(function)
+    if problem is not None:
+        raise RecipeError(f"{part} has function={function!r}, but {problem}")
+
+
+def load_function(function: str) -> Callable[..., object]:
+    """Import a function; a file is run again by each call.
+
+    Args:
+        function: `file.py:name` or `package.module:name`.
+
+    Raises:
+        AttributeError: The module does not define it.
+        Exception: Whatever importing the module raises.
+    """
+    path, _, name = function.rpartition(":")
+    if path.endswith(".py"):
+        spec = importlib.util.spec_from_file_location("rlkit_user_code", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(path)
+    functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+    if name not in functions:
+        raise AttributeError(no_function(path, name, functions))
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+@cache
+def load_once(function: str) -> Callable[..., object]:
+    """Import a function once per process, since its module may keep state; see `load_function`."""
+    return load_function(function)
 
 
 def missing_function(function: str) -> str | None:
