@@ -42,6 +42,9 @@ PACKAGES = {
     "ReasoningGym": "rlkit-env-gym",
     "ReasoningGymScore": "rlkit-env-gym",
     "SearchTool": "rlkit-tool-search",
+    "VerifiersAgent": "rlkit-env-verifiers",
+    "VerifiersReward": "rlkit-env-verifiers",
+    "VerifiersTask": "rlkit-env-verifiers",
     "VllmEngine": "rlkit-engine-vllm",
     "VllmServer": "rlkit-engine-vllm",
 }

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from importlib import metadata
 
-from packaging.specifiers import SpecifierSet
-
-from rlkit.base.errors import RecipeError, UnavailableError
+from rlkit.base.packages import require_package
 
 SUPPORTED = {"gymnasium": ">=1.4,<2", "reasoning-gym": ">=0.1.25,<0.2"}
 """The versions that this plugin is made for, as its pyproject.toml states them."""
@@ -21,14 +18,7 @@ def require_supported(package: str) -> None:
         UnavailableError: It is not installed.
         RecipeError: The version is not supported.
     """
-    supported = SUPPORTED[package]
-    remedy = f"pip install '{package}{supported}'"
-    try:
-        version = metadata.version(package)
-    except metadata.PackageNotFoundError as error:
-        raise UnavailableError(f"{package} is not installed: {remedy}") from error
-    if version not in SpecifierSet(supported):
-        raise RecipeError(f"{package} is {version}, but rlkit-env-gym supports {supported}: {remedy}")
+    require_package(package, SUPPORTED[package], "rlkit-env-gym")
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
