@@ -30,12 +30,14 @@ class ServiceError(Exception):
 
     Attributes:
         attempts: How often it was attempted.
+        pause: Seconds for which the service asks to be left alone.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.attempts = 1
+        self.pause = 0.0
 
     @property
     def refused(self) -> bool:
@@ -81,7 +83,7 @@ class RetryPolicy:
                         failed, error.attempts = error, number
                         if error.refused or number > self.retries:
                             raise
-                    await asyncio.sleep(_pause(number))
+                    await asyncio.sleep(max(_pause(number), failed.pause))
         except TimeoutError as error:
             raise TimeoutError(f"there was no answer within {seconds:g} s") from failed or error
         raise AssertionError("unreachable")

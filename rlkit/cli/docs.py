@@ -16,10 +16,11 @@ USAGE = """usage: rlkit docs            the topics
        rlkit docs TOPIC      a page; the beginning of its name is enough
 """
 ORDER = (
-    "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "my-first-gpu-run", "why-it-does-not-learn",
-    "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation", "looking-at-a-run", "metrics",
-    "evaluation", "checkpoints", "lora", "several-gpus", "clusters", "scaling", "servers", "asynchronous",
-    "tools-and-environments", "agents", "plugins", "data-types", "python", "architecture", "from-trl", "from-verl",
+    "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "judges", "my-first-gpu-run",
+    "why-it-does-not-learn", "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation",
+    "looking-at-a-run", "metrics", "evaluation", "checkpoints", "lora", "several-gpus", "clusters", "scaling",
+    "servers", "asynchronous", "tools-and-environments", "agents", "plugins", "data-types", "python", "architecture",
+    "from-trl", "from-verl",
 )  # fmt: skip
 """The topics, as a newcomer reads them."""
 PLUGINS = "plugins/"

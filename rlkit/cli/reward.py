@@ -18,6 +18,8 @@ from rich.progress import track
 from rlkit.base.errors import RecipeError, RolloutError, explain
 from rlkit.base.tasks import run_concurrently
 from rlkit.cli.parsing.parser import parse
+from rlkit.cli.views.agreement import Agreement
+from rlkit.cli.views.display import echo
 from rlkit.cli.views.reward import RescoredGroup, RewardComparison, report
 from rlkit.cli.without_policy import Bound, bound_without_policy
 from rlkit.recipe import Recipe
@@ -31,10 +33,12 @@ USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] 
     scores saved rollouts again, with the reward of the recipe and its overrides, and shows what changes
     PATH is a run folder, of which the rollouts of its steps are scored, or one file: of a run's rollouts/, or any
     JSON lines with messages (of the prompt), text and answer; a run's own recipe is taken if none is given
+    --label COLUMN also shows how far the reward agrees with labels of the rows: numbers or booleans
 """
 OWN: list[tuple[str, dict[str, object]]] = [
     ("--rollouts", {"type": str, "help": "A run folder, or a .jsonl or .jsonl.gz with rollouts."}),
     ("--out", {"type": str, "help": "A file to write: every row with both rewards, as JSON lines."}),
+    ("--label", {"type": str, "help": "A column of the rows, or of their meta, with which the reward should agree."}),
     ("--json", {"action": "store_true", "help": "Print the comparison as a JSON object."}),
 ]
 
@@ -50,6 +54,7 @@ def run(argv: Sequence[str]) -> int:
     if parsed.options.rollouts is None:
         raise RecipeError("rlkit reward try needs --rollouts PATH: a run folder, or a file of rollouts")
     files, comparison = rollout_files(parsed.options.rollouts), RewardComparison()
+    agreement = None if parsed.options.label is None else Agreement(parsed.options.label)
     with ExitStack() as stack:
         out = _open(stack, parsed.options.out, files)
         scorer = Rescorer(parsed.recipe, stack.enter_context(bound_without_policy(parsed.recipe, parsed.recipe.scorer)))
@@ -57,12 +62,20 @@ def run(argv: Sequence[str]) -> int:
         for path in track(files, "scoring", console=console, transient=True):
             for group in scorer.score(path):
                 comparison.add(group)
+                if agreement is not None:
+                    agreement.add(group.rows)
                 if out is not None:
                     _write(out, group.lines())
+    counts = dict(parsed.recipe.scorer.counts())
     if parsed.options.json:
-        print(json.dumps(comparison.metrics()))
+        agreed = {} if agreement is None else {"agreement_with_labels": agreement.metrics()}
+        print(json.dumps({**comparison.metrics(), **agreed, "counts": counts}))
     else:
         report(comparison, len(files))
+        for line in () if agreement is None else agreement.lines():
+            echo(line)
+        for name, total in counts.items():
+            echo(f"{name} {total:,}")
     return 0 if comparison.scored else 1
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
@@ -59,6 +60,13 @@ class RewardManager(BoundPart):
         """
         return None
 
+    def counts(self) -> Mapping[str, float]:
+        """Return totals since the reward was created, by name; a step logs how much each has grown as `reward/NAME`.
+
+        Called in the trainer's thread.
+        """
+        return {}
+
 
 class RewardFunction(RewardManager):
     """Scores one trajectory with plain code, in a worker process that is killed at the deadline.
@@ -99,6 +107,14 @@ class RewardFunction(RewardManager):
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Return scores graded in this process; a run grades in a worker instead."""
         return [as_score(self.grade(trajectory)) for trajectory in trajectories]
+
+
+def sum_counts(rewards: Iterable[RewardManager]) -> Counter[str]:
+    """Return the totals of several rewards by name; see `RewardManager.counts`."""
+    totals: Counter[str] = Counter()
+    for reward in rewards:
+        totals.update(reward.counts())  # type: ignore[arg-type]
+    return totals
 
 
 def as_score(value: object, source: str = "the reward") -> Score:

@@ -7,6 +7,7 @@ comparison of final answers (`rlkit.ops.answers`), and workers and deadlines (`r
 from rlkit.rewards.composite import Composite
 from rlkit.rewards.episode import EpisodeReward
 from rlkit.rewards.exact import ExactReward
+from rlkit.rewards.judge import JudgeReward
 from rlkit.rewards.math import MathReward
 from rlkit.rewards.model import ModelReward
 from rlkit.rewards.overlong import Overlong
@@ -20,6 +21,7 @@ __all__ = [
     "Composite",
     "EpisodeReward",
     "ExactReward",
+    "JudgeReward",
     "MathReward",
     "ModelReward",
     "Overlong",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.names import Name
 from rlkit.base.ranges import FiniteFloat, Seconds
-from rlkit.interfaces.reward import OnError, RewardManager
+from rlkit.interfaces.reward import OnError, RewardManager, sum_counts
 from rlkit.registry import close_parts
 from rlkit.types import Prompt, Score, Trajectory
 
@@ -57,6 +57,9 @@ class Composite(RewardManager):
 
     def close(self) -> None:
         close_parts(list(self.rewards.values()))
+
+    def counts(self) -> Mapping[str, float]:
+        return sum_counts(self.rewards.values())
 
     def unscorable(self, prompt: Prompt) -> str | None:
         return next(filter(None, (reward.unscorable(prompt) for reward in self.rewards.values())), None)

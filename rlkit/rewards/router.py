@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import Seconds
-from rlkit.interfaces.reward import OnError, RewardManager
+from rlkit.interfaces.reward import OnError, RewardManager, sum_counts
 from rlkit.registry import close_parts
 from rlkit.types import Prompt, Score, Trajectory
 
@@ -52,6 +52,9 @@ class Router(RewardManager):
 
     def close(self) -> None:
         close_parts(list(self.rewards.values()))
+
+    def counts(self) -> Mapping[str, float]:
+        return sum_counts(self.rewards.values())
 
     def unscorable(self, prompt: Prompt) -> str | None:
         name = self._choose(prompt)

@@ -9,10 +9,44 @@ from rlkit.base.deadlines import paused
 from rlkit.base.errors import RolloutError, show
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
-from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score, grade_as_data, grade_control
+from rlkit.interfaces.reward import (
+    RewardFunction,
+    RewardManager,
+    as_number,
+    as_score,
+    grade_as_data,
+    grade_control,
+)
+from rlkit.registry import calling
 from rlkit.rollout.guard import GuardError, guard
 from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.types import Score, Trajectory
+
+
+class RewardCounts:
+    """Reads the totals of a reward, step by step.
+
+    Args:
+        reward: The recipe's, if it has one.
+    """
+
+    def __init__(self, reward: RewardManager | None) -> None:
+        self._reward = reward
+        self._totals: dict[str, float] = {}
+
+    def growth(self) -> dict[str, float]:
+        """Return how much each total has grown since the last call.
+
+        Raises:
+            PartError: A plugin's reward raised, or a total is no number.
+        """
+        if self._reward is None:
+            return {}
+        with calling(self._reward, "counts"):
+            totals = {str(name): as_number(total) for name, total in dict(self._reward.counts()).items()}
+        growth = {name: total - self._totals.get(name, 0.0) for name, total in totals.items()}
+        self._totals = totals
+        return growth
 
 
 async def score(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:

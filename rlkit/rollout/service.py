@@ -24,7 +24,7 @@ from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.loop import EventLoop, close_on_loop
 from rlkit.rollout.replies import reply_limit
-from rlkit.rollout.scoring import score
+from rlkit.rollout.scoring import RewardCounts, score
 from rlkit.rollout.workers import Workers
 from rlkit.types import Sampling, Score, Trajectory
 
@@ -73,6 +73,7 @@ class RolloutService:
         if recipe.agent is not None:
             limits = recipe.conversation or ConversationLimits(turns=AGENT_TURNS, tool_calls=None)
             self.agents = AgentHost(recipe.agent, dialogue, limits)
+        self.reward_counts = RewardCounts(recipe.reward)
         self._workers = Workers(recipe.concurrency or min(4, cpus))
 
     @property

@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -112,6 +112,7 @@ class SavedRow:
         components: The components of its score.
         failed: Whether the conversation failed, so that it was not scored.
         left_out: Columns of the data that the file does not contain.
+        columns: The row as the file has it.
     """
 
     location: str
@@ -121,6 +122,7 @@ class SavedRow:
     components: dict[str, float]
     failed: bool
     left_out: list[str]
+    columns: JsonObject = field(default_factory=dict)
 
 
 def read_rows(path: Path, tokenize: Tokenize | None = None) -> Iterator[SavedRow]:
@@ -205,6 +207,7 @@ def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
         components,
         failed,
         fields.get("meta_left_out", _is_names, "names of columns", []),
+        fields.row,
     )
 
 

@@ -104,6 +104,8 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
     recipe = service.recipe
     describe_rollouts(rollouts.all, Inputs.REWARDS in recipe.loss.inputs and recipe.reward is not None, meter)
     describe_texts(rollouts.all, recipe.rollout.group_size > 1, meter)
+    for name, growth in service.reward_counts.growth().items():
+        meter.count(f"reward/{name}", growth)
     rollouts.errors = count_errors(rollouts.all)
     return exchange_scores(service.ranks, rollouts)
 

@@ -16,6 +16,7 @@ from rlkit.run.rows import SavedRow, as_row
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import JsonObject, Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
+from tests.judge_stand_in import responses, serving
 from tests.unit.rewards.test_rewards import classifier
 
 ASKED = [{"role": "user", "content": "2 + 5 = ?"}]
@@ -234,3 +235,51 @@ def test_groups_of_one_and_unrewarded_rows_are_no_comparison() -> None:
     assert (found.rows, found.scored, found.groups) == (3, 2, 0)
     assert (found.metrics()["compared"], found.metrics()["agreement"]) == (1, None)
     assert found.metrics()["rank_correlation"] is None
+
+
+LABELLED = [
+    ("#### 7", 1, 0), ("#### 8", 0, 0), ("#### 9", True, 0), ("#### 7", 0.0, 1), ("#### 7", 1, 1), ("#### 7", None, 1),
+]  # fmt: skip
+"""Texts, labels and groups; right are those with 7."""
+
+
+def labelled(path: Path) -> str:
+    rows = [
+        {"messages": ASKED, "id": str(group), "answer": "7", "text": text, "label": label, "meta": {"score": i}}
+        for i, (text, label, group) in enumerate(LABELLED)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"--rollouts={path}"
+
+
+def test_agreement_with_labels_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rewards 1 0 0 1 1 against labels 1 0 1 0 1: 3 of 5 agree.
+
+    Means are 0.6 and 0.6, so the covariance is 2 / 5 - 0.36 = 0.04, each variance is 0.24, and the correlation 1 / 6.
+    Pairs with different labels: in group 0 (1, 2) alike and (2, 3) equal; in group 1 (4, 5) equal: 2 of 3.
+    """
+    words = ("--recipe=quickstart", labelled(tmp_path / "rows.jsonl"))
+    agreement = metrics(capsys, *words, "--label=label")["agreement_with_labels"]
+    assert agreement == {
+        "label": "label", "rows": 5, "accuracy": 0.6, "correlation": pytest.approx(1 / 6),
+        "rank_correlation": pytest.approx(1 / 6), "pairs": 3, "pairs_ordered_alike": pytest.approx(2 / 3),
+    }  # fmt: skip
+    assert metrics(capsys, *words, "--label=score")["agreement_with_labels"]["accuracy"] is None
+    assert main(["reward", "try", *words, "--label=label"]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy 60.0% (a reward of at least 0.5 means 1)" in shown
+    assert "66.7% of 3 pairs" in shown
+    assert main(["reward", "try", *words, "--label=labels"]) == 2
+    assert "--label is 'labels', but no row has a reward and a number" in capsys.readouterr().err
+
+
+def test_a_judge_is_tried_on_labelled_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that finds right what has a 7, or an 8: 3 of 5 labels again. Of 6 rows 3 texts and prompts differ."""
+    with serving(lambda body: json.dumps({"score": 10 * ("9" not in responses(body)[0])})) as stand_in:
+        server = (f"--reward.server.url={stand_in.url}", "--reward.server.model=m")
+        words = ("--recipe=quickstart", "--reward=JudgeReward", *server, labelled(tmp_path / "rows.jsonl"))
+        found = metrics(capsys, *words, "--label=label")
+        assert main(["reward", "try", *words]) == 0
+    assert found["agreement_with_labels"]["accuracy"] == 0.4
+    assert found["counts"]["judge_calls"] == 3
+    assert "judge_calls 3" in capsys.readouterr().out

@@ -1,0 +1,291 @@
+"""Questions to a judge over HTTP: answers as JSON, retries, a cache, and a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from hashlib import sha256
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from rlkit.base.deadlines import queued
+from rlkit.base.errors import shorten
+from rlkit.base.retry import ServiceError
+from rlkit.rewards.judge_server import BudgetError, JudgeError, JudgeServer, Spending
+from rlkit.types import JsonObject, Message, Score
+
+if TYPE_CHECKING:
+    import aiohttp
+
+T = TypeVar("T")
+
+MAX_BYTES = 2**22
+"""Of a response; a longer one is an error."""
+MAX_QUOTED = 500
+"""Characters of a response that an error message quotes."""
+MAX_CACHED = 100_000
+"""Answers in the cache; beyond, the oldest are dropped."""
+MAX_OBJECTS = 100
+"""Opening braces at which an answer is searched for its JSON object."""
+UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
+"""Errors that reading a malformed response raises."""
+
+
+class Question(NamedTuple):
+    """A question to a judge.
+
+    Args:
+        prompt: The text.
+        schema: JSON schema of the answer, an object.
+    """
+
+    prompt: str
+    schema: JsonObject
+
+
+class JudgeReply(NamedTuple):
+    """The text of a response, and whether a limit of tokens cut it off."""
+
+    text: str
+    truncated: bool
+
+
+class JudgeClient:
+    """Asks a judge; equal questions are asked once.
+
+    Args:
+        server: Where the judge is.
+    """
+
+    def __init__(self, server: JudgeServer) -> None:
+        self.server = server
+        self.spending = Spending(server)
+        self._cache: dict[bytes, JsonObject] = {}
+        self._asking: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._slots = asyncio.Semaphore(server.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def ask(self, question: Question, read: Callable[[JsonObject], T]) -> T:
+        """Return what `read` makes of the judge's answer.
+
+        Args:
+            question: Prompt and schema.
+            read: Raises ValueError for an object that does not fit the schema; the judge is then asked again.
+
+        Raises:
+            JudgeError: There is no answer that fits, after all retries.
+            BudgetError: The budget is spent.
+        """
+        key = sha256(json.dumps(question).encode()).digest()
+        try:
+            async with self._asking[key]:  # an equal question waits for the answer to the first
+                if key in self._cache:
+                    self.spending.count("cached")
+                else:
+                    self._store(key, await self._ask(question, read))
+                return read(self._cache[key])
+        finally:
+            if not self._asking[key].locked():
+                del self._asking[key]
+
+    def score_without_answer(self, error: BudgetError | JudgeError) -> Score:
+        """Return the score of a sample about which the judge was not asked, or did not answer."""
+        if isinstance(error, BudgetError) and self.server.beyond_budget is not None:
+            self.spending.count("beyond_budget")
+            return Score(self.server.beyond_budget)
+        return Score(None, error=str(error))
+
+    def _store(self, key: bytes, answer: JsonObject) -> None:
+        self._cache[key] = answer
+        if len(self._cache) > MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
+
+    async def _ask(self, question: Question, read: Callable[[JsonObject], object]) -> JsonObject:
+        """Return an answer that `read` accepts."""
+        messages: list[Message] = [{"role": "user", "content": question.prompt}]
+        problem = ""
+        for _ in range(1 + self.server.corrections):
+            reply = await self._request(messages, question.schema)
+            try:
+                answer = last_object(reply.text)
+                read(answer)
+            except ValueError as error:
+                self.spending.count("invalid")
+                cut = f"; max_tokens: {self.server.max_tokens} cut it off" if reply.truncated else ""
+                problem = f"{error}{cut}"
+                correction = f"Your answer is not valid: {problem}. Answer with the JSON object only."
+                messages = [
+                    messages[0],
+                    {"role": "assistant", "content": shorten(reply.text, MAX_QUOTED) or "(empty)"},
+                    {"role": "user", "content": correction},
+                ]
+            else:
+                return answer
+        asked = 1 + self.server.corrections
+        problem = self._without_key(problem)
+        raise JudgeError(f"{self.server} gave no valid answer to a question asked {asked} times: {problem}")
+
+    async def _request(self, messages: list[Message], schema: JsonObject) -> JudgeReply:
+        """Return the reply to messages.
+
+        Raises:
+            JudgeError: There was none.
+            BudgetError: The budget is spent.
+        """
+        body = json.dumps(self._body(messages, schema)).encode()
+
+        async def attempt(seconds: float) -> JudgeReply:
+            with queued():
+                await self._slots.acquire()
+            try:
+                self.spending.begin_call()
+                return self._read(await self._post(body, seconds), len(body))
+            except ServiceError:
+                self.spending.count("failed")
+                raise
+            finally:
+                self._slots.release()
+
+        try:
+            return await self.server.retry.call(attempt)
+        except (ServiceError, TimeoutError) as error:
+            last = error.__cause__ if isinstance(error.__cause__, ServiceError) else None
+            attempts = f" (after {error.attempts} attempts)" if isinstance(error, ServiceError) else ""
+            problem = f"{error}{attempts}{f'; the last attempt: {last}' if last else ''}"
+            raise JudgeError(f"{self.server}: {self._without_key(problem)}") from None
+
+    def _without_key(self, text: str) -> str:
+        """Return a text in which no server repeats the key: it would be saved with the rollout."""
+        return text.replace(self.server.key, "[key]") if self.server.key else text
+
+    def _body(self, messages: list[Message], schema: JsonObject) -> JsonObject:
+        server = self.server
+        body: JsonObject = {"model": server.model, "messages": messages, "max_tokens": server.max_tokens}
+        body["temperature"] = server.temperature
+        if server.api == "openai" and server.structured:
+            named = {"name": "answer", "strict": True, "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        body |= server.body or {}
+        return {name: value for name, value in body.items() if value is not None}
+
+    async def _post(self, body: bytes, seconds: float) -> JsonObject:
+        """Return the response to one attempt.
+
+        Raises:
+            ServiceError: There was none in time, or it is an error or no JSON object.
+        """
+        import aiohttp
+
+        path = "chat/completions" if self.server.api == "openai" else "messages"
+        url = f"{self.server.url.rstrip('/')}/{path}"
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        try:
+            request = self._open().post(url, data=body, timeout=timeout, allow_redirects=False)
+            async with request as response:
+                content = bytearray()
+                async for chunk in response.content.iter_chunked(2**16):
+                    content += chunk
+                    if len(content) > MAX_BYTES:
+                        raise ServiceError(f"answered more than {MAX_BYTES:,} bytes")
+                if response.status != 200:
+                    text = shorten(content.decode(errors="replace"), MAX_QUOTED)
+                    error = ServiceError(f"answered {response.status}: {text}", response.status)
+                    error.pause = _seconds(response.headers.get("Retry-After", ""))
+                    raise error
+                answer = json.loads(content)
+        except TimeoutError as error:
+            raise ServiceError(f"did not answer within {seconds:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+            raise ServiceError(f"failed with {type(error).__name__}: {error}") from error
+        if not isinstance(answer, dict):
+            raise ServiceError(f"answered {shorten(str(answer), MAX_QUOTED)}, expected an object")
+        return answer
+
+    def _read(self, response: JsonObject, sent: int) -> JudgeReply:
+        """Return the reply in a response, and count its tokens.
+
+        Raises:
+            ServiceError: It has no text.
+        """
+        openai = self.server.api == "openai"
+        try:
+            if openai:
+                choice = response["choices"][0]
+                text, reason = choice["message"]["content"], choice.get("finish_reason")
+            else:
+                parts = [part["text"] for part in response["content"] if part.get("type") == "text"]
+                text, reason = "".join(parts), response.get("stop_reason")
+            if not isinstance(text, str):
+                raise TypeError("its content is no text")
+        except UNREADABLE as error:
+            quoted = shorten(str(response), MAX_QUOTED)
+            raise ServiceError(f"answered what is no completion ({error}): {quoted}") from error
+        usage = response.get("usage")
+        prefix = ("prompt", "completion") if openai else ("input", "output")
+        self.spending.count("prompt_tokens", _tokens(usage, f"{prefix[0]}_tokens", sent))
+        self.spending.count("completion_tokens", _tokens(usage, f"{prefix[1]}_tokens", len(text)))
+        return JudgeReply(text, reason in ("length", "max_tokens"))
+
+    def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            self.close()
+            headers = {"Content-Type": "application/json"}
+            if self.server.api == "anthropic":
+                headers |= {"anthropic-version": "2023-06-01", "x-api-key": self.server.key}
+            elif self.server.key:
+                headers["Authorization"] = f"Bearer {self.server.key}"
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+            self._loop = loop
+        return self._session
+
+    def close(self) -> None:
+        """Drop the connections, from any thread."""
+        session, loop = self._session, self._loop
+        self._session = None
+        if session is None or loop is None or loop.is_closed():
+            return
+        if loop.is_running():
+            self._closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+        else:
+            loop.run_until_complete(session.close())
+
+
+def last_object(text: str) -> JsonObject:
+    """Return the last JSON object in a text, whatever is around it.
+
+    Raises:
+        ValueError: There is none.
+    """
+    decoder = json.JSONDecoder()
+    answer: Any = None
+    start = text.find("{")
+    for _ in range(MAX_OBJECTS):
+        if start < 0:
+            break
+        try:
+            answer, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        start = text.find("{", end)
+    if not isinstance(answer, dict):
+        raise ValueError(f"it is {shorten(text, MAX_QUOTED)!r}, expected a JSON object")
+    return answer
+
+
+def _tokens(usage: object, name: str, characters: int) -> int:
+    """Return a number of tokens that a server states, or else an estimate."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**31:
+        return count
+    return ceil(characters / 4)
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a Retry-After header; 0 if it states none."""
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
