@@ -1,4 +1,4 @@
-"""A taskset of one turn: additions, with two rewards of different weights, a metric and a row that cannot be scored."""
+"""A taskset of one turn: any even number answers, by rewards of two weights; some rows cannot be played or scored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import verifiers.v1 as vf
 
-__all__ = ["SumTaskset"]
+__all__ = ["EvenTaskset"]
 
 
 def final(trace: vf.Trace) -> str:
@@ -14,21 +14,20 @@ def final(trace: vf.Trace) -> str:
     return trace.last_reply.rpartition("####")[2].strip()
 
 
-class SumData(vf.TaskData):
-    answer: str
+class EvenData(vf.TaskData):
     broken: str | None = None
 
 
-class SumTask(vf.Task[SumData]):
+class EvenTask(vf.Task[EvenData]):
     async def setup(self, trace: vf.Trace) -> None:
         if self.data.broken == "setup":
             raise OSError("its world is gone")
 
     @vf.reward
-    async def right(self, trace: vf.Trace) -> float:
+    async def even(self, trace: vf.Trace) -> float:
         if self.data.broken == "reward":
             raise ZeroDivisionError("its reward is wrong")
-        return float(final(trace) == self.data.answer)
+        return float(final(trace)[-1:] in tuple("02468"))
 
     @vf.reward(weight=0.25)
     async def number(self, trace: vf.Trace) -> float:
@@ -39,15 +38,15 @@ class SumTask(vf.Task[SumData]):
         return float(len(trace.last_reply))
 
 
-class SumConfig(vf.TasksetConfig):
+class EvenConfig(vf.TasksetConfig):
     largest: int = 9
     broken: list[int] = []  # noqa: RUF012 (a pydantic field)
 
 
-class SumTaskset(vf.Taskset[SumTask, SumConfig]):
-    def load(self) -> Iterator[SumTask]:
+class EvenTaskset(vf.Taskset[EvenTask, EvenConfig]):
+    def load(self) -> Iterator[EvenTask]:
         numbers = range(self.config.largest + 1)
         pairs = sorted(((a, b) for a in numbers for b in numbers), key=lambda pair: (7 * pair[0] + 3 * pair[1]) % 11)
         for index, (a, b) in enumerate(pairs):
             broken = ("setup", "reward")[index % 2] if index in self.config.broken else None
-            yield SumTask(SumData(prompt=f"{a} + {b} = ?", answer=str(a + b), broken=broken), self.config.task)
+            yield EvenTask(EvenData(prompt=f"{a} + {b} = ?", broken=broken), self.config.task)
