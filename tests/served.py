@@ -20,12 +20,16 @@ from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling
+from tests.conftest import FAST, read_jsonl, rlkit_in_process
 
 T = TypeVar("T")
 RETRY = ServerRetryPolicy(request_seconds=300.0, start_seconds=300.0, hang_seconds=10.0)
 CONTEXT = 510
 """The model's 512 tokens without the two that SGLang reserves."""
 PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
+
+
+DISTILL = ("--recipe=quick_distill", *FAST, "--validation=null", "--reward=null", "--teacher.path=teacher")
 
 
 class Trainer:
@@ -106,6 +110,28 @@ def server_pid(engine: ServerEngine) -> int:
     assert process.supervised.supervisor is not None
     [pid] = children(process.supervised.supervisor.pid)
     return pid
+
+
+def save_teacher(policy: Any, folder: Path) -> None:
+    """Save a policy as the teacher of `DISTILL`."""
+    policy.save_pretrained(folder / "teacher")
+    build_tokenizer().save_pretrained(folder / "teacher")
+
+
+def served_as_loaded(folder: Path, url: str, loss: str, *words: str) -> list[dict[str, Any]]:
+    """Check that a served teacher teaches as the saved one that a run loads; return the metrics of the served run."""
+    runs = []
+    for name, options in (("loaded", ()), ("served", (f'--teacher.urls=["{url}"]', *words))):
+        process = rlkit_in_process("fit", *DISTILL, f"--loss={loss}", *options, f"--out={name}", cwd=folder)
+        assert process.returncode == 0, process.stderr
+        runs.append(read_jsonl(folder / name / "metrics.jsonl"))
+    compared = {"teacher/kl", "advantage/abs_mean", "policy/loss", "policy/teacher_mass", "grad_norm"}
+    for loaded, served in zip(*runs, strict=True):
+        assert loaded["teacher/kl" if loss == "PolicyGradient" else "policy/divergence"] > 0.1
+        assert loaded.keys() == served.keys()
+        for metric in compared & loaded.keys():
+            assert served[metric] == pytest.approx(loaded[metric], rel=1e-4), metric
+    return runs[1]
 
 
 @pytest.fixture

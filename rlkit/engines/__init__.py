@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rlkit.engines.sglang import SGLangEngine, SGLangServer
 from rlkit.engines.sglang_launch import describe_installation
-from rlkit.engines.sglang_teacher import SGLangTeacher
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit.engines.torch.recorded import Recorded
+from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.teacher import ServedTeacher
 
 __all__ = ["Recorded", "SGLangEngine", "SGLangServer", "TorchEngine"]
@@ -22,6 +22,6 @@ OPTIONAL_PACKAGES: Mapping[str, Callable[[str], str]] = {"sglang": describe_inst
 """Packages that engines need, by distribution: each describes an installed version, and what it lacks."""
 
 
-def connect_teacher(urls: Sequence[str]) -> ServedTeacher:
-    """Return the teacher at a recipe's `teacher.urls`."""
-    return SGLangTeacher(urls)
+def connect_teacher(urls: Sequence[str], engine: RolloutEngine | None) -> ServedTeacher:
+    """Return the teacher at a recipe's `teacher.urls`, on servers of an engine's product, or else of SGLang."""
+    return (engine or SGLangServer()).teacher(urls)

@@ -21,6 +21,7 @@ from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.teacher import ServerTeacher
 from rlkit.engines.server.transports import Transport, is_local
 from rlkit.engines.sglang_api import SGLangApi
 from rlkit.engines.sglang_changes import LOADER
@@ -56,6 +57,7 @@ class SGLangRollouts(ServerEngine):
     """
 
     reserved = 2  # SGLang never fills the last two tokens of the context
+    scores = True
     picture_models = MODEL_TYPES
     loader_arguments: Sequence[str] = ()
     """Arguments that servers need for the transport of weights."""
@@ -88,6 +90,9 @@ class SGLangRollouts(ServerEngine):
 
     def api(self, client: Client) -> ServerApi:
         return SGLangApi(client, self._pictures)
+
+    def teacher(self, urls: Sequence[str]) -> ServerTeacher:
+        return ServerTeacher(urls, SGLangApi)
 
     async def generate(self, request: Request) -> Completion:
         if request.sampling.min_p and DETERMINISTIC in self.launch.args:

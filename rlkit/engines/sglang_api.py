@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Sequence
-from itertools import chain
-from math import isfinite
 from typing import Any
 
 from rlkit.base.errors import EngineError
-from rlkit.engines.server.api import ServerApi, ServerOutput
-from rlkit.engines.server.http import MAX_QUOTED, UNREADABLE, Client, Fault
+from rlkit.engines.server.api import ServerOutput
+from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.states import DEADLINES, UpdateStep
+from rlkit.engines.server.teacher import TeacherApi
 from rlkit.engines.sglang_launch import release
 from rlkit.engines.sglang_pictures import FIRST_RELEASE, RequestPictures
-from rlkit.interfaces.teacher import TopTokens
+from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling
 
 BRACKETS_SINCE = (0, 5, 18)
@@ -27,7 +26,7 @@ WEIGHTS, CACHE = "weights", "kv_cache"
 RETRACT, ABORT = {"mode": "retract"}, {"mode": "abort"}
 
 
-class SGLangApi(ServerApi):
+class SGLangApi(TeacherApi):
     """The calls of an SGLang server.
 
     Args:
@@ -148,42 +147,25 @@ class SGLangApi(ServerApi):
             outputs.append(ServerOutput([*row[1:], *response["output_ids"]], logps))
         return outputs
 
-    async def logps(self, tokens: list[int], start: int, deadline: float) -> list[float]:
-        """Return the log-probs of the tokens from index `start` on, which is at least 1, at temperature 1."""
-        response = await self._sample({"max_new_tokens": 0}, deadline, input_ids=tokens, logprob_start_len=start - 1)
-        try:
-            entries = response["meta_info"]["input_token_logprobs"][1:]
-            logps = [float(logp) for logp, _, _ in entries]
-            scored_tokens = [token for _, token, _ in entries]
-        except UNREADABLE as error:
-            raise self._unexpected(response, "log-probs of the input") from error
-        if scored_tokens != tokens[start:] or not all(map(isfinite, logps)):
-            raise Fault(f"{self.client.url} has scored other tokens than it was sent, or not all of them", 400)
-        return logps
+    async def score(self, span: TokenSpan, count: int, deadline: float) -> Any:
+        options: JsonObject = {"input_ids": span.tokens, "logprob_start_len": span.start - 1}
+        options |= {"top_logprobs_num": count} if count else {}
+        return await self._sample({"max_new_tokens": 0}, deadline, **options)
 
-    async def top_logps(self, tokens: list[int], start: int, count: int, deadline: float) -> list[TopTokens]:
-        """Return the `count` most likely tokens at each position from `start` on, at temperature 1."""
-        options = {"input_ids": tokens, "logprob_start_len": start - 1, "top_logprobs_num": count}
-        response = await self._sample({"max_new_tokens": 0}, deadline, **options)
-        try:
-            positions = response["meta_info"]["input_top_logprobs"][1:]
-            top = [
-                TopTokens([int(token) for _, token, _ in entries], [float(logp) for logp, *_ in entries])
-                for entries in positions
-            ]
-        except UNREADABLE as error:
-            raise self._unexpected(response, "the most likely tokens") from error
-        complete = len(top) == len(tokens) - start and all(len(set(ids)) == count for ids, _ in top)
-        if not complete or not all(map(isfinite, chain.from_iterable(logps for _, logps in top))):
-            raise Fault(f"{self.client.url} has not returned the {count} most likely tokens at each position", 400)
-        return top
+    def read_scored(self, response: Any, span: TokenSpan) -> TopTokens:
+        return _entries(response["meta_info"]["input_token_logprobs"][1:])
 
-    def _unexpected(self, response: object, expected: str) -> Fault:
-        return Fault(f"{self.client.url} answered {str(response)[:MAX_QUOTED]}, expected {expected}")
+    def read_top(self, response: Any, span: TokenSpan, count: int) -> list[TopTokens]:
+        return [_entries(position) for position in response["meta_info"]["input_top_logprobs"][1:]]
 
     async def _sample(self, sampling: JsonObject, deadline: float, **options: object) -> Any:
         body = {"sampling_params": sampling, "return_logprob": True, "lora_path": self.adapter}
         return await self.client.post("/generate", {**body, **options}, deadline)
+
+
+def _entries(entries: Sequence[Any]) -> TopTokens:
+    """Return the tokens in SGLang's triples of log-prob, id and text."""
+    return TopTokens([int(token) for _, token, _ in entries], [float(logp) for logp, *_ in entries])
 
 
 def _read(response: JsonObject, sampling: Sampling) -> ServerOutput:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from rlkit.types import Completion, Request
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
+    from rlkit.interfaces.teacher import ServedTeacher
 
 
 COPIES_SHARE = 0.25
@@ -37,6 +38,9 @@ class RolloutEngine(BoundPart):
 
     recorded: bool = False
     """Whether the run trains on recorded completions, and the engine samples for validation only."""
+
+    scores: bool = False
+    """Whether the engine implements `teacher`."""
 
     reserved: int = 0
     """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
@@ -87,6 +91,14 @@ class RolloutEngine(BoundPart):
         Checked before and during rollouts; the engines of all ranks are synced together if any needs it.
         """
         return False
+
+    def teacher(self, urls: Sequence[str]) -> ServedTeacher:
+        """Return the teacher on servers of this engine's product, which need not be bound.
+
+        Raises:
+            EngineError: Servers of this engine do not score tokens.
+        """
+        raise EngineError(f"servers of {type(self).__name__} do not score tokens for a teacher")
 
     def interrupt(self) -> None:
         """Answer all requests soon with the tokens sampled so far, under `StopReason.INTERRUPTED`.

@@ -68,7 +68,12 @@ def check_teacher(recipe: Recipe) -> Iterator[str]:
             'teacher.context, such as "{prompt}\\nThe answer is {answer}.", or the path of another model'
         )
     if teacher.urls is None:
+        if teacher.engine is not None:
+            yield "teacher.engine says which product serves teacher.urls, but there are none; add them, or remove it"
         return
+    if teacher.engine is not None and not teacher.engine.scores:
+        name = type(teacher.engine).__name__
+        yield f"teacher.engine is {name}, whose servers do not score tokens; `rlkit docs servers` names those that do"
     if not teacher.urls:
         yield "teacher.urls names no server; add one, or set it to null to load the teacher here"
     for url in teacher.urls:

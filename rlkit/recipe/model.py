@@ -20,6 +20,7 @@ from rlkit.base.ranges import (
     PositiveShare,
     ShareBelowOne,
 )
+from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.optimizers import AdamW
 from rlkit.schedules import Constant
@@ -125,7 +126,8 @@ class Teacher:
         path: A model as in `model.path`, with the policy's tokenizer. null is the initial policy, or with `train.ema`
             its averaged weights, which reads more in `context`: self-distillation (Shenfeld et al. 2026,
             arXiv:2601.19897).
-        urls: SGLang servers of this model, which then takes no memory here; `path` names the model. null loads it.
+        urls: Servers of this model, which then takes no memory here; `path` names the model. null loads it.
+        engine: The engine whose product serves `urls`, such as `VllmServer`; its options are not read. null for SGLang.
         context: A template that the teacher reads in place of the last user message of a prompt, such as
             `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the reference answer, and any
             other name a column of the row. null for the policy's prompt.
@@ -138,6 +140,7 @@ class Teacher:
 
     path: str | None = None
     urls: list[str] | None = None
+    engine: RolloutEngine | None = None
     context: str | None = None
     sources: dict[SourceName, str] | None = None
     coef: PositiveFloat = 1.0

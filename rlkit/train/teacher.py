@@ -134,7 +134,8 @@ def _answers(context: TrainContext, ask: Callable[[ServedTeacher], Coroutine[obj
     section, ranks = context.recipe.teacher, context.ranks
     assert section is not None
     assert section.urls is not None
-    return ranks.broadcast_tp(context.rollouts.wait(ask(connect_teacher(section.urls))) if ranks.lead else [])
+    teacher = connect_teacher(section.urls, section.engine)
+    return ranks.broadcast_tp(context.rollouts.wait(ask(teacher)) if ranks.lead else [])
 
 
 def _spans(batch: RolloutBatch) -> tuple[list[int], list[TokenSpan]]:
@@ -219,7 +220,7 @@ def check_servers(context: TrainContext) -> None:
     prompt = data.teacher_prompts.prompt(data.prompt(data.order.rows[0]))
     span = TokenSpan(data.dialogue.template.start(prompt.messages, prompt.tools), 1)
     for url in section.urls:
-        context.rollouts.wait(connect_teacher([url]).logps([span]))
+        context.rollouts.wait(connect_teacher([url], section.engine).logps([span]))
 
 
 def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> TeacherRows:

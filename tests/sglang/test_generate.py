@@ -11,9 +11,9 @@ import torch
 
 from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines import SGLangServer
+from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import free_port
-from rlkit.engines.sglang_teacher import SGLangTeacher
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
@@ -35,22 +35,21 @@ def test_logps_equal_the_trainers(trainer: Trainer, engine: SGLangServer, temper
         assert (logps - torch.tensor(answer.logps)).abs().max() < 1e-4
 
 
-def test_a_teachers_log_probs_are_those_of_transformers(trainer: Trainer, engine: SGLangServer) -> None:
+def test_a_teachers_log_probs_are_those_of_transformers(trainer: Trainer, engine: ServerEngine) -> None:
     spans = [TokenSpan(list(tokens), start) for tokens in PROMPTS for start in (1, 3) if start <= len(tokens)]
-    urls = [engine.fleet.owned[0].api.client.url] * 2
-    for span, logps in zip(spans, trainer.wait(SGLangTeacher(urls).logps(spans)), strict=True):
+    teacher = engine.teacher([engine.fleet.owned[0].url] * 2)
+    for span, logps in zip(spans, trainer.wait(teacher.logps(spans)), strict=True):
         tokens = torch.tensor([span.tokens])
         expected = Actor(trainer.policy)(tokens, torch.ones_like(tokens, dtype=torch.bool)).logps[0, span.start :]
-        assert len(logps) == len(expected)
-        assert all(abs(logps - expected) < 1e-4 for logps, expected in zip(logps, expected.tolist(), strict=True))
-    for span, positions in zip(spans, trainer.wait(SGLangTeacher(urls).top_logps(spans, 5)), strict=True):
+        assert logps == pytest.approx(expected.tolist(), abs=1e-5)
+    for span, positions in zip(spans, trainer.wait(teacher.top_logps(spans, 5)), strict=True):
         logits = trainer.policy(input_ids=torch.tensor([span.tokens])).logits[0, span.start - 1 : -1]
         expected = logits.log_softmax(-1).topk(5)
         assert [ids for ids, _ in positions] == expected.indices.tolist()
         actual = torch.tensor([logps for _, logps in positions]).view(-1, 5)
-        torch.testing.assert_close(actual, expected.values, atol=1e-4, rtol=0.0)
-    with pytest.raises(EngineError, match="longer than the model's context length"):
-        trainer.wait(SGLangTeacher(urls).logps([TokenSpan([5] * 1000, 1)]))
+        torch.testing.assert_close(actual, expected.values, atol=1e-5, rtol=0.0)
+    with pytest.raises(EngineError, match=r"(?s)have not scored a row: .* answered 400: .*longer than"):
+        trainer.wait(teacher.logps([TokenSpan([5] * 1000, 1)]))
 
 
 def test_samples_of_one_prompt_differ(trainer: Trainer, engine: SGLangServer) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rlkit_engine_vllm import VllmServer
 
+from tests.served import Trainer, save_teacher, served_as_loaded
 from tests.sglang.test_fit import fit_and_kill, run_ahead, sharded_lora
 
 
@@ -21,6 +23,14 @@ def test_rollouts_run_ahead_on_a_running_server(tmp_path: Path, engine: VllmServ
 
 def test_two_ranks_with_adapters_share_a_running_server(tmp_path: Path, engine: VllmServer) -> None:
     sharded_lora(tmp_path, *at(engine))
+
+
+@pytest.mark.parametrize("loss", ["PolicyGradient", "Distillation"])
+def test_a_teacher_on_vllm_teaches_as_one_that_is_loaded(
+    tmp_path: Path, trainer: Trainer, engine: VllmServer, loss: str
+) -> None:
+    save_teacher(trainer.policy, tmp_path)
+    served_as_loaded(tmp_path, engine.fleet.owned[0].url, loss, "--teacher.engine=VllmServer")
 
 
 def at(engine: VllmServer) -> tuple[str, ...]:

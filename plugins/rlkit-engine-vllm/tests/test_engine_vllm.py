@@ -152,6 +152,7 @@ def test_the_table_of_engines_states_what_the_classes_have() -> None:
         "transport of weights is an option": ["transport" in names for names in options],
         "adapters alone, memory released (`launch`)": ["launch" in names for names in options],
         "reads pictures": [bool(engine.picture_models) for engine in made],
+        "scores for a teacher (`teacher.engine`)": [engine.scores for engine in made],
     }
     expected = [f"| | {' | '.join(f'`{engine.__name__}`' for engine in engines)} |"]
     expected += [

@@ -8,10 +8,9 @@ from rlkit.base.errors import EngineError
 from rlkit.engines.server.fleet import Fleet
 from rlkit.engines.server.http import Fault
 from rlkit.engines.server.push import Mismatch
-from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.server import Hung, InferenceServer
 from rlkit.engines.server.states import ServerState
 from rlkit.engines.server.threads import run_detached
-from rlkit.engines.server.watch import Hung
 from rlkit.engines.server.weights import WeightSync
 
 OWNER_SECONDS = 0.5

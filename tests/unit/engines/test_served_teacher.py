@@ -18,22 +18,20 @@ import torch
 
 from rlkit.base.errors import EngineError
 from rlkit.base.retry import RetryPolicy
-from rlkit.engines import sglang_teacher
-from rlkit.engines.sglang_teacher import SGLangTeacher
+from rlkit.engines import SGLangServer
+from rlkit.engines.server import teacher as server_teacher
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.train import teacher
 from rlkit.train.teacher import check_servers, logps_on_servers, top_on_servers
 from rlkit.types import RolloutBatch
-from tests.conftest import FAST, read_jsonl, rlkit_in_process
+from tests.conftest import rlkit_in_process
+from tests.served import DISTILL, save_teacher, served_as_loaded
 from tests.unit.phases import LocalRanks, scored
 
 Answer = Callable[..., Any]
 """From tokens, the index before the first scored token, and the number of most likely tokens if these are requested,
 to a response or an HTTP status."""
-
-RUN = ("--recipe=quick_distill", *FAST, "--validation=null", "--reward=null", "--teacher.path=teacher")
 
 
 class Server:
@@ -99,7 +97,7 @@ def top_response(positions: list[Any]) -> Any:
 
 
 def ask(*servers: Server, spans: list[TokenSpan] | None = None) -> list[list[float]]:
-    teacher = SGLangTeacher([server.url for server in servers])
+    teacher = SGLangServer().teacher([server.url for server in servers])
     return asyncio.run(teacher.logps(spans or [TokenSpan([5, 6, 7, 8], 2)]))
 
 
@@ -124,7 +122,7 @@ def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[A
         ),
     )
     context: Any = SimpleNamespace(
-        recipe=SimpleNamespace(teacher=SimpleNamespace(urls=[first.url, second.url])),
+        recipe=SimpleNamespace(teacher=SimpleNamespace(urls=[first.url, second.url], engine=None)),
         data=data,
         ranks=SimpleNamespace(lead=True),
         rollouts=SimpleNamespace(wait=asyncio.run),
@@ -158,7 +156,7 @@ def test_a_request_that_fails_goes_to_the_next_server(serve: Callable[[Answer], 
 def test_what_is_no_answer_ends_with_its_cause(
     serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, answer: Answer, message: str
 ) -> None:
-    monkeypatch.setattr(sglang_teacher, "RETRY", RetryPolicy(retries=1, request_seconds=1.0))
+    monkeypatch.setattr(server_teacher, "RETRY", RetryPolicy(retries=1, request_seconds=1.0))
     server = serve(answer)
     with pytest.raises(EngineError) as error:
         ask(server)
@@ -180,13 +178,13 @@ def test_what_is_no_answer_ends_with_its_cause(
 def test_most_likely_tokens_are_as_many_as_were_asked_for(
     serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, positions: Any, message: str
 ) -> None:
-    monkeypatch.setattr(sglang_teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
+    monkeypatch.setattr(server_teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
     fine = serve(lambda *_: top_response([[(-0.1, 3), (-3.0, 4)]] * 2))
     spans = [TokenSpan([5, 6, 7, 8], 2)]
-    assert asyncio.run(SGLangTeacher([fine.url]).top_logps(spans, 2)) == [[([3, 4], [-0.1, -3.0])] * 2]
+    assert asyncio.run(SGLangServer().teacher([fine.url]).top_logps(spans, 2)) == [[([3, 4], [-0.1, -3.0])] * 2]
     broken = serve(lambda *_: top_response(positions))
     with pytest.raises(EngineError, match=message):
-        asyncio.run(SGLangTeacher([broken.url]).top_logps(spans, 2))
+        asyncio.run(SGLangServer().teacher([broken.url]).top_logps(spans, 2))
 
 
 def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tuple[Any, list[TokenSpan]]:
@@ -197,13 +195,13 @@ def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tu
         asked.extend(spans)
         return [answer] * len(spans)
 
-    def connect(urls: list[str]) -> Any:
-        assert urls == ["http://teacher"]
+    def connect(urls: list[str], engine: Any) -> Any:
+        assert (urls, engine) == (["http://teacher"], None)
         return SimpleNamespace(logps=score, top_logps=score)
 
     monkeypatch.setattr(teacher, "connect_teacher", connect)
     monkeypatch.setattr(teacher, "columns_of", lambda actor: columns)
-    section = SimpleNamespace(urls=["http://teacher"])
+    section = SimpleNamespace(urls=["http://teacher"], engine=None)
     context = SimpleNamespace(recipe=SimpleNamespace(teacher=section), ranks=LocalRanks(), models=SimpleNamespace())
     context.models.actor, context.rollouts = None, SimpleNamespace(wait=asyncio.run)
     return context, asked
@@ -249,8 +247,7 @@ def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
     serve: Callable[[Answer], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     model = random_model("qwen2", seed=5)
-    model.save_pretrained(tmp_path / "teacher")
-    build_tokenizer().save_pretrained(tmp_path / "teacher")
+    save_teacher(model, tmp_path)
 
     @torch.no_grad()
     def answer(tokens: list[int], start: int, count: int = 0) -> Any:
@@ -262,25 +259,10 @@ def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
         return token_response(tokens, start, lambda position: logps[position - 1, tokens[position]].item())
 
     server = serve(answer)
-    urls = f'--teacher.urls=["{server.url}"]'
-    for name, words in (("loaded", ()), ("served", (urls,))):
-        process = rlkit_in_process("fit", *RUN, f"--loss={loss}", *words, f"--out={name}", cwd=tmp_path)
-        assert process.returncode == 0, process.stderr
-    loaded, served = (read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("loaded", "served"))
-    for loaded_row, served_row in zip(loaded, served, strict=True):
-        assert loaded_row["teacher/kl" if loss == "PolicyGradient" else "policy/divergence"] > 0.1
-        assert loaded_row.keys() == served_row.keys()
-        for name in {
-            "teacher/kl",
-            "advantage/abs_mean",
-            "policy/loss",
-            "policy/teacher_mass",
-            "grad_norm",
-        } & loaded_row.keys():
-            assert served_row[name] == pytest.approx(loaded_row[name], rel=1e-4), name
+    served = served_as_loaded(tmp_path, server.url, loss)
     assert server.asked == 1 + sum(line["rollout/samples"] for line in served)  # one before the first step
-    monkeypatch.setattr(sglang_teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
-    gone = rlkit_in_process("fit", *RUN, '--teacher.urls=["http://127.0.0.1:9"]', "--out=gone", cwd=tmp_path)
+    monkeypatch.setattr(server_teacher, "RETRY", RetryPolicy(retries=0, request_seconds=5.0))
+    gone = rlkit_in_process("fit", *DISTILL, '--teacher.urls=["http://127.0.0.1:9"]', "--out=gone", cwd=tmp_path)
     assert gone.returncode != 0
     assert "the teacher's servers (http://127.0.0.1:9) have not scored a row: " in gone.stderr
     assert not list((tmp_path / "gone").glob("rollouts/*"))
@@ -292,6 +274,8 @@ def test_a_teacher_behind_servers_teaches_as_one_that_is_loaded(
         (("--teacher.urls=[]",), "teacher.urls names no server"),
         (('--teacher.urls=["127.0.0.1:3"]',), "teacher.urls has '127.0.0.1:3', expected http://"),
         (("--teacher.path=null",), "teacher.path does not name their model"),
+        (("--teacher.engine=TorchEngine",), "teacher.engine is TorchEngine, whose servers do not score tokens"),
+        (("--teacher.urls=null", "--teacher.engine=SGLangServer"), "teacher.urls, but there are none; add them"),
         (("--rollout.sampling.temperature=0.7",), "return log-probs of temperature 1; set it to 1"),
     ],
 )

@@ -7,9 +7,11 @@ import uuid
 from collections.abc import Sequence
 
 from rlkit.base.errors import EngineError
-from rlkit.engines.server.api import ServerApi, ServerOutput
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.states import DEADLINES, UpdateStep
+from rlkit.engines.server.teacher import TeacherApi
+from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling
 from rlkit_engine_vllm.launch import check_release
 
@@ -17,7 +19,7 @@ GENERATE = "/inference/v1/generate"
 LARGEST_SEED = (1 << 63) - 1
 
 
-class VllmApi(ServerApi):
+class VllmApi(TeacherApi):
     """The calls of a vLLM server.
 
     Args:
@@ -107,10 +109,24 @@ class VllmApi(ServerApi):
         outputs = []
         for row, response in zip(rows, responses, strict=True):
             tokens, logps = _sampled(response)
-            positions = zip(row[1:], response["prompt_logprobs"][1:], strict=True)
-            scored = [float(candidates[str(token)]["logprob"]) for token, candidates in positions]
-            outputs.append(ServerOutput([*row[1:], *tokens], [*scored, *logps]))
+            scored = self.read_scored(response, TokenSpan(list(row), 1))
+            outputs.append(ServerOutput([*scored.ids, *tokens], [*scored.logps, *logps]))
         return outputs
+
+    async def score(self, span: TokenSpan, count: int, deadline: float) -> JsonObject:
+        return await self._sample(span.tokens, {"max_tokens": 1, "prompt_logprobs": count}, deadline)
+
+    def read_scored(self, response: JsonObject, span: TokenSpan) -> TopTokens:
+        positions = list(zip(span.tokens, response["prompt_logprobs"], strict=True))[span.start :]
+        logps = [float(candidates[str(token)]["logprob"]) for token, candidates in positions]
+        return TopTokens(span.tokens[span.start :], logps)
+
+    def read_top(self, response: JsonObject, span: TokenSpan, count: int) -> list[TopTokens]:
+        top = []
+        for candidates in response["prompt_logprobs"][span.start :]:
+            ranked = sorted(candidates.items(), key=lambda item: int(item[1]["rank"]))[:count]
+            top.append(TopTokens([int(token) for token, _ in ranked], [float(x["logprob"]) for _, x in ranked]))
+        return top
 
     async def _sample(
         self, tokens: Sequence[int], params: JsonObject, deadline: float, request_id: str | None = None

@@ -19,6 +19,7 @@ from rlkit.engines.server.http import Client
 from rlkit.engines.server.process import write_model
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.teacher import ServerTeacher
 from rlkit.engines.server.transports import Transport, is_local
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit_engine_vllm.api import VllmApi
@@ -49,6 +50,8 @@ class VllmRollouts(ServerEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    scores = True
+
     def __init__(self, launch: VllmLaunch, retry: ServerRetryPolicy, check_weights: bool) -> None:
         super().__init__(
             retry,
@@ -68,6 +71,9 @@ class VllmRollouts(ServerEngine):
 
     def api(self, client: Client) -> ServerApi:
         return VllmApi(client)
+
+    def teacher(self, urls: Sequence[str]) -> ServerTeacher:
+        return ServerTeacher(urls, VllmApi)
 
     def command(self, gpu: int | None) -> ServerCommand:
         """Return how a server is started, on a GPU of this machine and its successors, or on the CPU.
