@@ -26,6 +26,7 @@ from rlkit.media import Media
 __all__ = [
     "Batch",
     "Completion",
+    "Fork",
     "LossOutput",
     "Message",
     "PolicyOutput",
@@ -226,6 +227,18 @@ class Turn(NamedTuple):
     end: int
 
 
+class Fork(NamedTuple):
+    """Where a sample of an agent's rollout leaves an earlier one, which has the tokens before.
+
+    Args:
+        sample: Index of the earlier one in `Trajectory.samples`.
+        tokens: Number of tokens that both have; its turns among them are trained on in earlier samples alone.
+    """
+
+    sample: int
+    tokens: int
+
+
 @dataclass
 class Score:
     """The reward of a trajectory, or the reason why it failed.
@@ -274,6 +287,8 @@ class Trajectory:
         credit: Tensors of the step for the run folder, such as `advantages` by token.
         branches: Further samples of an agent's rollout, trained on with its advantage; the score counts once.
         agent: Of an agent's rollout: its `folder`, exit `status` and `output`.
+        fork: Of a branch: where it leaves an earlier sample; None if they share no turn.
+        positions: Of an agent's sample: where each turn under the mask is among all turns of the session, from 0.
     """
 
     prompt: Prompt
@@ -294,6 +309,8 @@ class Trajectory:
     messages: list[Message] = field(default_factory=list)
     branches: list[Trajectory] = field(default_factory=list)
     agent: JsonObject = field(default_factory=dict)
+    fork: Fork | None = None
+    positions: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.messages:

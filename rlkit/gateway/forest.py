@@ -7,12 +7,12 @@ an agent rewrites (compaction, sub-agents, edits) continues no turn, or an earli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlkit.gateway.request import canonical, digest
-from rlkit.types import Completion, Message, StopReason, Turn
+from rlkit.types import Completion, Fork, Message, StopReason, Turn
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Sample:
         messages: The conversation.
         stop: Why the last turn ended.
         last: Ids of the last turn.
+        fork: Where it leaves an earlier sample; None if they share no turn.
+        positions: Indices of the nodes under the mask.
     """
 
     tokens: list[int]
@@ -76,6 +78,8 @@ class Sample:
     messages: list[Message]
     stop: StopReason
     last: list[int]
+    fork: Fork | None
+    positions: list[int]
 
 
 @dataclass
@@ -145,22 +149,27 @@ class Forest:
 
     def samples(self) -> list[Sample]:
         """Return a sample for each leaf; each turn of the policy is under the mask of exactly one sample."""
-        trained: set[int] = set()
+        sample_of: dict[int, int] = {}
         samples = []
-        for leaf in self.leaves():
+        for index, leaf in enumerate(self.leaves()):
             path = self.path(leaf)
-            samples.append(_flatten(path, trained))
-            trained.update(node.index for node in path)
+            samples.append(_flatten(path, sample_of))
+            sample_of = {node.index: index for node in path} | sample_of
         return samples
 
 
-def _flatten(path: Sequence[Node], trained: set[int]) -> Sample:
+def _flatten(path: Sequence[Node], sample_of: Mapping[int, int]) -> Sample:
+    """Return the sample of a path; `sample_of` has the indices of the samples that train on earlier nodes."""
     last = path[-1]
-    sample = Sample([], [], [], [], [], [], last.completion.stop, list(last.completion.tokens))
+    positions = [node.index for node in path if node.index not in sample_of]
+    shared = [node for node in path if node.index in sample_of]
+    tokens = sum(len(node.context) + len(node.completion.tokens) for node in shared)
+    fork = Fork(sample_of[shared[-1].index], tokens) if shared else None
+    sample = Sample([], [], [], [], [], [], last.completion.stop, list(last.completion.tokens), fork, positions)
     for node in path:
         role = "tool" if node.messages[0]["role"] == "tool" else "user"
         _append(sample, node.context, role)
-        _append(sample, node.completion.tokens, "user" if node.index in trained else "assistant", node.completion)
+        _append(sample, node.completion.tokens, "user" if node.index in sample_of else "assistant", node.completion)
         sample.messages.extend(node.messages)
     return sample
 

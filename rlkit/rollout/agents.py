@@ -240,14 +240,15 @@ class AgentHost:
         """Return the main sample as a trajectory, which has the others as branches."""
         if not samples:
             return Trajectory(prompt, 0, [], [], [], [], StopReason.ERROR, counts=dict(counts))
-        main, *others = [self._of_sample(prompt, sample) for sample in samples]
-        main.branches = [branch for branch in others if any(branch.mask)]
-        main.counts = {**counts, "branches": len(others)}
+        main, *branches = [self._of_sample(prompt, sample) for sample in samples]
+        start = len(prompt.messages)
+        if main.messages[:start] != prompt.messages:  # the reward reads those after the prompt's
+            main.messages = prompt.messages + main.messages
+        main.branches = branches
+        main.counts = {**counts, "branches": len(branches)}
         return main
 
     def _of_sample(self, prompt: Prompt, sample: Sample) -> Trajectory:
-        start = len(prompt.messages)
-        messages = sample.messages if sample.messages[:start] == prompt.messages else prompt.messages + sample.messages
         return Trajectory(
             prompt,
             0,
@@ -259,7 +260,9 @@ class AgentHost:
             sample.turns,
             self.dialogue.template.codec.turn(sample.last, special=False),
             turn_rewards=[0.0 for turn in sample.turns if turn.role == "assistant"],
-            messages=list(messages),
+            messages=list(sample.messages),
+            fork=sample.fork,
+            positions=sample.positions,
         )
 
 

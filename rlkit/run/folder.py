@@ -115,8 +115,9 @@ class RunFolder:
 
     def _write_pictures(self, trajectories: Sequence[Trajectory]) -> None:
         """Write the pictures of trajectories to `rollouts/media/`, each once under its digest."""
-        with_pictures = (trajectory for trajectory in trajectories if trajectory.media is not None)
-        for picture in {picture for trajectory in with_pictures for picture in pictures_of(trajectory.messages)}:
+        samples = (sample for trajectory in trajectories for sample in trajectory.samples)
+        with_pictures = (sample for sample in samples if sample.media is not None)
+        for picture in {picture for sample in with_pictures for picture in pictures_of(sample.messages)}:
             path = self.path / "rollouts" / picture_file(picture)
             if not os.path.isfile(path):
                 path.parent.mkdir(exist_ok=True)
@@ -226,8 +227,8 @@ def follows_checkpoint(number: int, recipe: Recipe) -> bool:
 
 
 def token_count(trajectories: Sequence[Trajectory]) -> int:
-    """Return the number of tokens of trajectories."""
-    return sum(len(trajectory.tokens) for trajectory in trajectories)
+    """Return the number of tokens of trajectories, and of all samples of agents' rollouts."""
+    return sum(len(sample.tokens) for trajectory in trajectories for sample in trajectory.samples)
 
 
 def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Sequence[Trajectory]:

@@ -8,12 +8,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeGuard, TypeVar, cast
 
 from rlkit.base.errors import RecipeError, explain, shorten, show
 from rlkit.base.text import redact
 from rlkit.interfaces.picture import Picture
-from rlkit.types import JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
+from rlkit.types import Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -21,6 +21,9 @@ MAX_META = 65_536
 """Characters of a row's `meta` as JSON."""
 
 MAX_LINE_BYTES = 2**28
+
+MAX_OUTPUT = 16_384
+"""Characters of the end of an agent's output."""
 
 SCORE_FIELDS = ("reward", "turn_rewards", "ungradable")
 """Fields of a score that a row has under `score`; its other fields are fields of the row."""
@@ -33,7 +36,7 @@ Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]
 
 
 def as_row(trajectory: Trajectory) -> JsonObject:
-    """Return a trajectory as a row of JSON data."""
+    """Return a trajectory as a row of JSON data; an agent's rollout has its session's further samples and its log."""
     score, prompt = trajectory.score, trajectory.prompt
     return {
         "prompt": prompt.id,
@@ -44,12 +47,41 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         **({} if prompt.tools is None else {"tools": prompt.tools}),
         "text": trajectory.text,
         "conversation": stored_messages(trajectory.messages[len(prompt.messages) :]),
+        **_agent(trajectory),
         "reward": trajectory.reward,
         "score": None if score is None else {name: getattr(score, name) for name in SCORE_FIELDS},
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
         "failed": trajectory.error is not None,
+        **_sample(trajectory),
+        "counts": trajectory.counts,
+    }
+
+
+def _agent(trajectory: Trajectory) -> JsonObject:
+    """Return how an agent ended, and the further samples of its session, each with all of its messages."""
+    if not trajectory.agent:
+        return {}
+    output = redact(str(trajectory.agent["output"])[-MAX_OUTPUT:])
+    branches = [
+        {
+            "text": branch.text,
+            "conversation": stored_messages(branch.messages),
+            "fork": branch.fork and list(branch.fork),
+            **_sample(branch),
+        }
+        for branch in trajectory.branches
+    ]
+    return {
+        "agent": {"status": trajectory.agent["status"], "output": output},
+        "branches": branches,
+    }
+
+
+def _sample(trajectory: Trajectory) -> JsonObject:
+    """Return what training reads of a trajectory, and what it made of it."""
+    return {
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,
         "mask": [int(m) for m in trajectory.mask],
@@ -57,7 +89,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "versions": trajectory.versions,
         "turns": [list(turn) for turn in trajectory.turns],
         "turn_rewards": trajectory.turn_rewards,
-        "counts": trajectory.counts,
+        **({"positions": trajectory.positions} if trajectory.positions else {}),
         **trajectory.credit,
     }
 
@@ -198,7 +230,10 @@ def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
     components = fields.get("components", _is_numbers_by_name, "finite numbers by name", cast(dict[str, float], {}))
     trajectory.error = fields.get("error", _is_text, "a text", "it failed") if failed else None
     trajectory.score = _score(fields, components)
-    trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
+    trajectory.agent = fields.get("agent", _is_ending, "an object with status and output", trajectory.agent)
+    branches: list[JsonObject] = fields.get("branches", _is_objects, "samples", [])
+    for index, branch in enumerate(branches):
+        trajectory.branches.append(_branch(_Fields(branch, f"{fields.location}, branch {index}"), prompt, group))
     return SavedRow(
         fields.location,
         trajectory,
@@ -209,6 +244,15 @@ def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
         fields.get("meta_left_out", _is_names, "names of columns", []),
         fields.row,
     )
+
+
+def _branch(fields: _Fields, prompt: Prompt, group: int) -> Trajectory:
+    text = fields.get("text", _is_text, "the text of the last turn", "")
+    branch = _trajectory(fields, prompt, group, text, None)
+    branch.messages = branch.messages[len(prompt.messages) :]
+    fork = fields.get("fork", lambda value: _is_ints(value) and len(value) == 2, "[sample, tokens]", cast(Any, None))
+    branch.fork = Fork(*fork) if fork else None
+    return branch
 
 
 def _score(fields: _Fields, components: dict[str, float]) -> Score | None:
@@ -253,6 +297,8 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, reply)]
     trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
+    trajectory.positions = fields.get("positions", _is_ints, "whole numbers", trajectory.positions)
+    trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
     if "tokens" not in fields.row and tokenize is not None:
         try:
             prompt_ids, completion_ids = tokenize(prompt.messages, text)
@@ -304,11 +350,19 @@ def _is_names(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+def _is_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _is_ending(value: object) -> bool:
+    return isinstance(value, dict) and type(value.get("status")) is int and _is_text(value.get("output"))
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_ints(value: object) -> bool:
+def _is_ints(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(map(_is_int, value))
 
 

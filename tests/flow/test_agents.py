@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.cli.main import main
 from tests.conftest import read_jsonl, rlkit_in_process
 from tests.flow.test_conversations import fit
 
@@ -69,6 +70,39 @@ def test_a_forking_agent_is_trained_token_for_token(tmp_path: Path, staleness: t
             assert row["mismatch/max"] < 1e-5
     saved = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
     assert [role for role, _, _ in saved[0]["turns"]] == ["user", "assistant", "user", "assistant"]
+
+
+def test_a_step_with_forks_is_learned_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The saved rollouts hold the sessions: each sampled token once under a mask, and gradients equal to the bit."""
+    agent = python_agent(agent_file(tmp_path, FORKING))
+    grade = "def grade(trajectory):\n    return sum(map(ord, trajectory.text)) % 7\n"
+    reward = agent_file(tmp_path, grade, "reward.py")
+    fit(
+        "--recipe=quickstart",
+        agent,
+        f"--reward={{class_path: PythonReward, init_args: {{function: '{reward}:grade', allow_code: true}}}}",
+        *SHORT,
+        "--save.every=1",
+        cwd=tmp_path,
+    )
+    saved = read_jsonl(tmp_path / "run" / "rollouts" / "step-00002.jsonl.gz")
+    assert len({row["reward"] for row in saved}) > 1
+    for row in saved:
+        assert row["agent"]["status"] == 0
+        assert [branch["fork"] for branch in row["branches"]] == [None] * 3  # the sub-agents and the cut turn
+        samples = (row, *row["branches"])
+        positions = [position for sample in samples for position in sample["positions"]]
+        assert sorted(positions) == list(range(len(positions)))
+        assert len(positions) in (5, 6)  # the stream that nobody reads may be ended before it is committed
+        for sample in samples:
+            assert len(sample["advantages"]) == len(sample["tokens"]) == len(sample["mask"])
+    capsys.readouterr()
+    words = ["replay", str(tmp_path / "run"), "--step=2", "--phase=learn", f"--out={tmp_path / 'again'}"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "metrics: the same in the 1 step that both have" in said
+    assert "answers: the same in all rollouts that both have" in said
+    assert "tensors: the same in step-000002" in said
 
 
 def test_quick_agent_learns(tmp_path: Path) -> None:

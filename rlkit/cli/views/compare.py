@@ -183,7 +183,12 @@ def _differs(first: JsonObject | None, second: JsonObject | None) -> str | None:
             return f"{key} {a!r} and {b!r}" if len(repr(a)) < 100 else f"its {key}"
         index = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         values = " and ".join(str(x[index]) if index < len(x) else "its end" for x in (a, b))
-        return f"prompt {first['prompt']!r}, {key}[{index}] is {values}"
+        prompt = f"prompt {first['prompt']!r}, " if "prompt" in first else ""
+        return f"{prompt}{key}[{index}] is {values}"
+    for index, branches in enumerate(zip_longest(first.get("branches", ()), second.get("branches", ()))):
+        what = _differs(*branches)
+        if what:
+            return f"prompt {first['prompt']!r}, branch {index}: {what}"
     return None
 
 

@@ -55,7 +55,8 @@ class KeptRollouts:
     def _read(self, number: int, rank: int, vocabulary: int) -> list[Trajectory]:
         trajectories = []
         for row in read_rows(self.run / "rollouts" / f"{of_rank(f'step-{number:05d}', rank)}.jsonl.gz"):
-            if not all(0 <= token < vocabulary for token in row.trajectory.tokens):
+            samples = row.trajectory.samples
+            if not all(0 <= token < vocabulary for sample in samples for token in sample.tokens):
                 raise RecipeError(
                     f"{row.location} has token ids that the policy has not, expected 0 to {vocabulary - 1}"
                 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlkit.gateway.forest import Sample
 from rlkit.gateway.request import Call, assistant, name_results
 from rlkit.gateway.session import AgentSession
-from rlkit.types import Message, StopReason
+from rlkit.types import Fork, Message, StopReason
 from tests.unit.gateway.fake import END, ask, session_of, tree, user
 
 History = Callable[[AgentSession], Awaitable[object]]
@@ -288,6 +288,25 @@ def test_a_shared_turn_is_trained_on_in_the_first_sample_only() -> None:
     assert sum(main.mask) == len("one") + len("three") + 2
     assert sum(other.mask) == len("two") + 1
     assert [turn.role for turn in other.turns] == ["user", "assistant"]
+
+
+def test_a_branch_says_where_it_leaves_which_sample() -> None:
+    """Turns 0 and 1, then 2 after 0, then 3 after 1: the main sample is 0, 1, 3, and 2 leaves it after turn 0."""
+
+    async def history(session: AgentSession) -> None:
+        first = await ask(session, user("a"))
+        second = await ask(session, user("a"), first, user("b"))
+        await ask(session, user("a"), first, user("B"))
+        await ask(session, user("x"))
+        await ask(session, user("a"), first, user("b"), second, user("c"))
+
+    session = session_of()
+    asyncio.run(history(session))
+    main, other, alone = session.forest.samples()
+    start = len(f"[]user:a{END}assistant:turn 1{END}")
+    assert [sample.fork for sample in (main, other, alone)] == [None, Fork(0, start), None]
+    assert other.tokens[:start] == main.tokens[:start]
+    assert [sample.positions for sample in (main, other, alone)] == [[0, 1, 4], [2], [3]]
 
 
 def test_a_cut_turn_stays_a_sample() -> None:

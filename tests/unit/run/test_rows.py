@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rlkit.base.errors import RecipeError
 from rlkit.run.folder import json_lines
-from rlkit.run.rows import MAX_META, SavedRow, as_row, read_rows
-from rlkit.types import Message, Prompt, Score, StopReason, Trajectory, Turn
+from rlkit.run.rows import MAX_META, MAX_OUTPUT, SavedRow, as_row, read_rows
+from rlkit.types import Fork, Message, Prompt, Score, StopReason, Trajectory, Turn
 
 ASKED: list[Message] = [{"role": "user", "content": "?"}]
 
@@ -74,6 +74,23 @@ def test_log_probs_are_kept_to_the_bit(tmp_path_factory: pytest.TempPathFactory,
     """Engines compute them in float32."""
     [row] = saved(tmp_path_factory.mktemp("any"), trajectory(logps=[0.0, -0.5, 0.0, logp]))
     assert struct.pack("f", row.trajectory.logps[3]) == struct.pack("f", logp)
+
+
+def test_an_agents_session_comes_back_as_it_was(tmp_path: Path) -> None:
+    secret = "sk-1234567890"
+    main, branch = trajectory(positions=[0, 2]), trajectory(messages=ASKED, fork=Fork(0, 2), positions=[1], counts={})
+    branch.score, branch.credit = None, {"advantages": [0.0, 0.5, 0.0, 0.5]}
+    main.branches = [branch]
+    main.agent = {"folder": "/gone", "status": 3, "output": "x" * 20_000 + f"\nauthorization: Bearer {secret}\nend\n"}
+    [row] = saved(tmp_path, main)
+    assert row.trajectory.positions == [0, 2]
+    assert row.trajectory.branches == [branch]
+    agent = row.trajectory.agent
+    assert agent.keys() == {"status", "output"}
+    assert agent["status"] == 3
+    assert agent["output"].endswith("\nend\n")
+    assert secret not in agent["output"]
+    assert len(agent["output"]) <= MAX_OUTPUT
 
 
 def test_failures_are_told_apart(tmp_path: Path) -> None:
@@ -185,7 +202,7 @@ def test_a_damaged_archive_names_file_and_line(tmp_path: Path, damage: str) -> N
         st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     ),
-    st.sampled_from([*as_row(trajectory()), "id", "kind"]),
+    st.sampled_from([*as_row(trajectory()), "id", "kind", "agent", "branches", "positions"]),
 )
 def test_any_value_of_a_field_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, value: Any, name: str
