@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required
+from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
 from rlkit.gateway.request import (
     Answer,
     Call,
@@ -16,6 +16,7 @@ from rlkit.gateway.request import (
     function_schema,
     name_results,
     of_type,
+    optional,
     stop_texts,
     text_of,
     token_limit,
@@ -39,17 +40,18 @@ class ChatCompletions(Dialect):
         if body.get("functions") is not None:
             raise RequestError("the body has `functions`, expected `tools`")
         limit = body.get("max_completion_tokens", body.get("max_tokens"))
-        options = of_type(body.get("stream_options") or {}, dict, "stream_options")
+        options: JsonObject = optional(body.get("stream_options"), {}, "stream_options")
+        choice = tool_choice(body)
         return ChatRequest(
             name_results([_message(message) for message in messages]),
-            [_tool(tool) for tool in of_type(body.get("tools") or [], list, "tools")],
-            body.get("tool_choice") != "none",
+            [_tool(tool) for tool in tools_of(body)],
+            choice != "none",
             token_limit(limit, "max_tokens"),
             stop_texts(body.get("stop"), "stop"),
-            of_type(body.get("stream") or False, bool, "stream"),
+            optional(body.get("stream"), False, "stream"),
             bool(options.get("include_usage")),
             of_type(required(body, "model"), str, "model"),
-            ignored(body, READ),
+            ignored(body, READ, choice),
         )
 
     def write(self, answer: Answer, request: ChatRequest) -> JsonObject:
@@ -93,7 +95,9 @@ def _message(value: object) -> Message:
     if role == "user":
         return {"role": "user", "content": text}
     if role == "assistant":
-        calls = of_type(message.get("tool_calls") or [], list, "tool_calls")
+        if message.get("function_call") is not None:
+            raise RequestError("a message has a `function_call`, expected `tool_calls`")
+        calls: list[object] = optional(message.get("tool_calls"), [], "tool_calls")
         return assistant(text, [_read_call(call) for call in calls])
     if role == "tool":
         call_id = of_type(message.get("tool_call_id"), str, "tool_call_id of a message of role 'tool'")

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlkit.gateway.request import Answer, ChatRequest, RequestError
+from rlkit.gateway.request import Answer, ChatRequest, RequestError, of_type, optional
 from rlkit.types import JsonObject, Message
 
 Recall = Callable[[str], list[Message]]
@@ -59,9 +59,35 @@ def pieces(text: str) -> list[str]:
     return [text[start : start + DELTA] for start in range(0, len(text), DELTA)]
 
 
-def ignored(body: JsonObject, read: set[str]) -> tuple[str, ...]:
-    """Return the names of a body's options that are not read, since the run decides about them."""
-    return tuple(sorted(name for name, value in body.items() if name not in read and value is not None))
+def ignored(body: JsonObject, read: set[str], choice: object) -> tuple[str, ...]:
+    """Return the names of a body's options without effect: the run decides, or the policy must not be forced to call.
+
+    Args:
+        body: The body.
+        read: The options that have an effect.
+        choice: How the body wants tools to be chosen, such as "auto".
+    """
+    names = {name for name, value in body.items() if name not in read and value is not None}
+    return tuple(sorted(names if choice in ("auto", "none") else names | {"tool_choice"}))
+
+
+def tools_of(body: JsonObject) -> list[object]:
+    """Return the tools of a body.
+
+    Raises:
+        RequestError: They are no list.
+    """
+    return optional(body.get("tools"), [], "tools")
+
+
+def tool_choice(body: JsonObject) -> object:
+    """Return how a body of OpenAI wants tools to be chosen, such as "auto".
+
+    Raises:
+        RequestError: It is neither a text nor an object.
+    """
+    choice = of_type("auto" if body.get("tool_choice") is None else body["tool_choice"], (str, dict), "tool_choice")
+    return choice if isinstance(choice, str) else choice.get("type")
 
 
 def required(body: JsonObject, name: str) -> Any:

@@ -116,6 +116,15 @@ class Forest:
             node = None if node.parent is None else self.nodes[node.parent]
         return turns[::-1]
 
+    def rendered_again(self, history: Sequence[str]) -> int:
+        """Return the sampled tokens of committed turns among those that a request renders, instead of taking their ids.
+
+        Args:
+            history: Digests of the request's conversation after each message that it renders.
+        """
+        again = [self.nodes[self._by_history[digest][-1]] for digest in history if digest in self._by_history]
+        return sum(len(node.completion.tokens) for node in again)
+
     def commit(
         self,
         parent: Node | None,

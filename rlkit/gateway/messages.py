@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required
+from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required, tools_of
 from rlkit.gateway.request import (
     Answer,
     Call,
@@ -16,6 +16,7 @@ from rlkit.gateway.request import (
     function_schema,
     name_results,
     of_type,
+    optional,
     stop_texts,
     text_of,
     token_limit,
@@ -46,16 +47,17 @@ class Messages(Dialect):
         messages = of_type(required(body, "messages"), list, "messages")
         if not messages:
             raise RequestError("messages is empty, expected at least one")
-        choice = of_type(body.get("tool_choice") or {}, dict, "tool_choice")
+        tool_choice: JsonObject = optional(body.get("tool_choice"), {}, "tool_choice")
+        choice = tool_choice.get("type", "auto")
         return ChatRequest(
             name_results(_system(body.get("system")) + [part for message in messages for part in _messages(message)]),
-            [_tool(tool) for tool in of_type(body.get("tools") or [], list, "tools")],
-            choice.get("type") != "none",
+            [_tool(tool) for tool in tools_of(body)],
+            choice != "none",
             token_limit(body.get("max_tokens"), "max_tokens"),
             stop_texts(body.get("stop_sequences"), "stop_sequences"),
-            of_type(body.get("stream") or False, bool, "stream"),
+            optional(body.get("stream"), False, "stream"),
             model=of_type(required(body, "model"), str, "model"),
-            ignored=ignored(body, READ),
+            ignored=ignored(body, READ, choice),
         )
 
     def write(self, answer: Answer, request: ChatRequest) -> JsonObject:

@@ -6,12 +6,16 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from rlkit.base.errors import RlkitError, shorten
 from rlkit.types import JsonObject, Message
 
 Finish = Literal["stop", "length", "tool_calls", "stop_sequence"]
+V = TypeVar("V")
+
+DEEPEST = 64
+"""Levels of objects and lists in a body, or in a call's arguments."""
 
 
 class RequestError(RlkitError):
@@ -181,6 +185,34 @@ JSON_NAMES: dict[type, str] = {
 }
 
 
+def optional(value: object, default: V, what: str) -> V:
+    """Return a value of a body that must have the default's type; the default for null.
+
+    Raises:
+        RequestError: It has another type.
+    """
+    return default if value is None else cast(V, of_type(value, type(default), what))
+
+
+def parse_json(text: str | bytes, what: str) -> object:
+    """Return a JSON value.
+
+    Raises:
+        RequestError: The text is no JSON, or its values are nested too deeply to be rendered and logged.
+    """
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{what} no JSON: {error}") from error
+    level = [value]
+    for _ in range(DEEPEST):
+        nested = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        level = [child for children in nested for child in children]
+    if level:
+        raise RequestError(f"{what} nested too deeply, expected at most {DEEPEST} levels")
+    return value
+
+
 def token_limit(value: object, what: str) -> int | None:
     """Return the largest number of tokens that a body asks for, if it does.
 
@@ -234,10 +266,7 @@ def arguments_of(value: object, what: str) -> JsonObject:
         RequestError: They are neither.
     """
     if isinstance(value, str):
-        try:
-            value = json.loads(value or "{}")
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{what} are no JSON: {error}") from error
+        value = parse_json(value or "{}", f"{what} are")
     arguments: JsonObject = of_type(value, dict, what)
     return arguments
 
@@ -246,12 +275,13 @@ def function_schema(name: object, description: object, parameters: object) -> Js
     """Return the schema of a tool as chat templates show it.
 
     Raises:
-        RequestError: It has no name, or its parameters are no object.
+        RequestError: It has no name, its description is no text, or its parameters are no object.
     """
     if not of_type(name, str, "the name of a tool"):
         raise RequestError("a tool has an empty name")
-    schema = of_type({} if parameters is None else parameters, dict, f"the schema of tool {name!r}")
+    text = optional(description, "", f"the description of tool {name!r}")
+    schema: JsonObject = optional(parameters, {}, f"the schema of tool {name!r}")
     return {
         "type": "function",
-        "function": {"name": name, "description": description or "", "parameters": schema},
+        "function": {"name": name, "description": text, "parameters": schema},
     }

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from itertools import count
 
-from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required
+from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
 from rlkit.gateway.request import (
     Answer,
     Call,
@@ -17,6 +17,7 @@ from rlkit.gateway.request import (
     function_schema,
     name_results,
     of_type,
+    optional,
     text_of,
     token_limit,
 )
@@ -30,12 +31,12 @@ class Responses(Dialect):
     """`POST /v1/responses`."""
 
     def read(self, body: JsonObject, recall: Recall) -> ChatRequest:
-        previous = of_type(body.get("previous_response_id") or "", str, "previous_response_id")
+        previous = optional(body.get("previous_response_id"), "", "previous_response_id")
         messages = recall(previous.removeprefix(PREFIX)) if previous else []
-        instructions = of_type(body.get("instructions") or "", str, "instructions")
+        instructions = optional(body.get("instructions"), "", "instructions")
         if instructions:  # they replace those of earlier responses
             messages = [{"role": "system", "content": instructions}, *_without_system(messages)]
-        items = required(body, "input")
+        items, choice = required(body, "input"), tool_choice(body)
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         for item in of_type(items, (list, str), "input"):
@@ -44,12 +45,12 @@ class Responses(Dialect):
             raise RequestError("input is empty, expected at least one message")
         return ChatRequest(
             name_results(messages),
-            [_tool(tool) for tool in of_type(body.get("tools") or [], list, "tools")],
-            body.get("tool_choice") != "none",
+            [_tool(tool) for tool in tools_of(body)],
+            choice != "none",
             token_limit(body.get("max_output_tokens"), "max_output_tokens"),
-            stream=of_type(body.get("stream") or False, bool, "stream"),
+            stream=optional(body.get("stream"), False, "stream"),
             model=of_type(required(body, "model"), str, "model"),
-            ignored=ignored(body, READ),
+            ignored=ignored(body, READ, choice),
         )
 
     def write(self, answer: Answer, request: ChatRequest) -> JsonObject:
@@ -156,7 +157,7 @@ def _response(answer: Answer, request: ChatRequest, output: list[JsonObject]) ->
         "tools": [],
         "usage": {
             "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": answer.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": answer.prompt_tokens + answer.completion_tokens,

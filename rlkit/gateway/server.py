@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +12,9 @@ from rlkit.base.errors import RecipeError
 from rlkit.gateway.chat import ChatCompletions
 from rlkit.gateway.dialect import Dialect
 from rlkit.gateway.messages import Messages
-from rlkit.gateway.request import ChatRequest, RequestError
+from rlkit.gateway.request import RequestError, parse_json
 from rlkit.gateway.responses import Responses
-from rlkit.gateway.session import AgentSession, PolicyBackend, SessionLimits
+from rlkit.gateway.session import AgentSession, PolicyBackend, SessionLimits, render
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ CONNECTIONS = 1024
 PING_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 
-Handler = Callable[["web.Request", Dialect], Awaitable["web.StreamResponse"]]
+Handler = Callable[[AgentSession, "web.Request", Dialect], Awaitable["web.StreamResponse"]]
 DIALECTS: dict[str, Dialect] = {
     "chat/completions": ChatCompletions(),
     "responses": Responses(),
@@ -74,6 +73,7 @@ class Gateway:
             for prefix in ("", "/sessions/{session}"):
                 for path, dialect in DIALECTS.items():
                     app.router.add_post(f"{prefix}/v1/{path}", self._handler(self._sample, dialect))
+                    app.router.add_route("*", f"{prefix}/v1/{path}", self._handler(self._missing, dialect))
                 app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._handler(self._count, Messages()))
                 app.router.add_get(f"{prefix}/v1/models", self._handler(self._models, ChatCompletions()))
             app.router.add_route("*", "/{path:.*}", self._handler(self._missing, ChatCompletions()))
@@ -112,11 +112,16 @@ class Gateway:
 
             try:
                 with self._counted():
-                    return await handle(request, dialect)
+                    session = self._session(request)
+                    return await handle(session, request, dialect)
             except RequestError as error:
                 refused = error
             except web.HTTPRequestEntityTooLarge:
                 refused = RequestError(f"the body has more than {MOST_BYTES >> 20} MiB", 413, "request_too_large")
+            except ConnectionError:  # the agent has gone
+                raise
+            except Exception as error:
+                refused = session.fail(error)
             return web.json_response(dialect.error(refused), status=refused.status)
 
         return answer
@@ -147,8 +152,7 @@ class Gateway:
             raise RequestError(problem, status=401, kind="authentication_error")
         return session
 
-    async def _sample(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        session = self._session(request)
+    async def _sample(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         chat = dialect.read(await _body(request), session.conversation)
         if not chat.messages:
             raise RequestError("the body has no messages")
@@ -176,37 +180,23 @@ class Gateway:
         await stream.write_eof()
         return stream
 
-    async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        session = self._session(request)
+    async def _count(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         assert isinstance(dialect, Messages)
         chat = dialect.read_prompt(await _body(request))
         from aiohttp import web
 
-        return web.json_response({"input_tokens": prompt_length(session, chat)})
+        return web.json_response({"input_tokens": len(render(session.backend, chat))})
 
-    async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        self._session(request)
+    async def _models(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         from aiohttp import web
 
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlkit"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _missing(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    async def _missing(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         paths = ", ".join(f"/v1/{path}" for path in DIALECTS)
         problem = f"there is no {request.method} {request.path[:100]}; there are {paths} and /v1/models"
         raise RequestError(problem, status=404, kind="not_found_error")
-
-
-def prompt_length(session: AgentSession, chat: ChatRequest) -> int:
-    """Return the tokens of a request's prompt.
-
-    Raises:
-        RequestError: The chat template refuses its messages.
-    """
-    try:
-        return len(session.backend.render(chat.messages, chat.tools, None))
-    except RecipeError as error:
-        raise RequestError(str(error)) from error
 
 
 async def _body(request: web.Request) -> JsonObject:
@@ -215,10 +205,13 @@ async def _body(request: web.Request) -> JsonObject:
     Raises:
         RequestError: It is no JSON object.
     """
+    from aiohttp import web
+
     try:
-        body = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is no JSON: {error}") from error
+        data = await request.read()
+    except web.RequestPayloadError as error:
+        raise RequestError(f"the body cannot be read: {error}") from error
+    body = parse_json(data, "the body is")
     if not isinstance(body, dict):
         raise RequestError("the body is no JSON object")
     return body

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from rlkit.base.errors import EngineError, RecipeError, RolloutError
+from rlkit.base.errors import EngineError, RecipeError, RolloutError, explain
 from rlkit.base.tasks import cancel
 from rlkit.gateway.forest import Forest, Node
 from rlkit.gateway.request import Answer, Call, ChatRequest, Finish, RequestError
@@ -207,21 +207,20 @@ class AgentSession:
         history = request.history()
         parent, length = self.forest.attach(history)
         try:
-            context = self.backend.render(
-                request.messages[length:], request.tools, None if parent is None else parent.completion
-            )
-        except RecipeError as error:
+            context = render(self.backend, request, length, parent)
+        except RequestError:
             if parent is None:
-                raise RequestError(str(error)) from error
-            self.counts["turns_rerendered"] += 1
+                raise
             parent, length = None, 0
-            context = self.backend.render(request.messages, request.tools, None)
+            context = render(self.backend, request, length, parent)
+            self.counts["turns_rerendered"] += 1
         used = len(self.forest.ids(parent)) + len(context)
         if used >= self.backend.context:
             raise RequestError(
                 f"the conversation has {used} tokens, but the policy reads {self.backend.context - 1}",
                 code="context_length_exceeded",
             )
+        self.counts["tokens_retokenized"] += self.forest.rendered_again(history[length + 1 :])
         remaining = None if self.limits.tokens is None else self.limits.tokens - self._sampled
         asked = [limit for limit in (request.max_tokens, remaining) if limit is not None]
         return Prepared(
@@ -237,6 +236,12 @@ class AgentSession:
     @property
     def _sampled(self) -> int:
         return sum(len(node.completion.tokens) for node in self.forest.nodes)
+
+    def fail(self, error: Exception) -> RequestError:
+        """Let the rollout fail because of an unexpected error; return what the agent reads."""
+        problem = f"the gateway failed: {explain(error)}"
+        self._errors["gateway"] = problem
+        return RequestError(problem, status=500, kind="api_error")
 
     def _require_open(self) -> None:
         if self.closed:
@@ -270,6 +275,7 @@ class AgentSession:
         label = f"{prepared.fingerprint}/{self._commits[prepared.fingerprint]}"
         try:
             completion = await self.backend.sample(tokens, prepared.budget, label)
+            answer = self._commit(prepared, completion, len(tokens))
         except EngineError as error:
             self.fatal = error
             self.failed.set()
@@ -277,15 +283,19 @@ class AgentSession:
         except (RolloutError, TimeoutError) as error:
             self._errors[prepared.fingerprint] = str(error) or "the engine's deadline has passed"
             raise RequestError(f"the policy did not answer: {error}", status=503, kind="api_error") from error
+        except Exception as error:  # of a parser, or a defect of rlkit: it costs the rollout, not the run
+            raise self.fail(error) from error
         finally:
-            self._flights.pop(prepared.fingerprint, None)
+            flight = self._flights.get(prepared.fingerprint)
+            if flight is not None and flight.answer is asyncio.current_task():  # a dropped one may end after the next
+                del self._flights[prepared.fingerprint]
         self._errors.pop(prepared.fingerprint, None)
-        return self._commit(prepared, completion, len(tokens))
+        return answer
 
     def _commit(self, prepared: Prepared, completion: Completion, prompt_tokens: int) -> Answer:
         """Add a sampled turn to the forest; return it as the agent reads it."""
         request = prepared.request
-        completion, text, stop_text = self._until_stop(completion, request.stop)
+        completion, text, stop_text = _until_stop(self.backend, completion, request.stop)
         turn = self.backend.read(text, bool(request.tools) and request.calls)
         calls = tuple(
             Call(f"call{self._calls + i:05d}", call.name, call.arguments)
@@ -316,19 +326,35 @@ class AgentSession:
         self._conversations[answer.id] = [*request.messages, answer.message()]
         return answer
 
-    def _until_stop(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, str, str | None]:
-        """Return a completion up to the token that completes the first of the texts, its text before that, and it."""
-        text = self.backend.text(completion.tokens)
-        ends = [(text.find(stop), stop) for stop in stops if stop in text]
-        if not ends:
-            return completion, text, None
-        index, stop = min(ends)
-        low, high = 1, len(completion.tokens)
-        while low < high:  # the fewest tokens with the text
-            middle = (low + high) // 2
-            if stop in self.backend.text(completion.tokens[:middle]):
-                high = middle
-            else:
-                low = middle + 1
-        cut = Completion(completion.tokens[:low], completion.logps[:low], completion.versions[:low], StopReason.STOP)
-        return cut, text[:index], stop
+
+def render(backend: PolicyBackend, request: ChatRequest, start: int = 0, after: Node | None = None) -> list[int]:
+    """Return the ids of a request's messages from `start` on, which follow a turn if there is one.
+
+    Raises:
+        RequestError: The chat template refuses them there.
+    """
+    completion = None if after is None else after.completion
+    try:
+        return backend.render(request.messages[start:], request.tools, completion)
+    except RecipeError as error:
+        raise RequestError(str(error)) from error
+
+
+def _until_stop(
+    backend: PolicyBackend, completion: Completion, stops: Sequence[str]
+) -> tuple[Completion, str, str | None]:
+    """Return a completion up to the token that completes the first of the texts, its text before that, and it."""
+    text = backend.text(completion.tokens)
+    ends = [(text.find(stop), stop) for stop in stops if stop in text]
+    if not ends:
+        return completion, text, None
+    index, stop = min(ends)
+    low, high = 1, len(completion.tokens)
+    while low < high:  # the fewest tokens with the text
+        middle = (low + high) // 2
+        if stop in backend.text(completion.tokens[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    cut = Completion(completion.tokens[:low], completion.logps[:low], completion.versions[:low], StopReason.STOP)
+    return cut, text[:index], stop

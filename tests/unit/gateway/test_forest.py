@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.gateway.forest import Sample
-from rlkit.gateway.request import Call, assistant, name_results
+from rlkit.base.errors import RolloutError
+from rlkit.gateway.forest import Attachment, Forest, Sample
+from rlkit.gateway.request import Call, ChatRequest, RequestError, assistant, name_results
 from rlkit.gateway.session import AgentSession
 from rlkit.types import Fork, Message, StopReason
 from tests.unit.gateway.fake import END, ask, session_of, tree, user
@@ -203,6 +204,73 @@ async def a_template_that_renders_anew(session: AgentSession) -> None:
     await ask(session, user("a"), first, user("b"))
 
 
+async def reasoning_that_the_agent_drops(session: AgentSession) -> None:
+    session.backend.texts.append("<think>so</think>yes")  # type: ignore[attr-defined]
+    await ask(session, user("a"))
+    await ask(session, user("a"), assistant("yes"), user("b"))
+
+
+async def a_window_that_slides(session: AgentSession) -> None:
+    messages = [user("a")]
+    for text in "bcd":
+        messages += [await ask(session, *messages[-3:]), user(text)]
+
+
+async def requests_that_are_joined(session: AgentSession) -> None:
+    first, _ = await asyncio.gather(ask(session, user("a")), ask(session, user("a")))
+    await ask(session, user("a"), first, user("b"))
+
+
+async def a_retry_of_an_answered_request(session: AgentSession) -> None:
+    await ask(session, user("a"))
+    retried = await session.answer(ChatRequest([user("a")]), retry=True)
+    await ask(session, user("a"), retried.message(), user("b"))
+
+
+async def a_dropped_request(session: AgentSession) -> None:
+    first = await ask(session, user("a"))
+    session.backend.hold = asyncio.Event()  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ask(session, user("a"), first, user("b")), 0.01)
+    session.backend.hold = None  # type: ignore[attr-defined]
+    await ask(session, user("a"), first, user("b"))
+
+
+async def a_failed_request(session: AgentSession) -> None:
+    first = await ask(session, user("a"))
+    session.backend.fail = lambda: RolloutError("a server has died")  # type: ignore[attr-defined]
+    with pytest.raises(RequestError, match="a server has died"):
+        await ask(session, user("a"), first, user("b"))
+    session.backend.fail = lambda: None  # type: ignore[attr-defined]
+    await ask(session, user("a"), first, user("b"))
+
+
+async def a_schema_with_other_key_order(session: AgentSession) -> None:
+    first = await ask(session, user("a"), tools=[TOOL])
+    function = dict(reversed(TOOL["function"].items()))
+    await ask(session, user("a"), first, user("b"), tools=[{"function": function, "type": "function"}])
+
+
+async def a_sub_agent_with_the_same_task(session: AgentSession) -> None:
+    session.backend.texts += ["same", "same"]  # type: ignore[attr-defined]
+    first = await ask(session, user("a"))
+    second = await ask(session, user("a"))
+    await ask(session, user("a"), second, user("b"))
+    await ask(session, user("a"), first, user("b"))
+
+
+async def a_stop_text_that_the_agent_does_not_see(session: AgentSession) -> None:
+    session.backend.texts.append("one!two")  # type: ignore[attr-defined]
+    first = await ask(session, user("a"), stop=("!",))
+    await ask(session, user("a"), first, user("b"))
+
+
+async def an_empty_answer(session: AgentSession) -> None:
+    session.backend.texts.append("")  # type: ignore[attr-defined]
+    first = await ask(session, user("a"))
+    await ask(session, user("a"), first, user("b"))
+
+
 HISTORIES: dict[History, tuple[list[int | None], int]] = {
     one_turn: ([None], 0),
     linear: ([None, 0, 1, 2], 0),
@@ -231,8 +299,25 @@ HISTORIES: dict[History, tuple[list[int | None], int]] = {
     a_turn_cut_by_length: ([None, None], 1),
     a_cut_turn_after_a_complete_one: ([None, 0, 0], 1),
     a_template_that_renders_anew: ([None, None], 1),
+    reasoning_that_the_agent_drops: ([None, None], 1),
+    a_window_that_slides: ([None, 0, None], 1),
+    requests_that_are_joined: ([None, 0], 0),
+    a_retry_of_an_answered_request: ([None, 0], 0),
+    a_dropped_request: ([None, 0], 0),
+    a_failed_request: ([None, 0], 0),
+    a_schema_with_other_key_order: ([None, 0], 0),
+    a_sub_agent_with_the_same_task: ([None, None, 1, 1], 2),
+    a_stop_text_that_the_agent_does_not_see: ([None, 0], 0),
+    an_empty_answer: ([None, 0], 0),
 }
 """Each history with the parents of its turns, and the number of forks."""
+
+RETOKENIZED = {
+    a_turn_cut_by_length: 3,
+    a_cut_turn_after_a_complete_one: 3,
+    a_template_that_renders_anew: len("turn 1" + END),
+}
+"""Sampled tokens that a later request renders, since their turn cannot be continued."""
 
 
 def check_samples(session: AgentSession) -> list[Sample]:
@@ -265,6 +350,7 @@ def test_a_history_grows_its_tree(history: History) -> None:
     parents, forks = HISTORIES[history]
     assert tree(session.forest) == parents
     assert session.forest.forks == forks
+    assert session.counts["tokens_retokenized"] == RETOKENIZED.get(history, 0)
     leaves = set(range(len(parents))) - set(parents)
     assert len(check_samples(session)) == len(leaves)
 
@@ -276,6 +362,14 @@ def test_a_prompt_is_the_parents_ids_and_the_new_messages() -> None:
     assert sampled[0] == f"[]user:a{END}assistant:"
     assert sampled[1] == f"{sampled[0]}one{END}user:b{END}assistant:"
     assert sampled[2] == f"{sampled[1]}two{END}user:c{END}assistant:"
+
+
+def test_tokens_that_are_rendered_again_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no turn's ids were ever taken verbatim: the second request renders turn 1, the third one turns 1 and 2."""
+    monkeypatch.setattr(Forest, "attach", lambda *_: Attachment(None, 0))
+    session = session_of()
+    asyncio.run(linear(session))
+    assert session.counts["tokens_retokenized"] == (1 + 2 + 3) * len("turn 1" + END)
 
 
 def test_a_shared_turn_is_trained_on_in_the_first_sample_only() -> None:
@@ -342,5 +436,7 @@ def test_no_turn_is_lost_or_trained_on_twice(steps: list[tuple[int, int, str, bo
             assert session.forest.nodes[node.parent].extendable
             path = session.forest.ids(session.forest.nodes[node.parent])
             assert session.forest.ids(node)[: len(path)] == path
+        read = session.forest.ids(node)[: -len(node.completion.tokens)]
+        assert "".join(map(chr, read)) == session.backend.sampled[node.index]  # type: ignore[attr-defined]
     for before, after in itertools.pairwise(session.forest.nodes):
         assert before.index + 1 == after.index

@@ -1,24 +1,23 @@
-"""The gateway over HTTP: the providers' own clients, malformed requests, and agents that mean ill."""
+"""The gateway over HTTP: the providers' own clients, their limits, and agents that mean ill."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import anthropic
 import openai
 import pytest
 
-from rlkit.base.errors import RolloutError
+from rlkit.base.errors import RecipeError, RolloutError
 from rlkit.gateway import server
+from rlkit.gateway.chat import ChatCompletions
+from rlkit.gateway.request import RequestError
 from rlkit.gateway.server import Gateway
 from rlkit.gateway.session import AgentSession, SessionLimits
-from tests.unit.gateway.fake import FakePolicy, tree
+from tests.unit.gateway.clients import chat_client, message_client, run, serving
+from tests.unit.gateway.fake import FakePolicy, ask, tree, user
 
 CALLS = (
     'Both. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -28,36 +27,6 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("add", "sub")]
 MESSAGE_TOOLS: Any = [{"name": name, "input_schema": SCHEMA} for name in ("add", "sub")]
 RESPONSE_TOOLS: Any = [{"type": "function", "name": name, "parameters": SCHEMA} for name in ("add", "sub")]
-
-
-@asynccontextmanager
-async def serving(*texts: str, limits: SessionLimits | None = None) -> AsyncIterator[tuple[Gateway, AgentSession]]:
-    gateway = Gateway()
-    await gateway.start()
-    try:
-        yield gateway, gateway.open(FakePolicy(*texts), limits or SessionLimits())
-    finally:
-        await gateway.close()
-
-
-def run(
-    test: Callable[[Gateway, AgentSession], Awaitable[object]], *texts: str, limits: SessionLimits | None = None
-) -> Any:
-    async def serve() -> object:
-        async with serving(*texts, limits=limits) as (gateway, session):
-            return await test(gateway, session)
-
-    return asyncio.run(serve())
-
-
-def chat_client(gateway: Gateway, key: str, **options: Any) -> openai.AsyncOpenAI:
-    http = openai.DefaultAsyncHttpxClient(verify=False)
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, http_client=http, **options)
-
-
-def message_client(gateway: Gateway, key: str) -> anthropic.AsyncAnthropic:
-    http = anthropic.DefaultAsyncHttpxClient(verify=False)
-    return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, http_client=http)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -150,136 +119,7 @@ def test_the_responses_client_reads_texts_calls_and_results(stream: bool) -> Non
     run(test, CALLS, "done", "third")
 
 
-def test_both_dialects_grow_the_same_tree() -> None:
-    """40 conversations, each continued, edited or begun again, by a client of each provider."""
-
-    async def play(gateway: Gateway, session: AgentSession, chat: bool) -> list[int | None]:
-        numbers = random.Random(7)
-        known: list[list[Any]] = [[]]
-        async with chat_client(gateway, session.id) as openai_client, message_client(gateway, session.id) as other:
-            for _ in range(40):
-                messages = [*numbers.choice(known), {"role": "user", "content": numbers.choice("ab")}]
-                if chat:
-                    answer = await openai_client.chat.completions.create(model="m", messages=messages)
-                    text = answer.choices[0].message.content or ""
-                else:
-                    reply = await other.messages.create(model="m", max_tokens=99, messages=messages)
-                    text = "".join(block.text for block in reply.content if block.type == "text")
-                known.append([*messages, {"role": "assistant", "content": text}])
-        return tree(session.forest)
-
-    texts = [f"t{i % 3}" for i in range(40)]
-    trees = [run(lambda g, s, chat=chat: play(g, s, chat), *texts) for chat in (True, False)]
-    assert trees[0] == trees[1]
-    assert len(set(trees[0])) > 5
-
-
-USER = {"role": "user", "content": "a"}
-MALFORMED: list[tuple[str, Any, int, str]] = [
-    ("chat/completions", b"", 400, "no JSON"),
-    ("chat/completions", b"{", 400, "no JSON"),
-    ("chat/completions", b"[" * 100_000, 400, "no JSON"),
-    ("chat/completions", b"\xff\xfe{}", 400, "no JSON"),
-    ("chat/completions", b"[]", 400, "no JSON object"),
-    ("chat/completions", b"null", 400, "no JSON object"),
-    ("chat/completions", {}, 400, "no 'messages'"),
-    ("chat/completions", {"messages": [USER]}, 400, "no 'model'"),
-    ("chat/completions", {"model": "m", "messages": []}, 400, "messages is empty"),
-    ("chat/completions", {"model": "m", "messages": {}}, 400, "expected a list"),
-    ("chat/completions", {"model": "m", "messages": ["a"]}, 400, "expected an object"),
-    ("chat/completions", {"model": "m", "messages": [{}]}, 400, "the role None"),
-    ("chat/completions", {"model": "m", "messages": [{"role": "god", "content": "a"}]}, 400, "the role 'god'"),
-    ("chat/completions", {"model": "m", "messages": [{"role": "user", "content": 1}]}, 400, "expected a list"),
-    ("chat/completions", {"model": "m", "messages": [{"role": "user", "content": ["a"]}]}, 400, "expected an object"),
-    ("chat/completions", {"model": "m", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
-     "'image_url'"),
-    ("chat/completions", {"model": "m", "messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400,
-     "expected a string"),
-    ("chat/completions", {"model": "m", "messages": [{"role": "tool", "content": "a"}]}, 400, "tool_call_id"),
-    ("chat/completions", {"model": "m", "messages": [{"role": "tool", "content": "a", "tool_call_id": "x"}]}, 400,
-     "no call before it"),
-    ("chat/completions", {"model": "m", "messages": [USER, {"role": "assistant", "tool_calls": [{}]}, USER]}, 400,
-     "the function of a tool call"),
-    ("chat/completions", {"model": "m", "messages": [USER, {"role": "assistant", "tool_calls": [
-        {"id": "x", "function": {"name": "f", "arguments": "{"}}]}, USER]}, 400, "are no JSON"),
-    ("chat/completions", {"model": "m", "messages": [USER, {"role": "assistant", "tool_calls": [
-        {"id": "x", "function": {"name": "f", "arguments": "[]"}}]}, USER]}, 400, "expected an object"),
-    ("chat/completions", {"model": "m", "messages": [USER, {"role": "assistant", "content": "b"}]}, 400,
-     "the last message is the assistant's"),
-    ("chat/completions", {"model": 1, "messages": [USER]}, 400, "expected a string"),
-    ("chat/completions", {"model": "m", "messages": [USER], "n": 2}, 400, "n is 2"),
-    ("chat/completions", {"model": "m", "messages": [USER], "n": "1"}, 400, "n is '1'"),
-    ("chat/completions", {"model": "m", "messages": [USER], "max_tokens": 0}, 400, "expected 1 or more"),
-    ("chat/completions", {"model": "m", "messages": [USER], "max_tokens": -1}, 400, "expected 1 or more"),
-    ("chat/completions", {"model": "m", "messages": [USER], "max_tokens": True}, 400, "expected an integer"),
-    ("chat/completions", {"model": "m", "messages": [USER], "max_completion_tokens": 1.5}, 400, "expected an integer"),
-    ("chat/completions", {"model": "m", "messages": [USER], "stop": ""}, 400, "empty text"),
-    ("chat/completions", {"model": "m", "messages": [USER], "stop": [1]}, 400, "expected a string"),
-    ("chat/completions", {"model": "m", "messages": [USER], "stop": ["x"] * 17}, 400, "at most 16"),
-    ("chat/completions", {"model": "m", "messages": [USER], "stream": "yes"}, 400, "expected true or false"),
-    ("chat/completions", {"model": "m", "messages": [USER], "stream_options": 1}, 400, "expected an object"),
-    ("chat/completions", {"model": "m", "messages": [USER], "tools": [{"type": "retrieval"}]}, 400, "'retrieval'"),
-    ("chat/completions", {"model": "m", "messages": [USER], "tools": [{"type": "function"}]}, 400, "the function"),
-    ("chat/completions", {"model": "m", "messages": [USER], "tools": [{"type": "function", "function": {"name": ""}}]},
-     400, "empty name"),
-    ("chat/completions", {"model": "m", "messages": [USER], "tools": [
-        {"type": "function", "function": {"name": "f", "parameters": 1}}]}, 400, "the schema of tool 'f'"),
-    ("chat/completions", {"model": "m", "messages": [USER], "functions": []}, 400, "expected `tools`"),
-    ("chat/completions", {"model": "m", "messages": [{"role": "user", "content": "a" * 20_000}]}, 400,
-     "the policy reads 9999"),
-    ("messages", {"model": "m", "messages": [USER]}, 400, "no 'max_tokens'"),
-    ("messages", {"model": "m", "max_tokens": 9}, 400, "no 'messages'"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": []}, 400, "messages is empty"),
-    ("messages", {"model": "m", "max_tokens": "9", "messages": [USER]}, 400, "expected an integer"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "system", "content": "a"}]}, 400, "'system'"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": None}]}, 400,
-     "expected a string"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400,
-     "'image'"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
-     400, "'tool_use'"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [
-        {"role": "user", "content": [{"type": "tool_result", "content": "a"}]}]}, 400, "tool_use_id"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": []}]}, 400, "no messages"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "system": 5}, 400, "expected a list"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "tools": [{"type": "bash_20250124"}]}, 400,
-     "the provider runs"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "tools": [{"input_schema": {}}]}, 400,
-     "the name of a tool"),
-    ("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "tool_choice": "auto"}, 400, "expected an object"),
-    ("messages/count_tokens", {"model": "m"}, 400, "no 'messages'"),
-    ("responses", {"model": "m"}, 400, "no 'input'"),
-    ("responses", {"model": "m", "input": []}, 400, "input is empty"),
-    ("responses", {"model": "m", "input": [1]}, 400, "expected an object"),
-    ("responses", {"model": "m", "input": [{"type": "web_search_call"}]}, 400, "'web_search_call'"),
-    ("responses", {"model": "m", "input": [{"type": "function_call_output", "call_id": "x", "output": "a"}]}, 400,
-     "no call before it"),
-    ("responses", {"model": "m", "input": "a", "previous_response_id": "resp_other"}, 404, "no response 'other'"),
-    ("responses", {"model": "m", "input": "a", "max_output_tokens": 0}, 400, "expected 1 or more"),
-    ("responses", {"model": "m", "input": "a", "tools": [{"type": "web_search"}]}, 400, "'web_search'"),
-    ("embeddings", {"model": "m", "input": "a"}, 404, "there is no POST /v1/embeddings"),
-    ("../v1/secrets", {}, 404, "there is no POST"),
-]  # fmt: skip
-
-
-def test_malformed_requests_are_refused_in_the_dialects_form() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
-        headers = {"Authorization": f"Bearer {session.id}"}
-        async with aiohttp.ClientSession(headers=headers) as client:
-            for path, body, status, message in MALFORMED:
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                async with client.post(f"{gateway.url}/v1/{path}", data=data) as reply:
-                    answer = await reply.json()
-                    assert (reply.status, message in answer["error"]["message"]) == (status, True), (body, answer)
-                    assert ("type" in answer) == path.startswith("messages"), answer
-            body = {"model": "m", "messages": [USER], "temperature": 0.1, "seed": 1}
-            async with client.post(f"{gateway.url}/sessions/{session.id}/v1/chat/completions", json=body) as reply:
-                assert (reply.status, reply.headers["x-rlkit-ignored"]) == (200, "seed, temperature")
-        assert len(session.forest.nodes) == 1
-        assert not session.counts["requests_dropped"]
-
-    assert len(MALFORMED) >= 60
-    run(test)
+USER: Any = user("a")
 
 
 def test_tokens_and_sizes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,6 +199,82 @@ def test_a_disconnect_commits_nothing() -> None:
     run(test)
 
 
+def test_a_dropped_request_that_ends_late_leaves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine takes a while to abort; meanwhile the agent asks the same again, and then the session ends."""
+
+    async def test(gateway: Gateway, session: AgentSession) -> None:
+        policy: Any = session.backend
+        policy.hold, aborted = asyncio.Event(), asyncio.Event()
+        sample = policy.sample
+
+        async def lingering(*args: Any) -> Any:
+            try:
+                return await sample(*args)
+            except asyncio.CancelledError:
+                await aborted.wait()
+                raise
+
+        policy.sample = lingering
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(session, user("a")), 0.01)
+        second = asyncio.ensure_future(ask(session, user("a")))
+        await asyncio.sleep(0)
+        aborted.set()
+        await asyncio.sleep(0.01)
+        third = asyncio.ensure_future(ask(session, user("a")))
+        await asyncio.sleep(0)
+        assert session.counts["requests_joined"] == 1
+        await gateway.end(session)
+        policy.hold.set()
+        for request in (second, third):
+            with pytest.raises(RequestError, match="the session has ended"):
+                await request
+        assert not session.forest.nodes
+
+    run(test)
+
+
+def test_an_unexpected_error_costs_the_rollout_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the parser while a turn is committed, and of the gateway itself while a body is read."""
+
+    def broken(*_: object) -> Any:
+        raise ZeroDivisionError("of the parser")
+
+    async def test(gateway: Gateway, session: AgentSession) -> None:
+        other, policy = gateway.open(FakePolicy(), SessionLimits()), session.backend
+        async with chat_client(gateway, session.id, max_retries=0) as client:
+            monkeypatch.setattr(policy, "read", broken)
+            with pytest.raises(
+                openai.InternalServerError, match="the gateway failed: ZeroDivisionError: of the parser"
+            ):
+                await client.chat.completions.create(model="m", messages=[USER])
+            assert session.error == "the gateway failed: ZeroDivisionError: of the parser"
+            monkeypatch.setattr(ChatCompletions, "read", broken)
+            with pytest.raises(openai.InternalServerError, match="the gateway failed: ZeroDivisionError"):
+                await client.chat.completions.create(model="m", messages=[USER])
+        async with message_client(gateway, other.id) as messages:
+            await messages.messages.create(model="m", max_tokens=9, messages=[USER])
+        assert (tree(session.forest), tree(other.forest), other.error) == ([], [None], None)
+
+    run(test)
+
+
+def test_messages_that_the_template_refuses_are_refused() -> None:
+    def refuse(messages: Any, *_: object) -> list[int]:
+        raise RecipeError("no system message there")
+
+    async def test(gateway: Gateway, session: AgentSession) -> None:
+        first = await ask(session, user("a"))
+        session.backend.render = refuse  # type: ignore[method-assign]
+        async with chat_client(gateway, session.id) as client:
+            messages: Any = [USER, first, {"role": "system", "content": "s"}]
+            with pytest.raises(openai.BadRequestError, match="no system message there"):
+                await client.chat.completions.create(model="m", messages=messages)
+        assert session.counts["turns_rerendered"] == 0
+
+    run(test)
+
+
 def test_an_equal_request_is_joined_and_a_retry_repeated() -> None:
     async def test(gateway: Gateway, session: AgentSession) -> None:
         policy: Any = session.backend
@@ -366,7 +282,7 @@ def test_an_equal_request_is_joined_and_a_retry_repeated() -> None:
         async with chat_client(gateway, session.id) as client:
 
             def ask(**options: Any) -> Any:
-                return client.chat.completions.create(model="m", messages=[USER], **options)  # type: ignore[list-item]
+                return client.chat.completions.create(model="m", messages=[USER], **options)
 
             asking = [asyncio.ensure_future(ask()) for _ in range(3)]
             await asyncio.sleep(0.3)
@@ -389,12 +305,12 @@ def test_the_clients_retry_what_the_engine_did_not_answer() -> None:
         policy: Any = session.backend
         policy.fail = lambda: errors.pop(0)
         async with chat_client(gateway, session.id, max_retries=1) as client:
-            answer = await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+            answer = await client.chat.completions.create(model="m", messages=[USER])
             assert answer.choices[0].message.content
             assert session.error is None
             errors += [RolloutError("a server has died")] * 2
             with pytest.raises(openai.InternalServerError, match="a server has died"):
-                await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+                await client.chat.completions.create(model="m", messages=[USER])
         assert session.error == "a server has died"
 
     run(test)
