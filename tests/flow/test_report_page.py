@@ -15,6 +15,7 @@ from rlkit.cli.views.runs import RunFiles
 from rlkit.cli.views.server import Pages, ReportServer
 from rlkit.run.folder import RunFolder
 from rlkit.run.rows import as_row
+from rlkit.types import Fork
 from tests.flow.browser import Tab, chromium
 from tests.unit.cli.test_report import HOSTILE, trajectory, write_run
 
@@ -127,6 +128,39 @@ def test_rollouts_are_filtered_sorted_searched_and_opened(page: Tab, tmp_path: P
     click(page, '[data-view="prompt"]')
     page.wait("document.querySelectorAll('.side .card p.muted').length === 2")
     page.wait("document.querySelector('[data-view=\"prompt\"]').getAttribute('aria-pressed') === 'true'")
+
+
+def test_an_agents_session_is_a_tree_of_text_alone(page: Tab, tmp_path: Path) -> None:
+    """Branch 1 leaves the main sample after 2 of its 4 tokens and is trained on the last 2; branch 2 shares nothing."""
+    run = write_run(tmp_path / "run", steps=0)
+    row, *branches = (trajectory("1", 0, 1.0, HOSTILE) for _ in range(3))
+    for number, branch in enumerate(branches, 1):
+        branch.messages = [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": f"{number}"}]
+        branch.positions = [number]
+    branches[0].fork = Fork(0, 2)
+    row.branches, row.agent = branches, {"status": 3, "output": HOSTILE}
+    RunFolder(run, "").dump("step-00001", [row])
+    page.open(written(run, out=tmp_path / "report.html"), "#row=0/step 1/0&show=logps")
+    assert "status 3" in text(page, ".log summary")
+    assert text(page, ".log pre") == SHOWN
+    labels = page.run("[...document.querySelectorAll('.session b')].map((label) => label.textContent)")
+    assert labels == ["the main conversation", "branch 1", "branch 2"]
+    facts = "leaves the main conversation after 2 shared tokens · 0 tokens read · 2 trained on · turn 2 of the session"
+    assert text(page, '[data-sample="1"] .muted') == facts
+    spans = (
+        "[...document.querySelectorAll('[data-sample=\"1\"] .token-line span')].map((x) => [x.className, x.style.left])"
+    )
+    assert page.run(spans) == [["shared", "0%"], ["trained", "50%"]]
+    click(page, '[data-sample="1"]')
+    page.run("document.querySelector('[data-token=\"0\"]').click()")
+    assert text(page, ".conversation .readout") == "token 0, id 257: shared with the main conversation"
+    page.run("""(() => { const view = document.querySelector("select.view");
+        view.value = "messages"; view.dispatchEvent(new Event("change")); })()""")
+    contents = page.run("[...document.querySelectorAll('.conversation .text')].map((x) => x.textContent)")
+    assert contents == [SHOWN, "1"]
+    assert text(page, "#count").startswith("1 of 1 rollouts")
+    assert text(page, ".of-length:not(th)") == "6"  # all that the policy sampled
+    assert page.run("document.querySelectorAll('img, script[src]').length") == 0
 
 
 def test_tokens_are_coloured_by_ratio_and_entropy(page: Tab, tmp_path: Path) -> None:

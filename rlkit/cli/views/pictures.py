@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlkit.cli.views.runs import samples_of
 from rlkit.types import JsonObject
 
 NAME = re.compile(r"media/[0-9a-f]{32}\.(png|jpg|gif|webp|bmp)")
@@ -46,8 +47,8 @@ class RunPictures:
 
 def _names(row: JsonObject) -> Iterator[str]:
     """Yield the names of the pictures in a row's messages, whatever else these hold."""
-    for key in ("messages", "conversation"):
-        messages = row.get(key)
+    conversations = (sample.get("conversation") for sample in samples_of(row))
+    for messages in (row.get("messages"), *conversations):
         for message in messages if isinstance(messages, list) else ():
             content = message.get("content") if isinstance(message, dict) else None
             for part in content if isinstance(content, list) else ():

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -208,13 +209,20 @@ def _parsed(line: bytes) -> JsonObject | None:
     return row if isinstance(row, dict) else None
 
 
+def samples_of(row: JsonObject) -> list[JsonObject]:
+    """Return a row, and the further samples of an agent's session in it."""
+    branches = row.get("branches")
+    return [row, *(branch for branch in branches if isinstance(branch, dict))] if isinstance(branches, list) else [row]
+
+
 def token_ids(row: JsonObject) -> list[int]:
-    """Return a row's token ids; none if they are not whole numbers."""
-    tokens = row.get("tokens")
-    return tokens if isinstance(tokens, list) and all(type(x) is int for x in tokens) else []
+    """Return a row's token ids, those of all its samples; none where they are not whole numbers."""
+    lists = (sample.get("tokens") for sample in samples_of(row))
+    valid = (tokens for tokens in lists if isinstance(tokens, list) and all(type(x) is int for x in tokens))
+    return [token for tokens in valid for token in tokens]
 
 
 def chosen(row: JsonObject) -> int | None:
-    """Return how many tokens the policy chose; None where the row has no mask."""
-    mask = row.get("mask")
-    return sum(map(bool, mask)) if isinstance(mask, list) and mask else None
+    """Return how many tokens the policy chose, in all samples; None where the row has no mask."""
+    masks = [mask for mask in (sample.get("mask") for sample in samples_of(row)) if isinstance(mask, list) and mask]
+    return sum(map(bool, chain.from_iterable(masks))) if masks else None

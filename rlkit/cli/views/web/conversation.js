@@ -79,12 +79,15 @@ function painter(row, name) {
   };
 }
 
-/** Return a row's spans [role, start, end]: its turns, or one span of everything. */
+/** Return a row's spans [role, start, end]: what it shares with an earlier sample, and its turns, or all as one. */
 function spans(row) {
   const size = row.tokens.length;
   const turns = list(row.turns);
   const isValid = turns.every((t) => Array.isArray(t) && Number.isInteger(t[1]) && Number.isInteger(t[2]));
-  return isValid && turns.length > 0 && turns.at(-1)[2] === size ? turns : [["conversation", 0, size]];
+  const all = isValid && turns.length > 0 && turns.at(-1)[2] === size ? turns : [["conversation", 0, size]];
+  const shared = Math.min(forkOf(row)?.[1] ?? 0, size);
+  return shared === 0 ? all : [["shared", 0, shared], ...all.filter(([, , end]) => end > shared)
+    .map(([role, start, end]) => [role, Math.max(start, shared), end])];
 }
 
 const CALLS = /<tool_call>[\s\S]*?(?:<\/tool_call>|$)|\[TOOL_CALLS\][\s\S]*|<\|python_tag\|>[\s\S]*/g;
@@ -129,6 +132,7 @@ function tokenText(row, texts, i) {
 /** Return the numbers of a token as text; those that only the policy's own tokens have are left out of others. */
 function numbersOf(row, i) {
   const title = `token ${i}, id ${row.tokens[i]}`;
+  if (i < (forkOf(row)?.[1] ?? 0)) return `${title}: shared with ${sampleName(forkOf(row)[0])}`;
   if (!isOwn(row, i)) return `${title}: not chosen by the policy`;
   return `${title}: ${perToken(row).map((name) => `${TITLES[name] || name} ${shown(row[name][i])}`).join(", ")}`;
 }
@@ -161,7 +165,7 @@ function tokens(row, texts, name) {
 /** Return a turn; those of tools are folded. */
 function turn(role, note, ...content) {
   const head = [el("b", {}, role), " ", el("span", { class: "muted" }, note)];
-  if (role === "tool") return el("details", { class: "turn tool" }, el("summary", {}, head), content);
+  if (role === "tool" || role === "shared") return el("details", { class: "turn tool" }, el("summary", {}, head), content);
   return el("div", { class: "turn" }, el("p", { class: "role" }, head), content);
 }
 
@@ -190,12 +194,14 @@ function picturesOf(row) {
 function messages(row) {
   const all = [...list(row.messages), ...list(row.conversation)].filter((m) => m && typeof m === "object");
   if (!Array.isArray(row.conversation)) all.push({ role: "assistant", content: row.text });
+  const asked = row.agent ? list(row.messages) : [];
   return all.map((message) => {
     const contents = contentsOf(message.content, row);
     const length = contents.reduce((sum, part) => sum + (typeof part === "string" ? part.length : 0), 0);
     const text = contents.map((part) => (message.role === "assistant" && typeof part === "string" ? foldedText(part) : part));
     const folded = list(message.tool_calls).map((made) => call(JSON.stringify(made), JSON.stringify(made, null, 2)));
-    return turn(visible(message.role), `${length} characters`, el("div", { class: "text" }, text), folded);
+    const role = visible(message.role);
+    return turn(asked.includes(message) ? `task (${role})` : role, `${length} characters`, el("div", { class: "text" }, text), folded);
   });
 }
 

@@ -63,7 +63,7 @@ class Details {
       .map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]);
     const meta = row.meta && typeof row.meta === "object" && Object.keys(row.meta).length > 0
       ? el("details", {}, el("summary", {}, "other columns"), el("pre", {}, pretty(row.meta))) : null;
-    return [el("dl", { class: "facts" }, terms), meta, conversation(row, texts)];
+    return [el("dl", { class: "facts" }, terms), meta, session(row, texts)];
   }
 
   /** Return what names a row also when there are more of them: its run, its step, and its number there. */

@@ -245,7 +245,7 @@ function compared(a, b, sign) {
 
 /** Return whether a row's messages, its text or its error have a text. */
 function contains(row, wanted) {
-  const all = [...list(row.messages), ...list(row.conversation)].map((message) => message?.content);
-  const texts = [...all, row.text, row.error, row.prompt];
+  const saved = [...list(row.messages), ...samplesOf(row).flatMap((sample) => list(sample.conversation))];
+  const texts = [...saved.map((message) => message?.content), row.text, row.error, row.prompt, row.agent?.output];
   return texts.some((x) => x !== undefined && visible(x).toLowerCase().includes(wanted));
 }
