@@ -45,6 +45,7 @@ class Gateway:
     def __init__(self) -> None:
         self._sessions: dict[str, AgentSession] = {}
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._requests = 0
         self.port = 0
@@ -55,40 +56,54 @@ class Gateway:
         return f"http://{HOST}:{self.port}"
 
     async def start(self) -> None:
-        """Listen, unless the gateway does.
+        """Listen, unless the gateway does; also after its listener has died.
 
         Raises:
             RecipeError: aiohttp is not installed.
         """
         async with self._starting:
-            if self._runner is not None:
+            if self._listener is not None and self._listener.is_serving():
                 return
+            await self._listen()
+
+    async def _listen(self) -> None:
+        """Listen, at the address of before if there was one: agents that run try again there."""
+        if self._runner is None:
             try:
                 from aiohttp import web
             except ImportError as error:
                 raise RecipeError(
                     "`agent:` needs aiohttp, which is not installed; pip install 'rlkit-fabric[agents]'"
                 ) from error
-            app = web.Application(client_max_size=MOST_BYTES)
-            for prefix in ("", "/sessions/{session}"):
-                for path, dialect in DIALECTS.items():
-                    app.router.add_post(f"{prefix}/v1/{path}", self._handler(self._sample, dialect))
-                    app.router.add_route("*", f"{prefix}/v1/{path}", self._handler(self._missing, dialect))
-                app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._handler(self._count, Messages()))
-                app.router.add_get(f"{prefix}/v1/models", self._handler(self._models, ChatCompletions()))
-            app.router.add_route("*", "/{path:.*}", self._handler(self._missing, ChatCompletions()))
-            runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS)
-            await runner.setup()
-            site = web.TCPSite(runner, HOST, 0)
-            await site.start()
-            self.port = runner.addresses[0][1]
-            self._runner = runner
+            self._runner = web.AppRunner(
+                self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS
+            )
+            await self._runner.setup()
+        assert self._runner.server is not None
+        self._listener = await asyncio.get_running_loop().create_server(self._runner.server, HOST, self.port)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    def _application(self) -> web.Application:
+        from aiohttp import web
+
+        app = web.Application(client_max_size=MOST_BYTES)
+        for prefix in ("", "/sessions/{session}"):
+            for path, dialect in DIALECTS.items():
+                app.router.add_post(f"{prefix}/v1/{path}", self._handler(self._sample, dialect))
+                app.router.add_route("*", f"{prefix}/v1/{path}", self._handler(self._missing, dialect))
+            app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._handler(self._count, Messages()))
+            app.router.add_get(f"{prefix}/v1/models", self._handler(self._models, ChatCompletions()))
+        app.router.add_route("*", "/{path:.*}", self._handler(self._missing, ChatCompletions()))
+        return app
 
     async def close(self) -> None:
         """End all sessions and stop to listen."""
         for session in list(self._sessions.values()):
             await session.close()
         self._sessions.clear()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()

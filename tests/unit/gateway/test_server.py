@@ -275,6 +275,26 @@ def test_messages_that_the_template_refuses_are_refused() -> None:
     run(test)
 
 
+def test_a_dead_listener_is_replaced_at_its_address() -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
+        url, listener = gateway.url, gateway._listener
+        assert listener is not None
+        async with chat_client(gateway, session.id) as client:
+            first = await client.chat.completions.create(model="m", messages=[USER])
+            await client._client.aclose()
+        listener.close()
+        await listener.wait_closed()
+        async with chat_client(gateway, session.id, max_retries=5) as client:
+            messages = [USER, first.choices[0].message, USER]
+            asking = asyncio.ensure_future(client.chat.completions.create(model="m", messages=messages))
+            await asyncio.sleep(0.1)
+            await gateway.start()  # as the next rollout does
+            await asking
+        assert (gateway.url, tree(session.forest)) == (url, [None, 0])
+
+    run(test)
+
+
 def test_an_equal_request_is_joined_and_a_retry_repeated() -> None:
     async def test(gateway: Gateway, session: AgentSession) -> None:
         policy: Any = session.backend

@@ -1,0 +1,164 @@
+"""Agents, the gateway and the trainer that die in the middle of a turn: only that rollout is lost, and is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.engines import TorchEngine
+from rlkit.gateway.forest import Forest
+from tests.conftest import read_jsonl
+from tests.flow.test_agents import ASK, SHORT, agent_file, command_agent, python_agent, read_command
+from tests.flow.test_conversations import fit
+from tests.flow.test_faults import start
+
+pytestmark = pytest.mark.slow
+
+STREAMED = """
+import os, signal, sys
+if int.from_bytes(os.environ["OPENAI_API_KEY"].encode(), "big") % 2:
+    body["stream"] = True
+    body["messages"] = [{"role": "user", "content": "2 + 2 = ?"}]
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head))  # it samples now
+    open(os.path.join(sys.argv[1], os.environ["OPENAI_API_KEY"]), "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_agent_killed_in_a_request_loses_that_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = TorchEngine.generate
+
+    async def slow(engine: TorchEngine, request: Any) -> Any:
+        await asyncio.sleep(0.5)
+        return await generate(engine, request)
+
+    monkeypatch.setattr(TorchEngine, "generate", slow)
+    (tmp_path / "killed").mkdir()
+    agent = command_agent(f"{sys.executable} {agent_file(tmp_path, ASK + STREAMED)} {tmp_path / 'killed'}")
+    [row], _ = fit("--recipe=quickstart", agent, *SHORT, "--train.steps=1", "--rollout.group_size=6", cwd=tmp_path)
+    killed = len(list((tmp_path / "killed").iterdir()))
+    assert (row["rollout/samples"], row["rollout/failed"]) == (12, 0)
+    assert row["conversation/agent_failed"] == row["conversation/requests_dropped"] == killed
+    assert row["conversation/branches"] == 0  # nothing of the dropped requests is trained on
+
+
+TURNS = """
+import asyncio
+import sys
+
+async def run(client, task):
+    messages = []
+    for text in (task.text, "2 + 2 = ?", "3 + 3 = ?"):
+        messages.append({"role": "user", "content": text})
+        messages.append(await client.chat(messages))
+"""
+ENDING = (
+    TURNS
+    + """
+    if task.seed % 2:
+        asyncio.get_running_loop().call_soon(sys.exit)
+    sys.exit(3)
+"""
+)
+
+
+def test_a_defect_of_the_gateway_costs_its_rollout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, commits = Forest.commit, []
+
+    def broken(forest: Forest, *args: Any) -> Any:
+        commits.append(args)
+        if len(commits) % 7 == 0:
+            raise ZeroDivisionError
+        return commit(forest, *args)
+
+    monkeypatch.setattr(Forest, "commit", broken)
+    rows, _ = fit("--recipe=quickstart", python_agent(agent_file(tmp_path, TURNS)), *SHORT, cwd=tmp_path)
+    assert sum(row["rollout/failed"] for row in rows) == len(commits) // 7 > 0
+    assert sum(row["rollout/samples"] for row in rows) == 8
+    saved = [row for n in (1, 2) for row in read_jsonl(tmp_path / "run" / "rollouts" / f"step-0000{n}.jsonl.gz")]
+    errors = [row["error"] for row in saved if row["error"]]
+    assert errors == ["the gateway failed: ZeroDivisionError: "] * (len(commits) // 7)
+
+
+def test_the_gateways_loop_outlives_what_ends_it(tmp_path: Path) -> None:
+    """SystemExit from agents, in their task and in a callback of the loop that the gateway runs on."""
+    rows, _ = fit("--recipe=quickstart", python_agent(agent_file(tmp_path, ENDING)), *SHORT, cwd=tmp_path)
+    assert [row["conversation/agent_failed"] for row in rows] == [4, 4]
+    assert [row["rollout/failed"] for row in rows] == [0, 0]
+
+
+STAYING = """
+import time
+open(os.path.join(os.environ["STARTED"], os.environ["OPENAI_API_KEY"]), "w").close()
+time.sleep(600)
+"""
+
+
+def test_no_agent_outlives_a_killed_trainer(tmp_path: Path) -> None:
+    agent = agent_file(tmp_path, ASK + STAYING)
+    (tmp_path / "started").mkdir()
+    command = command_agent(f"{sys.executable} {agent}", environment=f"{{STARTED: '{tmp_path / 'started'}'}}")
+    process = start(tmp_path, command, "--train.prompts_per_step=1", "--rollout.group_size=2", "--validation=null")
+    wait_until(lambda: len(list((tmp_path / "started").iterdir())) == 2)
+    assert len(agents(agent)) >= 2
+    process.kill()
+    assert process.wait(30) == -signal.SIGKILL
+    wait_until(lambda: not agents(agent))
+
+
+def agents(script: Path) -> list[str]:
+    """Return the commands of the processes that run an agent, those of its supervisor included."""
+    commands = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc")) if int(pid) != os.getpid()]
+    return [command for command in commands if str(script) in command and "rlkit\0fit" not in command]
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_each_token_has_the_log_prob_of_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    sync, models = TorchEngine.sync, {}
+
+    async def recording(engine: TorchEngine, stream: Any, version: int) -> None:
+        await sync(engine, stream, version)
+        models[version] = copy.deepcopy(engine._runtime.policy).eval()
+
+    monkeypatch.setattr(TorchEngine, "sync", recording)
+    ahead = (f"--rollout.max_staleness={staleness}", "--correction={}") if staleness else ()
+    agent = python_agent(agent_file(tmp_path, TURNS))
+    grade = agent_file(tmp_path, "def grade(trajectory):\n    return float(sum(trajectory.tokens) % 2)", "reward.py")
+    reward = f"--reward={{class_path: PythonReward, init_args: {{function: '{grade}:grade', allow_code: true}}}}"
+    fast = ("--train.steps=4", "--train.lr=0.001", "--train.warmup_steps=0")
+    options = (*SHORT, *fast, reward, "--log.rollouts.limit=null", *ahead)
+    rows, _ = fit("--recipe=quickstart", agent, *options, cwd=tmp_path)
+    gaps, ages = [], set()
+    for step in range(1, 5):
+        for row in read_jsonl(tmp_path / "run" / "rollouts" / f"step-{step:05d}.jsonl.gz"):
+            tokens, versions = torch.tensor(row["tokens"]), torch.tensor(row["versions"])
+            assert ((versions >= 0) == torch.tensor(row["mask"]).bool()).all()
+            for version in set(row["versions"]) - {-1}:
+                with torch.no_grad():
+                    logps = models[version](input_ids=tokens[None]).logits[0, :-1].log_softmax(-1)
+                gap = logps.gather(1, tokens[1:, None])[:, 0] - torch.tensor(row["logps"][1:])
+                gaps.append(gap[versions[1:] == version].abs())
+                ages.add(step - 1 - version)
+    assert torch.cat(gaps).mean() < 1e-5  # another version's are off by 0.1
+    assert torch.cat(gaps).max() < 1e-4  # in float32, after 100 tokens that the model was not trained on
+    assert len(torch.cat(gaps)) > 200
+    assert max(ages) > 0 if staleness else ages == {0}
+    assert sum(row["rollout/failed"] for row in rows) == 0
