@@ -91,7 +91,8 @@ class Recipe:
             rewards is a component by the name of its function or class.
         advantage: The advantage estimator; None for a loss that reads no advantages.
         loss: The policy loss.
-        rollout: How trajectories are sampled; the default engine is `TorchEngine`.
+        rollout: How trajectories are sampled; the default engine is `TorchEngine`, or on
+            GPUs the fastest that is installed and fits.
         train: The training loop.
         tools: Tools by name; a function becomes one by `rlkit.tool`.
         validation: Validation on held-out prompts; None for none, the default for a list of rows that holds none out.

@@ -7,6 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -273,9 +274,21 @@ class SGLangEngine(SGLangRollouts, DeviceEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    preference = 2
+    model_sources = ("sglang", "srt/models/*.py")
+
     def __init__(self, launch: Launch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True) -> None:
         super().__init__(launch, retry, check_weights)
         self.gpus_per_server = launch.tensor_parallel
+
+    @classmethod
+    def missing(cls) -> str | None:
+        try:
+            require_sglang()
+        except EngineError as error:
+            return str(error).partition(";")[0]
+        is_complete = find_spec("torch_memory_saver") is not None
+        return None if is_complete else "torch-memory-saver, which launch.release_memory needs, is not installed"
 
     def start(self, rank: int) -> list[InferenceServer]:
         require_sglang()

@@ -39,6 +39,9 @@ class RolloutEngine(BoundPart):
     recorded: bool = False
     """Whether the run trains on recorded completions, and the engine samples for validation only."""
 
+    chosen: str = ""
+    """Why the engine was chosen on GPUs for a recipe that names none; empty if it names this engine."""
+
     scores: bool = False
     """Whether the engine implements `teacher`."""
 

@@ -34,7 +34,8 @@ class Rollout:
     """How trajectories are sampled.
 
     Args:
-        engine: The rollout engine.
+        engine: The rollout engine; by default `TorchEngine`, or on GPUs the fastest that is installed and fits:
+            `rlkit docs servers`.
         group_size: Samples of each prompt.
         sampling: How tokens are sampled in training.
         filter: The filter that selects groups to train on; null trains on all.

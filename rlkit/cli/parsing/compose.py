@@ -51,6 +51,13 @@ class SingleOption(dict[str, object]):
         return value.value() if isinstance(value, SingleOption) else value
 
 
+def engine_in(tree: Tree) -> object:
+    """Return the rollout engine of a tree, which is the same object as long as no recipe names one."""
+    rollout = tree["rollout"]
+    assert isinstance(rollout, dict)
+    return rollout["engine"]
+
+
 def nest(key: str, value: object) -> SingleOption:
     """Return the mapping for a dotted key and its value."""
     name, dot, inner_key = key.partition(".")
@@ -71,6 +78,7 @@ class Composer:
         self._by_user = True
         self._set_by_files: Tree = {}
         self.override("rollout.engine", "TorchEngine")
+        self.default_engine = engine_in(self.tree)
 
     def add(self, sections: Mapping[str, object], by_user: bool = True) -> None:
         """Lay a recipe's sections over the tree; `by_user` allows options that no recipe file may set."""

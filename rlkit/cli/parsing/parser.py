@@ -17,12 +17,13 @@ import yaml
 
 from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.cli.parsing.command_line import OwnOptions, split
-from rlkit.cli.parsing.compose import Composer
+from rlkit.cli.parsing.compose import Composer, engine_in
 from rlkit.cli.parsing.credentials import HEADER, expand, withhold
 from rlkit.cli.parsing.help import print_help
 from rlkit.cli.parsing.instantiate import instantiate
 from rlkit.cli.parsing.objects import plain
 from rlkit.cli.parsing.reader import find, read
+from rlkit.engine_choice import choose_engine
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 
@@ -95,15 +96,29 @@ def build(composer: Composer, problems: Sequence[str] = ()) -> tuple[Recipe, str
     tree = composer.finish()
     if problems or composer.problems:
         raise RecipeError("\n".join((*problems, *composer.problems)))
+    recipe = _instantiate(tree, composer.registry)
+    if engine_in(tree) is composer.default_engine:
+        parts = composer.registry.parts["engines"].values()
+        engine, reason = choose_engine(recipe, [part.cls for part in parts])
+        if engine is not None:
+            spec = {"class_path": engine.__name__, "init_args": engine.default_options}
+            composer.add({"rollout": {"engine": spec}})
+            tree = composer.finish()
+            recipe = _instantiate(tree, composer.registry)
+        recipe.rollout.engine.chosen = reason
+    check(recipe)
+    return recipe, _as_yaml(plain(tree))
+
+
+def _instantiate(tree: dict[str, object], registry: Registry) -> Recipe:
     try:
-        recipe = instantiate(Recipe, expand(tree), composer.registry)
+        recipe = instantiate(Recipe, expand(tree), registry)
     except RlkitError:
         raise
     except Exception as error:  # a plugin's constructor may raise anything
         raise RecipeError(f"the recipe cannot be built: {explain(error)}") from error
     assert isinstance(recipe, Recipe)
-    check(recipe)
-    return recipe, _as_yaml(plain(tree))
+    return recipe
 
 
 def _as_yaml(tree: object) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from math import lcm
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -203,6 +206,21 @@ class ServerEngine(RolloutEngine):
         self.weights.close()
 
 
+def names_model(package: str, models: str, architecture: str) -> bool:
+    """Whether the sources of an installed package name a model's class; nothing of it is imported.
+
+    Args:
+        package: The package.
+        models: A pattern of the files with its models, relative to the package.
+        architecture: The name of the class.
+    """
+    spec = find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    files = [file for folder in folders for file in Path(folder).glob(models)]
+    pattern = re.compile(rf"\b{re.escape(architecture)}\b")
+    return any(pattern.search(file.read_text(encoding="utf-8")) for file in files)
+
+
 def trainer_gpus(runtime: Runtime) -> set[int]:
     """Return the indices of this machine's GPUs that ranks train on; all ranks must call this."""
     device, host = runtime.device, socket.gethostname()
@@ -217,6 +235,25 @@ class DeviceEngine(ServerEngine):
 
     gpus_per_server = 1
     """Ranks whose devices a server uses."""
+
+    preference: ClassVar[int] = 0
+    """The order in which engines are tried on GPUs where a recipe names none: the highest first, those of 0 never."""
+
+    model_sources: ClassVar[tuple[str, str]] = ("", "")
+    """The product's package, and a pattern of the files in it that name the classes of its models."""
+
+    default_options: ClassVar[Mapping[str, object]] = {"launch": {"release_memory": True}}
+    """The options of an engine that was chosen so."""
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Return what is not installed that the engine needs with `default_options` on a GPU; None if nothing is."""
+        return None
+
+    @classmethod
+    def implements(cls, architecture: str) -> bool:
+        """Whether the installed product has a model's class, by its name in transformers."""
+        return names_model(*cls.model_sources, architecture)
 
     def interrupt(self) -> None:
         self.requests.interrupt()

@@ -64,6 +64,9 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         samples = "with their recorded answers"
     passes = "" if rows is None else _passes(train, rows)
     yield from adapters(recipe)
+    engine = recipe.rollout.engine
+    if engine.chosen:
+        yield f"engine: {type(engine).__name__}, {engine.chosen}; rollout.engine chooses another"
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
     yield (

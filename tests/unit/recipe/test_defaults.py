@@ -54,7 +54,9 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},
     sections.ReferenceUpdates: {"mix": 1.0},
     sections.Mixture: {"task": None, "loss": None, "prompts_per_step": None},
-    sections.Teacher: {"path": None, "urls": None, "context": None, "sources": None, "coef": 1.0, "dtype": "float32"},
+    sections.Teacher: {
+        "path": None, "urls": None, "engine": None, "context": None, "sources": None, "coef": 1.0, "dtype": "float32",
+    },
     sections.GroupReplay: {"reuse": 1},
     sections.Shaping: {"clip": None, "normalize": False},
     sections.Correction: {"level": "token", "low": None, "high": 2.0},

@@ -202,11 +202,22 @@ class VllmEngine(VllmRollouts, DeviceEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    preference = 1
+    model_sources = ("vllm", "model_executor/models/registry.py")
+
     def __init__(
         self, launch: VllmLaunch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True
     ) -> None:
         super().__init__(launch, retry, check_weights)
         self.gpus_per_server = launch.tensor_parallel
+
+    @classmethod
+    def missing(cls) -> str | None:
+        try:
+            require_vllm()
+        except EngineError as error:
+            return str(error).partition(";")[0]
+        return None
 
     def start(self, rank: int) -> list[InferenceServer]:
         require_vllm()

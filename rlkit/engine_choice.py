@@ -1,0 +1,100 @@
+"""The choice of the rollout engine on GPUs for a recipe that names none; no product is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlkit.base.errors import RlkitError
+from rlkit.engines.server.engine import DeviceEngine
+from rlkit.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rlkit.models.size import Size
+
+GIB = 2**30
+HEADS = (64, 128, 256)
+"""Sizes of attention heads that the kernels of all products compute."""
+
+SHARE = 0.4
+"""Share of the memory besides the trainer's that an engine may use."""
+
+BESIDE_WEIGHTS = 3 * GIB
+"""Memory that an engine needs beside its weights: a small cache of keys and values, graphs, CUDA's context."""
+
+
+def choose_engine(recipe: Recipe, parts: Iterable[type]) -> tuple[type[DeviceEngine] | None, str]:
+    """Return the fastest engine that is installed and fits a recipe on this machine's GPUs, and why it is chosen.
+
+    The engine is None, for the default, if none fits or if there is no GPU; then the reason says why not, or is empty.
+
+    Args:
+        recipe: A recipe that names no engine.
+        parts: The registered engines.
+    """
+    if recipe.fabric.accelerator in ("cpu", "mps") or not torch.cuda.is_available() or not recipe.generates:
+        return None, ""
+    engines = [part for part in parts if issubclass(part, DeviceEngine) and part.preference]
+    reasons: list[str] = []
+    for engine in sorted(engines, key=lambda part: part.preference, reverse=True):
+        problem = engine.missing() or _misfit(recipe, engine)
+        if problem is None:
+            return engine, "; ".join(["the fastest that is installed and fits", *reasons])
+        reasons.append(f"not {engine.__name__}: {problem}")
+    return None, "; ".join(reasons)
+
+
+def _misfit(recipe: Recipe, engine: type[DeviceEngine]) -> str | None:
+    """Return why an engine does not fit a recipe, if it does not."""
+    from rlkit.models.activations import precision_of
+    from rlkit.models.config import load_config
+    from rlkit.models.size import size_of
+    from rlkit.models.vision import reads_pictures
+
+    model = recipe.model
+    if model.trust_remote_code:
+        return "model.trust_remote_code is true"
+    if precision_of(model, recipe.fabric) != "mixed":
+        return f"fabric.precision is {recipe.fabric.precision}, expected bf16-mixed, in which servers are fast"
+    try:
+        config = load_config(model)
+        size = size_of(config, model.lora, vision=model.vision)
+    except RlkitError:  # reported when the model is loaded
+        return "the configuration of model.path cannot be read"
+    if reads_pictures(config) and config.model_type not in engine.picture_models:
+        return f"it does not serve pictures of model_type {config.model_type}"
+    architecture = (getattr(config, "architectures", None) or ["no model class"])[0]
+    if not engine.implements(architecture):
+        return f"it does not implement {architecture}"
+    text = size.config
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if head not in HEADS:
+        return f"attention heads of {head}, expected {', '.join(map(str, HEADS))}"
+    return _shortage(recipe, size)
+
+
+def _shortage(recipe: Recipe, size: Size) -> str | None:
+    """Return the memory that an engine lacks on the smallest GPU, if it does."""
+    gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
+    free = min(gpus) - (0 if recipe.train.offload_during_rollout else _trainer_bytes(recipe, size, len(gpus)))
+    needed = 2 * size.base + BESIDE_WEIGHTS
+    if needed <= SHARE * free:
+        return None
+    return f"it needs {needed / GIB:.1f} GiB, and beside the trainer it has {max(0.0, SHARE * free) / GIB:.1f}"
+
+
+def _trainer_bytes(recipe: Recipe, size: Size, gpus: int) -> float:
+    """Return the bytes of weights, gradients and optimizer states on a rank, and of models that are not trained."""
+    from rlkit.models.activations import frozen_bytes
+
+    frozen_width = frozen_bytes(recipe.model, recipe.fabric)
+    frozen_models = (recipe.needs_reference and not size.lora) + _loaded_teachers(recipe)
+    trained = 16 * size.trained + frozen_width * (size.base + size.lora - size.trained)
+    models = trained * (1 if recipe.critic is None else 2) + frozen_models * frozen_width * size.base
+    return models / (gpus * recipe.fabric.num_nodes if recipe.fabric.shards else 1)
+
+
+def _loaded_teachers(recipe: Recipe) -> int:
+    return 0 if recipe.teacher is None or recipe.teacher.urls is not None else len(set(recipe.teacher.paths().values()))
