@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,75 +9,25 @@ import torch
 from rlkit_engine_vllm import VllmLaunch, VllmServer
 
 from rlkit.base.errors import EngineError
-from rlkit.engines import TorchEngine
-from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora
-from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
-from rlkit.types import Completion
+from tests.agreement import (
+    large,
+    test_200_greedy_answers_of_a_tiny_model_agree,
+    test_200_greedy_answers_of_ten_million_parameters_agree,
+    test_sampled_frequencies_are_those_of_the_softmax,
+)
 from tests.served import PROMPTS, RETRY, Trainer, request
 from tests.vllm.conftest import TINY
 
-TEN_MILLION = {
-    "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 5, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "initializer_range": 0.05, "vocab_size": 2048,
-}  # fmt: skip
-SAMPLES = 1000
-
-
-@pytest.fixture(scope="module")
-def large() -> Iterator[tuple[Trainer, VllmServer]]:
-    """A trainer of ten million parameters, and a server with its weights."""
-    trainer = Trainer(random_model("qwen2", **TEN_MILLION))
-    engine = VllmServer(retry=RETRY, transport="disk")
-    try:
-        engine.bind(trainer.runtime)
-        trainer.publish(engine, 1 << 24)
-        yield trainer, engine
-    finally:
-        engine.close()
-        trainer.runner.close()
-
-
-def with_torch_engine(trainer: Trainer, prompts: list[tuple[int, ...]]) -> list[Completion]:
-    """Return TorchEngine's greedy completions."""
-    engine = TorchEngine()
-    engine.bind(trainer.runtime)
-
-    async def answers() -> list[Completion]:
-        await engine.sync(PolicyWeights(trainer.policy), 1)
-        asked = [request(prompt, temperature=0.0) for prompt in prompts]
-        return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
-
-    try:
-        return trainer.wait(answers())
-    finally:
-        engine.close()
-
-
-def check_greedy(trainer: Trainer, engine: RolloutEngine) -> None:
-    """Check that 200 greedy completions of both engines have the same tokens, and the same log-probs to 1e-4."""
-    source = random.Random(7)
-    prompts = [tuple(source.choices(range(256), k=source.randint(1, 40))) for _ in range(200)]
-    expected = with_torch_engine(trainer, prompts)
-    answers = trainer.ask(engine, [request(prompt, temperature=0.0, session=str(prompt)) for prompt in prompts])
-    assert [answer.tokens for answer in answers] == [completion.tokens for completion in expected]
-    assert [answer.stop for answer in answers] == [completion.stop for completion in expected]
-    for answer, completion in zip(answers, expected, strict=True):
-        assert answer.logps == pytest.approx(completion.logps, abs=1e-4)
-
-
-def test_200_greedy_answers_of_a_tiny_model_agree(trainer: Trainer, engine: VllmServer) -> None:
-    trainer.publish(engine)
-    check_greedy(trainer, engine)
-
-
-def test_200_greedy_answers_of_ten_million_parameters_agree(large: tuple[Trainer, VllmServer]) -> None:
-    trainer, engine = large
-    assert 9e6 < sum(parameter.numel() for parameter in trainer.policy.parameters()) < 11e6
-    check_greedy(trainer, engine)
+__all__ = [
+    "large",
+    "test_200_greedy_answers_of_a_tiny_model_agree",
+    "test_200_greedy_answers_of_ten_million_parameters_agree",
+    "test_sampled_frequencies_are_those_of_the_softmax",
+]
 
 
 def test_log_probs_equal_the_trainers_after_every_sync(trainer: Trainer, engine: VllmServer) -> None:
@@ -96,31 +42,6 @@ def test_log_probs_equal_the_trainers_after_every_sync(trainer: Trainer, engine:
             assert answer.logps == pytest.approx(
                 Actor(trainer.policy)(tokens, mask, 0.8).logps[mask].tolist(), abs=1e-5
             )
-
-
-@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"min_p": 0.2}, {"top_p": 0.6}])
-def test_sampled_frequencies_are_those_of_the_softmax(
-    trainer: Trainer, engine: VllmServer, limits: dict[str, float]
-) -> None:
-    """Pearson's statistic over all likely tokens is within five standard deviations of its mean."""
-    logits = trainer.policy(torch.tensor([PROMPTS[1]])).logits[0, -1].detach()
-    probs = (logits / 0.7).softmax(-1)
-    order = probs.argsort(descending=True)
-    kept = torch.ones_like(probs, dtype=torch.bool)
-    if "top_k" in limits:
-        kept[order[5:]] = False
-    if "min_p" in limits:
-        kept = probs >= 0.2 * probs.max()
-    if "top_p" in limits:
-        kept[order[1:]] = probs[order].cumsum(0)[:-1] < 0.6
-    expected = SAMPLES * torch.where(kept, probs, 0) / probs[kept].sum()
-    asked = [request(PROMPTS[1], i, str(i), max_tokens=1, temperature=0.7, **limits) for i in range(SAMPLES)]
-    counts = Counter(answer.tokens[0] for answer in trainer.ask(engine, asked))
-    assert all(kept[token] for token in counts)
-    likely = [token for token in range(len(probs)) if expected[token] >= 5]
-    statistic = sum((counts[token] - expected[token].item()) ** 2 / expected[token].item() for token in likely)
-    freedom = max(1, len(likely) - 1)
-    assert statistic < freedom + 5 * (2 * freedom) ** 0.5
 
 
 def test_a_seed_repeats_a_sample(trainer: Trainer, engine: VllmServer) -> None:

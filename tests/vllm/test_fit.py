@@ -29,6 +29,7 @@ def test_two_ranks_with_adapters_share_a_running_server(tmp_path: Path, engine: 
 def test_a_teacher_on_vllm_teaches_as_one_that_is_loaded(
     tmp_path: Path, trainer: Trainer, engine: VllmServer, loss: str
 ) -> None:
+    trainer.publish(engine)  # other runs may have used the server
     save_teacher(trainer.policy, tmp_path)
     served_as_loaded(tmp_path, engine.fleet.owned[0].url, loss, "--teacher.engine=VllmServer")
 
