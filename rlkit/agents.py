@@ -32,8 +32,9 @@ class CommandAgent(Agent):
 
     The command is split as a shell splits it, but no shell runs it. `{task}`, `{url}`, `{key}` and `{model}` in its
     words are replaced. It has OPENAI_BASE_URL, ANTHROPIC_BASE_URL, OPENAI_API_KEY, ANTHROPIC_API_KEY, RLKIT_MODEL and
-    RLKIT_TASK, a file TASK.md with the task's text, and the files in the row's column `files`, texts by path. HOME is
-    the folder. The exit status and the end of its output are scored with the rollout.
+    RLKIT_TASK, a file TASK.md with the task's text, the prompt's pictures as picture-1.png and so on, and the files in
+    the row's column `files`, texts by path. HOME is the folder. The exit status and the end of its output are scored
+    with the rollout.
 
     Args:
         command: The command line.
@@ -140,7 +141,7 @@ class PythonAgent(Agent):
 
 
 def write_files(task: AgentTask) -> None:
-    """Write the task's text, and the files of its row, into its folder.
+    """Write the task's text and pictures, and the files of its row, into its folder.
 
     Raises:
         ValueError: A path leads out of the folder, or a file is no text.
@@ -155,6 +156,8 @@ def write_files(task: AgentTask) -> None:
         target = task.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
+    for number, picture in enumerate(task.pictures, 1):
+        (task.folder / f"picture-{number}{picture.suffix}").write_bytes(picture.data)
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,13 @@ class MediaSegment:
     def after(self, tokens: int) -> MediaSegment:
         """Return the same segment behind a number of other tokens."""
         return MediaSegment(self.tensors, self.pictures, self.end + tokens)
+
+
+class Rendered(NamedTuple):
+    """What the policy reads next: token ids, and the pictures that placeholders among them stand for."""
+
+    tokens: list[int]
+    media: MediaSegment | None = None
 
 
 class Media:

@@ -9,10 +9,10 @@ from typing import Literal
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST
+from rlkit.media import Rendered
 from rlkit.models.config import context_length, load_config, naming
 from rlkit.recipe import Recipe
 from rlkit.rollout.lengths import Side, measure, shorten
-from rlkit.rollout.pictures import Rendered
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks.template import TextTemplate
 from rlkit.types import Message, Prompt, Trajectory

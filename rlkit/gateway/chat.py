@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from rlkit.gateway.content import content_of
 from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
 from rlkit.gateway.request import (
     Answer,
@@ -89,11 +90,13 @@ class ChatCompletions(Dialect):
 def _message(value: object) -> Message:
     message = of_type(value, dict, "an element of messages")
     role = message.get("role")
-    text = text_of(message.get("content"), f"the content of a message of role {role!r}")
+    what = f"the content of a message of role {role!r}"
+    content = content_of(message.get("content"), what) if role in ("user", "tool") else ""
+    text = "" if content else text_of(message.get("content"), what)
     if role in ("system", "developer"):
         return {"role": "system", "content": text}
     if role == "user":
-        return {"role": "user", "content": text}
+        return {"role": "user", "content": content}
     if role == "assistant":
         if message.get("function_call") is not None:
             raise RequestError("a message has a `function_call`, expected `tool_calls`")
@@ -101,7 +104,7 @@ def _message(value: object) -> Message:
         return assistant(text, [_read_call(call) for call in calls])
     if role == "tool":
         call_id = of_type(message.get("tool_call_id"), str, "tool_call_id of a message of role 'tool'")
-        return {"role": "tool", "content": text, "tool_call_id": call_id}
+        return {"role": "tool", "content": content, "tool_call_id": call_id}
     raise RequestError(f"a message has the role {role!r}, expected system, developer, user, assistant or tool")
 
 

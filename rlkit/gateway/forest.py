@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlkit.gateway.request import canonical, digest
+from rlkit.media import MediaSegment, Rendered
 from rlkit.types import Completion, Fork, Message, StopReason, Turn
 
 
@@ -23,7 +24,7 @@ class Node:
         index: Position in the order of commits.
         parent: Index of the turn that it continues; None for the first turn of a conversation.
         messages: Messages since the parent, the policy's last.
-        context: Ids of these messages, the policy's left out.
+        context: Ids of these messages, the policy's left out, and their pictures.
         completion: What the policy sampled.
         history: Digest of the tools and all messages up to this turn's.
     """
@@ -31,7 +32,7 @@ class Node:
     index: int
     parent: int | None
     messages: tuple[Message, ...]
-    context: tuple[int, ...]
+    context: Rendered
     completion: Completion
     history: str
 
@@ -68,6 +69,7 @@ class Sample:
         last: Ids of the last turn.
         fork: Where it leaves an earlier sample; None if they share no turn.
         positions: Indices of the nodes under the mask.
+        media: The pictures that placeholders among the tokens stand for.
     """
 
     tokens: list[int]
@@ -80,6 +82,7 @@ class Sample:
     last: list[int]
     fork: Fork | None
     positions: list[int]
+    media: list[MediaSegment]
 
 
 @dataclass
@@ -106,7 +109,11 @@ class Forest:
 
     def ids(self, node: Node | None) -> list[int]:
         """Return the ids of a conversation up to a turn's end."""
-        return [token for turn in self.path(node) for token in (*turn.context, *turn.completion.tokens)]
+        return [token for turn in self.path(node) for token in (*turn.context.tokens, *turn.completion.tokens)]
+
+    def media(self, node: Node | None) -> list[MediaSegment]:
+        """Return the pictures of a conversation up to a turn's end."""
+        return _media(self.path(node))
 
     def path(self, node: Node | None) -> list[Node]:
         """Return the turns from the first of a conversation to a turn."""
@@ -129,7 +136,7 @@ class Forest:
         self,
         parent: Node | None,
         messages: Sequence[Message],
-        context: Sequence[int],
+        context: Rendered,
         completion: Completion,
         before: str,
     ) -> Node:
@@ -138,13 +145,13 @@ class Forest:
         Args:
             parent: The turn that it continues.
             messages: Messages since the parent, the policy's last.
-            context: Ids of these messages, the policy's left out.
+            context: Ids of these messages, the policy's left out, and their pictures.
             completion: What the policy sampled.
             before: Digest of the conversation without the policy's message.
         """
         parent_index = None if parent is None else parent.index
         history = digest(before, canonical(messages[-1]))
-        node = Node(len(self.nodes), parent_index, tuple(messages), tuple(context), completion, history)
+        node = Node(len(self.nodes), parent_index, tuple(messages), context, completion, history)
         self.forks += parent_index in self._parents
         self._parents.add(parent_index)
         self.nodes.append(node)
@@ -172,15 +179,26 @@ def _flatten(path: Sequence[Node], sample_of: Mapping[int, int]) -> Sample:
     last = path[-1]
     positions = [node.index for node in path if node.index not in sample_of]
     shared = [node for node in path if node.index in sample_of]
-    tokens = sum(len(node.context) + len(node.completion.tokens) for node in shared)
+    tokens = sum(len(node.context.tokens) + len(node.completion.tokens) for node in shared)
     fork = Fork(sample_of[shared[-1].index], tokens) if shared else None
-    sample = Sample([], [], [], [], [], [], last.completion.stop, list(last.completion.tokens), fork, positions)
+    sample = Sample(
+        [], [], [], [], [], [], last.completion.stop, list(last.completion.tokens), fork, positions, _media(path)
+    )
     for node in path:
         role = "tool" if node.messages[0]["role"] == "tool" else "user"
-        _append(sample, node.context, role)
+        _append(sample, node.context.tokens, role)
         _append(sample, node.completion.tokens, "user" if node.index in sample_of else "assistant", node.completion)
         sample.messages.extend(node.messages)
     return sample
+
+
+def _media(path: Sequence[Node]) -> list[MediaSegment]:
+    segments, start = [], 0
+    for node in path:
+        if node.context.media is not None:
+            segments.append(node.context.media.after(start))
+        start += len(node.context.tokens) + len(node.completion.tokens)
+    return segments
 
 
 def _append(sample: Sample, tokens: Sequence[int], role: str, completion: Completion | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from rlkit.gateway.content import content_of
 from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required, tools_of
 from rlkit.gateway.request import (
     Answer,
@@ -121,7 +122,7 @@ def _messages(value: object) -> list[Message]:
     if role not in ("user", "assistant"):
         raise RequestError(f"a message has the role {role!r}, expected user or assistant")
     blocks = content if isinstance(content, list) else [{"type": "text", "text": of_type(content, str, "a content")}]
-    texts, calls, results = [], [], []
+    parts, calls, results = [], [], []
     for element in blocks:
         block = of_type(element, dict, f"a block of the content of role {role!r}")
         kind = block.get("type")
@@ -131,13 +132,13 @@ def _messages(value: object) -> list[Message]:
             calls.append(Call(call_id, name, arguments_of(block.get("input"), f"the input of {name!r}")))
         elif kind == "tool_result" and role == "user":
             call_id = of_type(block.get("tool_use_id"), str, "tool_use_id of a tool_result")
-            text = text_of(block.get("content"), "the content of a tool_result")
-            results.append({"role": "tool", "content": text, "tool_call_id": call_id})
+            result = content_of(block.get("content"), "the content of a tool_result")
+            results.append({"role": "tool", "content": result, "tool_call_id": call_id})
         elif kind not in ("thinking", "redacted_thinking"):
-            texts.append(text_of([block], f"the content of role {role!r}"))
+            parts.append(block)
     if role == "assistant":
-        return [assistant("".join(texts), calls)]
-    return results + ([{"role": "user", "content": "".join(texts)}] if texts else [])
+        return [assistant(text_of(parts, "the content of role 'assistant'"), calls)]
+    return results + ([{"role": "user", "content": content_of(parts, "the content of role 'user'")}] if parts else [])
 
 
 def _tool(value: object) -> JsonObject:

@@ -133,7 +133,14 @@ def assistant(text: str, calls: Sequence[Call] = ()) -> Message:
 def canonical(message: Message) -> str:
     """Return what two messages must share to be the same: ids of calls and blanks around texts do not count."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    return json.dumps([message["role"], message["content"].strip(), message.get("name"), calls], sort_keys=True)
+    return json.dumps([message["role"], _content(message["content"]), message.get("name"), calls], sort_keys=True)
+
+
+def _content(content: str | list[JsonObject]) -> str | list[str | list[str]]:
+    """Return what two contents must share: texts without the blanks around them, and pictures by their files."""
+    if isinstance(content, str):
+        return content.strip()
+    return [part["text"].strip() if part["type"] == "text" else ["picture", part["image"].digest] for part in content]
 
 
 def digest(before: str, text: str) -> str:
@@ -246,7 +253,7 @@ def text_of(content: object, what: str) -> str:
     """Return a content as one text: of a string, null, or a list of typed parts with texts.
 
     Raises:
-        RequestError: It is none of these, or has a part without a text, such as an image.
+        RequestError: It is none of these, or has a part without a text.
     """
     if content is None or isinstance(content, str):
         return content or ""

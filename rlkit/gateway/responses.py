@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from itertools import count
 
+from rlkit.gateway.content import content_of
 from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
 from rlkit.gateway.request import (
     Answer,
@@ -112,11 +113,12 @@ def _append(messages: list[Message], item: JsonObject) -> None:
         messages.append({**turn, "tool_calls": joined})
     elif kind == "function_call_output":
         call_id = of_type(item.get("call_id"), str, "call_id of a function_call_output")
-        text = text_of(item.get("output"), "the output of a function_call_output")
-        messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
+        content = content_of(item.get("output"), "the output of a function_call_output")
+        messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
     elif kind == "message" and role in ("system", "developer", "user", "assistant"):
-        text = text_of(item.get("content"), f"the content of role {role!r}")
-        messages.append({"role": "system" if role == "developer" else role, "content": text})
+        read = content_of if role == "user" else text_of
+        content = read(item.get("content"), f"the content of role {role!r}")
+        messages.append({"role": "system" if role == "developer" else role, "content": content})
     elif kind != "reasoning":
         raise RequestError(
             f"an item of input has the type {kind!r} and the role {role!r}, which the policy cannot read"

@@ -200,7 +200,7 @@ class Gateway:
         chat = dialect.read_prompt(await _body(request))
         from aiohttp import web
 
-        return web.json_response({"input_tokens": len(render(session.backend, chat))})
+        return web.json_response({"input_tokens": len(render(session.backend, chat).tokens)})
 
     async def _models(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         from aiohttp import web

@@ -16,6 +16,7 @@ from rlkit.base.tasks import cancel
 from rlkit.gateway.forest import Forest, Node
 from rlkit.gateway.request import Answer, Call, ChatRequest, Finish, RequestError
 from rlkit.interfaces.parser import ParsedTurn
+from rlkit.media import Media, Rendered
 from rlkit.types import Completion, JsonObject, Message, StopReason
 
 
@@ -25,15 +26,17 @@ class PolicyBackend(Protocol):
     context: int
     """Tokens of the longest conversation."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> list[int]:
-        """Return the ids of messages, ready for the policy's turn; `after` is the turn before them, None at the start.
+    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> Rendered:
+        """Return messages as the policy reads them, ready for its turn; `after` is the turn before, None at the start.
 
         Raises:
-            RecipeError: The chat template cannot render them there.
+            RecipeError: The chat template cannot render them there, or the policy reads no pictures.
         """
 
-    async def sample(self, tokens: Sequence[int], max_tokens: int | None, label: str) -> Completion:
-        """Continue tokens; random numbers derive from the label.
+    async def sample(
+        self, tokens: Sequence[int], max_tokens: int | None, label: str, media: Media | None = None
+    ) -> Completion:
+        """Continue tokens, with the pictures of their placeholders; random numbers derive from the label.
 
         Raises:
             RolloutError: This request failed.
@@ -71,7 +74,7 @@ class Prepared(NamedTuple):
         request: The request.
         parent: The turn that it continues.
         messages: Its messages after that turn.
-        context: Their ids.
+        context: Their ids and pictures.
         budget: Most tokens to sample.
         before: Digest of its conversation.
         fingerprint: Digest of the request.
@@ -80,7 +83,7 @@ class Prepared(NamedTuple):
     request: ChatRequest
     parent: Node | None
     messages: list[Message]
-    context: list[int]
+    context: Rendered
     budget: int | None
     before: str
     fingerprint: str
@@ -214,7 +217,7 @@ class AgentSession:
             parent, length = None, 0
             context = render(self.backend, request, length, parent)
             self.counts["turns_rerendered"] += 1
-        used = len(self.forest.ids(parent)) + len(context)
+        used = len(self.forest.ids(parent)) + len(context.tokens)
         if used >= self.backend.context:
             raise RequestError(
                 f"the conversation has {used} tokens, but the policy reads {self.backend.context - 1}",
@@ -271,10 +274,14 @@ class AgentSession:
         return flight
 
     async def _sample(self, prepared: Prepared) -> Answer:
-        tokens = [*self.forest.ids(prepared.parent), *prepared.context]
+        before = self.forest.ids(prepared.parent)
+        tokens = [*before, *prepared.context.tokens]
+        segments = self.forest.media(prepared.parent)
+        if prepared.context.media is not None:
+            segments.append(prepared.context.media.after(len(before)))
         label = f"{prepared.fingerprint}/{self._commits[prepared.fingerprint]}"
         try:
-            completion = await self.backend.sample(tokens, prepared.budget, label)
+            completion = await self.backend.sample(tokens, prepared.budget, label, Media.of(segments))
             answer = self._commit(prepared, completion, len(tokens))
         except EngineError as error:
             self.fatal = error
@@ -327,8 +334,8 @@ class AgentSession:
         return answer
 
 
-def render(backend: PolicyBackend, request: ChatRequest, start: int = 0, after: Node | None = None) -> list[int]:
-    """Return the ids of a request's messages from `start` on, which follow a turn if there is one.
+def render(backend: PolicyBackend, request: ChatRequest, start: int = 0, after: Node | None = None) -> Rendered:
+    """Return a request's messages from `start` on as the policy reads them, which follow a turn if there is one.
 
     Raises:
         RequestError: The chat template refuses them there.

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlkit.interfaces.content import described
+from rlkit.interfaces.picture import Picture
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import JsonObject, Message, Prompt
 
@@ -28,8 +30,15 @@ class AgentTask:
 
     @property
     def text(self) -> str:
-        """The texts of the prompt's messages."""
-        return "\n\n".join(str(message["content"]) for message in self.prompt.messages)
+        """The texts of the prompt's messages, with `[picture]` for each picture."""
+        return "\n\n".join(str(described(message["content"])) for message in self.prompt.messages)
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """The pictures of the prompt's messages."""
+        contents = (message["content"] for message in self.prompt.messages)
+        parts = (part for content in contents if isinstance(content, list) for part in content)
+        return [part["image"] for part in parts if part.get("type") == "image"]
 
 
 class AgentClient(Protocol):

@@ -22,10 +22,12 @@ from rlkit.gateway.server import MODEL, Gateway
 from rlkit.gateway.session import AgentSession, SessionLimits
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
+from rlkit.media import Media, Rendered
 from rlkit.recipe import ConversationLimits
 from rlkit.rollout.collect import ConversationSetup, ask_engine
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
+from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, JsonObject, Message, Prompt, Request, SampleKey, StopReason, Trajectory
 
@@ -56,26 +58,30 @@ class TemplateBackend:
         self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._asking = 0
 
-    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> list[int]:
-        """Return the ids of messages; they hold no special tokens, whatever the agent writes."""
+    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> Rendered:
+        """Return messages as the policy reads them; they hold no special tokens, whatever the agent writes."""
         if tools and self.parser is None:
             raise RecipeError(
                 "the chat template does not show how the model writes tool calls; set parser: HermesParser, or another"
             )
         template = self._template(tools)
+        if template.reader is None and pictures_of(messages):
+            raise RecipeError("the messages hold pictures, but the policy reads texts alone; send texts")
         codec = template.codec
         plain = [codec.plain(message) for message in messages]
         if after is None:
-            return template.start(plain)
-        return template.delta(plain, ended=after.tokens[-1] in template.stop_ids)
+            return template.render_start(plain)
+        return template.render_delta(plain, ended=after.tokens[-1] in template.stop_ids)
 
-    async def sample(self, tokens: Sequence[int], max_tokens: int | None, label: str) -> Completion:
+    async def sample(
+        self, tokens: Sequence[int], max_tokens: int | None, label: str, media: Media | None = None
+    ) -> Completion:
         setup, gate = self.setup, self.setup.gate
         room = self.context - len(tokens)
         budget = min(limit for limit in (setup.sampling.max_tokens, max_tokens, room) if limit is not None)
         key = self.key._replace(prompt=f"{self.key.prompt}/{label}")
         session = f"{self.key.step}/{self.key.prompt}/{self.key.sample}"
-        request = Request(tuple(tokens), setup.sampling.within(budget), key, session)
+        request = Request(tuple(tokens), setup.sampling.within(budget), key, session, media)
         if gate is not None and self._asking:
             gate.count(1)  # the gate counts a conversation once: it is busy while none of its requests waits
         self._asking += 1
@@ -109,7 +115,8 @@ class TemplateBackend:
         template = self._templates.get(name)
         if template is None:
             base = self.dialogue.template
-            template = ChatTemplate(base.tokenizer, base.stop_ids, base.codec.plain(list(tools)), base.kwargs)
+            schemas = base.codec.plain(list(tools))
+            template = ChatTemplate(base.tokenizer, base.stop_ids, schemas, base.kwargs, base.reader)
             self._templates[name] = template
         self._templates.move_to_end(name)
         if len(self._templates) > KEPT_TEMPLATES:
@@ -261,6 +268,7 @@ class AgentHost:
             self.dialogue.template.codec.turn(sample.last, special=False),
             turn_rewards=[0.0 for turn in sample.turns if turn.role == "assistant"],
             messages=list(sample.messages),
+            media=Media.of(sample.media),
             fork=sample.fork,
             positions=sample.positions,
         )

@@ -13,12 +13,11 @@ from rlkit.base.deadlines import deadline, queued
 from rlkit.base.errors import RecipeError, RolloutError, explain
 from rlkit.base.tasks import run_concurrently, run_first
 from rlkit.interfaces.engine import RolloutEngine
-from rlkit.media import Media
+from rlkit.media import Media, Rendered
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.participants import Participants, ParticipantSession
-from rlkit.rollout.pictures import Rendered
 from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError, explain
 from rlkit.interfaces.picture import Picture
-from rlkit.media import MediaSegment
+from rlkit.media import MediaSegment, Rendered
 from rlkit.models.processor import Processor, process
 from rlkit.recipe import Vision
 
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 
 KEPT_BYTES = 1 << 28
 """Bytes of the tensors of rendered starts of conversations that are kept."""
-
-
-class Rendered(NamedTuple):
-    """What the policy reads next: token ids, and the pictures that placeholders among them stand for."""
-
-    tokens: list[int]
-    media: MediaSegment | None = None
 
 
 class PictureReader:

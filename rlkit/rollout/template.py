@@ -8,7 +8,8 @@ from functools import cached_property
 
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.model import Tokenizer
-from rlkit.rollout.pictures import PictureReader, Rendered, RenderedCache
+from rlkit.media import Rendered
+from rlkit.rollout.pictures import PictureReader, RenderedCache
 from rlkit.rollout.rendering import Renderer, TokenCodec, pictures_of, texts_of
 from rlkit.types import JsonObject, Message
 
@@ -179,7 +180,7 @@ class ChatTemplate:
             RecipeError: The template refuses the messages, or renders them so that nothing can be separated from
                 what came before.
         """
-        return self.render_delta(messages).tokens if ended else self.codec.encode(self._delta_text(messages))
+        return self.render_delta(messages, ended).tokens
 
     def _delta_text(self, messages: Sequence[Message]) -> str:
         """Return the text of a delta, which may start with a stop token."""
@@ -192,7 +193,7 @@ class ChatTemplate:
                 errors.append(error)
         raise errors[0]
 
-    def render_delta(self, messages: Sequence[Message]) -> Rendered:
+    def render_delta(self, messages: Sequence[Message], ended: bool = True) -> Rendered:
         """Return what `delta` returns, with the pictures of the messages.
 
         Raises:
@@ -200,10 +201,11 @@ class ChatTemplate:
         """
         pictures = pictures_of(messages)
         if self.reader is None or not pictures:
-            return Rendered(self.codec.encode_after_stop(self._delta_text(messages)))
+            encode = self.codec.encode_after_stop if ended else self.codec.encode
+            return Rendered(encode(self._delta_text(messages)))
         tokens, media = self.reader.read(self._delta_text(messages), pictures)
         assert media is not None
-        after_stop = tokens[:1] and tokens[0] in self.stop_ids
+        after_stop = ended and tokens[:1] and tokens[0] in self.stop_ids
         return Rendered(tokens[1:], media.after(-1)) if after_stop else Rendered(tokens, media)
 
     def closing(self) -> list[int]:

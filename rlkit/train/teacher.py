@@ -14,12 +14,11 @@ from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
 from rlkit.engines import connect_teacher
 from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
-from rlkit.media import Media, MediaSegment
+from rlkit.media import Media, MediaSegment, Rendered
 from rlkit.ops.logps import MIN_PROB
 from rlkit.ops.masked import masked_sum
 from rlkit.recipe import Teacher
 from rlkit.rollout.collate import collate
-from rlkit.rollout.pictures import Rendered
 from rlkit.train.logps import columns_of, frozen_logps, frozen_top
 from rlkit.train.metrics import Meter, source_of
 from rlkit.train.setup import TrainContext

@@ -72,6 +72,48 @@ def test_a_forking_agent_is_trained_token_for_token(tmp_path: Path, staleness: t
     assert [role for role, _, _ in saved[0]["turns"]] == ["user", "assistant", "user", "assistant"]
 
 
+LOOKING = '''
+async def run(client, task):
+    """Look at the task's picture, then at a rotated one, in two conversations."""
+    import base64, io
+    from openai import AsyncOpenAI
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.open(task.folder / "picture-1.png").rotate(90).save(buffer, "PNG")
+    uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "text", "text": "And now?"}]
+    turned = {"role": "user", "content": parts}
+    prompt = task.prompt.messages
+    first = await client.chat(prompt)
+    async with AsyncOpenAI(base_url=client.url + "/v1", api_key=client.key) as openai:
+        await openai.chat.completions.create(model="policy", messages=[turned])
+    return (await client.chat([*prompt, first, turned]))["content"]
+'''
+
+
+def test_an_agent_shows_the_policy_pictures(tmp_path: Path) -> None:
+    """The trainer's log-probs equal the engine's in all samples, with the pictures of the prompt and of the agent."""
+    agent = python_agent(agent_file(tmp_path, LOOKING))
+    rows, _ = fit("--recipe=quick_image", agent, *SHORT, "--rollout.sampling.max_tokens=24", cwd=tmp_path)
+    for row in rows:
+        assert row["rollout/failed"] == row["conversation/agent_failed"] == 0
+        assert row["mismatch/max"] < 2e-5
+    saved = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
+    names = {
+        part["image"]
+        for row in saved
+        for sample in (row, *row["branches"])
+        for message in (*row["messages"], *sample["conversation"])
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image"
+    }
+    written = {f"media/{path.name}" for path in (tmp_path / "run" / "rollouts" / "media").iterdir()}
+    assert len(names) == 4  # of two prompts
+    assert names <= written
+
+
 def test_a_step_with_forks_is_learned_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The saved rollouts hold the sessions: each sampled token once under a mask, and gradients equal to the bit."""
     agent = python_agent(agent_file(tmp_path, FORKING))

@@ -24,9 +24,9 @@ from rlkit.base.errors import EngineError, RolloutError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.media import Rendered
 from rlkit.recipe import ConversationLimits, GroupReplay, Recipe, Rollout
 from rlkit.rollout.participants import Participants
-from rlkit.rollout.pictures import Rendered
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream

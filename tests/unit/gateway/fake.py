@@ -10,7 +10,9 @@ from rlkit.gateway.forest import Forest
 from rlkit.gateway.request import ChatRequest, assistant
 from rlkit.gateway.session import AgentSession, SessionLimits
 from rlkit.interfaces.parser import ParsedTurn
+from rlkit.media import Media, MediaSegment, Rendered
 from rlkit.parsers.hermes import HermesParser
+from rlkit.rollout.rendering import pictures_of
 from rlkit.types import Completion, JsonObject, Message, StopReason
 
 END = "\x03"
@@ -23,18 +25,24 @@ class FakePolicy:
         self.texts = list(texts)
         self.context = context
         self.sampled: list[str] = []
+        self.media: list[Media | None] = []
         self.hold: asyncio.Event | None = None
         self.fail: Callable[[], Exception | None] = lambda: None
         self.no_deltas = False
 
-    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> Rendered:
         if after is not None and self.no_deltas:
             raise RecipeError("renders earlier turns anew")
         calls = "".join(str(message.get("tool_calls", "")) for message in messages)
         text = "".join(f"{message['role']}:{message['content']}{END}" for message in messages) + calls
-        return list(map(ord, ("" if after else str(tools)) + text + "assistant:"))
+        tokens = list(map(ord, ("" if after else str(tools)) + text + "assistant:"))
+        pictures = tuple(pictures_of(messages))
+        return Rendered(tokens, MediaSegment({}, pictures, len(tokens)) if pictures else None)
 
-    async def sample(self, tokens: Sequence[int], max_tokens: int | None, label: str) -> Completion:
+    async def sample(
+        self, tokens: Sequence[int], max_tokens: int | None, label: str, media: Media | None = None
+    ) -> Completion:
+        self.media.append(media)
         self.sampled.append("".join(map(chr, tokens)))
         if self.hold is not None:
             await self.hold.wait()

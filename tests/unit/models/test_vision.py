@@ -17,14 +17,14 @@ from torch import Tensor
 
 from rlkit.engines import TorchEngine
 from rlkit.interfaces.picture import Picture
-from rlkit.media import Media
+from rlkit.media import Media, Rendered
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.config import load_config
 from rlkit.models.load import load_backbone, load_policy, load_processor_of, load_tokenizer, stop_ids
 from rlkit.models.processor import image_token_ids
 from rlkit.models.vision import backbone_of, freeze_vision, language_model, media_inputs
 from rlkit.recipe import Lora, Model, Vision
-from rlkit.rollout.pictures import PictureReader, Rendered
+from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing.vision_models import VISION_KINDS, save_random_vision_model
 from rlkit.types import Completion, Message, Request, SampleKey, Sampling

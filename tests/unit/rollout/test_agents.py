@@ -6,6 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from rlkit.base.errors import RecipeError
+from rlkit.interfaces.picture import Picture
 from rlkit.rollout.agents import TemplateBackend
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
@@ -27,6 +31,15 @@ class CalmEngine:
             await asyncio.sleep(0.05)
             await self.gate.calm()
         return Completion([1], [-0.5], [0], StopReason.STOP)
+
+
+def test_a_policy_of_texts_alone_refuses_pictures() -> None:
+    dialogue: Any = SimpleNamespace(template=SimpleNamespace(reader=None))
+    setup: Any = SimpleNamespace(limits=Limits(context=100))
+    backend = TemplateBackend(setup, dialogue, None, SampleKey(0, 1, "0/p", 2))
+    picture = {"role": "user", "content": [{"type": "image", "image": Picture(b"file")}]}
+    with pytest.raises(RecipeError, match="the messages hold pictures, but the policy reads texts alone"):
+        backend.render([picture], [], None)
 
 
 def test_parallel_requests_of_an_agent_count_as_one_conversation() -> None:

@@ -13,12 +13,12 @@ from rlkit import api
 from rlkit.base.errors import RecipeError
 from rlkit.data.teacher import TeacherPrompts
 from rlkit.interfaces.callback import Callback, RolloutsEnd, TrainingBatch
+from rlkit.media import Rendered
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy, load_tokenizer, stop_ids
 from rlkit.models.reference import AveragedPolicy, WeightAverage
 from rlkit.recipe import Model, Teacher
 from rlkit.rollout.collate import collate
-from rlkit.rollout.pictures import Rendered
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model
 from rlkit.testing.models import save_random_model
