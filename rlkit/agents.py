@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import re
@@ -16,6 +15,7 @@ from rlkit.base.names import OutputPath
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.gateway.process import ProcessLimits, run_command
 from rlkit.interfaces.agent import Agent, AgentClient, AgentResult, AgentTask
+from rlkit.interfaces.runtime import Runtime
 
 __all__ = ["CommandAgent", "PythonAgent"]
 
@@ -132,9 +132,11 @@ class PythonAgent(Agent):
         self.keep = keep
         self._loaded: Function | None = None
 
+    def bind(self, runtime: Runtime) -> None:
+        self._loaded = _load(self.function)
+
     async def run(self, task: AgentTask, client: AgentClient) -> AgentResult:
-        if self._loaded is None:
-            self._loaded = await asyncio.to_thread(_load, self.function)
+        assert self._loaded is not None
         write_files(task)
         value = await self._loaded(client, task)
         return value if isinstance(value, AgentResult) else AgentResult(0, "" if value is None else str(value))
