@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rlkit.media import Media
 
-PER_CHOICE = ("teacher_top_ids", "teacher_top_logps")
+PER_CHOICE = ("teacher_top_ids", "teacher_top_logps", "candidates")
 """Fields of a batch with several numbers for each token."""
 PER_ROW = ("group", "rewards", "greedy_rewards", "main")
 """Fields of a batch with one number for each row."""
@@ -64,6 +64,8 @@ class RolloutBatch:
         values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
         sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
         media: [B] the pictures of each row, None for a row without; None if no row has any. They stay on the CPU.
+        candidates: [B,T,K] i32, the ids from which the engine sampled a token, then -1; only -1 outside the mask. All
+            log-probs of a row with candidates are over these. None if sampling does not truncate.
 
     Raises:
         ValueError: A field has the wrong shape; the message names it.
@@ -84,6 +86,7 @@ class RolloutBatch:
     values: Tensor | None = None
     sum_pi_squared: Tensor | None = None
     media: tuple[Media | None, ...] | None = None
+    candidates: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -230,6 +233,7 @@ class Reads(NamedTuple):
         top: Number of most likely tokens whose ids and log-probs to compute.
         columns: Size of the vocabulary's beginning to which `top` is limited; None for all of it.
         ids: [B,T,K] i64, tokens whose log-probs are `top_logps`; None for the most likely ones.
+        candidates: [B,T,K] i32, ids to which each token's distribution is restricted, then -1; None for no restriction.
     """
 
     entropy: bool = True
@@ -238,6 +242,7 @@ class Reads(NamedTuple):
     top: int = 0
     columns: int | None = None
     ids: Tensor | None = None
+    candidates: Tensor | None = None
 
 
 class PolicyOutput(NamedTuple):

@@ -13,7 +13,7 @@ data are ragged Python objects. After it, a tensor `x[b,t]` describes `tokens[b,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -125,9 +125,10 @@ class Sampling:
     Args:
         temperature: Divides the logits; 0 chooses the most likely token.
         max_tokens: Most tokens of one turn.
-        top_p: Keep the smallest set of tokens with this probability mass (validation only).
-        top_k: Keep the k most likely tokens; 0 keeps all (validation only).
-        min_p: Keep tokens with at least this share of the highest probability; 0 keeps all (validation only).
+        top_p: Keep the smallest set of tokens with this probability mass; in training it needs `top_k` too.
+        top_k: Keep the k most likely tokens; 0 keeps all. At most 1024 in training.
+        min_p: Keep tokens with at least this share of the highest probability; 0 keeps all. In training it needs
+            `top_k` too.
         stop_ids: Token ids that end a turn, in addition to the model's own.
     """
 
@@ -144,8 +145,12 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens can never be sampled: log-probs then differ from those of the full softmax."""
+        """Whether some tokens can never be sampled."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    def most_likely(self) -> Sampling:
+        """Return the same options, but choose the most likely token each time."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
 class SampleKey(NamedTuple):
@@ -202,15 +207,23 @@ class Completion:
 
     Args:
         tokens: Sampled ids, including the stop id if there is one.
-        logps: Log-prob of each token under softmax(logits / temperature).
+        logps: Log-prob of each token under softmax(logits / temperature), over its candidates where there are any.
         versions: Version of the weights that sampled each token: that of the last sync.
         stop: STOP if the last token is a stop id, LENGTH at `max_tokens`, CONTEXT at the end of the context.
+        candidates: For each token, the ids that `top_k`, `top_p` and `min_p` left to sample from, the token among them.
+            Empty unless the request has `top_k`.
     """
 
     tokens: list[int]
     logps: list[float]
     versions: list[int]
     stop: StopReason
+    candidates: list[Sequence[int]] = field(default_factory=list)
+
+    def first(self, count: int) -> Completion:
+        """Return the first tokens, as if a stop text had ended them."""
+        lists = (self.tokens[:count], self.logps[:count], self.versions[:count])
+        return Completion(*lists, StopReason.STOP, self.candidates[:count])
 
 
 class Turn(NamedTuple):
@@ -289,6 +302,8 @@ class Trajectory:
         agent: Of an agent's rollout: its `folder`, exit `status` and `output`.
         fork: Of a branch: where it leaves an earlier sample; None if they share no turn.
         positions: Of an agent's sample: where each turn under the mask is among all turns of the session, from 0.
+        candidates: [t] Ids from which each chosen token was sampled, empty elsewhere. No lists at all if sampling does
+            not truncate.
     """
 
     prompt: Prompt
@@ -311,6 +326,7 @@ class Trajectory:
     agent: JsonObject = field(default_factory=dict)
     fork: Fork | None = None
     positions: list[int] = field(default_factory=list)
+    candidates: list[Sequence[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -60,6 +60,7 @@ class SGLangRollouts(ServerEngine):
     reserved = 2  # SGLang never fills the last two tokens of the context
     scores = True
     picture_models = MODEL_TYPES
+    returns_candidates = True
     loader_arguments: Sequence[str] = ()
     """Arguments that servers need for the transport of weights."""
 

@@ -16,6 +16,7 @@ from rlkit.engines.server.teacher import TeacherApi
 from rlkit.engines.sglang_launch import release
 from rlkit.engines.sglang_pictures import FIRST_RELEASE, RequestPictures
 from rlkit.interfaces.teacher import TokenSpan, TopTokens
+from rlkit.ops.candidates import candidates_of
 from rlkit.types import JsonObject, Request, Sampling
 
 BRACKETS_SINCE = (0, 5, 18)
@@ -119,7 +120,8 @@ class SGLangApi(TeacherApi):
         self._requests.add(request_id)
         try:
             seconds = request.deadline or DEADLINES[UpdateStep.CHECK]
-            response = await self._sample(params, seconds, **inputs, rid=request_id)
+            options = {"top_logprobs_num": sampling.top_k} if sampling.top_k else {}
+            response = await self._sample(params, seconds, **inputs, **options, rid=request_id)
         finally:
             self._requests.discard(request_id)
         output = _read(response, sampling)
@@ -189,4 +191,13 @@ def _read(response: JsonObject, sampling: Sampling) -> ServerOutput:
     labels = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
     stopped = reason == "stop" or (aborted and bool(tokens) and tokens[-1] in sampling.stop_ids)
     complete = stopped or len(tokens) >= sampling.max_tokens
-    return ServerOutput(tokens, logps, labels[: len(tokens)], stopped, aborted and not complete)
+    candidates: list[Sequence[int]] = []
+    if sampling.top_k and tokens:
+        top = meta["output_top_logprobs"][: len(tokens)]
+        ids, top_logps = ([[entry[i] for entry in entries] for entries in top] for i in (1, 0))
+        try:
+            candidates, masses = candidates_of(tokens, ids, top_logps, sampling)
+        except ValueError as error:
+            raise Fault(f"SGLang sampled otherwise than it was asked to: {error}", 400) from error
+        logps = [logp - mass for logp, mass in zip(logps, masses, strict=True)]
+    return ServerOutput(tokens, logps, labels[: len(tokens)], stopped, aborted and not complete, candidates)

@@ -70,6 +70,7 @@ class Sample:
         fork: Where it leaves an earlier sample; None if they share no turn.
         positions: Indices of the nodes under the mask.
         media: The pictures that placeholders among the tokens stand for.
+        candidates: [t] Ids from which each token under the mask was sampled, empty elsewhere.
     """
 
     tokens: list[int]
@@ -83,6 +84,7 @@ class Sample:
     fork: Fork | None
     positions: list[int]
     media: list[MediaSegment]
+    candidates: list[Sequence[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -209,6 +211,7 @@ def _append(sample: Sample, tokens: Sequence[int], role: str, completion: Comple
     sample.mask.extend([sampled] * count)
     sample.logps.extend(completion.logps if sampled and completion else [0.0] * count)
     sample.versions.extend(completion.versions if sampled and completion else [-1] * count)
+    sample.candidates.extend((completion.candidates if sampled and completion else []) or [()] * count)
     if not sampled and sample.turns and sample.turns[-1].role != "assistant":
         sample.turns[-1] = sample.turns[-1]._replace(end=start + count)
     else:

@@ -363,5 +363,4 @@ def _until_stop(
             high = middle
         else:
             low = middle + 1
-    cut = Completion(completion.tokens[:low], completion.logps[:low], completion.versions[:low], StopReason.STOP)
-    return cut, text[:index], stop
+    return completion.first(low), text[:index], stop

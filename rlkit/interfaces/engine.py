@@ -36,6 +36,9 @@ class RolloutEngine(BoundPart):
     """Whether the engine samples on devices of its own and takes weights in the middle of requests. It then continues
     while the trainer learns, and rollouts can run ahead without `interrupt`."""
 
+    returns_candidates: bool = False
+    """Whether completions have `candidates` where `sampling.top_k` is set, so that training may truncate."""
+
     recorded: bool = False
     """Whether the run trains on recorded completions, and the engine samples for validation only."""
 
@@ -75,7 +78,8 @@ class RolloutEngine(BoundPart):
     async def generate(self, request: Request) -> Completion:
         """Continue the request's tokens until a stop id, `max_tokens` or the end of the context.
 
-        `Completion.logps` are those of `log_softmax(logits / temperature)`, and a stop id is part of the tokens.
+        `Completion.logps` are those of `log_softmax(logits / temperature)`, and a stop id is part of the tokens. If the
+        engine `returns_candidates` and the request has `top_k`, log-probs are those of the softmax over the candidates.
 
         Raises:
             RolloutError: This request failed; others are not affected.

@@ -177,6 +177,10 @@ def of_engine(answer: object, request: Request, version: int, stop_ids: Collecti
         expected = f"1 to max_tokens = {request.sampling.max_tokens} tokens"
     elif not count == len(answer.logps) == len(answer.versions):
         expected = "a log-prob and a version for each token"
+    elif answer.candidates and len(answer.candidates) != count:
+        expected = "candidates for each token"
+    elif not all(token in ids for token, ids in zip(answer.tokens, answer.candidates, strict=False)):
+        expected = "each token among its candidates"
     elif not all(isinstance(x, int | float) and math.isfinite(x) and x <= ROUNDING for x in answer.logps):
         expected = "finite log-probs of at most 0"
     elif set(answer.versions) != {version}:

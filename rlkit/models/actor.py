@@ -12,7 +12,8 @@ from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
 from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, zero_of_vision
-from rlkit.ops.logps import DEFAULT_READS, OutputLayer, logits_logps, token_logps
+from rlkit.ops.candidates import over_candidates
+from rlkit.ops.logps import DEFAULT_READS, LOGPS, OutputLayer, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
 from rlkit.ops.random import RowNoise
 from rlkit.types import PolicyOutput, Reads
@@ -60,8 +61,9 @@ class Actor(nn.Module):
             media: [B] the pictures of each row; None without pictures.
         """
         flat = tokens.flatten()
-        model, ids = base_model(self.policy), reads.ids
-        reads = reads._replace(ids=None)
+        model, candidates = base_model(self.policy), reads.candidates
+        ids = reads.ids if candidates is None else candidates.clamp(min=0).long()
+        requested, reads = reads, reads._replace(ids=None, candidates=None) if candidates is None else LOGPS
         if self.chunked:
             hidden, indices = self.passes(backbone_of(self.policy), tokens, mask, noise, media)
             head = model.get_output_embeddings()
@@ -75,6 +77,9 @@ class Actor(nn.Module):
             indices = inputs.indices
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             statistics = logits_logps(logits, flat[indices], temperature, reads=reads, ids=ids)
+
+        if candidates is not None:
+            statistics = over_candidates(statistics, candidates.flatten(0, 1)[indices], requested)
 
         def scatter(x: Tensor) -> Tensor:
             """Return x [N,...] of all ranks at its tokens of [B,T,...], 0 elsewhere."""

@@ -44,9 +44,17 @@ class FrozenPolicy:
         return nullcontext()
 
     @torch.no_grad()
-    def logps(self, tokens: Tensor, mask: Tensor, temperature: float, media: RowMedia | None = None) -> Tensor:
-        """Return log-probs [B,T] f32, 0 outside the mask."""
-        return self.actor(tokens, mask, temperature, LOGPS, media=media).logps  # type: ignore[no-any-return]
+    def logps(
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        temperature: float,
+        media: RowMedia | None = None,
+        candidates: Tensor | None = None,
+    ) -> Tensor:
+        """Return log-probs [B,T] f32, 0 outside the mask; over the candidates [B,T,K] if there are any."""
+        out: PolicyOutput = self.actor(tokens, mask, temperature, LOGPS._replace(candidates=candidates), media=media)
+        return out.logps
 
     @torch.no_grad()
     def top(

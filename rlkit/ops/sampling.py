@@ -29,9 +29,29 @@ class Truncation(NamedTuple):
         return bool(((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0)).any())
 
 
+class Choice(NamedTuple):
+    """Sampled tokens.
+
+    Args:
+        tokens: [N] i64.
+        logps: [N] f32 under `log_softmax(logits / temperature)`; over the candidates only in rows with `top_k`. NaN in
+            rows whose logits contain NaN or infinity, or are all minus infinity.
+        candidates: [N,K] i64, K the largest `top_k`: the tokens of which each was sampled, the likeliest first, then
+            -1. Only -1 in rows without `top_k`; None if no row has it.
+    """
+
+    tokens: Tensor
+    logps: Tensor
+    candidates: Tensor | None = None
+
+
 def choose(
-    logits: Tensor, u: Tensor, temperature: Tensor | None = None, truncation: Truncation | None = None
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor,
+    u: Tensor,
+    temperature: Tensor | None = None,
+    truncation: Truncation | None = None,
+    largest_k: int = 0,
+) -> Choice:
     """Sample one token per row by the inverse of the cumulative distribution.
 
     Probabilities are summed in blocks of the vocabulary, then within the selected block: unlike one float32 sum over
@@ -43,10 +63,7 @@ def choose(
         temperature: [N] f32; 0 takes the most likely token (the first of equals) and its log-prob at temperature 1.
             None is 1 for all rows.
         truncation: Which tokens may be sampled; None for all.
-
-    Returns:
-        tokens [N] i64 and their log-probs [N] f32 under `log_softmax(logits / temperature)`, before any truncation. A
-        row whose logits contain NaN or infinity, or are all minus infinity, gets an arbitrary token and NaN.
+        largest_k: The largest `top_k` of the rows.
     """
     highest = logits.amax(-1, keepdim=True).float()
     rows, vocabulary = logits.shape
@@ -62,9 +79,15 @@ def choose(
     weights.exp_()
     block_sums = blocks.sum(-1).double()  # [N, number of blocks]
     normalizer = block_sums.sum(-1)  # [N] f64
+    log_normalizer, candidates = normalizer.log(), None
     if truncation is not None and truncation.applies():
         weights.copy_(truncate(weights / normalizer[:, None].float(), truncation))
         block_sums = blocks.sum(-1).double()
+        if largest_k:
+            probs, ids = weights.topk(min(largest_k, vocabulary), -1)
+            recorded = truncation.top_k > 0
+            candidates = ids.masked_fill((probs == 0) | ~recorded[:, None], -1)
+            log_normalizer += probs.double().sum(-1).log().where(recorded, 0)
     target = u.double() * block_sums.sum(-1)  # [N], the cumulative weight to reach
     if width == vocabulary:
         tokens = _search(weights, target)[0]
@@ -75,7 +98,7 @@ def choose(
     if temperature is not None and bool((temperature == 0).any()):
         tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
     chosen = (logits.gather(-1, tokens[:, None]).float() - highest).squeeze(-1)
-    return tokens, ((chosen if scale is None else chosen / scale) - normalizer.log()).float()
+    return Choice(tokens, ((chosen if scale is None else chosen / scale) - log_normalizer).float(), candidates)
 
 
 def _search(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

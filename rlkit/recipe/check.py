@@ -14,6 +14,9 @@ from rlkit.recipe.check_validation import check_best, check_validation
 from rlkit.recipe.recipe import Recipe, option
 from rlkit.registry.checks import method_problems
 
+MOST_CANDIDATES = 1024
+"""The largest `top_k` in training: each token of a batch has so many ids."""
+
 COLDEST = 0.01
 """The lowest temperature above 0: below it samples are greedy, and logits may overflow."""
 
@@ -159,6 +162,22 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _check_truncation(recipe: Recipe) -> Iterator[str]:
+    """The trainer renormalises over the candidates of each token, which the engine must return."""
+    sampling, engine = recipe.rollout.sampling, type(recipe.rollout.engine)
+    limits = f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}"
+    advice = "set top_p: 1, top_k: 0 and min_p: 0, and truncate in validation.sampling only"
+    if not 1 <= sampling.top_k <= MOST_CANDIDATES:
+        yield (
+            f"{limits}, but the trainer keeps the ids from which each token is sampled; set top_k as well, from 1 to "
+            f"{MOST_CANDIDATES}, such as 100"
+        )
+    if not engine.returns_candidates:
+        yield f"{limits}, but {engine.__name__} does not return the ids from which each token is sampled; {advice}"
+    if recipe.teacher is not None or recipe.loss.forward.teacher_top or recipe.loss.forward.statistics.mean:
+        yield f"{limits}, but a teacher and the loss read log-probs over the whole vocabulary; {advice}"
+
+
 def _check_sampling(recipe: Recipe) -> Iterator[str]:
     sampling = recipe.rollout.sampling
     if recipe.rollout.oversample > 1 and Needs.GREEDY in recipe.needs:
@@ -167,11 +186,7 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
             "a greedy completion of each prompt; set rollout.oversample to 1"
         )
     if sampling.truncates:
-        yield (
-            f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}, but the "
-            "trainer cannot reproduce their log-probs; set top_p: 1, top_k: 0 and min_p: 0, and truncate in "
-            "validation.sampling only"
-        )
+        yield from _check_truncation(recipe)
     validation_sampling = None if recipe.validation is None else recipe.validation.sampling
     for key, section in (("rollout", sampling), ("validation", validation_sampling)):
         if section is not None and 0 < section.temperature < COLDEST:

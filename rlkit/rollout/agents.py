@@ -271,6 +271,7 @@ class AgentHost:
             media=Media.of(sample.media),
             fork=sample.fork,
             positions=sample.positions,
+            candidates=sample.candidates if any(sample.candidates) else [],
         )
 
 

@@ -24,6 +24,7 @@ def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
         return full
 
     media = tuple(t.media for t in trajectories)
+    has_candidates = any(t.candidates for t in trajectories)
     return RolloutBatch(
         tokens=padded(lambda t: t.tokens, "q", torch.long, 0),
         attention=attention,
@@ -32,6 +33,7 @@ def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
         group=torch.tensor([t.group for t in trajectories], dtype=torch.long),
         versions=padded(lambda t: t.versions, "q", torch.long, -1),
         media=media if any(media) else None,
+        candidates=_candidates(trajectories, attention.shape) if has_candidates else None,
     )
 
 
@@ -59,6 +61,17 @@ def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> Batc
         components=table.to(batch.tokens.device),
         component_names=names,
     )
+
+
+def _candidates(trajectories: Sequence[Trajectory], shape: torch.Size) -> Tensor:
+    """Return the candidates [B,T,K] i32 of each token, padded with -1."""
+    most = max(len(ids) for t in trajectories for ids in t.candidates)
+    padded = torch.full((*shape, most), -1, dtype=torch.int32)
+    for row, trajectory in enumerate(trajectories):
+        counts = torch.tensor([len(ids) for ids in trajectory.candidates], dtype=torch.long)
+        present = torch.arange(most) < counts[:, None]
+        padded[row, : len(counts)][present] = _flat(trajectory.candidates, "i", torch.int32)
+    return padded
 
 
 def _flat(rows: Iterable[Iterable[float]], code: str, kind: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rlkit.base.deadlines import deadline, queued
@@ -252,7 +252,7 @@ async def ask_engine(setup: ConversationSetup, request: Request) -> Completion:
     cut_by_context = (
         answer.stop is StopReason.LENGTH and len(request.tokens) + len(answer.tokens) >= setup.limits.context
     )
-    return Completion(answer.tokens, answer.logps, answer.versions, StopReason.CONTEXT) if cut_by_context else answer
+    return replace(answer, stop=StopReason.CONTEXT) if cut_by_context else answer
 
 
 def _check(setup: ConversationSetup, conversation: Conversation, session: ParticipantSession) -> None:

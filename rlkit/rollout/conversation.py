@@ -68,6 +68,7 @@ class Conversation:
     mask: list[bool] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    candidates: list[Sequence[int]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     media: list[MediaSegment] = field(default_factory=list)
@@ -107,6 +108,7 @@ class Conversation:
         self.mask += [True] * len(answer.tokens)
         self.logps += answer.logps
         self.versions += answer.versions
+        self.candidates += answer.candidates or [()] * len(answer.tokens)
         self.turns.append(Turn("assistant", start, len(self.tokens)))
         self.rewards.append(0.0)
         if answer.stop is not StopReason.STOP:
@@ -181,6 +183,7 @@ class Conversation:
             counts=self.counts,
             messages=list(messages),
             media=Media.of(self.media),
+            candidates=self.candidates if any(self.candidates) else [],
         )
 
     def _require(self, *phases: Phase) -> None:
@@ -200,4 +203,5 @@ class Conversation:
         self.mask += [False] * new
         self.logps += [0.0] * new
         self.versions += [-1] * new
+        self.candidates += [()] * new
         self.turns.append(Turn(role, start, start + new))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -64,6 +64,7 @@ class Gate:
         tokens: list[int] = []
         logps: list[float] = []
         versions: list[int] = []
+        candidates: list[Sequence[int]] = []
         self.count(-1)
         try:
             while True:
@@ -81,8 +82,9 @@ class Gate:
                 tokens += part.tokens
                 logps += part.logps
                 versions += part.versions
+                candidates += part.candidates
                 if part.stop is not StopReason.INTERRUPTED:
-                    return Completion(tokens, logps, versions, part.stop)
+                    return Completion(tokens, logps, versions, part.stop, candidates)
         finally:
             self.count(1)
 

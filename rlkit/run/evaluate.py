@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import token_limit
-from rlkit.models.vision import RowMedia
 from rlkit.ops.groups import pairs
 from rlkit.ops.masked import last_of
 from rlkit.ops.statistics import paired_p_value, sign_test
@@ -30,7 +29,7 @@ from rlkit.run.validation_metrics import (
 )
 from rlkit.train.microbatch import forward_in_micro_batches
 from rlkit.train.sampling import score_group
-from rlkit.types import Prompt, Sampling, Score, Trajectory
+from rlkit.types import Prompt, RolloutBatch, Sampling, Score, Trajectory
 
 
 def score_recorded(
@@ -61,9 +60,9 @@ def _scores(service: RolloutService, trajectories: Sequence[Trajectory]) -> Tens
     """Return the score [B,T] f32 of each conversation up to each token, on the CPU; all ranks must call this."""
     recipe, ranks, actor = service.recipe, service.ranks, service.actor
 
-    def forward(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
+    def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
         with ranks.fabric.autocast():
-            return (actor(tokens, mask, media=media).scores,)
+            return (actor(tokens, mask, media=part.media).scores,)
 
     batch = collate(trajectories).to(ranks.fabric.device)
     limit, packed = token_limit(recipe.train, recipe.model, recipe.fabric), actor.passes.packs(batch.media)
@@ -178,7 +177,7 @@ def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
 def samplings(recipe: Recipe) -> tuple[Sampling, Sampling]:
     """Return the options of validation's greedy and sampled completions."""
     sampled = (recipe.validation or Validation()).sampling or recipe.rollout.sampling
-    return replace(sampled, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0), sampled
+    return sampled.most_likely(), sampled
 
 
 def _complete(

@@ -87,6 +87,7 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         "mask": [int(m) for m in trajectory.mask],
         "logps": [float(f"{x:.9g}") for x in trajectory.logps],  # a float32, to the bit
         "versions": trajectory.versions,
+        **({"candidates": list(map(list, trajectory.candidates))} if trajectory.candidates else {}),
         "turns": [list(turn) for turn in trajectory.turns],
         "turn_rewards": trajectory.turn_rewards,
         **({"positions": trajectory.positions} if trajectory.positions else {}),
@@ -318,6 +319,8 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.mask = list(map(bool, _per_token(fields, "mask", [0] * size)))
     trajectory.logps = _per_token(fields, "logps", [0.0] * size)
     trajectory.versions = _per_token(fields, "versions", [-1] * size)
+    expected = f"a list of {size} lists of token ids"
+    trajectory.candidates = fields.get("candidates", lambda value: _is_lists(value, size), expected, [])
     turns: list[list[Any]] = fields.get("turns", _is_turns, "[role, start, end] each", [])
     trajectory.turns = [Turn(*turn) for turn in turns]
     return trajectory
@@ -340,6 +343,10 @@ MESSAGES = "messages, each with role and content"
 def _is_messages(value: object) -> bool:
     messages = value if isinstance(value, list) else []
     return bool(messages) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
+
+
+def _is_lists(value: object, size: int) -> bool:
+    return isinstance(value, list) and len(value) == size and all(map(_is_ints, value))
 
 
 def _is_text(value: object) -> bool:

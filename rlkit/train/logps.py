@@ -11,7 +11,6 @@ from rlkit.interfaces.advantage import Needs
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.lora import base_model
 from rlkit.models.reference import FrozenPolicy
-from rlkit.models.vision import RowMedia
 from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS
 from rlkit.ops.masked import Reducer
@@ -36,15 +35,18 @@ def compute_logps(context: TrainContext, batch: RolloutBatch) -> None:
         batch.ref_logps = frozen_logps(context, batch, reference)
     if critic is not None and recipe.critic is not None:
         values = critic.inner
-        [batch.values] = _forward(context, batch, lambda *inputs: (values(*inputs),), values)
+        [batch.values] = _forward(
+            context, batch, lambda tokens, mask, part: (values(tokens, mask, part.media),), values
+        )
 
 
 def policy_logps(context: TrainContext, batch: RolloutBatch, reads: Reads = LOGPS) -> list[Tensor]:
     """Return the current policy's log-probs [B,T] f32, and what else is read of its distributions."""
     actor, temperature = context.models.actor, context.recipe.rollout.sampling.temperature
 
-    def forward(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
-        return [x for x in actor(tokens, mask, temperature, reads, media=media) if x is not None]
+    def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
+        restricted = reads._replace(candidates=part.candidates)
+        return [x for x in actor(tokens, mask, temperature, restricted, media=part.media) if x is not None]
 
     return _forward(context, batch, forward, actor)
 
@@ -53,8 +55,8 @@ def frozen_logps(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolic
     """Return the log-probs [B,T] f32 of a model that is not trained."""
     temperature = context.recipe.rollout.sampling.temperature
 
-    def forward(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
-        return (frozen.logps(tokens, mask, temperature, media),)
+    def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
+        return (frozen.logps(tokens, mask, temperature, part.media, part.candidates),)
 
     with frozen.applied():
         return _forward(context, batch, forward, frozen)[0]
@@ -73,8 +75,8 @@ def frozen_top(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy,
     temperature = context.recipe.rollout.sampling.temperature
     reads = Reads(entropy=False, top=count, columns=columns_of(context.models.actor))
 
-    def forward(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
-        return frozen.top(tokens, mask, temperature, reads, media)
+    def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
+        return frozen.top(tokens, mask, temperature, reads, part.media)
 
     with frozen.applied():
         return _forward(context, batch, forward, frozen)
@@ -117,9 +119,9 @@ def _forward(
 ) -> list[Tensor]:
     """Compute tensors [B,T,...] in the precision and the micro-batches of updates."""
 
-    def autocast(tokens: Tensor, mask: Tensor, media: RowMedia | None) -> Sequence[Tensor]:
+    def autocast(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
         with context.ranks.fabric.autocast():
-            return fn(tokens, mask, media)
+            return fn(tokens, mask, part)
 
     limit, agree = context.data.token_limit, context.ranks.all_reduce_max
     return forward_in_micro_batches(autocast, batch, limit, agree, packed=module.passes.packs(batch.media))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from rlkit.models.vision import RowMedia
 from rlkit.ops.batching import group_micro_batches, micro_batches
 from rlkit.types import RolloutBatch
 
@@ -17,8 +17,8 @@ B = TypeVar("B", bound=RolloutBatch)
 Agree = Callable[[float], float]
 """Returns the largest of all ranks' values: `Ranks.all_reduce_max`."""
 
-Forward = Callable[[Tensor, Tensor, RowMedia | None], Sequence[Tensor]]
-"""From tokens and mask [b,t], and the pictures [b] of rows, to tensors [b,t,...]."""
+Forward = Callable[[Tensor, Tensor, RolloutBatch], Sequence[Tensor]]
+"""From tokens and mask [b,t], and the rows of the batch from which they are, to tensors [b,t,...]."""
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def forward_in_micro_batches(
     outputs: list[Tensor] = []
     for rows in aligned_micro_batches(batch, range(len(batch)), limit, agree, packed) or [[]]:
         part, tokens, mask = select_rows(batch, rows)
-        pieces = fn(tokens, mask, part.media)
+        pieces = fn(tokens, mask, part)
         outputs = outputs or [piece.new_zeros(*batch.tokens.shape, *piece.shape[2:]) for piece in pieces]
         for output, piece in zip(outputs, pieces if rows else (), strict=bool(rows)):
             output[rows, : piece.shape[1]] = piece
@@ -75,4 +75,4 @@ def select_rows(batch: B, rows: Sequence[int]) -> tuple[B, Tensor, Tensor]:
     part = batch.rows(torch.tensor(rows, dtype=torch.long, device=batch.tokens.device))
     if rows:
         return part, part.tokens, part.mask
-    return part, part.tokens.new_zeros(1, 2), part.mask.new_zeros(1, 2)
+    return replace(part, candidates=None), part.tokens.new_zeros(1, 2), part.mask.new_zeros(1, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rlkit.base.tasks import run_concurrently
 from rlkit.data.data import Data
@@ -92,17 +91,12 @@ async def _sample_prompts(
     if rollouts.greedy is None:
         trajectories = await sampled
     else:
-        greedy = collect(setup(most_likely(rollout.sampling), 1), prompts, start_scoring)
+        greedy = collect(setup(rollout.sampling.most_likely(), 1), prompts, start_scoring)
         trajectories, completions = await run_concurrently(sampled, greedy)
         rollouts.greedy_completions |= {t.group: t for t in completions}  # the last of each group counts
     meter.max("time/engine_idle_share", timer.idle_share())
     await asyncio.sleep(0)  # the last groups' scoring starts
     return trajectories
-
-
-def most_likely(sampling: Sampling) -> Sampling:
-    """Return sampling options that choose the most likely token each time."""
-    return replace(sampling, temperature=0.0)
 
 
 async def score_group(service: RolloutService, group: Sequence[Trajectory]) -> None:

@@ -17,7 +17,7 @@ from rlkit.engines.server.process import free_port
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
-from tests.served import PROMPTS, RETRY, Trainer, request
+from tests.served import PROMPTS, RETRY, Trainer, check_candidates, request
 
 
 def test_greedy_output_equals_generate_token_for_token(trainer: Trainer, engine: SGLangServer) -> None:
@@ -33,6 +33,10 @@ def test_logps_equal_the_trainers(trainer: Trainer, engine: SGLangServer, temper
         mask = torch.arange(tokens.shape[1])[None] >= len(r.tokens)
         logps = actor(tokens, mask, temperature).logps[mask]
         assert (logps - torch.tensor(answer.logps)).abs().max() < 1e-4
+
+
+def test_truncated_completions_have_candidates_and_log_probs_over_them(trainer: Trainer, engine: ServerEngine) -> None:
+    check_candidates(trainer, engine, 1e-4)
 
 
 def test_a_teachers_log_probs_are_those_of_transformers(trainer: Trainer, engine: ServerEngine) -> None:
@@ -70,7 +74,7 @@ def test_stop_ids_budgets_and_the_context_end_a_completion(trainer: Trainer, eng
 
 
 def test_truncated_sampling_reports_logps_of_the_full_softmax(trainer: Trainer, engine: SGLangServer) -> None:
-    asked = [request(PROMPTS[0], **limits) for limits in ({"temperature": 0.0}, {"top_k": 1}, {"min_p": 1.0})]
+    asked = [request(PROMPTS[0], **limits) for limits in ({"temperature": 0.0}, {"top_p": 1e-6}, {"min_p": 1.0})]
     greedy, *sampled = trainer.ask(engine, asked)
     for likeliest in sampled:
         assert likeliest.tokens == greedy.tokens

@@ -22,6 +22,8 @@ class ServerOutput:
         labels: For each token, the label of the weights that sampled it.
         stopped: Whether a stop id ended the tokens, rather than the budget.
         aborted: Whether the server was told to end the request.
+        candidates: For each token, the ids from which it was sampled; empty if the request has no `top_k`, or the
+            server does not return them.
     """
 
     tokens: list[int]
@@ -29,6 +31,7 @@ class ServerOutput:
     labels: list[str] = field(default_factory=list)
     stopped: bool = False
     aborted: bool = False
+    candidates: list[Sequence[int]] = field(default_factory=list)
 
 
 class ServerApi(ABC):

@@ -83,7 +83,7 @@ class Requests:
         if result is None:
             return Completion([], [], [], StopReason.INTERRUPTED)
         output, versions = result
-        return Completion(output.tokens, output.logps, versions, _stop_reason(output, request))
+        return Completion(output.tokens, output.logps, versions, _stop_reason(output, request), output.candidates)
 
     async def _attempt(self, request: Request) -> tuple[ServerOutput, list[int]]:
         """Return a server's output, and the version of each token.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -15,6 +16,9 @@ from rlkit.media import Media
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose
 from rlkit.types import Completion, Request, StopReason
+
+FILLED = ("stops", "candidates")
+"""Columns with a number of ids in each row, then -1."""
 
 GROWTH = 64
 """The least number of tokens by which the memory of a row grows."""
@@ -39,11 +43,11 @@ class Row:
     def finished(self) -> bool:
         return self.completion is not None
 
-    def finish(self, tokens: list[int], logps: list[float]) -> None:
+    def finish(self, tokens: list[int], logps: list[float], candidates: list[Sequence[int]]) -> None:
         """Complete the row with its tokens; one that ends with a log-prob that is not finite has failed."""
         ends = [count for count, _ in self.versions[1:]] + [len(tokens)]
         versions = [v for (start, v), end in zip(self.versions, ends, strict=True) for _ in range(end - start)]
-        self.completion = Completion(tokens, logps, versions, self._stop(tokens))
+        self.completion = Completion(tokens, logps, versions, self._stop(tokens), candidates)
         if not all(map(isfinite, logps)):
             self.failure = EngineError(
                 f"the policy's logits were not finite after {len(tokens) - 1} tokens of a completion: its weights or "
@@ -119,6 +123,7 @@ class DecodeBatch:
         self._columns: dict[str, Tensor] = {}
         self._temperature_is_1 = True
         self._untruncated = True
+        self._largest_k = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -134,7 +139,8 @@ class DecodeBatch:
         max_stops = max((len(r.stop_ids) for r in (*rows, *self.rows)), default=0)
         options = [row.request.sampling for row in rows]
         self._temperature_is_1 &= all(s.temperature == 1 for s in options)
-        self._untruncated &= all(s.top_p == 1 and s.top_k == 0 and s.min_p == 0 for s in options)
+        self._untruncated &= not any(s.truncates for s in options)
+        self._largest_k = max([self._largest_k, *(s.top_k for s in options)])
         new = {
             "key": [row.key for row in rows],
             "temperature": [float(s.temperature) for s in options],
@@ -152,9 +158,10 @@ class DecodeBatch:
         columns["stops"] = columns["stops"].view(len(rows), max_stops).long()
         columns["tokens"] = torch.zeros(len(rows), 0, dtype=torch.long, device=self._device)
         columns["logps"] = torch.zeros(len(rows), 0, device=self._device)
+        columns["candidates"] = torch.zeros(len(rows), 0, self._largest_k, dtype=torch.int32, device=self._device)
         for name, column in columns.items():
             old = self._columns.get(name, column[:0])
-            self._columns[name] = torch.cat(_equally_wide(old, column, -1 if name == "stops" else 0))
+            self._columns[name] = torch.cat(_equally_wide(old, column, -1 if name in FILLED else 0))
         self.rows += rows
         self._version = None
 
@@ -168,10 +175,16 @@ class DecodeBatch:
         part = {name: column[first:] for name, column in self._columns.items()}
         temperature = None if self._temperature_is_1 else part["temperature"]
         truncation = None if self._untruncated else Truncation(part["top_p"], part["top_k"], part["min_p"])
-        tokens, logps = choose(logits, uniform(part["key"], part["position"]), temperature, truncation)
+        u = uniform(part["key"], part["position"])
+        tokens, logps, candidates = choose(logits, u, temperature, truncation, self._largest_k)
         index = part["count"][:, None]
         part["tokens"].scatter_(1, index, tokens[:, None])
         part["logps"].scatter_(1, index, logps[:, None])
+        if candidates is not None:
+            slot = (torch.arange(len(tokens), device=self._device), part["count"])
+            part["candidates"][slot] = torch.nn.functional.pad(
+                candidates, (0, part["candidates"].shape[-1] - candidates.shape[-1]), value=-1
+            ).int()
         part["last"].copy_(tokens)
         part["count"] += 1
         part["position"] += 1
@@ -216,6 +229,7 @@ class DecodeBatch:
         columns = max(GROWTH, self._longest // 4)
         for name in ("tokens", "logps"):
             self._columns[name] = torch.nn.functional.pad(self._columns[name], (0, columns))
+        self._columns["candidates"] = torch.nn.functional.pad(self._columns["candidates"], (0, 0, 0, columns), value=-1)
 
     def _finish(self, ended: Sequence[int]) -> None:
         index = torch.tensor(ended, device=self._device)
@@ -224,12 +238,20 @@ class DecodeBatch:
         tokens = self._columns["tokens"][index].tolist()
         logps = self._columns["logps"][index].tolist()
         for i, count, row_tokens, row_logps in zip(ended, counts, tokens, logps, strict=True):
-            self.rows[i].finish(row_tokens[:count], row_logps[:count])
+            row = self.rows[i]
+            recorded = self._columns["candidates"][i, :count] if row.request.sampling.top_k else None
+            row.finish(row_tokens[:count], row_logps[:count], [] if recorded is None else ragged(recorded))
+
+
+def ragged(candidates: Tensor) -> list[Sequence[int]]:
+    """Return the ids of each row of a tensor [n,K] i32 that is padded with -1, as arrays."""
+    counts = (candidates >= 0).sum(-1).tolist()
+    return [array("i", row[:count].tobytes()) for row, count in zip(candidates.cpu().numpy(), counts, strict=True)]
 
 
 def _equally_wide(old: Tensor, new: Tensor, fill: int) -> list[Tensor]:
-    """Pad two tensors [N,C] to the same number of columns."""
-    if old.dim() == 1:
-        return [old, new]
-    width = max(old.shape[1], new.shape[1])
-    return [torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill) for x in (old, new)]
+    """Pad two tensors [N,C,...] to the same shape but for their rows."""
+    shapes = [max(sizes) for sizes in zip(old.shape[1:], new.shape[1:], strict=True)]
+    missing = [[size - own for size, own in zip(shapes, x.shape[1:], strict=True)] for x in (old, new)]
+    padding = [[amount for size in reversed(sizes) for amount in (0, size)] for sizes in missing]
+    return [torch.nn.functional.pad(x, pad, value=fill) for x, pad in zip((old, new), padding, strict=True)]

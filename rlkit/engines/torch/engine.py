@@ -45,6 +45,7 @@ class TorchEngine(RolloutEngine):
 
     reads_policy = True
     interruptible = True
+    returns_candidates = True
 
     def __init__(self, max_rows: Count = 256, max_kv_tokens: PositiveInt = 262144) -> None:
         self.max_rows = max_rows

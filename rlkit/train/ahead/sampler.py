@@ -13,7 +13,7 @@ from rlkit.rollout.collect import BusyTimer, ConversationSetup, converse
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.group import PromptGroup
-from rlkit.train.sampling import most_likely, score_group
+from rlkit.train.sampling import score_group
 from rlkit.types import Trajectory
 
 
@@ -45,7 +45,7 @@ class GroupSampler:
         setup = self._setup(step + 1, attempt)
         conversations = [(setup, sample) for sample in range(setup.samples)]
         if greedy:
-            conversations.append((replace(setup, sampling=most_likely(setup.sampling), samples=1), 0))
+            conversations.append((replace(setup, sampling=setup.sampling.most_likely(), samples=1), 0))
         self.gate.count(len(conversations) - group.busy)
         group.busy = len(conversations)
 
