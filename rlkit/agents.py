@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import os
-import re
-import shlex
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import PurePosixPath
+from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import urlsplit
 
+from rlkit.base.command import Command, CommandLimits, check_files, environment_of_run, write_files
 from rlkit.base.errors import RecipeError, show
-from rlkit.base.functions import load_function, require_function
+from rlkit.base.functions import coroutine_problem, load_function, require_function
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import Count, PositiveInt, Seconds
-from rlkit.gateway.process import ProcessLimits, run_command
 from rlkit.interfaces.agent import Agent, AgentClient, AgentResult, AgentTask
 from rlkit.interfaces.runtime import Runtime
 
 __all__ = ["CommandAgent", "PythonAgent"]
 
-INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Environment variables of the run that an agent has too; tokens and passwords are not among them."""
 TASK_FILE = "TASK.md"
 LOCAL_HOSTS = "127.0.0.1,localhost"
 
@@ -36,14 +31,20 @@ class CommandAgent(Agent):
     the row's column `files`, texts by path. HOME is the folder. The exit status and the end of its output are scored
     with the rollout.
 
+    In its sandbox it may write to its folder, /tmp and /dev/shm, read the system and this Python, reach the policy, and
+    see its own processes only.
+
     Args:
-        command: The command line.
+        command: The command line. Files that it names are readable.
         allow_code: Must be true, since the recipe runs the command.
         environment: Environment variables besides.
         timeout: Seconds for one rollout, without the time in which the engine samples.
         memory_mb: Memory of all its processes together.
         processes: Processes at once.
         file_mb: Size of a file that it writes.
+        disk_mb: Size of its folder.
+        sandbox: Confine it, or refuse a machine that cannot; false gives it the user's rights and network.
+        readable: Files and folders that it may read in its sandbox.
         keep: A folder to which its files are moved after scoring; null removes them.
     """
 
@@ -57,6 +58,9 @@ class CommandAgent(Agent):
         memory_mb: PositiveInt = 4096,
         processes: Count = 128,
         file_mb: PositiveInt = 256,
+        disk_mb: PositiveInt = 1024,
+        sandbox: bool = True,
+        readable: Sequence[str] = (),
         keep: OutputPath | None = None,
     ) -> None:
         self.allow_code = allow_code
@@ -64,25 +68,27 @@ class CommandAgent(Agent):
             raise RecipeError(
                 f"CommandAgent has the command {show(command)}, which would run; set allow_code: true if you trust it"
             )
-        try:
-            self.command = shlex.split(command)
-        except ValueError as error:
-            raise RecipeError(f"CommandAgent has command={show(command)}, which no shell can split: {error}") from error
-        if not self.command:
-            raise RecipeError("CommandAgent has an empty command")
-        self.environment = dict(environment or {})
-        self.timeout = timeout
         self.memory_mb = memory_mb
         self.processes = processes
         self.file_mb = file_mb
+        self.disk_mb = disk_mb
+        self.sandbox = sandbox
+        self.readable = readable
+        limits = CommandLimits(self.memory_mb, self.processes, self.file_mb, self.disk_mb)
+        self.command = Command("CommandAgent", command, limits, confined=self.sandbox, readable=self.readable)
+        self.environment = dict(environment or {})
+        self.timeout = timeout
         self.keep = keep
 
+    def bind(self, runtime: Runtime) -> None:
+        self.command.check()
+
     async def run(self, task: AgentTask, client: AgentClient) -> AgentResult:
-        write_files(task)
+        _write_task(task)
         values = {"{task}": task.text, "{url}": client.url, "{key}": client.key, "{model}": client.model}
-        limits = ProcessLimits(self.memory_mb, self.processes, self.file_mb, 2**16)
-        words = [_filled(word, values) for word in self.command]
-        return await run_command(words, task.folder, self.variables(task, client), limits)
+        port = urlsplit(client.url).port or 0
+        result = await self.command.run(task.folder, self.variables(task, client), values, port)
+        return AgentResult(result.status, result.output)
 
     def variables(self, task: AgentTask, client: AgentClient) -> dict[str, str]:
         """Return the environment variables of the command."""
@@ -99,8 +105,7 @@ class CommandAgent(Agent):
             "no_proxy": LOCAL_HOSTS,
             "NO_PROXY": LOCAL_HOSTS,
         }
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return inherited | own | self.environment
+        return environment_of_run() | own | self.environment
 
 
 class PythonAgent(Agent):
@@ -127,6 +132,9 @@ class PythonAgent(Agent):
     ) -> None:
         self.allow_code = allow_code
         require_function("PythonAgent", function, self.allow_code)
+        problem = coroutine_problem(function, ("client", "task"))
+        if problem is not None:
+            raise RecipeError(f"PythonAgent has function={function!r}, but {problem}")
         self.function = function
         self.timeout = timeout
         self.keep = keep
@@ -137,35 +145,20 @@ class PythonAgent(Agent):
 
     async def run(self, task: AgentTask, client: AgentClient) -> AgentResult:
         assert self._loaded is not None
-        write_files(task)
+        _write_task(task)
         value = await self._loaded(client, task)
         return value if isinstance(value, AgentResult) else AgentResult(0, "" if value is None else str(value))
 
 
-def write_files(task: AgentTask) -> None:
-    """Write the task's text and pictures, and the files of its row, into its folder.
+def _write_task(task: AgentTask) -> None:
+    """Write the files of its row, and the task's text and pictures, into its folder.
 
     Raises:
         ValueError: A path leads out of the folder, or a file is no text.
     """
-    files = task.prompt.meta.get("files")
-    if not isinstance(files, Mapping | None):
-        raise ValueError(f"the row's files are {show(files)}, expected texts by path")
-    for name, text in {**(files or {}), TASK_FILE: task.text}.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.name or not isinstance(text, str):
-            raise ValueError(f"the row's files have {show(name)}: {show(text)}, expected a relative path and a text")
-        target = task.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    write_files(task.folder, {**check_files(task.prompt.meta.get("files"), "files"), TASK_FILE: task.text})
     for number, picture in enumerate(task.pictures, 1):
         (task.folder / f"picture-{number}{picture.suffix}").write_bytes(picture.data)
-
-
-def _filled(word: str, values: Mapping[str, str]) -> str:
-    """Return a word of the command with the names in it replaced; the values are not searched for names."""
-    names = re.compile("|".join(map(re.escape, values)))
-    return names.sub(lambda match: values[match.group()], word).replace("\0", "")
 
 
 def _load(function: str) -> Function:

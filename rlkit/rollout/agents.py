@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlkit.base.command import remove
 from rlkit.base.deadlines import deadline, queued
 from rlkit.base.errors import RecipeError, RolloutError, shorten, show
 from rlkit.base.tasks import cancel
@@ -170,7 +171,7 @@ class AgentHost:
             try:
                 trajectory = await self._rollout(setup, prompt, key, folder)
             except BaseException:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                await asyncio.to_thread(remove, folder)
                 raise
             if trajectory.error is not None:
                 await self.release([trajectory])
@@ -187,7 +188,7 @@ class AgentHost:
         """End all sessions, stop the server and remove all folders."""
         await self.gateway.close()
         if self._root is not None:
-            await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+            await asyncio.to_thread(remove, self._root)
             self._root = None
 
     def _folder(self, key: SampleKey) -> Path:
@@ -280,4 +281,4 @@ def _remove(folder: Path, keep: str | None) -> None:
         if keep is not None:
             Path(keep).mkdir(parents=True, exist_ok=True)
             shutil.move(folder, Path(keep) / folder.name)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)

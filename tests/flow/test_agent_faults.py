@@ -43,7 +43,9 @@ def test_an_agent_killed_in_a_request_loses_that_request(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(TorchEngine, "generate", slow)
     (tmp_path / "killed").mkdir()
-    agent = command_agent(f"{sys.executable} {agent_file(tmp_path, ASK + STREAMED)} {tmp_path / 'killed'}")
+    agent = command_agent(
+        f"{sys.executable} {agent_file(tmp_path, ASK + STREAMED)} {tmp_path / 'killed'}", sandbox=False
+    )
     [row], _ = fit("--recipe=quickstart", agent, *SHORT, "--train.steps=1", "--rollout.group_size=6", cwd=tmp_path)
     killed = len(list((tmp_path / "killed").iterdir()))
     assert (row["rollout/samples"], row["rollout/failed"]) == (12, 0)
@@ -106,7 +108,9 @@ time.sleep(600)
 def test_no_agent_outlives_a_killed_trainer(tmp_path: Path) -> None:
     agent = agent_file(tmp_path, ASK + STAYING)
     (tmp_path / "started").mkdir()
-    command = command_agent(f"{sys.executable} {agent}", environment=f"{{STARTED: '{tmp_path / 'started'}'}}")
+    command = command_agent(
+        f"{sys.executable} {agent}", environment=f"{{STARTED: '{tmp_path / 'started'}'}}", sandbox=False
+    )
     process = start(tmp_path, command, "--train.prompts_per_step=1", "--rollout.group_size=2", "--validation=null")
     wait_until(lambda: len(list((tmp_path / "started").iterdir())) == 2)
     assert len(agents(agent)) >= 2

@@ -184,8 +184,7 @@ def test_a_hostile_command_ends_its_rollout_only(tmp_path: Path, attack: str) ->
     rows, _ = fit("--recipe=quickstart", command_agent(f"{sys.executable} {agent}", **options), *short, cwd=tmp_path)
     assert rows[0]["rollout/samples"] == 2
     assert rows[0]["rollout/failed"] == 0  # the policy has answered: the rollout is scored
-    harmless = ("a process that stays", "the end of its parents")  # which a process namespace protects
-    assert rows[0]["conversation/agent_failed"] == (0 if attack in harmless else 2)
+    assert rows[0]["conversation/agent_failed"] == (0 if attack == "a process that stays" else 2)
     alive = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))]
     assert not [command for command in alive if str(agent) in command or "4711" in command]
 

@@ -14,11 +14,9 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlkit.base import sandbox
+
 PACKAGES = [Path(find_spec(name).origin).resolve().parents[1] for name in ("rlkit", "rlkit_tool_python")]
-sys.path.insert(0, str(PACKAGES[1] / "rlkit_tool_python"))  # whose import would select_rows its time
-
-import sandbox  # noqa: E402
-
 USER = 50_000 + os.getpid() % 10_000
 MOUNT, PRCTL, SECCOMP_CALL, LANDLOCK = (165, 40), (157, 167), (317, 277), (444, 444)
 REFUSE = [(sandbox.RETURN, 0, 0, sandbox.REFUSE)]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import platform
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rlkit.base import attempts, sandbox
+from rlkit.base.command import REMOVE, ROOT, machine, next_user
 from rlkit.base.errors import RecipeError, RolloutError
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.hooks import Register, hookimpl
@@ -25,15 +24,9 @@ from rlkit.interfaces.runtime import Runtime
 from rlkit.interfaces.tool import State, Tool
 
 HERE = Path(__file__).parent
-SANDBOX = (sys.executable, "-I", "-B", "-X", "utf8", str(HERE / "sandbox.py"))
-REMOVE = ("sh", "-c", 'chmod -R u+rwX "$1"; rm -rf "$1"', "sh")
-"""Removes a folder, whatever its modes and depth."""
-MACHINES = ("x86_64", "aarch64")
-"""Those whose system calls the sandbox knows."""
+SANDBOX = (sys.executable, "-I", "-B", "-X", "utf8", str(HERE / "sandbox.py"), str(ROOT))
 GRACE = 5.0
 """Seconds that the sandbox has, beyond those of the code, to start and to say what happened."""
-USERS = range(61184, 65520)
-"""User ids that belong to nobody; systemd assigns them to services without a user."""
 
 
 class PythonTool(Tool):
@@ -83,12 +76,12 @@ class PythonTool(Tool):
         self.strict = strict
         self.folder: Path | None = None
         self.layers: list[str] | None = None
-        self._users = itertools.cycle(random.Random().sample(USERS, len(USERS)))
 
     def bind(self, runtime: Runtime) -> None:
-        if sys.platform != "linux" or platform.machine() not in MACHINES:
+        if sys.platform != "linux" or platform.machine() not in sandbox.MACHINES:
+            machines = " or ".join(sandbox.MACHINES)
             raise RecipeError(
-                f"PythonTool needs Linux on {' or '.join(MACHINES)}, but this is {sys.platform} on {platform.machine()}"
+                f"PythonTool needs Linux on {machines}, but this is {sys.platform} on {platform.machine()}"
             )
         self.folder = Path(tempfile.mkdtemp(prefix="rlkit-python-")).resolve()
         self.folder.chmod(0o711)  # the code's user must get to its own folder
@@ -103,18 +96,14 @@ class PythonTool(Tool):
 
     def _attempt(self) -> tuple[dict[str, Any], list[str]]:
         """Run `attempts.py` as the policy's code is run; return the reply and the protections that are missing."""
-        marker = f"{self.folder}/marker"
-        Path(marker).touch()
         state: State = {}
         self._prepare(state)
-        with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(("sleep", "60")) as other:
-            known = (marker, server.getsockname()[1], other.pid, self.limits["memory_mb"], self.limits["processes"])
-            code = f"{(HERE / 'attempts.py').read_text(encoding='utf-8')}\nreport{known}\n"
+        attempts_code = Path(attempts.__file__).read_text(encoding="utf-8")
+        with machine() as (_, marker, port, pid):
+            victims = (marker, port, pid, self.limits["memory_mb"], self.limits["processes"])
+            code = f"{attempts_code}\nreport{victims}\n"
             request = self._request(code, state, seconds=GRACE, output_chars=10_000)
-            try:
-                done = subprocess.run(SANDBOX, input=request, capture_output=True, check=False, **self._process(state))
-            finally:
-                other.kill()
+            done = subprocess.run(SANDBOX, input=request, capture_output=True, check=False, **self._process(state))
         told = (done.stdout + done.stderr).decode()
         with suppress(ValueError):
             reply = json.loads(done.stdout)
@@ -136,9 +125,8 @@ class PythonTool(Tool):
     def _prepare(self, state: State) -> None:
         """Make a conversation's folder and, where rlkit runs as root, choose the user that the code becomes."""
         state["folder"] = tempfile.mkdtemp(dir=self.folder)
-        state["user"] = None
-        if os.geteuid() == 0:
-            state["user"] = next(self._users)
+        state["user"] = next_user()
+        if state["user"] is not None:
             os.chown(state["folder"], state["user"], state["user"])
 
     def _request(self, code: str, state: State, **changes: Any) -> bytes:

@@ -1,6 +1,6 @@
-"""Tries what should be impossible in the sandbox.
+"""Tries what should be impossible in a sandbox.
 
-`PythonTool.bind` runs this file there, followed by a call of `report`.
+A part's `bind` runs this file there, followed by a call of `report`.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ def fork_often(count: int) -> None:
             os._exit(0)
 
 
-def report(marker: str, port: int, pid: int, memory_mb: int, processes: int) -> None:
-    """Print the names of the protections that are missing."""
+def report(marker: str, port: int, pid: int, memory_mb: int | None = None, processes: int | None = None) -> None:
+    """Print the names of the protections that are missing; what is None is not tried."""
     ways: dict[str, Ways] = {
         "files": to_files(marker),
         "network": (lambda: socket.create_connection(("127.0.0.1", port), timeout=1).close(),),
         "other processes": to_others(pid),
-        "memory": (lambda: bytearray(memory_mb * 2**20),),
-        "process count": (lambda: fork_often(processes),),
     }
+    if memory_mb is not None:
+        ways["memory"] = (lambda: bytearray(memory_mb * 2**20),)
+    if processes is not None:
+        ways["process count"] = (lambda: fork_often(processes),)
     print(json.dumps([name for name in ways if any(possible(way) for way in ways[name])]))

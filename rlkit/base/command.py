@@ -1,0 +1,310 @@
+"""Commands that a recipe names: started under a supervisor, within limits, and killed with all their descendants."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import platform
+import random
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+
+from rlkit.base import attempts, sandbox
+from rlkit.base.errors import RecipeError, RolloutError, show
+
+ROOT = Path(__file__).parents[2]
+"""The folder from which rlkit is imported."""
+SUPERVISOR = (
+    *(sys.executable, "-I", "-S", "-B", "-c"),
+    "import sys; sys.path.insert(0, sys.argv[1]); from rlkit.base.supervisor import main; main()",
+    str(ROOT),
+)
+INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Environment variables of the run that a command has too; tokens and passwords are not among them."""
+SYSTEM = (
+    "/sbin", "/lib32", "/etc/alternatives", "/etc/hosts", "/etc/localtime", "/etc/nsswitch.conf", "/etc/ssl/certs",
+)  # fmt: skip
+"""What a confined command may read, besides what `sandbox.readable` lists."""
+REMOVE = ("sh", "-c", 'chmod -R u+rwX "$1" 2>/dev/null; rm -rf "$1"', "sh")
+"""Removes a folder, whatever its modes and depth."""
+USERS = range(61184, 65520)
+"""User ids that belong to nobody; systemd assigns them to services without a user."""
+KILL_SECONDS = 10.0
+PROBE_SECONDS = 30.0
+
+_users = itertools.cycle(random.Random().sample(USERS, len(USERS)))
+
+
+def next_user() -> int | None:
+    """Return a user for code to become, where rlkit runs as root."""
+    return next(_users) if os.geteuid() == 0 else None
+
+
+@dataclass(frozen=True)
+class CommandLimits:
+    """What the processes of a command may use.
+
+    Args:
+        memory_mb: Memory of all processes together.
+        processes: Processes at once.
+        file_mb: Size of a file.
+        disk_mb: Size of the folder.
+        output_bytes: The end of the output that is returned.
+    """
+
+    memory_mb: int
+    processes: int
+    file_mb: int
+    disk_mb: int
+    output_bytes: int = 2**16
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """How a command ended.
+
+    Args:
+        status: Exit status, 128 and more for a signal, negative if it was killed.
+        output: The end of what it wrote.
+    """
+
+    status: int
+    output: str
+
+
+class Command:
+    """A command line, split as a shell splits it; no shell runs it.
+
+    Args:
+        owner: The part whose option it is, for messages.
+        line: The command line.
+        limits: What it may use.
+        confined: Run it in a sandbox: its folder and nothing else to write to, no other processes, no network.
+        readable: Files and folders that it may read there, besides the system and this Python.
+
+    Raises:
+        RecipeError: It cannot be split, or what is to be readable does not exist.
+    """
+
+    def __init__(
+        self, owner: str, line: str, limits: CommandLimits, *, confined: bool, readable: Sequence[str] = ()
+    ) -> None:
+        try:
+            self.words = shlex.split(line)
+        except ValueError as error:
+            raise RecipeError(f"{owner} has command={show(line)}, which no shell can split: {error}") from error
+        if not self.words:
+            raise RecipeError(f"{owner} has an empty command")
+        for path in readable:
+            if not os.path.exists(path):
+                raise RecipeError(f"{owner} has readable={show(path)}, which does not exist")
+        self.owner = owner
+        self.limits = limits
+        self.confined = confined
+        arguments = self.words if os.sep in self.words[0] else self.words[1:]
+        files = {word: os.path.abspath(word) for word in arguments if os.path.isfile(word)}
+        self._files = {word: path for word, path in files.items() if not _within(path, _system())}
+        self.readable = [*_system(), *map(os.path.abspath, readable), *self._files.values()]
+        program = shutil.which(self.words[0])
+        if confined and program and not _within(os.path.abspath(program), self.readable):
+            raise RecipeError(
+                f"{owner} runs {program}, which it cannot read in its sandbox; add its folder to `readable`"
+            )
+
+    def filled(self, folder: Path, values: Mapping[str, str]) -> list[str]:
+        """Return the words with names in braces replaced; files that the folder has not are those of the recipe."""
+        words = [
+            self._files[word] if word in self._files and not os.path.lexists(folder / word) else word
+            for word in self.words
+        ]
+        return [fill(word, values) for word in words]
+
+    async def run(
+        self, folder: Path, environment: Mapping[str, str], values: Mapping[str, str] | None = None, port: int = 0
+    ) -> CommandResult:
+        """Run the command in a folder until it ends; cancelled, it is killed with all that it has started.
+
+        Args:
+            folder: Its folder, in which afterwards are only files, folders, and links that lead nowhere else.
+            environment: All its environment variables.
+            values: Texts by the names in the words that they replace.
+            port: Of this machine, that a confined command may reach.
+
+        Raises:
+            RolloutError: It cannot be confined.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *SUPERVISOR,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=dict(environment),
+            start_new_session=True,
+            limit=2**20,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(self._spec(self.filled(folder, values or {}), folder, port))
+        reading = asyncio.ensure_future(process.stdout.read())
+        try:
+            written = await asyncio.shield(reading)
+            await process.wait()
+        finally:
+            process.stdin.close()  # the supervisor kills what is left
+            try:
+                async with asyncio.timeout(KILL_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+            reading.cancel()
+        result = self._result(written)
+        if isinstance(result, str):
+            raise RolloutError(result)
+        return result
+
+    def check(self) -> None:
+        """Try out whether the machine confines the command, if it is to be confined.
+
+        Raises:
+            RecipeError: A protection is missing; the message says which.
+        """
+        if not self.confined:
+            return
+        with machine() as (parent, marker, port, pid):
+            code = f"{Path(attempts.__file__).read_text(encoding='utf-8')}\nreport({marker!r}, {port}, {pid})\n"
+            folder = parent / "folder"
+            folder.mkdir()
+            spec = self._spec([sys.executable, "-I", "-B", "-c", code], folder, 0)
+            result = self._result(_run_now(spec))
+        if isinstance(result, str):
+            raise RecipeError(result)
+        try:
+            missing = json.loads(result.output)
+        except ValueError as error:
+            raise RecipeError(f"{self.owner} cannot run Python in its sandbox, which says: {result.output}") from error
+        if missing:
+            raise RecipeError(self._unprotected(f"its command would reach {', '.join(missing)} of this machine"))
+
+    def _spec(self, words: Sequence[str], folder: Path, port: int) -> bytes:
+        spec = {"command": list(words), "folder": str(folder), "readable": self.readable, **asdict(self.limits)}
+        spec["sandbox"] = {"view": f"{folder}.view", "user": next_user(), "port": port or None}
+        return json.dumps(spec if self.confined else spec | {"sandbox": None}).encode() + b"\n"
+
+    def _result(self, written: bytes) -> CommandResult | str:
+        """Return how the command ended, or why it did not begin."""
+        try:
+            report = json.loads(written)
+        except ValueError:
+            return CommandResult(-9, "the command's supervisor was killed")
+        if report["problem"] is not None:
+            return self._unprotected(str(report["problem"]))
+        return CommandResult(int(report["status"]), str(report["output"]))
+
+    def _unprotected(self, problem: str) -> str:
+        if sys.platform != "linux" or platform.machine() not in sandbox.MACHINES:
+            problem = f"this is {sys.platform} on {platform.machine()}"
+        return (
+            f"{self.owner} cannot confine its command: {problem}. Use Linux on {' or '.join(sandbox.MACHINES)} and "
+            "allow user namespaces; or, if you trust the command, accept it with sandbox: false"
+        )
+
+
+@contextmanager
+def machine() -> Iterator[tuple[Path, str, int, int]]:
+    """Offer what a sandbox has to protect: a new folder, a file in it, a port and a process."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rlkit-probe-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        subprocess.Popen(("sleep", str(PROBE_SECONDS))) as other,
+    ):
+        marker = Path(folder, "marker")
+        marker.touch()
+        try:
+            yield Path(folder), str(marker), server.getsockname()[1], other.pid
+        finally:
+            other.kill()
+
+
+def environment_of_run() -> dict[str, str]:
+    """Return the environment variables that a command inherits."""
+    return {name: os.environ[name] for name in INHERITED if name in os.environ}
+
+
+def fill(word: str, values: Mapping[str, str]) -> str:
+    """Return a word with the names in it replaced; the values are not searched for names."""
+    if not values:
+        return word
+    names = re.compile("|".join(map(re.escape, values)))
+    return names.sub(lambda match: values[match.group()], word).replace("\0", "")
+
+
+def check_files(files: object, column: str) -> dict[str, str]:
+    """Return files as a row has them: texts by path.
+
+    Raises:
+        ValueError: They are something else, or a path leads out of the folder.
+    """
+    if not isinstance(files, Mapping | None):
+        raise ValueError(f"the row's {column} are {show(files)}, expected texts by path")
+    for name, text in (files or {}).items():
+        path = PurePosixPath(str(name))
+        outside = path.is_absolute() or ".." in path.parts or not path.name or "\0" in str(name)
+        if outside or not isinstance(text, str):
+            raise ValueError(f"the row's {column} have {show(name)}: {show(text)}, expected a relative path and a text")
+    return dict(files or {})
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts into a folder, through no link that is there."""
+    for name, text in files.items():
+        path = folder
+        for part in PurePosixPath(name).parts[:-1]:
+            path /= part
+            if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+                path.unlink()
+            path.mkdir(exist_ok=True)
+        path /= PurePosixPath(name).name
+        if os.path.isdir(path) and not os.path.islink(path):
+            remove(path)
+        path.unlink(missing_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, whatever its modes and depth."""
+    subprocess.run((*REMOVE, str(folder)), check=False, stderr=subprocess.DEVNULL)
+
+
+def _run_now(spec: bytes) -> bytes:
+    """Run a supervisor to its end; return its report."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(SUPERVISOR, start_new_session=True, env=environment_of_run(), **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(spec)
+        process.stdin.flush()
+        written: bytes = process.stdout.read()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+    return written
+
+
+def _system() -> list[str]:
+    """Return what every confined command may read."""
+    return [*sandbox.readable(), *filter(os.path.exists, SYSTEM)]
+
+
+def _within(path: str, folders: Sequence[str]) -> bool:
+    """Whether a path is, or is in, any of folders."""
+    return any(path == folder or path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
