@@ -15,6 +15,7 @@ from rlkit.rewards.python import PythonReward
 from rlkit.rewards.python_batch import BatchReward
 from rlkit.rewards.remote import RemoteReward
 from rlkit.rewards.router import Router
+from rlkit.rewards.rubric import RubricReward
 
 __all__ = [
     "BatchReward",
@@ -28,4 +29,5 @@ __all__ = [
     "PythonReward",
     "RemoteReward",
     "Router",
+    "RubricReward",
 ]
