@@ -23,7 +23,7 @@ from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
-from rlkit.rewards import BatchReward, JudgeReward, ModelReward, PythonReward
+from rlkit.rewards import BatchReward, JudgeReward, ModelReward, PythonReward, RubricReward
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
@@ -223,7 +223,7 @@ def _untried(reward: RewardManager) -> str | None:
             return f"runs {part.function}"
         if isinstance(part, ModelReward):
             return f"loads {part.path}"
-        if isinstance(part, JudgeReward):
+        if isinstance(part, JudgeReward | RubricReward) and part.server is not None:
             return f"asks {part.server}"
     return None
 

@@ -13,8 +13,10 @@ from rlkit.rewards.model import ModelReward
 from rlkit.rewards.overlong import Overlong
 from rlkit.rewards.python import PythonReward
 from rlkit.rewards.python_batch import BatchReward
+from rlkit.rewards.qa import QAReward
 from rlkit.rewards.remote import RemoteReward
 from rlkit.rewards.router import Router
+from rlkit.rewards.rubric import RubricReward
 
 __all__ = [
     "BatchReward",
@@ -26,6 +28,8 @@ __all__ = [
     "ModelReward",
     "Overlong",
     "PythonReward",
+    "QAReward",
     "RemoteReward",
     "Router",
+    "RubricReward",
 ]

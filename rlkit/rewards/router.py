@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
@@ -19,7 +20,8 @@ class Router(RewardManager):
     """Scores each prompt by the reward that its `meta[key]` names.
 
     Args:
-        rewards: Rewards by the value that selects them.
+        rewards: Rewards by the value that selects them, or by patterns of values, such as `aime*`. A value's own name
+            counts first, then the first pattern that matches.
         key: Field of the prompt's metadata.
         default: Name of the reward for prompts with any other value; null makes them an error.
         timeout: Seconds for the samples of one prompt.
@@ -71,4 +73,6 @@ class Router(RewardManager):
     def _choose(self, prompt: Prompt) -> str | None:
         """Return the name of the reward for a prompt; None if no reward matches."""
         source = str(prompt.meta.get(self.key))
-        return source if source in self.rewards else self.default
+        if source in self.rewards:
+            return source
+        return next((pattern for pattern in self.rewards if fnmatchcase(source, pattern)), self.default)

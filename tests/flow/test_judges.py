@@ -54,6 +54,27 @@ def test_calls_and_tokens_are_metrics_and_the_key_is_nowhere(tmp_path: Path, mon
     assert not [path for path in out.rglob("*") if path.is_file() and b"k-123456" in path.read_bytes()]
 
 
+def test_rows_are_scored_by_their_own_rubrics(tmp_path: Path) -> None:
+    """The judge finds that each response is kind, not long, and 1 of 3 points are for the exact answer."""
+    rubric = [{"criterion": "is kind"}, {"criterion": "is long"}, {"reward": "exact"}]
+    rows = [{"prompt": f"{i} + 2 = ?", "answer": str(i + 2), "rubric": rubric} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(lambda body: json.dumps({"met": [True, False]})) as stand_in:
+        server = {"url": stand_in.url, "model": "m"}
+        reward = {"server": server, "rewards": {"exact": "ExactReward"}}
+        task = {"path": f"{tmp_path}/rows.jsonl", "validation_split": 0.3}
+        recipe = {"task": {"class_path": "Jsonl", "init_args": task}}
+        recipe["reward"] = {"class_path": "RubricReward", "init_args": reward}
+        (tmp_path / "rubric.yaml").write_text(yaml.safe_dump(recipe))
+        words = ("--recipe=quickstart", f"--recipe={tmp_path}/rubric.yaml", *FAST, "--train.steps=1")
+        assert main(["fit", *words, f"--out={tmp_path}/run"]) == 0
+    rows = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
+    assert len(rows) == 16
+    for row in rows:
+        assert row["components"] == {"judged": 0.5, "exact": float(row["text"].strip() == row["answer"])}
+        assert row["reward"] == pytest.approx((1 + row["components"]["exact"]) / 3)
+
+
 @pytest.mark.slow
 def test_a_judge_teaches_sums_and_a_constant_one_does_not(tmp_path: Path) -> None:
     """Right sums in the completions of the last 4 of 24 steps against the first 4, counted without the reward."""

@@ -16,6 +16,7 @@ from rlkit.models.activations import precision_of
 from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
+from rlkit.rewards import RubricReward
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
@@ -217,12 +218,12 @@ def require_reward(trial: Trial, recipe: Recipe) -> None:
 
 
 def simple_rewards(reward: RewardManager) -> Iterator[RewardManager]:
-    """Yield a reward, or the rewards inside of one that combines or chooses others."""
+    """Yield a reward, or the rewards inside of one that combines or chooses others; of a rubric both."""
     values = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
     parts = [value for value in values if isinstance(value, RewardManager)]
     for part in parts:
         yield from simple_rewards(part)
-    if not parts:
+    if not parts or isinstance(reward, RubricReward):
         yield reward
 
 
