@@ -255,6 +255,35 @@ def test_a_loss_off_policy(tmp_path: Path, name: str) -> None:
     assert all(row["mismatch/max"] < 1e-4 for row in metrics)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_truncated_sampling_is_trained_on_over_its_candidates(tmp_path: Path, ahead: bool) -> None:
+    """Engine, trainer and reference renormalise over the tokens that the limits left, also in interrupted turns."""
+    options = ["--rollout.sampling={temperature: 1.2, top_p: 0.8, top_k: 6}", "--kl_loss={coef: 0.01}"]
+    if ahead:
+        options += ["--rollout.max_staleness=2", "--correction={}", "--rollout.lead=1"]
+    metrics, steps = fit(tmp_path / "out", *options, "--train.lr=1e-4")
+    assert all(row["mismatch/max"] < 1e-4 and row["mismatch/mean"] < 2e-6 for row in metrics)
+    assert metrics[0]["policy/kl_ref"] == pytest.approx(0, abs=1e-6) != metrics[-1]["policy/kl_ref"]
+    for rows in steps:
+        tokens = [
+            (t, ids)
+            for row in rows
+            for t, ids, m in zip(row["tokens"], row["candidates"], row["mask"], strict=True)
+            if m
+        ]
+        assert all(token in ids and len(ids) <= 6 for token, ids in tokens)
+        assert {len(ids) for _, ids in tokens} > {1, 2}
+        surprises = [-x for row in rows for x, m in zip(row["logps"], row["mask"], strict=True) if m]
+        assert all(surprise < 1e-6 for surprise, (_, ids) in zip(surprises, tokens, strict=True) if len(ids) == 1)
+
+
+@pytest.mark.slow
+def test_a_step_of_truncated_sampling_is_learned_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fit(out, "--rollout.sampling={top_p: 0.8, top_k: 6}", "--save.every=1")
+    assert main(["replay", str(out), "--step=2", "--phase=learn"]) == 0
+
+
 def over_pairs(of: Callable[[float, float], float], rows: Rows) -> float:
     """Return the mean over groups of the mean over pairs of rows with unequal rewards, by their mean log-probs."""
     groups: dict[int, list[float]] = {}

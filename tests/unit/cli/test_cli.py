@@ -81,7 +81,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "--rollout.sampling.temp 1",
             "unknown option 'rollout.sampling.temp'; did you mean 'rollout.sampling.temperature'?",
         ),
-        ("--rollout.sampling.top_p 0.9", "set top_p: 1, top_k: 0 and min_p: 0"),
+        ("--rollout.sampling.top_p 0.9", "set top_k as well, from 1 to 1024, such as 100"),
         ("--rollout.sampling.min_p 0.1", "has top_p=1.0, top_k=0 and min_p=0.1"),
         ("--rollout.sampling.temperature 0", "temperature is 0"),
         ("--rollout.sampling.max_tokens 0", "rollout.sampling.max_tokens is 0, expected a whole number of 1 or more"),

@@ -48,7 +48,7 @@ def test_uniform_is_uniform() -> None:
 def pick(logits: torch.Tensor, u: torch.Tensor, temperature: float = 1.0, **limits: float):
     n = len(u)
     truncation = Truncation(*(torch.full((n,), limits.get(key, value)) for key, value in KEEP_ALL.items()))
-    return choose(logits.expand(n, -1), u, torch.full((n,), temperature), truncation)
+    return choose(logits.expand(n, -1), u, torch.full((n,), temperature), truncation)[:2]
 
 
 KEEP_ALL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -64,7 +64,7 @@ def test_rows_that_are_not_finite_have_any_token_and_no_log_prob(vocabulary: int
     logits[3], logits[5, 2:] = -math.inf, -math.inf
     u = torch.full((6,), 1 - 2.0**-53, dtype=torch.float64)
     for truncation in (None, Truncation(torch.full((6,), 0.9), torch.full((6,), 3), torch.zeros(6))):
-        tokens, logps = choose(logits, u, **options, truncation=truncation)
+        tokens, logps, _ = choose(logits, u, **options, truncation=truncation)
         assert tokens.min() >= 0
         assert tokens.max() < vocabulary
         assert logps.isfinite().tolist() == [False] * 4 + [True] * 2

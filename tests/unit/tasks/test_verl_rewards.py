@@ -43,10 +43,11 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> RewardManager:
     return parse("fit", ["--recipe=quickstart", f"--recipe={path}"]).recipe.scorer
 
 
-@pytest.mark.parametrize(("source", "truth", "right", "wrong"), CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_rows_of_verl_are_scored_by_their_source(
-    tmp_path: Path, reward: RewardManager, source: str, truth: Any, right: str, wrong: str
+    tmp_path: Path, reward: RewardManager, case: tuple[str, Any, str, str]
 ) -> None:
+    source, truth, right, wrong = case
     row = {
         "data_source": source,
         "prompt": [{"role": "user", "content": "?"}],
