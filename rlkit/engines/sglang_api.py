@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlkit.base.errors import EngineError
-from rlkit.engines.server.api import ServerOutput
+from rlkit.engines.server.api import ServerOutput, candidates_of
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.teacher import TeacherApi
 from rlkit.engines.sglang_launch import release
 from rlkit.engines.sglang_pictures import FIRST_RELEASE, RequestPictures
 from rlkit.interfaces.teacher import TokenSpan, TopTokens
-from rlkit.ops.candidates import candidates_of
 from rlkit.types import JsonObject, Request, Sampling
 
 BRACKETS_SINCE = (0, 5, 18)

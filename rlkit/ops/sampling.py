@@ -29,7 +29,7 @@ class Truncation(NamedTuple):
         return bool(((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0)).any())
 
 
-class Choice(NamedTuple):
+class SampledTokens(NamedTuple):
     """Sampled tokens.
 
     Args:
@@ -51,7 +51,7 @@ def choose(
     temperature: Tensor | None = None,
     truncation: Truncation | None = None,
     largest_k: int = 0,
-) -> Choice:
+) -> SampledTokens:
     """Sample one token per row by the inverse of the cumulative distribution.
 
     Probabilities are summed in blocks of the vocabulary, then within the selected block: unlike one float32 sum over
@@ -98,7 +98,7 @@ def choose(
     if temperature is not None and bool((temperature == 0).any()):
         tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
     chosen = (logits.gather(-1, tokens[:, None]).float() - highest).squeeze(-1)
-    return Choice(tokens, ((chosen if scale is None else chosen / scale) - log_normalizer).float(), candidates)
+    return SampledTokens(tokens, ((chosen if scale is None else chosen / scale) - log_normalizer).float(), candidates)
 
 
 def _search(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ class Criterion(NamedTuple):
 
 
 class RubricReward(RewardManager):
-    """The weighted share of the criteria of its row that a completion meets, from 0 to 1.
+    """The weighted share of the criteria of its row that a completion satisfies, from 0 to 1.
 
     A row has a list of items `{criterion: text, weight: number}`, which a judge decides, all in one question for each
     completion, and `{reward: name, weight: number}`, which one of `rewards` scores, limited to 0 to 1. `points` is
@@ -142,7 +142,7 @@ class RubricReward(RewardManager):
         return Score(min(1.0, max(0.0, share)), {**rewards, **judged})
 
     async def _ask(self, trajectory: Trajectory, criteria: Sequence[str]) -> list[bool]:
-        """Return whether a completion meets each criterion."""
+        """Return whether a completion satisfies each criterion."""
         assert self._client is not None
         listed = "\n" + "\n".join(f"{number}. {text}" for number, text in enumerate(criteria, 1))
         prompt = JudgePrompt(trajectory.prompt, self.template, listed)

@@ -256,7 +256,7 @@ def test_a_loss_off_policy(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_truncated_sampling_is_trained_on_over_its_candidates(tmp_path: Path, ahead: bool) -> None:
+def test_truncated_sampling_trains_over_its_candidates(tmp_path: Path, ahead: bool) -> None:
     """Engine, trainer and reference renormalise over the tokens that the limits left, also in interrupted turns."""
     options = ["--rollout.sampling={temperature: 1.2, top_p: 0.8, top_k: 6}", "--kl_loss={coef: 0.01}"]
     if ahead:

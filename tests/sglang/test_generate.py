@@ -35,7 +35,7 @@ def test_logps_equal_the_trainers(trainer: Trainer, engine: SGLangServer, temper
         assert (logps - torch.tensor(answer.logps)).abs().max() < 1e-4
 
 
-def test_truncated_completions_have_candidates_and_log_probs_over_them(trainer: Trainer, engine: ServerEngine) -> None:
+def test_truncated_completions_have_candidates(trainer: Trainer, engine: ServerEngine) -> None:
     check_candidates(trainer, engine, 1e-4)
 
 

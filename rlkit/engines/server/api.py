@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
+
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.states import UpdateStep
-from rlkit.types import Request
+from rlkit.types import Request, Sampling
+
+ROUNDING = 1e-3
+"""The largest probability mass by which a server's sum up to a token may differ from ours."""
 
 
 @dataclass(frozen=True)
@@ -96,3 +102,30 @@ class ServerApi(ABC):
     def release(self, deadline: float) -> None:
         """Pause, and release the memory of weights and KV cache; called outside of any event loop."""
         raise Fault(f"{self.product} does not release its memory")
+
+
+def candidates_of(
+    tokens: Sequence[int], ids: Sequence[Sequence[int]], logps: Sequence[Sequence[float]], sampling: Sampling
+) -> tuple[list[Sequence[int]], list[float]]:
+    """Return the candidates of n sampled tokens, and the log of their total probability.
+
+    Args:
+        tokens: The n sampled tokens.
+        ids: For each of them the `top_k` most likely tokens, the likeliest first.
+        logps: Their log-probs in the full distribution.
+        sampling: The limits; `top_p` is a mass of the full distribution.
+
+    Raises:
+        ValueError: A token is not among those that the limits leave.
+    """
+    probs = torch.tensor(logps, dtype=torch.float64).view(len(tokens), -1).exp()
+    mass_before = probs.cumsum(-1) - probs
+    likely = probs >= sampling.min_p * probs[:, :1]
+    is_token = torch.tensor(ids).view(probs.shape) == torch.tensor(tokens)[:, None]
+    rounded = mass_before < (sampling.top_p + ROUNDING if sampling.top_p < 1 else torch.inf)
+    if not (is_token & likely & rounded).any(-1).all():
+        limits = f"top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}"
+        raise ValueError(f"a token is not among those that {limits} leave")
+    present = likely & ((mass_before < sampling.top_p) | (sampling.top_p == 1) | is_token)
+    chosen = [array("i", torch.tensor(row)[keep].tolist()) for row, keep in zip(ids, present, strict=True)]
+    return list(chosen), (probs * present).sum(-1).log().tolist()

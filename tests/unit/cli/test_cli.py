@@ -69,7 +69,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "rollout.engine.launch.tensor_parallel is 'x', expected a whole number from 1 to",
         ),
         ("--advantage.epz 1", "advantage GRPO has no option 'epz'; did you mean 'eps'?"),
-        ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known rewards: Composite, EpisodeReward"),
+        ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known rewards: BatchReward, Composite, "),
         ("--reward os.system", "reward is 'os.system', but no plugin of a package 'os' is installed"),
         (
             "--fabric.plugins os.system",
@@ -182,7 +182,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--log.wandb.project x", "log.wandb.project is not an option of rlkit: loggers are a list"),
         ("--fabric.loggers x", "fabric.loggers is not an option of rlkit: metrics go to `metrics.jsonl`"),
         ("--rollout.engine null", "rollout.engine is null, expected the name of a class: Recorded, SGLangEngine"),
-        ('--reward {"class_path":3}', "reward is 3, expected the name of a class: Composite"),
+        ('--reward {"class_path":3}', "reward is 3, expected the name of a class: BatchReward"),
         ("--validation.watch=nosuch", "validation.watch is 'nosuch', expected one of accuracy"),
         ("--profile.steps=[]", "profile.steps is [], expected at least one step, and each step once"),
         ("--profile.steps=[1,1]", "profile.steps is [1, 1], expected at least one step, and each step once"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -286,11 +287,14 @@ def test_all_options_of_sampling_are_in_the_request() -> None:
         async def post(self, path: str, body: Any, deadline: float) -> Any:
             self.asked = body["sampling_params"]
             meta = {"finish_reason": {"type": "stop"}, "weight_version": "run-0", "output_token_logprobs": [[-0.5, 7]]}
-            return {"output_ids": [7], "meta_info": meta}
+            top = [[-0.5, 7, None], [-1.5, 3, None], [-3.0, 9, None]]  # 0.61, 0.22 and 0.05
+            return {"output_ids": [7], "meta_info": meta | {"output_top_logprobs": [top]}}
 
     server, key = Server(), SampleKey(0, 1, "p", 0)
     sampling = Sampling(temperature=0.7, max_tokens=9, top_p=0.9, top_k=3, min_p=0.1, stop_ids=(2, 5))
-    asyncio.run(SGLangApi(server).generate(Request((5,), sampling, key, "s")))  # type: ignore[arg-type]
+    output = asyncio.run(SGLangApi(server).generate(Request((5,), sampling, key, "s")))  # type: ignore[arg-type]
+    assert list(output.candidates[0]) == [7, 3]  # the third is below 0.1 of the first
+    assert output.logps == pytest.approx([-0.5 - math.log(math.exp(-0.5) + math.exp(-1.5))])
     assert server.asked == {
         "temperature": 0.7,
         "max_new_tokens": 9,

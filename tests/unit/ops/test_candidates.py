@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from rlkit.ops.candidates import candidates_of, over_candidates
+from rlkit.engines.server.api import candidates_of
+from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import ALL, LOGPS, logits_logps
 from rlkit.ops.sampling import Truncation, choose
 from rlkit.rollout.collate import collate
@@ -31,7 +32,7 @@ def test_log_probs_are_renormalised_over_the_candidates() -> None:
     assert candidates.tolist() == [[1, 3, -1]] * 2
 
 
-def test_rows_without_top_k_have_no_candidates_beside_rows_with_it() -> None:
+def test_rows_without_top_k_have_no_candidates() -> None:
     truncation = Truncation(torch.tensor([0.7, 0.7]), torch.tensor([0, 2]), torch.zeros(2))
     _, logps, candidates = choose(PROBS.log().expand(2, -1), torch.full((2,), 0.1), truncation=truncation, largest_k=2)
     assert logps.tolist() == pytest.approx([math.log(1 / 2), math.log(2 / 3)])
@@ -39,7 +40,7 @@ def test_rows_without_top_k_have_no_candidates_beside_rows_with_it() -> None:
     assert candidates.tolist() == [[-1, -1], [1, 3]]
 
 
-def test_statistics_and_gradients_are_those_of_the_restricted_softmax() -> None:
+def test_statistics_are_those_of_the_restricted_softmax() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 9, generator=generator, requires_grad=True)
     candidates = torch.tensor([[4, 2, 7], [0, -1, -1], [-1, -1, -1]])
@@ -62,7 +63,7 @@ def test_statistics_and_gradients_are_those_of_the_restricted_softmax() -> None:
     torch.testing.assert_close(gradient, logits.grad, atol=1e-6, rtol=1e-5)
 
 
-def test_candidates_of_a_server_are_cut_from_its_most_likely_tokens() -> None:
+def test_a_servers_candidates_are_its_most_likely_tokens() -> None:
     logps = [[math.log(p) for p in (0.5, 0.25, 0.15)]] * 2
     ids, masses = candidates_of([1, 3], [[1, 3, 0]] * 2, logps, Sampling(top_p=0.7, top_k=3))
     assert [list(row) for row in ids] == [[1, 3]] * 2

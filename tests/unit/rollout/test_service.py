@@ -135,6 +135,7 @@ def service(
         interaction=others.interaction,
         environment=others.environment,
         agent=None,
+        reward=None,
         train=SimpleNamespace(seed=0),
         parts=lambda: [engine],
     )

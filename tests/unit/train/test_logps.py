@@ -73,7 +73,7 @@ def test_ratios_may_compare_with_the_engine() -> None:
 def test_reference_and_critic_are_asked_if_present() -> None:
     asked: list[float] = []
 
-    def logps(tokens: Tensor, mask: Tensor, temperature: float, media: object) -> Tensor:
+    def logps(tokens: Tensor, mask: Tensor, temperature: float, media: object, candidates: object) -> Tensor:
         asked.append(temperature)
         return -3.0 * mask
 

@@ -259,7 +259,10 @@ def test_what_is_logged_of_rollouts() -> None:
 def service(ranks: LocalRanks | None = None) -> Any:
     rollout = SimpleNamespace(group_size=2, engine=SimpleNamespace(recorded=False))
     sampled_in = SimpleNamespace(rollout=rollout, loss=SimpleNamespace(inputs=Inputs.REWARDS), reward=1)
-    return SimpleNamespace(ranks=ranks or LocalRanks(), wait=lambda work: work.close(), recipe=sampled_in)
+    counts = SimpleNamespace(growth=dict)
+    return SimpleNamespace(
+        ranks=ranks or LocalRanks(), wait=lambda work: work.close(), recipe=sampled_in, reward_counts=counts
+    )
 
 
 def test_groups_in_which_a_reward_failed_are_left_out() -> None:
