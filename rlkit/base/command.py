@@ -116,7 +116,7 @@ class Command:
         files = {word: os.path.abspath(word) for word in arguments if os.path.isfile(word)}
         self._files = {word: path for word, path in files.items() if not _within(path, _system())}
         self.readable = [*_system(), *map(os.path.abspath, readable), *self._files.values()]
-        program = shutil.which(self.words[0])
+        program = shutil.which(self.words[0], path=environment_of_run()["PATH"])
         if confined and program and not _within(os.path.abspath(program), self.readable):
             raise RecipeError(
                 f"{owner} runs {program}, which it cannot read in its sandbox; add its folder to `readable`"
@@ -237,8 +237,9 @@ def machine() -> Iterator[tuple[Path, str, int, int]]:
 
 
 def environment_of_run() -> dict[str, str]:
-    """Return the environment variables that a command inherits."""
-    return {name: os.environ[name] for name in INHERITED if name in os.environ}
+    """Return the environment variables that a command inherits; its `python` is the one that runs rlkit."""
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return inherited | {"PATH": os.pathsep.join((os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)))}
 
 
 def fill(word: str, values: Mapping[str, str]) -> str:

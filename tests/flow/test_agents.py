@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -157,16 +156,6 @@ def test_quick_agent_learns(tmp_path: Path) -> None:
     assert sum(calls[-4:]) / 4 > sum(calls[:2]) / 2 + 0.2
 
 
-HOSTILE = {
-    "a fork bomb": "import os\nwhile True:\n    os.fork()",
-    "a flood of output": "import os\nwhile True:\n    os.write(1, b'x' * 65536)",
-    "memory": "data = bytearray(2**30)\nimport time\ntime.sleep(60)",
-    "a large file": "with open('file', 'wb') as file:\n    while True:\n        file.write(bytes(2**20))",
-    "a process that stays": "import subprocess\nsubprocess.Popen(['setsid', 'sleep', '4711'])",
-    "a hang": "import time, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)",
-    "the end of its parents": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
-    "kill -9 of itself": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
-}
 ASK = """
 import json, os, urllib.request
 body = {"model": "policy", "messages": [{"role": "user", "content": os.environ["RLKIT_TASK"]}]}
@@ -176,31 +165,41 @@ urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), he
 """
 
 
-@pytest.mark.parametrize("attack", HOSTILE)
-def test_a_hostile_command_ends_its_rollout_only(tmp_path: Path, attack: str) -> None:
-    agent = agent_file(tmp_path, ASK + HOSTILE[attack])
-    options: dict[str, Any] = {"timeout": 2, "memory_mb": 256, "processes": 24, "file_mb": 4}
-    short = ("--train.steps=1", "--train.prompts_per_step=1", "--rollout.group_size=2", "--validation=null")
-    rows, _ = fit("--recipe=quickstart", command_agent(f"{sys.executable} {agent}", **options), *short, cwd=tmp_path)
-    assert rows[0]["rollout/samples"] == 2
-    assert rows[0]["rollout/failed"] == 0  # the policy has answered: the rollout is scored
-    assert rows[0]["conversation/agent_failed"] == (0 if attack == "a process that stays" else 2)
-    alive = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))]
-    assert not [command for command in alive if str(agent) in command or "4711" in command]
-
-
-def read_command(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def test_a_command_that_never_asks_is_reported(tmp_path: Path) -> None:
     options = (command_agent("no-such-program --flag"), *SHORT, "--train.steps=1")
     done = rlkit_in_process("fit", "--recipe=quickstart", *options, "--out=run", cwd=tmp_path)
     assert "it asked the policy for no turn and ended with status 127" in done.stdout + done.stderr
     assert "no-such-program: No such file or directory" in done.stdout + done.stderr
+
+
+def test_a_command_verifies_what_an_agent_has_left(tmp_path: Path) -> None:
+    """Its tests see the answer and the expected one, which the agent does not; half of the agents cheat."""
+    solve = "import os\nseed = int(os.environ['RLKIT_SEED'])\nopen('answer', 'w').write('12' if seed % 2 else '7')\n"
+    cheat = "os.path.exists('expected') and open('answer', 'w').write(open('expected').read())\n"
+    check = "import sys\nsys.exit(open('answer').read() != open('expected').read())"
+    rows = [
+        {
+            "prompt": f"{n} + {n} = ?",
+            "files": {"agent.py": ASK + solve + cheat, "check.py": ""},
+            "tests": {"check.py": check, "expected": "7"},
+        }
+        for n in range(8)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    reward = "{class_path: CommandReward, init_args: {command: 'python check.py', allow_code: true}}"
+    task = f"--task={{class_path: Jsonl, init_args: {{path: {tmp_path / 'rows.jsonl'}, answer_field: null}}}}"
+    options = (command_agent("python agent.py"), task, f"--reward={reward}", "--train.prompts_per_step=4")
+    metrics, _ = fit("--recipe=quickstart", *options, "--train.steps=1", "--validation=null", cwd=tmp_path)
+    assert metrics[0]["reward/failed"] == metrics[0]["rollout/failed"] == 0
+    assert 0 < metrics[0]["accuracy"] == metrics[0]["reward/mean"] < 1
+
+
+def test_a_command_verifies_completions_without_an_agent(tmp_path: Path) -> None:
+    reward = agent_file(tmp_path, "import sys\nsys.exit('7' not in open('COMPLETION.txt').read())", "check.py")
+    option = f"--reward={{class_path: CommandReward, init_args: {{command: 'python {reward}', allow_code: true}}}}"
+    fit("--recipe=quickstart", option, *SHORT, cwd=tmp_path)
+    rows = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
+    assert [row["reward"] for row in rows] == [float("7" in row["text"]) for row in rows]
 
 
 def test_a_reward_reads_the_folder_and_the_status(tmp_path: Path) -> None:

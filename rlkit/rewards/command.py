@@ -1,0 +1,149 @@
+"""A reward that runs a command: a repository's tests, or any other verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rlkit.base.command import Command, CommandLimits, check_files, environment_of_run, remove, write_files
+from rlkit.base.errors import RecipeError, RolloutError, show
+from rlkit.base.names import FileName
+from rlkit.base.ranges import Count, PositiveInt, Seconds
+from rlkit.interfaces.reward import OnError, RewardManager, as_score
+from rlkit.interfaces.runtime import Runtime
+from rlkit.types import Prompt, Score, Trajectory
+
+COMPLETION_FILE = "COMPLETION.txt"
+LONGEST_NUMBER = 100
+
+
+class CommandReward(RewardManager):
+    """1 if a command ends with exit status 0, else 0; or a number that it writes.
+
+    After a rollout of an agent the command runs in the agent's folder, otherwise in a new folder with the files of the
+    row's column `files` and the policy's last turn as COMPLETION.txt. The files of the column `tests` are written
+    before, over those of the same names: no completion has read or changed them. The command is split as a shell splits
+    it, but no shell runs it. It has a sandbox without network: it writes to its folder only. A command that exceeds
+    `seconds` earns 0, since completions may hang.
+
+    Args:
+        command: The command line. Files that it names are readable.
+        allow_code: Must be true, since the recipe runs the command, and it may run what the policy wrote.
+        number: A file into which the command writes the reward as a number; a file that is missing or no number is 0.
+            Null for the exit status.
+        seconds: Time of one command.
+        memory_mb: Memory of all its processes together.
+        processes: Processes at once.
+        disk_mb: Size of its folder.
+        sandbox: Confine it, or refuse a machine that cannot; false gives it the user's rights and network.
+        readable: Files and folders that it may read in its sandbox.
+        concurrency: Most commands at once; null for the number of CPUs.
+        timeout: Seconds for the samples of one prompt.
+        on_error: What happens to a group with a failed score.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        allow_code: bool = False,
+        *,
+        number: FileName | None = None,
+        seconds: Seconds = 60.0,
+        memory_mb: PositiveInt = 2048,
+        processes: Count = 64,
+        disk_mb: PositiveInt = 512,
+        sandbox: bool = True,
+        readable: Sequence[str] = (),
+        concurrency: Count | None = None,
+        timeout: Seconds = 1800.0,
+        on_error: OnError = "drop",
+    ) -> None:
+        self.allow_code = allow_code
+        if not self.allow_code:
+            raise RecipeError(
+                f"CommandReward has the command {show(command)}, which would run; set allow_code: true if you trust it"
+            )
+        self.number = number
+        self.seconds = seconds
+        self.memory_mb = memory_mb
+        self.processes = processes
+        self.disk_mb = disk_mb
+        self.sandbox = sandbox
+        self.readable = readable
+        limits = CommandLimits(self.memory_mb, self.processes, self.disk_mb, self.disk_mb)
+        self.command = Command("CommandReward", command, limits, confined=self.sandbox, readable=self.readable)
+        self.concurrency = concurrency
+        self.timeout = timeout
+        self.on_error = on_error
+        self.components = ("accuracy",) if number is None else ()
+
+    def bind(self, runtime: Runtime) -> None:
+        self.command.check()
+        self._slots = asyncio.Semaphore(self.concurrency or os.cpu_count() or 1)
+
+    def unscorable(self, prompt: Prompt) -> str | None:
+        try:
+            check_files(prompt.meta.get("files"), "files")
+            check_files(prompt.meta.get("tests"), "tests")
+        except ValueError as error:
+            return f"cannot be verified: {error}"
+        return None
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return list(await asyncio.gather(*map(self._score, trajectories)))
+
+    async def _score(self, trajectory: Trajectory) -> Score:
+        try:
+            async with self._slots, self._folder(trajectory) as folder:
+                status = await self._run(folder)
+                if self.number is not None:
+                    return read_number(folder / self.number)
+        except (OSError, RolloutError, ValueError) as error:
+            return Score(None, error=f"CommandReward: {error}")
+        passed = float(status == 0)
+        return Score(passed, {"accuracy": passed})
+
+    @asynccontextmanager
+    async def _folder(self, trajectory: Trajectory) -> AsyncIterator[Path]:
+        """Offer the folder of an agent's rollout, or a new one, with the files of the row."""
+        row, folder = trajectory.prompt.meta, trajectory.agent.get("folder")
+        tests = check_files(row.get("tests"), "tests") | ({} if self.number is None else {self.number: ""})
+        if folder is not None and os.path.isdir(folder):
+            await asyncio.to_thread(write_files, Path(folder), tests)
+            yield Path(folder)
+            return
+        parent = Path(tempfile.mkdtemp(prefix="rlkit-reward-"))
+        try:
+            own = parent / "folder"
+            own.mkdir()
+            files = check_files(row.get("files"), "files") | {COMPLETION_FILE: trajectory.text} | tests
+            await asyncio.to_thread(write_files, own, files)
+            yield own
+        finally:
+            await asyncio.to_thread(remove, parent)
+
+    async def _run(self, folder: Path) -> int:
+        """Return the exit status; -9 beyond the time."""
+        environment = environment_of_run() | {"HOME": str(folder)}
+        try:
+            async with asyncio.timeout(self.seconds):
+                return (await self.command.run(folder, environment)).status
+        except TimeoutError:
+            return -9
+
+
+def read_number(path: Path) -> Score:
+    """Return the number in a regular file as a score; 0 if there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            text = file.read(LONGEST_NUMBER) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        score = as_score(float(text))
+    except (OSError, ValueError):
+        return Score(0.0)
+    return score if score.error is None else Score(0.0)

@@ -1,0 +1,104 @@
+"""A command as a reward, in its real sandbox: what passes, what fails, and what a completion cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit.base.errors import RecipeError
+from rlkit.rewards import CommandReward
+from rlkit.testing import example_trajectory
+from rlkit.types import Score
+
+PYTHON = sys.executable
+
+
+def graded(reward: CommandReward, text: str, folder: Path | None = None, **row: Any) -> Score:
+    trajectory = example_trajectory(text)
+    trajectory.prompt = replace(trajectory.prompt, meta=row)
+    if folder is not None:
+        trajectory.agent = {"folder": str(folder)}
+
+    async def score() -> Score:
+        reward.bind(None)  # type: ignore[arg-type]
+        return (await reward.score([trajectory]))[0]
+
+    return asyncio.run(score())
+
+
+CHECK = "import sys; sys.exit(open('COMPLETION.txt').read() != open('expected.txt').read())"
+
+
+def test_the_exit_status_is_the_reward_of_a_completion(tmp_path: Path) -> None:
+    reward = CommandReward(f"{PYTHON} check.py", allow_code=True)
+    files = {"files": {"expected.txt": "7"}, "tests": {"check.py": CHECK}}
+    assert graded(reward, "7", **files) == Score(1.0, {"accuracy": 1.0})
+    assert graded(reward, "8", **files) == Score(0.0, {"accuracy": 0.0})
+
+
+def test_tests_replace_what_an_agent_left_under_their_names(tmp_path: Path) -> None:
+    (tmp_path / "COMPLETION.txt").write_text("8")
+    (tmp_path / "expected.txt").symlink_to("COMPLETION.txt")
+    (tmp_path / "check.py").write_text("")  # passes anything
+    reward = CommandReward(f"{PYTHON} check.py", allow_code=True)
+    assert graded(reward, "", tmp_path, tests={"check.py": CHECK, "expected.txt": "7"}).reward == 0
+    assert (tmp_path / "COMPLETION.txt").read_text() == "8"
+
+
+@pytest.mark.parametrize(
+    ("written", "reward"),
+    [("0.25", 0.25), ("-1\n", -1.0), ("", 0.0), ("nan", 0.0), ("1e99", 0.0), ("one", 0.0), ("1" * 101, 0.0)],
+)
+def test_a_number_is_read_from_a_file(tmp_path: Path, written: str, reward: float) -> None:
+    command = f"{PYTHON} -c \"open('reward.txt', 'w').write({json.dumps(written)[1:-1]!r})\""
+    if "\n" in written:
+        command = f"{PYTHON} -c \"open('reward.txt', 'w').write('-1' + chr(10))\""
+    assert graded(CommandReward(command, allow_code=True, number="reward.txt"), "").reward == reward
+
+
+def test_an_agents_number_does_not_count_nor_a_link_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "reward.txt").write_text("1")
+    assert graded(CommandReward("true", allow_code=True, number="reward.txt"), "", tmp_path).reward == 0
+    (tmp_path / "answer").write_text("1")
+    link = CommandReward("ln -sf answer reward.txt", allow_code=True, number="reward.txt")
+    assert graded(link, "", tmp_path).reward == 0
+
+
+def test_a_command_that_hangs_earns_nothing_and_leaves_no_process(tmp_path: Path) -> None:
+    reward = CommandReward("sleep 4711", allow_code=True, seconds=0.5)
+    assert graded(reward, "").reward == 0
+    commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
+    assert not [command for command in commands if b"4711" in command]
+
+
+def test_a_completion_reaches_neither_network_nor_other_files(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    code = (
+        "import os, socket, sys\n"
+        f"try: open({str(secret)!r}); sys.exit(0)\n"
+        "except OSError: pass\n"
+        "try: socket.create_connection(('127.0.0.1', 9), 1)\n"
+        "except ConnectionRefusedError: sys.exit(3)\n"
+    )
+    assert graded(CommandReward(f"{PYTHON} run.py", allow_code=True), "", tests={"run.py": code}).reward == 0
+
+
+def test_rows_that_cannot_be_verified_are_named() -> None:
+    reward = CommandReward("true", allow_code=True)
+    prompt = replace(example_trajectory("").prompt, meta={"tests": {"../check.py": ""}})
+    assert "cannot be verified" in str(reward.unscorable(prompt))
+    score = graded(reward, "", tests=["check.py"])
+    assert score.reward is None
+    assert "tests are" in str(score.error)
+
+
+def test_it_needs_allow_code() -> None:
+    with pytest.raises(RecipeError, match="set allow_code: true"):
+        CommandReward("true")
