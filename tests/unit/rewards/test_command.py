@@ -70,7 +70,7 @@ def test_an_agents_number_does_not_count_nor_a_link_in_its_place(tmp_path: Path)
     assert graded(link, "", tmp_path).reward == 0
 
 
-def test_a_command_that_hangs_earns_nothing_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_hanging_command_earns_nothing_and_is_killed(tmp_path: Path) -> None:
     reward = CommandReward("sleep 4711", allow_code=True, seconds=0.5)
     assert graded(reward, "").reward == 0
     commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
