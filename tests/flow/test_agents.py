@@ -165,6 +165,13 @@ urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), he
 """
 
 
+def read_command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def test_a_command_that_never_asks_is_reported(tmp_path: Path) -> None:
     options = (command_agent("no-such-program --flag"), *SHORT, "--train.steps=1")
     done = rlkit_in_process("fit", "--recipe=quickstart", *options, "--out=run", cwd=tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flow.test_agents import ASK, agent_file, command_agent
+from tests.flow.test_agents import ASK, agent_file, command_agent, read_command
 from tests.flow.test_conversations import fit
 
 pytestmark = pytest.mark.slow
@@ -130,10 +130,3 @@ def test_hostile_agents_cost_their_rollouts_only(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "run" / "planted").exists()
     alive = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))]
     assert not [command for command in alive if "attack.py" in command or MARK in command]
-
-
-def read_command(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
