@@ -181,10 +181,8 @@ class DecodeBatch:
         part["tokens"].scatter_(1, index, tokens[:, None])
         part["logps"].scatter_(1, index, logps[:, None])
         if candidates is not None:
-            slot = (torch.arange(len(tokens), device=self._device), part["count"])
-            part["candidates"][slot] = torch.nn.functional.pad(
-                candidates, (0, part["candidates"].shape[-1] - candidates.shape[-1]), value=-1
-            ).int()
+            rows = torch.arange(len(tokens), device=self._device)
+            part["candidates"][rows, part["count"], : candidates.shape[-1]] = candidates.int()
         part["last"].copy_(tokens)
         part["count"] += 1
         part["position"] += 1
