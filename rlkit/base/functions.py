@@ -99,7 +99,7 @@ def coroutine_problem(function: str, arguments: Sequence[str]) -> str | None:
     """Return why a function is no coroutine function that takes arguments by position; None if it may be one.
 
     Args:
-        function: `file.py:name` or `package.module:name`, whose packages, but not itself, are imported.
+        function: As `require_function` has accepted it; the packages of a module, but not itself, are imported.
         arguments: Their names.
     """
     module, _, name = function.rpartition(":")
@@ -112,11 +112,11 @@ def coroutine_problem(function: str, arguments: Sequence[str]) -> str | None:
         if spec is None:
             return f"there is no module {module!r}"
         path = spec.origin
+        problem = missing_function(f"{path}:{name}")
+        if problem is not None:
+            return problem
     if path is None or not path.endswith(".py"):
         return None
-    problem = missing_function(f"{path}:{name}")
-    if problem is not None:
-        return problem
     expected = f"expected `async def {name}({', '.join(arguments)})`"
     try:
         with open(path, "rb") as file:
