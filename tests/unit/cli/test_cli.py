@@ -69,7 +69,11 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "rollout.engine.launch.tensor_parallel is 'x', expected a whole number from 1 to",
         ),
         ("--advantage.epz 1", "advantage GRPO has no option 'epz'; did you mean 'eps'?"),
-        ("--reward GRPO", "reward is 'GRPO', which is one of the advantages; known rewards: BatchReward, "),
+        (
+            "--reward GRPO",
+            "reward is 'GRPO', which is one of the advantages; known rewards: BatchReward, CommandReward, Composite, "
+            "EpisodeReward",
+        ),
         ("--reward os.system", "reward is 'os.system', but no plugin of a package 'os' is installed"),
         (
             "--fabric.plugins os.system",
