@@ -6,8 +6,15 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import urlsplit
 
-from rlkit.base.command import Command, CommandLimits, check_files, environment_of_run, write_files
-from rlkit.base.errors import RecipeError, show
+from rlkit.base.command import (
+    Command,
+    CommandLimits,
+    check_files,
+    environment_of_run,
+    require_allowed,
+    write_files,
+)
+from rlkit.base.errors import RecipeError
 from rlkit.base.functions import coroutine_problem, load_function, require_function
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import Count, PositiveInt, Seconds
@@ -64,10 +71,7 @@ class CommandAgent(Agent):
         keep: OutputPath | None = None,
     ) -> None:
         self.allow_code = allow_code
-        if not self.allow_code:
-            raise RecipeError(
-                f"CommandAgent has the command {show(command)}, which would run; set allow_code: true if you trust it"
-            )
+        require_allowed("CommandAgent", command, self.allow_code)
         self.memory_mb = memory_mb
         self.processes = processes
         self.file_mb = file_mb

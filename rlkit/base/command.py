@@ -51,6 +51,16 @@ def next_user() -> int | None:
     return next(_users) if os.geteuid() == 0 else None
 
 
+def require_allowed(part: str, line: str, allow_code: bool) -> None:
+    """Check that the recipe allows a part to run its command.
+
+    Raises:
+        RecipeError: It does not.
+    """
+    if not allow_code:
+        raise RecipeError(f"{part} has the command {show(line)}, which would run; set allow_code: true if you trust it")
+
+
 @dataclass(frozen=True)
 class CommandLimits:
     """What the processes of a command may use.
@@ -158,7 +168,7 @@ class Command:
         process.stdin.write(self._spec(self.filled(folder, values or {}), folder, port))
         reading = asyncio.ensure_future(process.stdout.read())
         try:
-            written = await asyncio.shield(reading)
+            report = await asyncio.shield(reading)
             await process.wait()
         finally:
             process.stdin.close()  # the supervisor kills what is left
@@ -168,7 +178,7 @@ class Command:
             except TimeoutError:
                 process.kill()
             reading.cancel()
-        result = self._result(written)
+        result = self._result(report)
         if isinstance(result, str):
             raise RolloutError(result)
         return result
@@ -201,15 +211,15 @@ class Command:
         spec["sandbox"] = {"view": f"{folder}.view", "user": next_user(), "port": port or None}
         return json.dumps(spec if self.confined else spec | {"sandbox": None}).encode() + b"\n"
 
-    def _result(self, written: bytes) -> CommandResult | str:
-        """Return how the command ended, or why it did not begin."""
+    def _result(self, report: bytes) -> CommandResult | str:
+        """Return how the command ended, or why it did not begin, by the supervisor's report."""
         try:
-            report = json.loads(written)
+            fields = json.loads(report)
         except ValueError:
             return CommandResult(-9, "the command's supervisor was killed")
-        if report["problem"] is not None:
-            return self._unprotected(str(report["problem"]))
-        return CommandResult(int(report["status"]), str(report["output"]))
+        if fields["problem"] is not None:
+            return self._unprotected(str(fields["problem"]))
+        return CommandResult(int(fields["status"]), str(fields["output"]))
 
     def _unprotected(self, problem: str) -> str:
         if sys.platform != "linux" or platform.machine() not in sandbox.MACHINES:
@@ -226,14 +236,14 @@ def machine() -> Iterator[tuple[Path, str, int, int]]:
     with (
         tempfile.TemporaryDirectory(prefix="rlkit-probe-") as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
-        subprocess.Popen(("sleep", str(PROBE_SECONDS))) as other,
+        subprocess.Popen(("sleep", str(PROBE_SECONDS))) as sleeper,
     ):
         marker = Path(folder, "marker")
         marker.touch()
         try:
-            yield Path(folder), str(marker), server.getsockname()[1], other.pid
+            yield Path(folder), str(marker), server.getsockname()[1], sleeper.pid
         finally:
-            other.kill()
+            sleeper.kill()
 
 
 def environment_of_run() -> dict[str, str]:
@@ -295,10 +305,10 @@ def _run_now(spec: bytes) -> bytes:
         assert process.stdout is not None
         process.stdin.write(spec)
         process.stdin.flush()
-        written: bytes = process.stdout.read()
+        report: bytes = process.stdout.read()
         with suppress(BrokenPipeError):
             process.stdin.close()
-    return written
+    return report
 
 
 def _system() -> list[str]:

@@ -94,8 +94,8 @@ def bind(source: str, target: str) -> None:
 
 def restrict_mount(path: str, attributes: int, *, below: bool = True) -> None:
     """Take rights from a mount, and from those below it."""
-    wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
-    kernel("syscall", MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE if below else 0, wanted, len(wanted))
+    request = struct.pack("QQQQ", attributes, 0, 0, 0)
+    kernel("syscall", MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE if below else 0, request, len(request))
 
 
 def restrict_limits(limits: dict[int, int]) -> None:
@@ -165,11 +165,11 @@ def landlock(folder: str, readable: Sequence[str], *, owner: bool) -> None:
     version = kernel("syscall", LANDLOCK_CREATE, None, 0, 1)
     if version < 3 and owner:
         raise OSError(f"Landlock {version} lets an owner's files be truncated, expected 3 or later (Linux 6.2)")
-    every = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
+    all_rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     execute, write_file, read_file, read_folder = 1, 2, 4, 8
-    ruleset = kernel("syscall", LANDLOCK_CREATE, struct.pack("Q", every), 8, 0)
+    ruleset = kernel("syscall", LANDLOCK_CREATE, struct.pack("Q", all_rights), 8, 0)
     rights = {path: execute | read_file | (read_folder if os.path.isdir(path) else 0) for path in readable}
-    rights |= dict.fromkeys(DEVICES, read_file | write_file) | {folder: every}
+    rights |= dict.fromkeys(DEVICES, read_file | write_file) | {folder: all_rights}
     for path, allowed in rights.items():
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         kernel("syscall", LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", allowed, descriptor), 0)

@@ -262,8 +262,8 @@ class Watch:
         if now < self._next_disk:
             return None
         used = disk_use(self.spec["folder"]) >> 20
-        taken = time.monotonic() - now
-        self._next_disk = now + max(WATCH_SECONDS, taken / DISK_SHARE)
+        elapsed = time.monotonic() - now
+        self._next_disk = now + max(WATCH_SECONDS, elapsed / DISK_SHARE)
         if used > self.spec["disk_mb"]:
             return f"its folder had {used} MiB, expected at most {self.spec['disk_mb']}"
         return None

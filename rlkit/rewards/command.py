@@ -10,8 +10,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rlkit.base.command import Command, CommandLimits, check_files, environment_of_run, remove, write_files
-from rlkit.base.errors import RecipeError, RolloutError, show
+from rlkit.base.command import (
+    Command,
+    CommandLimits,
+    check_files,
+    environment_of_run,
+    remove,
+    require_allowed,
+    write_files,
+)
+from rlkit.base.errors import RolloutError
 from rlkit.base.names import FileName
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.interfaces.reward import OnError, RewardManager, as_score
@@ -64,10 +72,7 @@ class CommandReward(RewardManager):
         on_error: OnError = "drop",
     ) -> None:
         self.allow_code = allow_code
-        if not self.allow_code:
-            raise RecipeError(
-                f"CommandReward has the command {show(command)}, which would run; set allow_code: true if you trust it"
-            )
+        require_allowed("CommandReward", command, self.allow_code)
         self.number = number
         self.seconds = seconds
         self.memory_mb = memory_mb

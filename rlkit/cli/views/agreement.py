@@ -35,10 +35,10 @@ class Agreement:
     def add(self, rows: Sequence[SavedRow]) -> None:
         """Take part with the samples of a prompt that have a label and a new reward."""
         labelled = [(self._label(row), row.trajectory.reward) for row in rows if not row.failed]
-        both = [(label, reward) for label, reward in labelled if label is not None and reward is not None]
-        self.labels += [label for label, _ in both]
-        self.rewards += [reward for _, reward in both]
-        for (label, reward), (other_label, other_reward) in combinations(both, 2):
+        scored = [(label, reward) for label, reward in labelled if label is not None and reward is not None]
+        self.labels += [label for label, _ in scored]
+        self.rewards += [reward for _, reward in scored]
+        for (label, reward), (other_label, other_reward) in combinations(scored, 2):
             if label != other_label:
                 self.pairs += 1
                 product = (label - other_label) * (reward - other_reward)
