@@ -19,6 +19,7 @@ from rlkit.base.command import (
     require_allowed,
     write_files,
 )
+from rlkit.base.deadlines import queued
 from rlkit.base.errors import RolloutError
 from rlkit.base.names import FileName
 from rlkit.base.ranges import Count, PositiveInt, Seconds
@@ -51,7 +52,7 @@ class CommandReward(RewardManager):
         sandbox: Confine it, or refuse a machine that cannot; false gives it the user's rights and network.
         readable: Files and folders that it may read in its sandbox.
         concurrency: Most commands at once; null for the number of CPUs.
-        timeout: Seconds for the samples of one prompt.
+        timeout: Seconds for the samples of one prompt, without the wait for others' commands to end.
         on_error: What happens to a group with a failed score.
     """
 
@@ -103,13 +104,17 @@ class CommandReward(RewardManager):
         return list(await asyncio.gather(*map(self._score, trajectories)))
 
     async def _score(self, trajectory: Trajectory) -> Score:
+        with queued():
+            await self._slots.acquire()
         try:
-            async with self._slots, self._folder(trajectory) as folder:
+            async with self._folder(trajectory) as folder:
                 status = await self._run(folder)
                 if self.number is not None:
                     return read_number(folder / self.number)
         except (OSError, RolloutError, ValueError) as error:
             return Score(None, error=f"CommandReward: {error}")
+        finally:
+            self._slots.release()
         passed = float(status == 0)
         return Score(passed, {"accuracy": passed})
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.deadlines import deadline
 from rlkit.base.errors import RecipeError
 from rlkit.rewards import CommandReward
 from rlkit.testing import example_trajectory
@@ -75,6 +76,21 @@ def test_a_hanging_command_earns_nothing_and_is_killed(tmp_path: Path) -> None:
     assert graded(reward, "").reward == 0
     commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
     assert not [command for command in commands if b"4711" in command]
+
+
+def test_the_wait_for_other_commands_counts_in_no_deadline() -> None:
+    """One command at a time: three take over 0.9 s, each of them less than the deadline."""
+    reward = CommandReward("sleep 0.3", allow_code=True, concurrency=1, sandbox=False)
+
+    async def timed() -> list[Score]:
+        async with deadline(0.8):
+            return await reward.score([example_trajectory("")])
+
+    async def all_groups() -> list[list[Score]]:
+        reward.bind(None)  # type: ignore[arg-type]
+        return await asyncio.gather(*(timed() for _ in range(3)))
+
+    assert asyncio.run(all_groups()) == [[Score(1.0, {"accuracy": 1.0})]] * 3
 
 
 def test_a_completion_reaches_neither_network_nor_other_files(tmp_path: Path) -> None:
