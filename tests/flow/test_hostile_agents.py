@@ -92,6 +92,9 @@ ATTACKS = {
 
 def test_hostile_agents_cost_their_rollouts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLKIT_SECRET", "x")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))  # other tests have folders in the usual one
     with socket.create_server(("127.0.0.1", 0)) as other:
         values = f"TRAINER, FOLDER, PORT = {os.getpid()}, {str(tmp_path)!r}, {other.getsockname()[1]}\n"
         rows = [{"prompt": name, "files": {"attack.py": HEAD + values + code}} for name, code in ATTACKS.items()]
@@ -120,13 +123,11 @@ def test_hostile_agents_cost_their_rollouts_only(tmp_path: Path, monkeypatch: py
             "--train.steps=1",
             "--validation=null",
         )
-        before = set(os.listdir(tempfile.gettempdir()))
         metrics, _ = fit("--recipe=quickstart", *options, cwd=tmp_path)
     assert metrics[0]["rollout/samples"] == 2 * len(ATTACKS)
     assert metrics[0]["rollout/failed"] == metrics[0]["reward/failed"] == 0  # the policy has answered each
     assert metrics[0]["reward/mean"] == 1
-    left = {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("rlkit-")}
-    assert not left
+    assert not [name for name in os.listdir(scratch) if name.startswith("rlkit-")]
     assert not (tmp_path / "run" / "planted").exists()
     alive = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))]
     assert not [command for command in alive if "attack.py" in command or MARK in command]
