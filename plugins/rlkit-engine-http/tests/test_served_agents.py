@@ -1,0 +1,132 @@
+"""Agents over HttpEngine: sessions sample what they do in the trainer's process, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rlkit_engine_http import HttpEngine
+
+from rlkit import hookimpl
+from rlkit.cli.parsing import parser
+from rlkit.engines.server.api import ServerOutput
+from rlkit.engines.server.server import InferenceServer
+from rlkit.registry import load_plugins
+from rlkit.types import Request
+from tests.conftest import read_jsonl
+from tests.flow.test_agent_faults import check_logps
+from tests.flow.test_agents import agent_file, python_agent
+from tests.flow.test_conversations import fit
+from tests.served import children
+
+pytestmark = pytest.mark.slow
+
+AGENT = '''
+async def run(client, task):
+    """Three turns by the official client, streamed."""
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    http = DefaultAsyncHttpxClient(verify=False)
+    messages = []
+    async with AsyncOpenAI(base_url=client.url + "/v1", api_key=client.key, http_client=http) as openai:
+        for turn, text in enumerate((task.text, "2 + 2 = ?", "3 + 3 = ?")):
+            messages.append({"role": "user", "content": text})
+            async with openai.chat.completions.stream(model="policy", messages=messages) as stream:
+                completion = await stream.get_final_completion()
+            messages.append({"role": "assistant", "content": completion.choices[0].message.content})
+'''
+
+SERVED = ("--rollout.engine=HttpEngine", "--rollout.engine.servers=2")
+
+
+@pytest.fixture(autouse=True)
+def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: register(HttpEngine)))
+    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("http", made)], entry_points=False))
+
+
+def saved(folder: Path) -> list[dict[str, Any]]:
+    """Return the rollouts of a run."""
+    return [row for file in sorted((folder / "run" / "rollouts").glob("step-*.jsonl.gz")) for row in read_jsonl(file)]
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Kill the server of a request in the second step, while the server has it; return how many requests it had."""
+    ask, in_flight = InferenceServer.ask, []
+    asked = 0
+
+    async def deadly(server: InferenceServer, request: Request) -> ServerOutput:
+        nonlocal asked
+        asked += 1
+        if asked != 3 * 64 + 100:
+            return await ask(server, request)
+        assert server.process is not None
+        [pid] = children(server.process.supervised.supervisor.pid)
+        os.kill(pid, signal.SIGSTOP)
+        answer = asyncio.ensure_future(ask(server, request))
+        await asyncio.sleep(0.2)  # the request is at the server, which cannot answer it
+        in_flight.append(server.assigned)
+        os.kill(pid, signal.SIGKILL)
+        return await answer
+
+    monkeypatch.setattr(InferenceServer, "ask", deadly)
+    return in_flight
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """Return the policies of each version, by their versions."""
+    sync, models = HttpEngine.sync, {}
+
+    async def recording(engine: HttpEngine, stream: Any, version: int) -> None:
+        await sync(engine, stream, version)
+        models[version] = copy.deepcopy(engine.runtime.policy).eval()
+
+    monkeypatch.setattr(HttpEngine, "sync", recording)
+    return models
+
+
+def words(folder: Path, *options: str) -> tuple[str, ...]:
+    """Return the words of a run whose steps have 64 sessions at once."""
+    few = ("--train.prompts_per_step=8", "--rollout.group_size=8", "--validation=null", "--log.rollouts.limit=null")
+    return "--recipe=quickstart", python_agent(agent_file(folder, AGENT)), *few, *options
+
+
+def test_a_server_killed_in_a_turn_changes_none_of_64_sessions(tmp_path: Path, killing: list[int]) -> None:
+    """Sessions are those in the trainer's process; what the killed server had is sampled again and committed once."""
+    for folder in (tmp_path / "torch", tmp_path / "http"):
+        folder.mkdir()
+    fit(*words(tmp_path, "--train.steps=2"), cwd=tmp_path / "torch")
+    with pytest.warns(UserWarning, match="could not answer.*; restarting it"):
+        rows, _ = fit(*words(tmp_path, "--train.steps=2"), *SERVED, cwd=tmp_path / "http")
+    [in_flight] = killing
+    assert rows[1]["engine/retried"] >= in_flight > 1
+    assert [row["engine/restarts"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["rollout/failed"] == row["conversation/branches"] == row["conversation/tokens_retokenized"] == 0
+        assert row["mismatch/mean"] < 1e-5
+        assert row["mismatch/max"] < 1e-3
+    in_process, served = saved(tmp_path / "torch"), saved(tmp_path / "http")
+    assert len(in_process) == len(served) == 2 * 64
+    for row, expected in zip(served, in_process, strict=True):
+        for name in ("tokens", "mask", "versions", "turns", "conversation", "reward"):
+            assert row[name] == expected[name]
+        assert row["logps"] == pytest.approx(expected["logps"], abs=1e-3)
+        assert sum(role == "assistant" for role, _, _ in row["turns"]) == 3
+
+
+def test_a_server_killed_while_weights_change(tmp_path: Path, killing: list[int], models: dict[int, Any]) -> None:
+    """Sampled ahead of the trainer, each token has the log-prob of the version that it names."""
+    ahead = ("--rollout.max_staleness=2", "--correction={}", "--train.lr=0.001", "--train.warmup_steps=0")
+    with pytest.warns(UserWarning, match="could not answer.*; restarting it"):
+        rows, _ = fit(*words(tmp_path, "--train.steps=3", *ahead), *SERVED, cwd=tmp_path)
+    assert killing
+    assert sum(row["rollout/failed"] for row in rows) == 0
+    assert max(check_logps(tmp_path / "run", models, 3)) > 0
