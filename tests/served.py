@@ -14,6 +14,9 @@ import torch
 
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.engines.server.states import ServerState
+from rlkit.engines.server.transports import Transport
+from rlkit.engines.server.update import finish, load, prepare
 from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.actor import Actor
@@ -159,6 +162,52 @@ def candidate_counts(probs: torch.Tensor, sampling: Any, top_p_error: float) -> 
     limit = Truncation(torch.tensor([sampling.top_p + top_p_error]), torch.tensor([sampling.top_k]), torch.zeros(1))
     counts: list[int] = truncate(probs, limit).count_nonzero(-1).tolist()
     return counts
+
+
+def changes_arrive_or_are_healed(
+    trainer: Trainer, engine: ServerEngine, stray: Transport[Any], tolerance: float
+) -> None:
+    """Check that changes make servers compute the trainer's log-probs, and that full weights follow refused changes.
+
+    Args:
+        trainer: The trainer.
+        engine: An engine that sends changes to one server; it is closed at the end.
+        stray: A transport of the same kind, by which the server loses its version.
+        tolerance: The largest accepted difference of log-probs, in nats.
+    """
+    try:
+        engine.bind(trainer.runtime)
+        trainer.learn(15)
+        trainer.publish(engine)
+        for number in range(3):
+            change(trainer, number)
+            trainer.publish(engine)
+            assert trainer.is_served_by(engine)
+            health = engine.health()
+            assert (health["weight_gap"] < tolerance, health["full_syncs"]) == (True, 1)
+            assert 0 < health["changed_share"] < 0.05
+        [server] = engine.fleet.owned
+        label = engine.weights.label(trainer.version)
+        trainer.wait(prepare(server, stray, base=True))
+        trainer.wait(load(server, stray, stray.prepare([])))
+        trainer.wait(finish(server, stray, label, None))
+        server.state = ServerState.READY
+        change(trainer, 3)
+        with pytest.warns(UserWarning, match="could not load a bucket"):
+            trainer.publish(engine)
+        assert trainer.is_served_by(engine)
+        health = engine.health()
+        assert (health["weight_gap"] < tolerance, health["restarts"], health["full_syncs"]) == (True, 1, 2)
+    finally:
+        engine.close()
+        trainer.learn(16)
+
+
+@torch.no_grad()
+def change(trainer: Trainer, number: int) -> None:
+    """Change a fiftieth of each tensor's elements."""
+    for parameter in trainer.policy.parameters():
+        parameter.view(-1)[number::50] += 0.3
 
 
 def check_candidates(trainer: Trainer, engine: RolloutEngine, tolerance: float) -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import pickle
 from collections.abc import Mapping, Sequence
 
 from rlkit.base.errors import EngineError
 from rlkit.engines.server.api import ServerApi
-from rlkit.engines.server.changes import SentWeights
 from rlkit.engines.server.http import Fault
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.transports import (
     Adapter,
     Bucket,
+    ChangesTransport,
     DiskTransport,
     GroupTransport,
     Joining,
     TensorTransport,
-    Transport,
     flatten,
     serialize,
 )
-from rlkit.engines.sglang_changes import LOADER, metadata_tensor
+from rlkit.engines.sglang_changes import LOADER
 
 SGLANG_NCCL = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 """SGLang's settings of NCCL for process groups; NCCL reads them once, when a process makes its first group."""
@@ -87,12 +85,8 @@ class SGLangGroup(GroupTransport):
         await api.client.post("/update_weights_from_distributed", body, DEADLINES[UpdateStep.LOAD])
 
 
-class SGLangChanges(Transport[str]):
-    """Weights, or their changes, in the bodies of HTTP calls: for servers on other machines, over any network."""
-
-    def __init__(self) -> None:
-        self.sent: SentWeights = SentWeights()
-        self._version = ""
+class SGLangChanges(ChangesTransport):
+    """Weights, or their changes, in the bodies of HTTP calls; SGLang unpickles tensors alone."""
 
     async def open(self, targets: Sequence[ServerApi]) -> None:
         for api in targets:
@@ -100,21 +94,11 @@ class SGLangChanges(Transport[str]):
             if LOADER not in (info.get("custom_weight_loader") or ()):
                 raise EngineError(f"{api.client.url} takes no changes; start it with --custom-weight-loader {LOADER}")
 
-    def prepare(self, bucket: Bucket) -> str:
-        tensors, metadata = self.sent.encode(bucket)
-        self._version = metadata.get("version", "")
-        return _by_value([*tensors, metadata_tensor(metadata)])
+    def pack(self, bucket: Bucket) -> bytes:
+        return pickle.dumps([(name, tensor.cpu().clone()) for name, tensor in bucket])
 
     async def load(self, api: ServerApi, parcel: str) -> None:
         body = {
             "serialized_named_tensors": [parcel] * api.tensor_parallel, "load_format": LOADER, "flush_cache": False,
         }  # fmt: skip
         await api.client.post("/update_weights_from_tensor", body, DEADLINES[UpdateStep.LOAD])
-
-    async def finish(self, api: ServerApi) -> None:
-        await self.load(api, _by_value([metadata_tensor({"finish": self._version})]))
-
-
-def _by_value(tensors: Bucket) -> str:
-    """Return tensors as text that any machine can read; SGLang unpickles tensors alone."""
-    return base64.b64encode(pickle.dumps([(name, tensor.cpu().clone()) for name, tensor in tensors])).decode()

@@ -62,19 +62,23 @@ def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
 
 
-def test_a_run_sends_only_what_has_changed(tmp_path: Path) -> None:
-    """In bfloat16 at a low rate; the server would end, and be started again, if a checksum were not the trainer's."""
-    words = ("--recipe=quickstart", "--rollout.engine=SGLangServer", "--rollout.engine.transport=changes", *FAST)
+def send_changes(folder: Path, *engine: str) -> None:
+    """Run `fit` in bfloat16 at a low rate; a checksum that is not the trainer's would count as a restart."""
+    words = ("--recipe=quickstart", *engine, "--rollout.engine.transport=changes", *FAST)
     low = ("--rollout.engine.launch.dtype=bfloat16", "--train.lr=1e-5", "--train.steps=4", "--out=out")
-    process = rlkit("fit", *words, *low, cwd=tmp_path)
+    process = rlkit("fit", *words, *low, cwd=folder)
     assert process.returncode == 0, process.stderr
-    rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    rows = read_jsonl(folder / "out" / "metrics.jsonl")
     assert all(row["engine/full_syncs"] == 1 and row["engine/restarts"] == 0 for row in rows)
     assert all(0 < row["engine/changed_share"] < 0.3 for row in rows[1:])
     tolerance = TOLERANCES[torch.bfloat16]
     gaps = [(row["mismatch/mean"], row["engine/weight_gap"]) for row in rows]
     assert all(mean < tolerance.mean and largest < tolerance.max for mean, largest in gaps), gaps
-    check_versions(tmp_path / "out", 4)
+    check_versions(folder / "out", 4)
+
+
+def test_a_run_sends_only_what_has_changed(tmp_path: Path) -> None:
+    send_changes(tmp_path, "--rollout.engine=SGLangServer")
 
 
 def test_sglang_learns_from_a_sharded_trainer(tmp_path: Path) -> None:

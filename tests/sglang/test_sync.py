@@ -22,7 +22,7 @@ from rlkit.engines.sglang_transports import SGLangChanges
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, StopReason
-from tests.served import PROMPTS, RETRY, Trainer, request
+from tests.served import PROMPTS, RETRY, Trainer, changes_arrive_or_are_healed, request
 
 
 @pytest.mark.parametrize("transport", ["tensor", "disk", "group"])
@@ -37,33 +37,7 @@ def test_greedy_output_equals_generate_before_and_after(trainer: Trainer, second
 
 def test_changes_are_applied_and_refused_ones_are_healed(trainer: Trainer) -> None:
     """A server that has lost its version ends at the next change, is started again, and gets full weights."""
-    engine = SGLangServer(transport="changes", retry=RETRY)
-    try:
-        engine.bind(trainer.runtime)
-        trainer.learn(15)
-        trainer.publish(engine)
-        for number in range(3):
-            with torch.no_grad():
-                for parameter in trainer.policy.parameters():
-                    parameter.view(-1)[number::50] += 0.3
-            trainer.publish(engine)
-            assert trainer.is_served_by(engine)
-            health = engine.health()
-            assert (health["weight_gap"] < 1e-4, health["full_syncs"]) == (True, 1)
-            assert 0 < health["changed_share"] < 0.05
-        api = engine.fleet.owned[0].api
-        stray = SGLangChanges()
-        trainer.wait(api.client.post("/pause_generation", {"mode": "retract"}, 60.0))
-        trainer.wait(api.client.post("/begin_weight_update", {}, 60.0))
-        trainer.wait(stray.load(api, stray.prepare([])))
-        trainer.wait(stray.finish(api))
-        trainer.wait(api.client.post("/end_weight_update", {}, 60.0))
-        trainer.publish(engine)
-        assert trainer.is_served_by(engine)
-        assert (engine.health()["restarts"], engine.health()["full_syncs"]) == (1, 2)
-    finally:
-        engine.close()
-        trainer.learn(16)
+    changes_arrive_or_are_healed(trainer, SGLangServer(transport="changes", retry=RETRY), SGLangChanges(), 1e-4)
 
 
 def test_a_server_that_takes_no_changes_is_named(second: Any, trainer: Trainer) -> None:

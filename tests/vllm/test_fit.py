@@ -8,17 +8,22 @@ import pytest
 from rlkit_engine_vllm import VllmServer
 
 from tests.served import Trainer, save_teacher, served_as_loaded
-from tests.sglang.test_fit import fit_and_kill, run_ahead, sharded_lora
+from tests.sglang.test_fit import fit_and_kill, run_ahead, send_changes, sharded_lora
 
 
 def test_vllm_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
-    validation = fit_and_kill(tmp_path, 24, 10, "--rollout.engine=VllmServer")
+    """Weights travel as changes; the server that is started again gets full ones."""
+    validation = fit_and_kill(tmp_path, 24, 10, "--rollout.engine=VllmServer", "--rollout.engine.transport=changes")
     assert 0.25 <= validation["before"]["sampled_accuracy"] <= 0.5
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
 
 
 def test_rollouts_run_ahead_on_a_running_server(tmp_path: Path, engine: VllmServer) -> None:
     run_ahead(tmp_path, *at(engine))
+
+
+def test_a_run_sends_only_what_has_changed(tmp_path: Path, engine: VllmServer) -> None:
+    send_changes(tmp_path, *at(engine))
 
 
 def test_two_ranks_with_adapters_share_a_running_server(tmp_path: Path, engine: VllmServer) -> None:

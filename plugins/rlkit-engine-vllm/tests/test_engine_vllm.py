@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 from rlkit_engine_http import HttpEngine
+from rlkit_engine_http.engine import SharedFiles
 from rlkit_engine_vllm import VllmApi, VllmEngine, VllmLaunch, VllmServer
 from rlkit_engine_vllm.launch import check_release, command, environment, require_vllm
-from rlkit_engine_vllm.transport import FolderTransport
+from rlkit_engine_vllm.transport import FolderTransport, VllmChanges
 from safetensors import safe_open
+from safetensors.torch import load
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangEngine, SGLangServer
+from rlkit.engines.server.changes import CheckpointReceiver, RefusedWeights
 from rlkit.engines.server.http import Client, Fault
 from rlkit.types import Request, SampleKey, Sampling
 from tests.conftest import ROOT
@@ -102,9 +106,49 @@ def test_urls_of_other_machines_need_a_folder() -> None:
     with pytest.raises(RecipeError, match="has the url 'x:1'"):
         VllmServer(["x:1"])
     for options in ({}, {"transport": "tensor", "folder": "/f"}, {"transport": "disk"}):
-        with pytest.raises(RecipeError, match="set transport: disk and a folder"):
+        with pytest.raises(RecipeError, match="set transport: disk and a folder .* or transport: changes"):
             VllmServer(["http://10.0.0.7:9"], **options)
     VllmServer(["http://10.0.0.7:9"], transport="disk", folder="/f")
+    VllmServer(["http://10.0.0.7:9"], transport="changes")
+
+
+def test_adapters_alone_are_no_changes() -> None:
+    with pytest.raises(RecipeError, match="adapters cannot be sent as changes"):
+        VllmServer(transport="changes", launch=VllmLaunch(adapter_only=True))
+
+
+def test_changes_travel_as_safetensors_and_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is posted is read as the worker reads it: bit for bit what was sent, or refused."""
+    posted = answer(monkeypatch, {})
+    transport, receiver, api = VllmChanges(), CheckpointReceiver(), VllmApi(Client("http://x"))
+    weights = {"q": torch.randn(40, 30).bfloat16(), "k": torch.randn(30, 40).bfloat16().T, "scale": torch.tensor(1.5)}
+
+    def update(version: str) -> None:
+        transport.sent.begin(version, transport.sent.label == receiver.version != "")
+        receiver.begin()
+        for bucket in (["q"], ["k", "scale"]):
+            asyncio.run(transport.load(api, transport.prepare([(name, weights[name]) for name in bucket])))
+        transport.sent.end()
+        asyncio.run(transport.finish(api))
+        for path, body in posted:
+            assert path == "/update_weights"
+            receiver.receive(load(base64.b64decode(body["update_info"]["bucket"])))
+
+    update("run-1")
+    full_bytes = transport.sent.bytes
+    posted.clear()
+    weights["q"][3, 7:9] = torch.tensor([-0.0, 0.5], dtype=torch.bfloat16)
+    update("run-2")
+    assert (full_bytes, transport.sent.bytes) == (2 * 1200 * 2 + 4, 2 * (4 + 2))
+    assert receiver.version == "run-2"
+    assert all(torch.equal(receiver.copies[name], tensor) for name, tensor in weights.items())
+    assert torch.signbit(receiver.copies["q"][3, 7])
+    with pytest.raises(RefusedWeights, match="these are changes of run-1, but the weights are run-2"):
+        update("run-3")  # the last update is posted again, before this one
+    assert receiver.version == "run-2"
+    posted.clear()
+    update("run-4")
+    assert (transport.sent.full_updates, receiver.version) == (2, "run-4")
 
 
 def test_a_server_gets_the_gpus_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +189,13 @@ def test_the_table_of_engines_states_what_the_classes_have() -> None:
     engines: list[Any] = [SGLangServer, SGLangEngine, VllmServer, VllmEngine, HttpEngine]
     made = [engine() for engine in engines]
     options = [engine.__init__.__code__.co_varnames for engine in engines]
+    changes = ["changes" in str(engine.__init__.__annotations__.get("transport")) for engine in engines]
     rows = {
         "samples while the trainer learns": [engine.beside for engine in made],
         "requests are interrupted": [engine.interruptible for engine in made],
         "servers that already run (`urls`)": ["urls" in names for names in options],
         "transport of weights is an option": ["transport" in names for names in options],
+        "changes of weights alone": [*changes[:-1], SharedFiles().sent is not None],
         "adapters alone, memory released (`launch`)": ["launch" in names for names in options],
         "reads pictures": [bool(engine.picture_models) for engine in made],
         "scores for a teacher (`teacher.engine`)": [engine.scores for engine in made],

@@ -12,7 +12,8 @@ A product's package implements two classes, and a third for the way in which its
   subclass adds the product's calls, in `load`, `join`, `finish` or `adapt`.
 
 Where few elements of the weights have changed, a `FileTransport(changes=True)` sends only these; the server passes what
-comes to a `WeightReceiver` (in `changes`), which refuses changes of weights that it does not have.
+comes to a `WeightReceiver` (in `changes`), which refuses changes of weights that it does not have. A `ChangesTransport`
+does so over HTTP, for products that fuse tensors: their servers keep a copy, in a `CheckpointReceiver`.
 
 `states` defines the order in which a server takes weights; `ServerRetryPolicy` (in `retry`) the options of all engines.
 `fleet`, `weights`, `recovery` and `requests` do the rest and need nothing from a product. No product is named in this

@@ -36,6 +36,9 @@ BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 SPARSE = 0.5
 """A tensor's changes are sent if they take at most this share of its bytes; otherwise the full tensor is."""
 
+METADATA = "rlkit:metadata"
+"""A tensor with a bucket's metadata, as JSON in UTF-8, for products that pass on tensors alone."""
+
 MAX_PAUSE = 64
 """Dense updates are followed by at most this many full ones that are not compared."""
 
@@ -241,6 +244,39 @@ class WeightReceiver:
             raise RefusedWeights(f"changes to {version} ended as {label} without {sorted(missing)}")
         self._names |= self._updated
         self.version = "" if missing else label
+
+
+class CheckpointReceiver(WeightReceiver):
+    """A copy of a checkpoint in a server's memory, for products whose layers fuse several of its tensors."""
+
+    def __init__(self) -> None:
+        self.copies: dict[str, Tensor] = {}
+        """The checkpoint's tensors by name, on the CPU."""
+        super().__init__(self.copies)
+
+    def receive(self, bucket: Mapping[str, Tensor]) -> list[str] | None:
+        """Apply a bucket that holds its metadata; return the names of tensors that came, or None after the last bucket.
+
+        Raises:
+            RefusedWeights: The bucket is not for the copied weights, or does not fit them.
+        """
+        tensors = dict(bucket)
+        metadata = json.loads(bytes(tensors.pop(METADATA).tolist()))
+        if "finish" in metadata:
+            self.finish(metadata["finish"])
+            return None
+        if not metadata.get("base"):
+            for name, tensor in tensors.items():
+                own = self.copies.get(name)
+                if own is None or (own.shape, own.dtype) != (tensor.shape, tensor.dtype):
+                    self.copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self.load(tensors, metadata)
+        return list(dict.fromkeys(map(without_suffix, tensors)))
+
+
+def metadata_tensor(metadata: Metadata) -> tuple[str, Tensor]:
+    """Return metadata as a named tensor."""
+    return METADATA, torch.tensor(list(json.dumps(metadata).encode()), dtype=torch.uint8)
 
 
 def without_suffix(name: str) -> str:

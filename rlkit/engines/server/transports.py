@@ -28,7 +28,7 @@ from torch import Tensor
 from rlkit.base.errors import EngineError
 from rlkit.distributed.sender_group import SenderGroup
 from rlkit.engines.server.api import ServerApi
-from rlkit.engines.server.changes import SentWeights
+from rlkit.engines.server.changes import SentWeights, metadata_tensor
 from rlkit.engines.server.process import free_port, write_model
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.threads import in_daemon_thread
@@ -134,6 +134,32 @@ class FileTransport(Transport[Path]):
 
     def close(self) -> None:
         self.end()
+
+
+class ChangesTransport(Transport[str]):
+    """Weights, or their changes, in the bodies of HTTP calls: to servers on other machines, over any network.
+
+    Servers pass each bucket to a `CheckpointReceiver`; the last one of an update has no tensors.
+    """
+
+    def __init__(self) -> None:
+        self.sent: SentWeights = SentWeights()
+        self._version = ""
+
+    @abstractmethod
+    def pack(self, bucket: Bucket) -> bytes:
+        """Return tensors as the product reads them."""
+
+    def prepare(self, bucket: Bucket) -> str:
+        tensors, metadata = self.sent.encode(bucket)
+        self._version = metadata.get("version", "")
+        return self._text([*tensors, metadata_tensor(metadata)])
+
+    async def finish(self, api: ServerApi) -> None:
+        await self.load(api, self._text([metadata_tensor({"finish": self._version})]))
+
+    def _text(self, bucket: Bucket) -> str:
+        return base64.b64encode(self.pack(bucket)).decode()
 
 
 class TensorTransport(Transport[Bucket]):

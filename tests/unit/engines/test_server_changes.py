@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlkit.engines.server.changes import MAX_PAUSE, RefusedWeights, SentWeights, WeightReceiver, checksum_of, words_of
+from rlkit.engines.server.changes import (
+    MAX_PAUSE,
+    CheckpointReceiver,
+    RefusedWeights,
+    SentWeights,
+    WeightReceiver,
+    checksum_of,
+    metadata_tensor,
+    words_of,
+)
 
 Message = tuple[Mapping[str, Tensor], Mapping[str, str]]
 
@@ -256,6 +265,20 @@ def test_a_server_may_keep_weights_in_a_wider_type() -> None:
         assert pair.receiver.version == f"v{number + 1}"
         assert torch.equal(pair.own["odd"], pair.weights["odd"].float())
     assert pair.sent.full_updates == 1
+
+
+def test_a_copy_of_a_checkpoint_takes_another_runs_type() -> None:
+    receiver = CheckpointReceiver()
+    for dtype in (torch.bfloat16, torch.float32):
+        pair = Pair(dtype)
+        for share in (False, True):
+            for tensors, metadata in pair.messages(shared=share):
+                metadata_name, packed = metadata_tensor(dict(metadata))
+                names = receiver.receive({**tensors, metadata_name: packed})
+                assert names == list(dict.fromkeys(name.partition(":")[0] for name in tensors))
+            assert receiver.receive(dict([metadata_tensor({"finish": f"v{pair.number}"})])) is None
+            assert same_bits(receiver.copies, pair.weights)
+            pair.learn()
 
 
 def test_checksums_depend_on_values_and_their_order() -> None:

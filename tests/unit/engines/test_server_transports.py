@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +18,14 @@ from safetensors.torch import load_file
 from torch.distributed import distributed_c10d as c10d
 
 from rlkit.base.errors import EngineError
+from rlkit.engines import sglang_changes
 from rlkit.engines.server.api import ServerApi
+from rlkit.engines.server.changes import CheckpointReceiver
 from rlkit.engines.server.push import Push
 from rlkit.engines.server.transports import FileTransport, save
 from rlkit.engines.server.weight_check import Tolerance
 from rlkit.engines.sglang_api import SGLangApi
-from rlkit.engines.sglang_transports import SGLangGroup, SGLangTensors
+from rlkit.engines.sglang_transports import SGLangChanges, SGLangGroup, SGLangTensors
 
 BUCKET = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(2))]
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -120,6 +124,29 @@ def test_the_group_is_made_and_used_on_the_trainers_gpu(
 
     asyncio.run(use())
     assert used == [("made", second), (2, second)]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_sglangs_processes_load_what_came(tp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process gets the changes, and loads the tensors that they belong to in full."""
+    monkeypatch.setattr(sglang_changes, "_receiver", CheckpointReceiver())
+    transport, client, loaded = SGLangChanges(), Recorder(), []
+    model = SimpleNamespace(load_weights=lambda tensors: loaded.append({name: x.tolist() for name, x in tensors}))
+    api = SGLangApi(client)  # type: ignore[arg-type]
+    api.tensor_parallel = tp
+    matrix = torch.arange(6.0).view(3, 2).T
+    for number in range(2):
+        transport.sent.begin(str(number), shared=number == 1)
+        asyncio.run(transport.load(api, transport.prepare([("a", matrix), ("b", torch.ones(2))])))
+        transport.sent.end()
+        asyncio.run(transport.finish(api))
+        matrix[1, 2] = 9.0
+    for _, body in client.calls:
+        assert body["load_format"] == "rlkit.engines.sglang_changes.load"
+        assert len(body["serialized_named_tensors"]) == tp
+        sglang_changes.load(model, pickle.loads(base64.b64decode(body["serialized_named_tensors"][-1])))
+    changed = [[0.0, 2.0, 4.0], [1.0, 3.0, 9.0]]
+    assert loaded == [{"a": [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]], "b": [1.0, 1.0]}, {"a": changed}]
 
 
 def test_a_buckets_file_lasts_until_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

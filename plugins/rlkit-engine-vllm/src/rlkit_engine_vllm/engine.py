@@ -32,7 +32,7 @@ from rlkit_engine_vllm.launch import (
     environment,
     require_vllm,
 )
-from rlkit_engine_vllm.transport import FolderTransport, shared_memory
+from rlkit_engine_vllm.transport import FolderTransport, VllmChanges, shared_memory
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
@@ -127,8 +127,9 @@ class VllmServer(VllmRollouts):
         urls: Running servers, started as the package's README says; if empty, rlkit starts `servers` here.
         servers: Number of servers to start.
         first_gpu: The index of the first server's first GPU; the next server takes the next `launch.tensor_parallel`.
-        transport: How weights are sent: `tensor` (files in this machine's shared memory) or `disk` (files in `folder`);
-            `auto` is `tensor` if all servers are on this machine, otherwise `disk`.
+        transport: How weights are sent: `tensor` (files in this machine's shared memory), `disk` (files in `folder`) or
+            `changes` (elements that differ, over HTTP; servers need memory for a copy of the weights); `auto` is
+            `tensor` if all servers are on this machine, otherwise `disk`.
         folder: Folder that `disk` writes to, visible to all servers; null for a temporary folder of this machine.
         launch: How servers are started.
         retry: How long to wait for servers, and how often they may fail.
@@ -141,7 +142,7 @@ class VllmServer(VllmRollouts):
         *,
         servers: Count = 1,
         first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
-        transport: Literal["auto", "tensor", "disk"] = "auto",
+        transport: Literal["auto", "tensor", "disk", "changes"] = "auto",
         folder: OutputPath | None = None,
         launch: VllmLaunch = LAUNCH,
         retry: ServerRetryPolicy = RETRY,
@@ -152,10 +153,14 @@ class VllmServer(VllmRollouts):
         for url in urls:
             if not url.startswith(("http://", "https://")):
                 raise RecipeError(f"VllmServer has the url {url!r}, expected http://… or https://…")
-        if not all(map(is_local, urls)) and (transport == "tensor" or folder is None):
+        if transport == "changes" and launch.adapter_only:
             raise RecipeError(
-                "VllmServer has urls of other machines, which take weights from files alone; set transport: disk and a "
-                "folder that the servers see"
+                "launch.adapter_only is true, but adapters cannot be sent as changes; leave one of them out"
+            )
+        if not all(map(is_local, urls)) and transport != "changes" and (transport == "tensor" or folder is None):
+            raise RecipeError(
+                "VllmServer has urls of other machines; set transport: disk and a folder that the servers see, or "
+                "transport: changes"
             )
         self.urls = urls
         self.servers = servers
@@ -183,6 +188,8 @@ class VllmServer(VllmRollouts):
         return [self.launch_server(self.command(first), here=True) for first in firsts]
 
     def make_transport(self) -> Transport[Any]:
+        if self.transport == "changes":
+            return VllmChanges()
         local = all(is_local(server.url) for server in self.fleet.servers)
         if self.transport == "disk" or not local:
             return FolderTransport(self.runtime.policy, self.folder)

@@ -1,4 +1,4 @@
-"""How weights reach vLLM: safetensors files in a folder, in shared memory or on disk."""
+"""How weights reach vLLM: safetensors files in a folder, in shared memory or on disk, or changes over HTTP."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import safetensors.torch
 import torch
 
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.states import DEADLINES, UpdateStep
-from rlkit.engines.server.transports import SHARED_MEMORY, Adapter, Bucket, DiskTransport, save
+from rlkit.engines.server.transports import SHARED_MEMORY, Adapter, Bucket, ChangesTransport, DiskTransport, save
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -56,6 +57,16 @@ class FolderTransport(DiskTransport):
     async def adapt(self, api: ServerApi, adapter: Adapter) -> None:
         body = {"lora_name": api.adapter, "lora_path": self.write_adapter(adapter), "load_inplace": True}
         await api.client.post("/v1/load_lora_adapter", body, DEADLINES[UpdateStep.ADAPT])
+
+
+class VllmChanges(ChangesTransport):
+    """Weights, or their changes, in the bodies of HTTP calls, as safetensors."""
+
+    def pack(self, bucket: Bucket) -> bytes:
+        return safetensors.torch.save({name: tensor.contiguous().cpu() for name, tensor in bucket})
+
+    async def load(self, api: ServerApi, parcel: str) -> None:
+        await api.client.post("/update_weights", {"update_info": {"bucket": parcel}}, DEADLINES[UpdateStep.LOAD])
 
 
 def shared_memory(policy: CausalLM, dtype: torch.dtype) -> str | None:

@@ -6,12 +6,14 @@ transfer backend `rlkit`, which `--weight-transfer-config '{"backend": "rlkit"}'
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -25,6 +27,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.v1.sample.sampler import Sampler
 
+from rlkit.engines.server.changes import CheckpointReceiver
+
 INDEX = "model.safetensors.index.json"
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy in vLLM, which then computes log-probs at temperature 1."""
@@ -35,52 +39,64 @@ class WeightReading:
 
 
 @dataclass
-class FolderInit(WeightTransferInitInfo):
-    """Nothing: files need no handshake."""
+class NoInit(WeightTransferInitInfo):
+    """Nothing: weights need no handshake."""
 
 
 @dataclass
-class FolderUpdate(WeightTransferUpdateInfo):
-    """The folder with all weights.
+class SafetensorsUpdate(WeightTransferUpdateInfo):
+    """A folder with all weights, or a bucket of weights or changes.
 
     Args:
         folder: It holds safetensors files and their index, named as in a checkpoint.
+        bucket: Safetensors in base64, for a `CheckpointReceiver`.
     """
 
-    folder: str
+    folder: str = ""
+    bucket: str = ""
 
 
-class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
-    """Reads all weights of a folder, each worker its own shard; nothing is unpickled.
+class SafetensorsTransfer(WeightTransferEngine[NoInit, SafetensorsUpdate]):
+    """Reads all weights of a folder, or of buckets, each worker its own shard; nothing is unpickled.
+
+    vLLM fuses tensors and takes a fused one whole, so changes are applied to a copy of the checkpoint, from which all
+    weights are loaded at the end of an update. A refused bucket leaves the model as it is.
 
     Raises:
         ValueError: vLLM's second model runner is active, whose log-probs under top-p are not those of the full softmax.
     """
 
-    init_info_cls = FolderInit
-    update_info_cls = FolderUpdate
+    init_info_cls = NoInit
+    update_info_cls = SafetensorsUpdate
     supports_draft_weight_update = False
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
         if vllm_config.use_v2_model_runner:
             raise ValueError("rlkit needs vLLM's first model runner: start the server with VLLM_USE_V2_MODEL_RUNNER=0")
+        self._receiver = CheckpointReceiver()
 
-    def init_transfer_engine(self, init_info: FolderInit) -> None:
+    def init_transfer_engine(self, init_info: NoInit) -> None:
         pass
 
     def start_weight_update(self) -> None:
-        pass
+        self._receiver.begin()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: FolderUpdate) -> None:
+    def receive_weights(self, update_info: SafetensorsUpdate) -> None:
+        if update_info.folder:
+            self._load(read_folder(Path(update_info.folder)))
+        elif self._receiver.receive(safetensors.torch.load(base64.b64decode(update_info.bucket))) is None:
+            self._load(self._receiver.copies.items())
+
+    def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         initialize_layerwise_reload(self.model)
         try:
-            self.model.load_weights(read_folder(Path(update_info.folder)))
+            self.model.load_weights(weights)
         finally:  # also after an error, which would otherwise leave layers without storage
             finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
@@ -140,5 +156,5 @@ def _full_logps(logits: Tensor, sampling_metadata: Any) -> Tensor | None:
     return (logits / temperature[:, None]).log_softmax(-1, dtype=torch.float32)
 
 
-WeightTransferEngineFactory.register_engine("rlkit", FolderTransfer)
+WeightTransferEngineFactory.register_engine("rlkit", SafetensorsTransfer)
 report_full_softmax()
