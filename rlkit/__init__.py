@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rlkit.base.former import serve_former_paths
+from rlkit.former import serve_former_paths
 
 if TYPE_CHECKING:
     from rlkit.api import Recipe, fit

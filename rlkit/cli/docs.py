@@ -16,7 +16,7 @@ USAGE = """usage: rlkit docs            the topics
        rlkit docs TOPIC      a page; the beginning of its name is enough
 """
 ORDER = (
-    "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "judges", "my-first-gpu-run",
+    "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "judges", "programs", "my-first-gpu-run",
     "why-it-does-not-learn", "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation",
     "looking-at-a-run", "metrics", "evaluation", "checkpoints", "lora", "several-gpus", "clusters", "scaling",
     "servers", "asynchronous", "tools-and-environments", "agents", "plugins", "data-types", "python", "architecture",

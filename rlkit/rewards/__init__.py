@@ -4,6 +4,7 @@ What belongs here: built-in rewards, and rewards that combine, choose or call ot
 comparison of final answers (`rlkit.ops.answers`), and workers and deadlines (`rlkit.rollout.scoring`).
 """
 
+from rlkit.rewards.code import CodeReward
 from rlkit.rewards.command import CommandReward
 from rlkit.rewards.composite import Composite
 from rlkit.rewards.episode import EpisodeReward
@@ -21,6 +22,7 @@ from rlkit.rewards.rubric import RubricReward
 
 __all__ = [
     "BatchReward",
+    "CodeReward",
     "CommandReward",
     "Composite",
     "EpisodeReward",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import HTTPServer
@@ -28,10 +31,10 @@ def url() -> Iterator[str]:
     thread.join()
 
 
-def fit(tmp_path: Path, reward: dict[str, Any]) -> list[dict[str, Any]]:
+def fit(tmp_path: Path, reward: dict[str, Any], *more: str) -> list[dict[str, Any]]:
     """Train one step with a reward; give its rollouts."""
     (tmp_path / "reward.yaml").write_text(yaml.safe_dump({"reward": reward}))
-    recipes = ("--recipe=quickstart", f"--recipe={tmp_path / 'reward.yaml'}")
+    recipes = ("--recipe=quickstart", f"--recipe={tmp_path / 'reward.yaml'}", *more)
     assert main(["fit", *recipes, *FAST, "--train.steps=1", f"--out={tmp_path / 'out'}"]) == 0
     return read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
 
@@ -56,3 +59,20 @@ def test_model_service_router_and_batch_in_one_reward(tmp_path: Path, url: str) 
         assert values["routed"] == values["accuracy"]
         assert row["reward"] == pytest.approx(0.5 * values["learned"] + 0.1 * values["served"] + values["routed"])
     assert len({round(row["components"]["learned"], 6) for row in rows}) > 4
+
+
+def test_programs_are_graded_in_a_run(tmp_path: Path) -> None:
+    """A program must print nothing: of the tiny policy's texts those that are Python without an error."""
+    row = {"question": "What is 2 + 3?", "tests": json.dumps({"inputs": [""], "outputs": [""]})}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 4)
+    options = {"path": f"{tmp_path}/rows.jsonl", "template": "{question}", "answer_field": "tests"}
+    options |= {"validation_path": options["path"]}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump({"task": {"class_path": "HFDataset", "init_args": options}}))
+    reward = {"class_path": "CodeReward", "init_args": {"allow_code": True}}
+    rows = fit(tmp_path, reward, f"--recipe={tmp_path / 'task.yaml'}", "--rollout.sampling.temperature=2")
+    assert len(rows) == 16
+    for row in rows:
+        done = subprocess.run((sys.executable, "-c", row["text"]), capture_output=True, check=False)
+        assert row["reward"] == row["components"]["accuracy"] == float(done.returncode == 0 and not done.stdout)
+        assert row["components"]["compile_error"] == float(b"SyntaxError" in done.stderr)
+    assert {row["reward"] for row in rows} == {0, 1}

@@ -71,8 +71,8 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--advantage.epz 1", "advantage GRPO has no option 'epz'; did you mean 'eps'?"),
         (
             "--reward GRPO",
-            "reward is 'GRPO', which is one of the advantages; known rewards: BatchReward, CommandReward, Composite, "
-            "EpisodeReward",
+            "reward is 'GRPO', which is one of the advantages; known rewards: BatchReward, CodeReward, CommandReward, "
+            "Composite, EpisodeReward",
         ),
         ("--reward os.system", "reward is 'os.system', but no plugin of a package 'os' is installed"),
         (
