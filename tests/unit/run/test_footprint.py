@@ -16,6 +16,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.models.activations import token_limit
 from rlkit.models.size import find_config, known_shapes, kv_bytes, size_of
+from rlkit.ops import logps
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.recipe import Model, Recipe
 from rlkit.registry.builtin import rlkit_recipes
@@ -139,7 +140,8 @@ def test_ranks_that_share_tokens_have_a_part_of_the_activations() -> None:
 @pytest.mark.slow
 def test_learning_takes_the_memory_that_was_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 10% for shipped recipes; of those with the same kinds of models and precision, the first is counted."""
-    monkeypatch.setattr(attention, "use_gqa_in_sdpa", lambda *_: True)  # as on a GPU: keys are not repeated
+    monkeypatch.setattr(attention, "use_gqa_in_sdpa", lambda *_: True)  # as on a GPU: keys are not repeated,
+    monkeypatch.setattr(logps, "BLOCK_BYTES", CHUNK_BYTES)  # and logits are not worked on in blocks
     counted = set()
     for name in RECIPES:
         recipe = parse("fit", ["--recipe", name]).recipe
