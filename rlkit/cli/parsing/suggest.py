@@ -37,6 +37,8 @@ PACKAGES = {
     "LengthReward": "rlkit-length-reward",
     "MazeTask": "rlkit-env-games",
     "McpTool": "rlkit-tool-mcp",
+    "OpenEnv": "rlkit-env-openenv",
+    "OpenEnvTask": "rlkit-env-openenv",
     "PythonTool": "rlkit-tool-python",
     "Ray": "rlkit-ray",
     "ReasoningGym": "rlkit-env-gym",
