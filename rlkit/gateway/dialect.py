@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlkit.gateway.request import Answer, ChatRequest, RequestError, of_type, optional
-from rlkit.types import JsonObject, Message
+from rlkit.types import JsonObject
 
-Recall = Callable[[str], list[Message]]
-"""Returns the conversation up to an earlier answer of the session, by its id."""
+Recall = Callable[[str], ChatRequest]
+"""Returns the conversation up to an earlier answer of the session, with its tools, by the answer's id."""
 
 DELTA = 40
 """Characters of a text in one event of a stream."""

@@ -24,7 +24,8 @@ from rlkit.gateway.request import (
 )
 from rlkit.types import JsonObject, Message
 
-READ = {"model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream"}
+READ = {"model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "thread"}
+PREFIX = "msg_"
 FINISH = {"stop": "end_turn", "stop_sequence": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}
 NOISE = "x-anthropic-billing-header"
 """Begins a block of the system prompt that changes from request to request."""
@@ -37,9 +38,9 @@ class Messages(Dialect):
 
     def read(self, body: JsonObject, recall: Recall) -> ChatRequest:
         required(body, "max_tokens")
-        return self.read_prompt(body)
+        return self.read_prompt(body, recall)
 
-    def read_prompt(self, body: JsonObject) -> ChatRequest:
+    def read_prompt(self, body: JsonObject, recall: Recall) -> ChatRequest:
         """Return a body that may lack `max_tokens`, such as one whose tokens are counted.
 
         Raises:
@@ -50,9 +51,11 @@ class Messages(Dialect):
             raise RequestError("messages is empty, expected at least one")
         tool_choice: JsonObject = optional(body.get("tool_choice"), {}, "tool_choice")
         choice = tool_choice.get("type", "auto")
+        new = [part for message in messages for part in _messages(message)]
+        start = _continued(body, recall) or ChatRequest(_system(body.get("system")), list(map(_tool, tools_of(body))))
         return ChatRequest(
-            name_results(_system(body.get("system")) + [part for message in messages for part in _messages(message)]),
-            [_tool(tool) for tool in tools_of(body)],
+            name_results(start.messages + new),
+            start.tools,
             choice != "none",
             token_limit(body.get("max_tokens"), "max_tokens"),
             stop_texts(body.get("stop_sequences"), "stop_sequences"),
@@ -67,7 +70,7 @@ class Messages(Dialect):
             {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in answer.calls
         ]
         return {
-            "id": f"msg_{answer.id}",
+            "id": f"{PREFIX}{answer.id}",
             "type": "message",
             "role": "assistant",
             "model": request.model,
@@ -106,6 +109,17 @@ class Messages(Dialect):
 
 def _event(kind: str, **fields: object) -> bytes:
     return event({"type": kind, **fields}, kind)
+
+
+def _continued(body: JsonObject, recall: Recall) -> ChatRequest | None:
+    """Return what a body's thread continues, which keeps its system prompt and tools; None if there is nothing."""
+    thread: JsonObject = optional(body.get("thread"), {}, "thread")
+    if thread.get("type", "create") == "create":
+        return None
+    if thread["type"] != "continue":
+        raise RequestError(f"thread has the type {thread['type']!r}, expected create or continue")
+    previous = of_type(thread.get("previous_message_id"), str, "previous_message_id of thread")
+    return recall(previous.removeprefix(PREFIX))
 
 
 def _system(value: object) -> list[Message]:

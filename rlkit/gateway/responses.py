@@ -33,7 +33,7 @@ class Responses(Dialect):
 
     def read(self, body: JsonObject, recall: Recall) -> ChatRequest:
         previous = optional(body.get("previous_response_id"), "", "previous_response_id")
-        messages = recall(previous.removeprefix(PREFIX)) if previous else []
+        messages = recall(previous.removeprefix(PREFIX)).messages if previous else []
         instructions = optional(body.get("instructions"), "", "instructions")
         if instructions:  # they replace those of earlier responses
             messages = [{"role": "system", "content": instructions}, *_without_system(messages)]

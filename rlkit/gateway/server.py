@@ -197,7 +197,7 @@ class Gateway:
 
     async def _count(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         assert isinstance(dialect, Messages)
-        chat = dialect.read_prompt(await _body(request))
+        chat = dialect.read_prompt(await _body(request), session.conversation)
         from aiohttp import web
 
         return web.json_response({"input_tokens": len(render(session.backend, chat).tokens)})

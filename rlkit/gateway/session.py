@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from rlkit.base.errors import EngineError, RecipeError, RolloutError, explain
@@ -120,7 +120,7 @@ class AgentSession:
     def __post_init__(self) -> None:
         self._flights: dict[str, Flight] = {}
         self._records: dict[str, Answer] = {}
-        self._conversations: dict[str, list[Message]] = {}
+        self._conversations: dict[str, ChatRequest] = {}
         self._commits: Counter[str] = Counter()
         self._errors: dict[str, str] = {}
         self._calls = 0
@@ -132,15 +132,16 @@ class AgentSession:
         """Why the policy did not answer a request, unless it did after a retry."""
         return next(iter(self._errors.values()), None)
 
-    def conversation(self, answer: str) -> list[Message]:
-        """Return the conversation up to a turn of the policy.
+    def conversation(self, answer: str) -> ChatRequest:
+        """Return the conversation up to a turn of the policy, and its tools.
 
         Raises:
             RequestError: The session has no such turn.
         """
         if answer not in self._conversations:
             raise RequestError(f"this session has no response {answer!r}", status=404, kind="not_found_error")
-        return list(self._conversations[answer])
+        request = self._conversations[answer]
+        return replace(request, messages=list(request.messages))
 
     @contextmanager
     def ask(self, request: ChatRequest, retry: bool = False) -> Iterator[asyncio.Future[Answer]]:
@@ -330,7 +331,7 @@ class AgentSession:
         self.forest.commit(prepared.parent, messages, prepared.context, completion, prepared.before)
         self._commits[prepared.fingerprint] += 1
         self._records[prepared.fingerprint] = answer
-        self._conversations[answer.id] = [*request.messages, answer.message()]
+        self._conversations[answer.id] = replace(request, messages=[*request.messages, answer.message()])
         return answer
 
 

@@ -72,6 +72,12 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     ("messages", {"model": "m", "messages": [USER]}, 400, "no 'max_tokens'"),
     ("messages", {"model": "m", "max_tokens": 9}, 400, "no 'messages'"),
     ("messages", {"model": "m", "max_tokens": 9, "messages": []}, 400, "messages is empty"),
+    ("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "thread": "create"}, 400, "thread is 'create'"),
+    ("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "thread": {"type": "end"}}, 400, "type 'end'"),
+    ("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "thread": {"type": "continue"}}, 400,
+     "previous_message_id of thread is None"),
+    ("messages", {"model": "m", "max_tokens": 9, "messages": [USER], "thread": {
+        "type": "continue", "previous_message_id": "msg_other"}}, 404, "no response 'other'"),
     ("messages", {"model": "m", "max_tokens": "9", "messages": [USER]}, 400, "expected an integer"),
     ("messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "system", "content": "a"}]}, 400, "'system'"),
     ("messages", {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": None}]}, 400,
