@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 from rlkit_engine_vllm import VllmServer
 
+from tests.conftest import read_jsonl
 from tests.served import Trainer, save_teacher, served_as_loaded
 from tests.sglang.test_fit import fit_and_kill, run_ahead, send_changes, sharded_lora
 
 
 def test_vllm_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
-    """Weights travel as changes; the server that is started again gets full ones."""
-    validation = fit_and_kill(tmp_path, 24, 10, "--rollout.engine=VllmServer", "--rollout.engine.transport=changes")
+    """Weights travel as changes, of the layers that adapters change; a server that is started again gets full ones."""
+    lora = ("--model.lora.rank=16", "--model.lora.targets=[down_proj]", "--train.lr=0.01")
+    validation = fit_and_kill(
+        tmp_path, 24, 10, "--rollout.engine=VllmServer", "--rollout.engine.transport=changes", *lora
+    )
+    rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    restarts = rows[-1]["engine/restarts"]
+    assert 2 <= rows[-1]["engine/full_syncs"] <= restarts + 1
+    assert sum(0 < row["engine/changed_share"] < 0.3 for row in rows) >= len(rows) - restarts
     assert 0.25 <= validation["before"]["sampled_accuracy"] <= 0.5
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
 
