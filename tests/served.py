@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,8 +14,10 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import ServerState
 from rlkit.engines.server.transports import Transport
 from rlkit.engines.server.update import finish, load, prepare
@@ -232,3 +236,27 @@ def check_candidates(trainer: Trainer, engine: RolloutEngine, tolerance: float) 
             assert fewest[row] <= len(ids) <= most[row]
         logps = actor(tokens, mask, asked.sampling.temperature, Reads(candidates=candidates)).logps[mask]
         assert (logps - torch.tensor(answer.logps)).abs().max() < tolerance
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Kill the server of a request in the second step of 64 sessions of three turns; return how many it had."""
+    ask, in_flight = InferenceServer.ask, []
+    asked = 0
+
+    async def deadly(server: InferenceServer, request: Request) -> ServerOutput:
+        nonlocal asked
+        asked += 1
+        if asked != 3 * 64 + 100:
+            return await ask(server, request)
+        assert server.process is not None
+        [pid] = children(server.process.supervised.supervisor.pid)
+        os.kill(pid, signal.SIGSTOP)
+        answer = asyncio.ensure_future(ask(server, request))
+        await asyncio.sleep(0.2)  # the request is at the server, which cannot answer it
+        in_flight.append(server.assigned)
+        os.kill(pid, signal.SIGKILL)
+        return await answer
+
+    monkeypatch.setattr(InferenceServer, "ask", deadly)
+    return in_flight

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +12,14 @@ from rlkit_engine_http import HttpEngine
 
 from rlkit import hookimpl
 from rlkit.cli.parsing import parser
-from rlkit.engines.server.api import ServerOutput
-from rlkit.engines.server.server import InferenceServer
 from rlkit.registry import load_plugins
-from rlkit.types import Request
 from tests.conftest import read_jsonl
 from tests.flow.test_agent_faults import check_logps
 from tests.flow.test_agents import agent_file, python_agent
 from tests.flow.test_conversations import fit
-from tests.served import children
+from tests.served import killing
+
+__all__ = ["killing"]
 
 pytestmark = pytest.mark.slow
 
@@ -54,30 +50,6 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 def saved(folder: Path) -> list[dict[str, Any]]:
     """Return the rollouts of a run."""
     return [row for file in sorted((folder / "run" / "rollouts").glob("step-*.jsonl.gz")) for row in read_jsonl(file)]
-
-
-@pytest.fixture
-def killing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Kill the server of a request in the second step, while the server has it; return how many requests it had."""
-    ask, in_flight = InferenceServer.ask, []
-    asked = 0
-
-    async def deadly(server: InferenceServer, request: Request) -> ServerOutput:
-        nonlocal asked
-        asked += 1
-        if asked != 3 * 64 + 100:
-            return await ask(server, request)
-        assert server.process is not None
-        [pid] = children(server.process.supervised.supervisor.pid)
-        os.kill(pid, signal.SIGSTOP)
-        answer = asyncio.ensure_future(ask(server, request))
-        await asyncio.sleep(0.2)  # the request is at the server, which cannot answer it
-        in_flight.append(server.assigned)
-        os.kill(pid, signal.SIGKILL)
-        return await answer
-
-    monkeypatch.setattr(InferenceServer, "ask", deadly)
-    return in_flight
 
 
 @pytest.fixture
