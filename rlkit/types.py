@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from rlkit.base.names import source_name
+from rlkit.base.names import StopText, source_name
 from rlkit.base.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, RolloutBatch, TrainBatch
 from rlkit.media import Media
@@ -130,6 +130,8 @@ class Sampling:
         min_p: Keep tokens with at least this share of the highest probability; 0 keeps all. In training it needs
             `top_k` too.
         stop_ids: Token ids that end a turn, in addition to the model's own.
+        stop: Texts that end a turn with the token that completes one of them, whatever tokens they are in. The text
+            stays in the turn.
     """
 
     temperature: Temperature = 1.0
@@ -138,6 +140,7 @@ class Sampling:
     top_k: NonNegativeInt = 0
     min_p: Share = 0.0
     stop_ids: tuple[NonNegativeInt, ...] = ()
+    stop: tuple[StopText, ...] = ()
 
     def within(self, tokens: int) -> Sampling:
         """Return the same options with another limit of tokens."""
@@ -209,7 +212,8 @@ class Completion:
         tokens: Sampled ids, including the stop id if there is one.
         logps: Log-prob of each token under softmax(logits / temperature), over its candidates where there are any.
         versions: Version of the weights that sampled each token: that of the last sync.
-        stop: STOP if the last token is a stop id, LENGTH at `max_tokens`, CONTEXT at the end of the context.
+        stop: STOP if the last token is a stop id or completes a stop text, LENGTH at `max_tokens`, CONTEXT at the end
+            of the context.
         candidates: For each token, the ids that `top_k`, `top_p` and `min_p` left to sample from, the token among them.
             Empty unless the request has `top_k`.
     """
@@ -219,6 +223,16 @@ class Completion:
     versions: list[int]
     stop: StopReason
     candidates: list[Sequence[int]] = field(default_factory=list)
+
+    def followed_by(self, other: Completion) -> Completion:
+        """Return the tokens of both, which end as the other ends."""
+        return Completion(
+            self.tokens + other.tokens,
+            self.logps + other.logps,
+            self.versions + other.versions,
+            other.stop,
+            self.candidates + other.candidates,
+        )
 
     def first(self, count: int) -> Completion:
         """Return the first tokens, as if a stop text had ended them."""

@@ -79,6 +79,8 @@ SourceName = Annotated[
     NameRule(rf"(?=.{{1,{LONGEST}}}$){_NAME}(/{_NAME})*", f"the name of a source: {_PLAIN}, in parts divided by /"),
 ]
 """A name in metrics such as `accuracy/SOURCE`."""
+StopText = Annotated[str, Len(1, LONGEST), NameRule(rf"(?s).{{1,{LONGEST}}}", f"a text of 1 to {LONGEST} characters")]
+"""A text that ends a turn of the policy."""
 OutputPath = Annotated[str, USER_ONLY]
 """A folder or URL that a run writes to."""
 

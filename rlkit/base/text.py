@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 
 HIDDEN = "***"
 
@@ -25,6 +26,18 @@ SECRETS = (
     re.compile(r"(authorization[\"']?\s*[:=]\s*[\"']?)[^\s\"',]+(?:\s+[^\s\"',]+)?", re.IGNORECASE),
     re.compile(r"(\bbearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE),
 )
+
+
+def tokens_until(tokens: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
+    """Return the smallest number of tokens whose text has one of some texts; None if all of them have none."""
+
+    def stopped(count: int) -> bool:
+        text = decode(tokens[:count])
+        return any(stop in text for stop in stops)
+
+    if not stopped(len(tokens)):
+        return None
+    return bisect_left(range(len(tokens)), True, key=stopped)
 
 
 def counted(count: int, noun: str) -> str:

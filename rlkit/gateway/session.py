@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from rlkit.base.errors import EngineError, RecipeError, RolloutError, explain
 from rlkit.base.tasks import cancel
+from rlkit.base.text import tokens_until
 from rlkit.gateway.forest import Forest, Node
 from rlkit.gateway.request import Answer, Call, ChatRequest, Finish, RequestError
 from rlkit.interfaces.parser import ParsedTurn
@@ -357,11 +358,5 @@ def _until_stop(
     if not ends:
         return completion, text, None
     index, stop = min(ends)
-    low, high = 1, len(completion.tokens)
-    while low < high:  # the fewest tokens with the text
-        middle = (low + high) // 2
-        if stop in backend.text(completion.tokens[:middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return completion.first(low), text[:index], stop
+    count = tokens_until(completion.tokens, [stop], backend.text)
+    return completion if count is None else completion.first(count), text[:index], stop

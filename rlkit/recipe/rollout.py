@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from rlkit.base.errors import show
 from rlkit.base.ranges import NUMBER, Count, PositiveFloat, PositiveInt, Seconds
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
@@ -58,6 +59,8 @@ class Rollout:
             reference answer: `error` refuses the run, `drop` leaves them out.
         max_conversations: The maximum number of conversations that run at once on a rank, while others wait; null for
             as many as the engine can hold. More keep the engine busy while conversations wait for tools.
+        sampling_column: The column with a row's own `max_tokens`, which only lowers those of `sampling`, and `stop`,
+            more texts that end its turns; null for none.
     """
 
     engine: RolloutEngine = None  # type: ignore[assignment]  # until a recipe is composed, which names TorchEngine
@@ -73,6 +76,7 @@ class Rollout:
     overlong: Literal["error", "drop", "left", "right", "middle"] = "error"
     unscorable: Literal["error", "drop"] = "error"
     max_conversations: Count | None = None
+    sampling_column: str | None = None
 
 
 @dataclass
@@ -96,3 +100,23 @@ class ConversationLimits:
     seconds: Seconds | None = 600.0
     check: Literal["off", "warn", "strict"] = "warn"
     max_reply_tokens: PositiveInt | Literal["auto"] | None = "auto"
+
+
+def sampling_of_row(sampling: Sampling, options: object) -> Sampling:
+    """Return options of sampling with those of a row: `max_tokens` if they are fewer, and more texts under `stop`.
+
+    Raises:
+        ValueError: The row has others.
+    """
+    if options is None:
+        return sampling
+    if not isinstance(options, dict) or not options.keys() <= {"max_tokens", "stop"}:
+        raise ValueError(f"the row's sampling is {show(options)}, expected an object with max_tokens, stop or both")
+    tokens, stop = options.get("max_tokens"), options.get("stop")
+    texts = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"the row's sampling.stop is {show(stop)}, expected texts that are not empty")
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
+        raise ValueError(f"the row's sampling.max_tokens is {show(tokens)}, expected a whole number from 1")
+    limit = sampling.max_tokens if tokens is None else min(tokens, sampling.max_tokens)
+    return replace(sampling, max_tokens=limit, stop=tuple(dict.fromkeys((*sampling.stop, *texts))))

@@ -9,6 +9,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe.recipe import Recipe
+from rlkit.recipe.rollout import sampling_of_row
 from rlkit.registry import calling, require
 from rlkit.types import Prompt
 
@@ -45,8 +46,10 @@ def select_scorable(
         RecipeError: Some prompts cannot be scored and `rollout.unscorable` does not drop them, or none can be scored;
             or a row has no prompt to sample from.
     """
-    _require_prompts(recipe, [*zip(map("training row {}".format, rows), prompts, strict=True)])
-    _require_prompts(recipe, [(f"validation row {i}", prompt) for i, prompt in enumerate(validation)])
+    located = [*zip(map("training row {}".format, rows), prompts, strict=True)]
+    located += [(f"validation row {i}", prompt) for i, prompt in enumerate(validation)]
+    _require_prompts(recipe, located)
+    _require_sampling(recipe, located)
     training = unscorable_training(recipe, prompts)
     held_out = unscorable_validation(recipe, validation)
     reasons = [
@@ -82,6 +85,20 @@ def _require_prompts(recipe: Recipe, prompts: Sequence[tuple[str, Prompt]]) -> N
             field = getattr(recipe.task, "prompt_field", "prompt")
             listed = ", ".join(map(str, prompt.meta)) or "nothing"
             raise RecipeError(f"{location}: no field {field!r} (task.prompt_field); the row has: {listed}")
+
+
+def _require_sampling(recipe: Recipe, prompts: Sequence[tuple[str, Prompt]]) -> None:
+    """Check the rows' own options of sampling.
+
+    Raises:
+        RecipeError: A row has others than it may have.
+    """
+    column = recipe.rollout.sampling_column
+    for location, prompt in prompts if column is not None else ():
+        try:
+            sampling_of_row(recipe.rollout.sampling, prompt.meta.get(str(column)))
+        except ValueError as error:
+            raise RecipeError(f"{location}: {error}") from error
 
 
 def unscorable_training(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[int, str]:

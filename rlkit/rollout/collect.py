@@ -7,13 +7,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from rlkit.base.deadlines import deadline, queued
 from rlkit.base.errors import RecipeError, RolloutError, explain
 from rlkit.base.tasks import run_concurrently, run_first
+from rlkit.base.text import tokens_until
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.media import Media, Rendered
+from rlkit.recipe.rollout import sampling_of_row
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.gate import Gate
@@ -58,6 +61,10 @@ class BusyTimer:
         return 1 - busy / max(now - start, 1e-9)
 
 
+STOP_CHUNK = 32
+"""Tokens of a turn after which its text is first searched for stop texts; then twice as many more each time."""
+
+
 @dataclass(frozen=True)
 class ConversationSetup:
     """What all conversations of a step have in common.
@@ -78,6 +85,7 @@ class ConversationSetup:
         admission: Entered by each conversation before it begins; it bounds how many there are at once.
         gate: Where requests wait while the trainer learns; None where nothing is sampled then.
         agent: Returns a rollout of the recipe's agent; None for conversations that rlkit drives.
+        sampling_column: The column with a row's own options of sampling; None if rows have none.
     """
 
     engine: RolloutEngine
@@ -95,6 +103,7 @@ class ConversationSetup:
     admission: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
     gate: Gate | None = None
     agent: Converse | None = None
+    sampling_column: str | None = None
 
 
 class Quota(NamedTuple):
@@ -138,6 +147,8 @@ async def collect(
 
 async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample: int) -> Trajectory:
     """Return one conversation, at its end or its deadline, which counts from the conversation's admission."""
+    if setup.sampling_column is not None:
+        setup = replace(setup, sampling=sampling_of_row(setup.sampling, prompt.meta.get(setup.sampling_column)))
     if setup.agent is not None:
         return await setup.agent(setup, prompt, group, sample)
     key = SampleKey(setup.seed, setup.step, f"{group}/{prompt.id}", sample, setup.attempt)
@@ -189,9 +200,11 @@ async def _turn(
     if over or not messages:
         conversation.complete(StopReason.STOP)
         return
+    ended = not setup.sampling.stop or answer.tokens[-1] in setup.template.stop_ids
     plain_messages = _readable(setup, conversation, messages)
     session.messages += plain_messages
-    conversation.observed(plain_messages[0]["role"], *await _rendered(setup.template.render_delta, plain_messages))
+    render = partial(setup.template.render_delta, ended=ended)
+    conversation.observed(plain_messages[0]["role"], *await _rendered(render, plain_messages))
 
 
 async def _rendered(render: Callable[..., Rendered], messages: list[Message], *tools: list[str] | None) -> Rendered:
@@ -234,15 +247,35 @@ async def _ask(setup: ConversationSetup, conversation: Conversation, key: Sample
     return await ask_engine(setup, request)
 
 
+async def _until_stop(setup: ConversationSetup, request: Request) -> Completion:
+    """Return a turn up to its first stop text, which is looked for after 32 tokens, 64 more, and so on.
+
+    So any engine may sample it: a request asks for more tokens of the turn, as after an interruption.
+    """
+    generate, limit = setup.engine.generate, request.sampling.max_tokens
+    stops, chunk = request.sampling.stop, STOP_CHUNK if request.sampling.stop else limit
+    answer = Completion([], [], [], StopReason.LENGTH)
+    while answer.stop is StopReason.LENGTH and len(answer.tokens) < limit:
+        sampling = replace(request.sampling, stop=(), max_tokens=min(chunk, limit - len(answer.tokens)))
+        tokens = (*request.tokens, *answer.tokens)
+        more = replace(request, tokens=tokens, sampling=sampling, resumed=request.resumed + len(answer.tokens))
+        part = await (generate(more) if setup.gate is None else setup.gate.ask(more, generate))
+        answer = answer.followed_by(part)
+        count = tokens_until(answer.tokens, stops, setup.template.codec.decode) if stops else None
+        if count is not None:
+            return answer.first(count)
+        chunk *= 2
+    return answer
+
+
 async def ask_engine(setup: ConversationSetup, request: Request) -> Completion:
     """Return a turn of the policy; one that the context has cut ends with CONTEXT.
 
     Raises:
         RolloutError: The request failed, or the policy sampled what it cannot show.
     """
-    generate = setup.engine.generate
     with setup.timer.request():
-        answer = await (generate(request) if setup.gate is None else setup.gate.ask(request, generate))
+        answer = await _until_stop(setup, request)
     if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
         counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"
         require(setup.engine, "generate", f"returned {counts}, expected as many of each")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -61,30 +61,22 @@ class Gate:
 
     async def ask(self, request: Request, generate: Callable[[Request], Awaitable[Completion]]) -> Completion:
         """Return the complete answer to a request; after an interruption, request the rest again."""
-        tokens: list[int] = []
-        logps: list[float] = []
-        versions: list[int] = []
-        candidates: list[Sequence[int]] = []
+        answer = Completion([], [], [], StopReason.INTERRUPTED)
         self.count(-1)
         try:
-            while True:
+            while answer.stop is StopReason.INTERRUPTED:
                 await self._open.wait()
-                sampling = request.sampling.within(request.sampling.max_tokens - len(tokens))
+                sampling = request.sampling.within(request.sampling.max_tokens - len(answer.tokens))
                 remainder = replace(
                     request,
-                    tokens=(*request.tokens, *tokens),
+                    tokens=(*request.tokens, *answer.tokens),
                     sampling=sampling,
                     resumable=True,
-                    resumed=len(tokens),
+                    resumed=request.resumed + len(answer.tokens),
                 )
                 with self._in_engine():
-                    part = await generate(remainder)
-                tokens += part.tokens
-                logps += part.logps
-                versions += part.versions
-                candidates += part.candidates
-                if part.stop is not StopReason.INTERRUPTED:
-                    return Completion(tokens, logps, versions, part.stop, candidates)
+                    answer = answer.followed_by(await generate(remainder))
+            return answer
         finally:
             self.count(1)
 

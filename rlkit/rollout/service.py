@@ -103,6 +103,7 @@ class RolloutService:
             timer or BusyTimer(),
             self.admission,
             agent=None if self.agents is None else self.agents.converse,
+            sampling_column=recipe.rollout.sampling_column,
         )
 
     def shard_for_rank(self, items: Sequence[T]) -> Sequence[T]:

@@ -76,3 +76,28 @@ def test_programs_are_graded_in_a_run(tmp_path: Path) -> None:
         assert row["reward"] == row["components"]["accuracy"] == float(done.returncode == 0 and not done.stdout)
         assert row["components"]["compile_error"] == float(b"SyntaxError" in done.stderr)
     assert {row["reward"] for row in rows} == {0, 1}
+
+
+def test_texts_of_recipe_and_row_end_turns_in_a_run(tmp_path: Path) -> None:
+    """The recipe's text is the digit 1; rows add 2, or allow three tokens."""
+    rows = [{"sampling": {"stop": "2"}}, {"sampling": {"max_tokens": 3}}]
+    rows = [{"question": f"1{i} + 4 = ?", "answer": str(14 + i), **rows[i % 2]} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = {"path": f"{tmp_path}/rows.jsonl", "template": "{question}", "answer_field": "answer"}
+    options |= {"validation_path": options["path"]}
+    rollout = {"sampling_column": "sampling", "sampling": {"stop": ["1"], "temperature": 1.5}}
+    recipe = {"task": {"class_path": "HFDataset", "init_args": options}, "rollout": rollout}
+    (tmp_path / "stops.yaml").write_text(yaml.safe_dump(recipe))
+    ends = set()
+    for row in fit(tmp_path, {"class_path": "MathReward"}, f"--recipe={tmp_path / 'stops.yaml'}"):
+        own = row["meta"]["sampling"]
+        stops = ["1", own.get("stop", "1")]
+        sampled = sum(row["mask"])
+        assert not any(stop in row["text"][:-1] for stop in stops)
+        if row["text"][-1:] in stops:
+            assert row["stop"] == "stop"
+            ends.add(row["text"][-1:])
+        if "max_tokens" in own:
+            assert sampled <= 3
+            ends.add(row["stop"])
+    assert {"1", "2", "length"} <= ends

@@ -87,7 +87,7 @@ class VllmApi(TeacherApi):
             "top_k": sampling.top_k or 0,
             "min_p": sampling.min_p,
             "stop_token_ids": list(sampling.stop_ids),
-            "seed": request.key.hash() & LARGEST_SEED,
+            "seed": (request.key.hash() + request.resumed) & LARGEST_SEED,
         }
         request_id = uuid.uuid4().hex
         self._requests.add(request_id)
