@@ -451,11 +451,95 @@ def test_verls_correction_of_the_engine() -> None:
     assert convert("verl", "", "run.sh", [f"{ACTOR}.tis_imp_ratio_cap=2"]).recipe["correction.high"][0] == 2
 
 
-def test_sampling_that_leaves_tokens_out_is_listed() -> None:
-    conversion = convert("verl", "", "run.sh", [f"{ROLLOUT}.top_p=0.9", f"{ROLLOUT}.top_k=-1", "trainer.nnodes=1"])
-    assert "rollout.sampling.top_p" not in conversion.recipe
-    assert conversion.recipe["rollout.sampling.top_k"][0] == 0
-    assert "training samples from all tokens" in conversion.notes[f"{ROLLOUT}.top_p"]
+@pytest.mark.parametrize(
+    ("words", "sampling"),
+    [
+        (["top_p=0.9", "top_k=-1"], {"top_p": 0.9, "top_k": 1024}),
+        (["top_p=0.9", "top_k=50"], {"top_p": 0.9, "top_k": 50}),
+        (["top_k=5000"], {"top_k": 1024}),
+        (["top_p=1.0", "top_k=-1"], {"top_p": 1.0, "top_k": 0}),
+    ],
+)
+def test_training_samples_from_the_tokens_that_verl_keeps(words: list[str], sampling: dict[str, float]) -> None:
+    conversion = convert("verl", "", "run.sh", [*(f"{ROLLOUT}.{word}" for word in words), "trainer.nnodes=1"])
+    prefix = "rollout.sampling."
+    options = {key.removeprefix(prefix): value for key, (value, _) in conversion.recipe.items() if prefix in key}
+    assert {name: options[name] for name in sampling} == sampling
+    notes = " ".join(conversion.notes.get(f"{ROLLOUT}.{name}", "") for name in ("top_p", "top_k"))
+    assert ("1024 likeliest" in notes) is (sampling["top_k"] == 1024)
+
+
+def test_trls_min_p_keeps_the_likeliest_tokens() -> None:
+    conversion = convert("trl", "trainer: grpo\nmin_p: 0.1\nlearning_rate: 1.0e-6\n", "grpo.yaml", [])
+    assert conversion.recipe["rollout.sampling.min_p"][0] == 0.1
+    assert conversion.recipe["rollout.sampling.top_k"][0] == 1024
+
+
+@pytest.mark.parametrize(
+    ("manager", "reward"),
+    [
+        ("reward_model.reward_manager=batch", "BatchReward"),
+        ("reward_manager.name=batch", "BatchReward"),
+        ("x=1", "PythonReward"),
+    ],
+)
+def test_verls_batch_manager_is_batch_reward(manager: str, reward: str) -> None:
+    words = ["custom_reward_function.path=reward.py", "custom_reward_function.name=score", manager]
+    conversion = convert("verl", "", "run.sh", words)
+    assert conversion.recipe["reward"][0] == reward
+    assert conversion.recipe["reward.function"][0] == "reward.py:score"
+
+
+TOOLS = """
+tools:
+  - class_name: "verl.tools.sandbox_fusion_tools.SandboxFusionTool"
+    config: {type: native, default_timeout: 20, memory_limit_mb: 512, num_workers: 10}
+    tool_schema: {type: function, function: {name: code_interpreter, parameters: {}}}
+  - class_name: verl.tools.search_tool.SearchTool
+    config: {type: native, retrieval_service_url: "http://127.0.0.1:8000/retrieve", timeout: 30}
+    tool_schema: {type: function, function: {name: search}}
+  - class_name: mine.tools.Weather
+    config: {type: native}
+    tool_schema: {type: function, function: {name: weather}}
+"""
+
+
+def test_verls_files_of_tools_and_interactions_are_read(tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text(TOOLS)
+    entry = "{name: gsm8k, class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction, config: {}}"
+    (tmp_path / "interaction.yaml").write_text(f"interaction:\n  - {entry}\n")
+    turns = f"{ROLLOUT}.multi_turn"
+    words = [f"{turns}.tool_config_path={tmp_path}/tools.yaml", f"{turns}.max_assistant_turns=5"]
+    words.append(f"{turns}.interaction_config_path={tmp_path}/interaction.yaml")
+    conversion = convert("verl", "", "run.sh", words)
+    url = "http://127.0.0.1:8000/retrieve"
+    assert conversion.recipe["tools"][0] == {
+        "code_interpreter": {"class_path": "PythonTool", "init_args": {"timeout": 20, "memory_mb": 512}},
+        "search": {"class_path": "SearchTool", "init_args": {"url": url, "timeout": 30}},
+    }
+    assert conversion.recipe["interaction"][0] == "Retry"
+    assert conversion.recipe["conversation.turns"][0] == 5
+    note = conversion.notes[f"{turns}.tool_config_path"]
+    assert "weather: a tool of your own in place of Weather" in note
+    assert "rlkit-tool-python" in note
+
+
+def test_several_interactions_are_chosen_by_the_row(tmp_path: Path) -> None:
+    entries = [f"{{name: {n}, class_name: x.Gsm8kInteraction}}" for n in ("a", "b")]
+    (tmp_path / "many.yaml").write_text("interaction: [" + ", ".join(entries) + "]")
+    conversion = convert("verl", "", "run.sh", [f"{ROLLOUT}.multi_turn.interaction_config_path={tmp_path}/many.yaml"])
+    assert conversion.recipe["interaction"][0] == "InteractionRouter"
+    assert set(conversion.recipe["interaction.interactions"][0]) == {"a", "b"}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("content", [None, "tools: 3", "[1]", "x: [", "tools: [1]"])
+def test_a_file_of_tools_that_cannot_be_read_is_listed(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tools.yaml").write_text(content)
+    key = f"{ROLLOUT}.multi_turn.tool_config_path"
+    conversion = convert("verl", "", "run.sh", [f"{key}={tmp_path}/tools.yaml"])
+    assert "tools" not in conversion.recipe
+    assert key in conversion.notes
 
 
 def test_options_after_the_file_win(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
         "max_prompt_tokens": None, "overlong": "error", "unscorable": "error", "oversample": 1.0,
-        "max_conversations": None,
+        "max_conversations": None, "sampling_column": None,
         "max_staleness": 0, "lead": None, "replay": None,
     },
     sections.Train: {

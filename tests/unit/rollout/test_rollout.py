@@ -187,7 +187,7 @@ def play(
 ) -> tuple[Rollouts, list[Trajectory], Meter]:
     """Play both prompts, two samples and a greedy answer each, and wait for the scores."""
     common = setup_of(engine)
-    rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2)
+    rollout = SimpleNamespace(engine=engine, sampling=Sampling(max_tokens=16), group_size=2, sampling_column=None)
     recipe = SimpleNamespace(rollout=rollout, train=SimpleNamespace(seed=0), reward="any")
     service: Any = SimpleNamespace(
         recipe=recipe,

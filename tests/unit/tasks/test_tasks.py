@@ -134,7 +134,12 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
     tokenizer = tokenizer or load_tokenizer(Model("tiny"))  # a letter is a token
     train = Train(steps=steps, prompts_per_step=2, seed=0)
     rollout = SimpleNamespace(
-        overlong=overlong, unscorable="error", max_prompt_tokens=None, oversample=1, engine=TorchEngine()
+        sampling_column=None,
+        overlong=overlong,
+        unscorable="error",
+        max_prompt_tokens=None,
+        oversample=1,
+        engine=TorchEngine(),
     )
     task = Lengths(letters)
     recipe: Any = SimpleNamespace(

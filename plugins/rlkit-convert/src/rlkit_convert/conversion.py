@@ -47,20 +47,6 @@ def integer(value: object) -> int:
     return int(converted)
 
 
-def only_unlimited(*values: float) -> Callable[[object], float]:
-    """Return a converter that accepts only the values with which sampling keeps every token."""
-
-    def convert(value: object) -> float:
-        if number(value) not in values:
-            raise ValueError(
-                f"training samples from all tokens, so that the trainer's log-probs are those of what was sampled; "
-                f"validation.sampling may be limited; expected {values[0]:g}"
-            )
-        return values[0]
-
-    return convert
-
-
 def boolean(value: object) -> bool:
     """Return a switch as a boolean.
 
@@ -126,6 +112,8 @@ class NoEquivalent:
 
 Rule = Equivalent | CombinedRule | NoEquivalent
 COMBINED = CombinedRule()
+MAX_CANDIDATES = 1024
+"""The largest `top_k` in training."""
 NO_RULE = "rlkit convert has no rule for it; see rlkit recipe show grpo_gsm8k for rlkit's options"
 NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
 UNUSED = "nothing to do: it has no effect with the other options, or is rlkit's default"
@@ -268,3 +256,25 @@ class Conversion:
             self.note(key, rule.remedy)
         elif rule is None and self.has(key):
             self.note(key, NO_RULE)
+
+
+def truncation(conversion: Conversion, prefix: str = "") -> None:
+    """Set which tokens training may sample; rlkit needs `top_k` beside `top_p` and `min_p`.
+
+    Args:
+        conversion: The conversion to add to.
+        prefix: Of the peer's names.
+    """
+    keys = {name: f"{prefix}{name}" for name in ("top_p", "top_k", "min_p")}
+    top_p, min_p = conversion.get(keys["top_p"], number, 1.0), conversion.get(keys["min_p"], number, 0.0)
+    top_k = max(conversion.get(keys["top_k"], integer, 0), 0)
+    for name, value in (("top_p", top_p), ("min_p", min_p)):
+        if conversion.has(keys[name]):
+            conversion.set(f"rollout.sampling.{name}", value, keys[name])
+    needed = top_p < 1 or min_p > 0
+    if conversion.has(keys["top_k"]) or needed:
+        limit = min(top_k or MAX_CANDIDATES * needed, MAX_CANDIDATES)
+        conversion.set("rollout.sampling.top_k", limit, *keys.values())
+        if limit != top_k:
+            source = next(key for key in keys.values() if conversion.has(key))
+            conversion.note(source, f"training keeps at most the {limit} likeliest tokens: rollout.sampling.top_k")

@@ -11,7 +11,6 @@ from rlkit_convert.conversion import (
     choice,
     integer,
     number,
-    only_unlimited,
     text,
 )
 from rlkit_convert.script import read_script
@@ -149,9 +148,9 @@ RULES: dict[str, Rule] = {
     "num_generations": COMBINED,
     "rloo_k": COMBINED,
     "temperature": Equivalent("rollout.sampling.temperature", number),
-    "top_p": Equivalent("rollout.sampling.top_p", only_unlimited(1)),
-    "top_k": Equivalent("rollout.sampling.top_k", lambda value: int(only_unlimited(0, -1)(value))),
-    "min_p": Equivalent("rollout.sampling.min_p", only_unlimited(0)),
+    "top_p": COMBINED,
+    "top_k": COMBINED,
+    "min_p": COMBINED,
     "repetition_penalty": NoEquivalent("rlkit has none: log-probs would differ from the trainer's"),
     "generation_kwargs": NoEquivalent("see rollout.sampling"),
     "num_generations_eval": NoEquivalent("validation.samples"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text
+from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
 from rlkit_convert.steps import set_steps
 from rlkit_convert.trl import TRAINER
 
@@ -346,4 +346,4 @@ def _loggers(conversion: Conversion) -> None:
         conversion.set("log.loggers", parts, "report_to", *names)
 
 
-FUNCTIONS = (task, model, batches, optimizer, advantage, loss, divergence, reward, engine, running)
+FUNCTIONS = (task, model, batches, optimizer, advantage, loss, divergence, reward, truncation, engine, running)

@@ -13,7 +13,6 @@ from rlkit_convert.conversion import (
     choice,
     integer,
     number,
-    only_unlimited,
     text,
 )
 from rlkit_convert.shell import commands
@@ -179,8 +178,8 @@ RULES: dict[str, Rule] = {
     f"{REF}.megatron.*": NoEquivalent(MEGATRON),
     f"{ROLLOUT}.n": Equivalent("rollout.group_size", integer),
     f"{ROLLOUT}.temperature": Equivalent("rollout.sampling.temperature", number),
-    f"{ROLLOUT}.top_p": Equivalent("rollout.sampling.top_p", only_unlimited(1)),
-    f"{ROLLOUT}.top_k": Equivalent("rollout.sampling.top_k", lambda value: int(only_unlimited(0, -1)(value))),
+    f"{ROLLOUT}.top_p": COMBINED,
+    f"{ROLLOUT}.top_k": COMBINED,
     f"{ROLLOUT}.name": COMBINED,
     f"{ROLLOUT}.tensor_model_parallel_size": COMBINED,
     f"{ROLLOUT}.free_cache_engine": COMBINED,
@@ -196,10 +195,8 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.do_sample": NoEquivalent("training always samples"),
     f"{ROLLOUT}.multi_turn.max_assistant_turns": COMBINED,
     f"{ROLLOUT}.multi_turn.enable": NoEquivalent("a conversation has several turns if the recipe has tools"),
-    f"{ROLLOUT}.multi_turn.tool_config_path": NoEquivalent("name the tools under `tools:`; see rlkit docs tools"),
-    f"{ROLLOUT}.multi_turn.interaction_config_path": NoEquivalent(
-        "interaction: InteractionRouter, or one from a plugin"
-    ),
+    f"{ROLLOUT}.multi_turn.tool_config_path": COMBINED,
+    f"{ROLLOUT}.multi_turn.interaction_config_path": COMBINED,
     f"{ROLLOUT}.multi_turn.format": NoEquivalent("nothing to do: the parser is detected from the chat template"),
     f"{ROLLOUT}.multi_turn.max_tool_response_length": NoEquivalent("conversation.max_reply_tokens counts tokens"),
     f"{ROLLOUT}.multi_turn.*": NoEquivalent("see the section `conversation:`"),

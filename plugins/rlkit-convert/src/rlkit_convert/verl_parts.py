@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text
+from functools import partial
+
+from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
 from rlkit_convert.steps import set_steps
 from rlkit_convert.verl import ACTOR, ADVANTAGES, ESTIMATORS, LOSSES, MODEL, ROLLOUT
+from rlkit_convert.verl_tools import tools
 
 LOSS_OPTIONS = {
     "ClipCov": {"clip_cov_ratio": "fraction", "clip_cov_lb": "cov_low", "clip_cov_ub": "cov_high"},
@@ -174,7 +177,9 @@ def reward(conversion: Conversion) -> None:
         return
     if conversion.has(path):
         name = conversion.get("custom_reward_function.name", text, "compute_score")
-        conversion.set("reward", "PythonReward", path)
+        managers = [key for key in conversion.options.values if key.endswith(("reward_manager", "reward_manager.name"))]
+        batch = any(conversion.get(key, text, "") == "batch" for key in managers)
+        conversion.set("reward", "BatchReward" if batch else "PythonReward", path, *(managers if batch else ()))
         function = f"{conversion.get(path, text, '')}:{name}"
         conversion.set("reward.function", function, path, "custom_reward_function.name")
         return
@@ -189,7 +194,11 @@ def reward(conversion: Conversion) -> None:
         if conversion.carries(key):
             continue
         if key.endswith("reward_manager"):
-            conversion.note(key, "nothing to do: rewards run in worker processes with a deadline each")
+            prime = conversion.get(key, text, "") == "prime"
+            code = "CodeReward grades programs, by Router where there are other rows too: rlkit docs from-verl"
+            conversion.note(
+                key, code if prime else "nothing to do: rewards run in worker processes with a deadline each"
+            )
         elif "overlong_buffer" in key or key.endswith("max_resp_len"):
             conversion.note(key, "options of Overlong, in a Composite with the reward; recipe dapo_gsm8k has one")
         elif key.startswith("reward_model."):
@@ -254,9 +263,6 @@ def validation(conversion: Conversion) -> None:
     if samples and any(key.startswith("validation.sampling.") for key in conversion.recipe):
         budget = "data.max_response_length"
         conversion.carry("validation.sampling.max_tokens", budget, integer, 512)
-    turns = f"{ROLLOUT}.multi_turn.max_assistant_turns"
-    if conversion.has(turns):
-        conversion.note(turns, f"conversation.turns: {conversion.options.values[turns]}, beside the tools")
     groups = "algorithm.filter_groups"
     if conversion.get(f"{groups}.enable", boolean, False):
         conversion.set("rollout.filter", "ZeroSignal", f"{groups}.enable")
@@ -314,5 +320,6 @@ def loggers(conversion: Conversion) -> None:
 
 
 FUNCTIONS = (
-    task, model, steps, optimizer, advantage, loss, divergence, correction, reward, engine, validation, loggers,
+    task, model, steps, optimizer, advantage, loss, divergence, correction, reward, tools, engine, validation, loggers,
+    partial(truncation, prefix=f"{ROLLOUT}."),
 )  # fmt: skip

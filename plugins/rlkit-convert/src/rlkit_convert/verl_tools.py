@@ -1,0 +1,104 @@
+"""verl's files of tools and interactions: read as data, with rlkit's equivalents of the classes that verl ships."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rlkit.base.errors import RecipeError, show
+from rlkit.cli.parsing.reader import load
+from rlkit_convert.conversion import Conversion, integer, text
+from rlkit_convert.source import read_text
+from rlkit_convert.verl import ROLLOUT
+
+MULTI_TURN = f"{ROLLOUT}.multi_turn"
+TOOLS = {
+    "SandboxFusionTool": ("PythonTool", {"default_timeout": "timeout", "memory_limit_mb": "memory_mb"}),
+    "SearchTool": ("SearchTool", {"retrieval_service_url": "url", "timeout": "timeout", "topk": "top_k"}),
+}
+"""verl's classes of tools, with rlkit's and its names of their options."""
+PACKAGES = {"PythonTool": "rlkit-tool-python", "SearchTool": "rlkit-tool-search, whose server's answers differ"}
+INTERACTIONS = {"Gsm8kInteraction": "Retry"}
+SCORERS = ("Gsm8kTool", "Geo3kTool")
+"""Tools of verl that tell the policy its score."""
+
+
+def tools(conversion: Conversion) -> None:
+    """Set the tools, the interaction and the number of turns."""
+    key = f"{MULTI_TURN}.tool_config_path"
+    parts: dict[str, object] = {}
+    for entry in _entries(conversion, key, "tools"):
+        name, part, remark = _tool(entry)
+        if part is not None:
+            parts[name] = part
+        if remark:
+            conversion.notes[key] = "; ".join(filter(None, (conversion.notes.get(key), f"{name}: {remark}")))
+    if parts:
+        conversion.set("tools", parts, key)
+    interaction = _interaction(conversion)
+    turns = f"{MULTI_TURN}.max_assistant_turns"
+    if conversion.has(turns) and (parts or interaction):
+        conversion.carry("conversation.turns", turns, integer, 8)
+    elif conversion.has(turns):
+        conversion.note(turns, f"conversation.turns: {conversion.options.values[turns]}, beside the tools")
+
+
+def _entries(conversion: Conversion, key: str, section: str) -> Iterator[Mapping[str, object]]:
+    """Yield the entries of a file that an option names; without the file, note what to do."""
+    if not conversion.has(key):
+        return
+    path = conversion.get(key, text, "")
+    try:
+        content = load(read_text(path))
+    except (RecipeError, ValueError) as error:
+        conversion.note(key, f"{error}; convert where the file is, or name its parts under `{section}:`")
+        return
+    entries = content.get(section) if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        conversion.note(key, f"{path} has {section}={show(entries)}, expected a list of classes")
+        return
+    yield from entries
+
+
+def _class(entry: Mapping[str, object]) -> str:
+    return str(entry.get("class_name")).rpartition(".")[2]
+
+
+def _config(entry: Mapping[str, object]) -> Mapping[str, object]:
+    config = entry.get("config")
+    return config if isinstance(config, dict) else {}
+
+
+def _tool(entry: Mapping[str, object]) -> tuple[str, object | None, str]:
+    """Return a tool's name, its part if rlkit has one, and a remark."""
+    cls, config, schema = _class(entry), _config(entry), entry.get("tool_schema")
+    function = schema.get("function") if isinstance(schema, dict) else None
+    name = str(function.get("name")) if isinstance(function, dict) else cls
+    if cls in TOOLS:
+        part, names = TOOLS[cls]
+        options = {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
+        return name, {"class_path": part, "init_args": options}, f"{part} of {PACKAGES[part]}"
+    if config.get("type") == "mcp":
+        return name, None, "McpTool of rlkit-tool-mcp, one for each tool of the server"
+    if cls in SCORERS:
+        return name, None, "interaction: Retry says whether an answer is right"
+    return name, None, f"a tool of your own in place of {cls}, with @rlkit.tool and the same name; see rlkit docs tools"
+
+
+def _interaction(conversion: Conversion) -> bool:
+    """Set the interaction; return whether there is one."""
+    key = f"{MULTI_TURN}.interaction_config_path"
+    entries = {
+        str(entry.get("name") or _class(entry)): _class(entry) for entry in _entries(conversion, key, "interaction")
+    }
+    others = [cls for cls in entries.values() if cls not in INTERACTIONS]
+    if others:
+        conversion.note(
+            key, f"an interaction of your own in place of {', '.join(others)}: rlkit docs plugins/interaction"
+        )
+    if not entries or others:
+        return False
+    conversion.set("interaction", "Retry" if len(entries) == 1 else "InteractionRouter", key)
+    if len(entries) > 1:
+        parts = {name: {"class_path": INTERACTIONS[cls], "init_args": {}} for name, cls in entries.items()}
+        conversion.set("interaction.interactions", parts, key)
+    return True
