@@ -12,6 +12,7 @@ from rlkit.base.command import (
     check_files,
     environment_of_run,
     require_allowed,
+    workdir_of,
     write_files,
 )
 from rlkit.base.errors import RecipeError
@@ -39,7 +40,7 @@ class CommandAgent(Agent):
     with the rollout.
 
     In its sandbox it may write to its folder, /tmp and /dev/shm, read the system and this Python, reach the policy, and
-    see its own processes only.
+    see its own processes only. The row's column `workdir` is a path at which it finds its folder too, and begins there.
 
     Args:
         command: The command line. Files that it names are readable.
@@ -91,7 +92,8 @@ class CommandAgent(Agent):
         _write_task(task)
         values = {"{task}": task.text, "{url}": client.url, "{key}": client.key, "{model}": client.model}
         port = urlsplit(client.url).port or 0
-        result = await self.command.run(task.folder, self.variables(task, client), values, port)
+        mounts = workdir_of(task.prompt.meta, task.folder)
+        result = await self.command.run(task.folder, self.variables(task, client), values, port, mounts)
         return AgentResult(result.status, result.output)
 
     def variables(self, task: AgentTask, client: AgentClient) -> dict[str, str]:

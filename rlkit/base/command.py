@@ -36,6 +36,8 @@ SYSTEM = (
     "/sbin", "/lib32", "/etc/alternatives", "/etc/hosts", "/etc/localtime", "/etc/nsswitch.conf", "/etc/ssl/certs",
 )  # fmt: skip
 """What a confined command may read, besides what `sandbox.readable` lists."""
+VIEW = ("/tmp", "/dev", "/proc", "/sys", "/run")
+"""Paths that are a sandbox's own, or have no meaning in one."""
 REMOVE = ("sh", "-c", 'chmod -R u+rwX "$1" 2>/dev/null; rm -rf "$1"', "sh")
 """Removes a folder, whatever its modes and depth."""
 USERS = range(61184, 65520)
@@ -141,7 +143,12 @@ class Command:
         return [fill(word, values) for word in words]
 
     async def run(
-        self, folder: Path, environment: Mapping[str, str], values: Mapping[str, str] | None = None, port: int = 0
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        values: Mapping[str, str] | None = None,
+        port: int = 0,
+        mounts: Mapping[str, Path] | None = None,
     ) -> CommandResult:
         """Run the command in a folder until it ends; cancelled, it is killed with all that it has started.
 
@@ -150,10 +157,13 @@ class Command:
             environment: All its environment variables.
             values: Texts by the names in the words that they replace.
             port: Of this machine, that a confined command may reach.
+            mounts: Folders by the paths at which a confined command finds them too, and may write to them; it begins
+                at the path of its own folder, if there is one.
 
         Raises:
-            RolloutError: It cannot be confined.
+            RolloutError: It cannot be confined, or a path is the system's.
         """
+        self._check_mounts(mounts or {}, folder)
         process = await asyncio.create_subprocess_exec(
             *SUPERVISOR,
             stdin=asyncio.subprocess.PIPE,
@@ -165,7 +175,7 @@ class Command:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(self._spec(self.filled(folder, values or {}), folder, port))
+        process.stdin.write(self._spec(self.filled(folder, values or {}), folder, port, mounts or {}))
         reading = asyncio.ensure_future(process.stdout.read())
         try:
             report = await asyncio.shield(reading)
@@ -195,7 +205,7 @@ class Command:
             code = f"{Path(attempts.__file__).read_text(encoding='utf-8')}\nreport({marker!r}, {port}, {pid})\n"
             folder = parent / "folder"
             folder.mkdir()
-            spec = self._spec([sys.executable, "-I", "-B", "-c", code], folder, 0)
+            spec = self._spec([sys.executable, "-I", "-B", "-c", code], folder, 0, {})
             result = self._result(_run_now(spec))
         if isinstance(result, str):
             raise RecipeError(result)
@@ -206,9 +216,24 @@ class Command:
         if missing:
             raise RecipeError(self._unprotected(f"its command would reach {', '.join(missing)} of this machine"))
 
-    def _spec(self, words: Sequence[str], folder: Path, port: int) -> bytes:
+    def _check_mounts(self, mounts: Mapping[str, Path], folder: Path) -> None:
+        if mounts and not self.confined:
+            raise RolloutError(f"{self.owner} has no sandbox, in which a folder could be {', '.join(mounts)}")
+        for path in mounts:
+            clean = path.startswith("/") and os.path.normpath(path) == path.rstrip("/") and path.isprintable()
+            taken = [other for other in (*self.readable, *VIEW, str(folder)) if _overlap(path, other)]
+            if not clean or taken:
+                problem = f"overlaps {taken[0]}" if taken else "is no absolute path"
+                raise RolloutError(f"{self.owner} cannot have a folder at {show(path)} in its sandbox, which {problem}")
+
+    def _spec(self, words: Sequence[str], folder: Path, port: int, mounts: Mapping[str, Path]) -> bytes:
         spec = {"command": list(words), "folder": str(folder), "readable": self.readable, **asdict(self.limits)}
-        spec["sandbox"] = {"view": f"{folder}.view", "user": next_user(), "port": port or None}
+        spec["sandbox"] = {
+            "view": f"{folder}.view",
+            "user": next_user(),
+            "port": port or None,
+            "mounts": {path: str(source) for path, source in mounts.items()},
+        }
         return json.dumps(spec if self.confined else spec | {"sandbox": None}).encode() + b"\n"
 
     def _result(self, report: bytes) -> CommandResult | str:
@@ -260,8 +285,13 @@ def fill(word: str, values: Mapping[str, str]) -> str:
     return names.sub(lambda match: values[match.group()], word).replace("\0", "")
 
 
-def check_files(files: object, column: str) -> dict[str, str]:
+def check_files(files: object, column: str, *, rooted: bool = False) -> dict[str, str]:
     """Return files as a row has them: texts by path.
+
+    Args:
+        files: The row's value.
+        column: Its name, for the message.
+        rooted: Whether paths may be absolute.
 
     Raises:
         ValueError: They are something else, or a path leads out of the folder.
@@ -270,10 +300,22 @@ def check_files(files: object, column: str) -> dict[str, str]:
         raise ValueError(f"the row's {column} are {show(files)}, expected texts by path")
     for name, text in (files or {}).items():
         path = PurePosixPath(str(name))
-        outside = path.is_absolute() or ".." in path.parts or not path.name or "\0" in str(name)
+        outside = (path.is_absolute() and not rooted) or ".." in path.parts or not path.name or "\0" in str(name)
         if outside or not isinstance(text, str):
             raise ValueError(f"the row's {column} have {show(name)}: {show(text)}, expected a relative path and a text")
     return dict(files or {})
+
+
+def workdir_of(row: Mapping[str, object], folder: Path) -> dict[str, Path]:
+    """Return the mount of a command's folder at the path in the row's column `workdir`, if there is one.
+
+    Raises:
+        ValueError: It is no text.
+    """
+    path = row.get("workdir")
+    if not isinstance(path, str | None):
+        raise ValueError(f"the row's workdir is {show(path)}, expected an absolute path")
+    return {} if path is None else {path: folder}
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
@@ -314,6 +356,11 @@ def _run_now(spec: bytes) -> bytes:
 def _system() -> list[str]:
     """Return what every confined command may read."""
     return [*sandbox.readable(), *filter(os.path.exists, SYSTEM)]
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Whether two paths are equal, or the folder at one holds the other."""
+    return _within(path, [other]) or _within(other, [path])
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:

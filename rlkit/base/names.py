@@ -73,6 +73,10 @@ FileName = Annotated[
         f"the name of a file in the run folder that is none of the run's own: {_PLAIN}",
     ),
 ]
+NumberFile = Annotated[
+    str, NameRule(rf"{_NAME}|(/{_NAME})+", f"a file's name or absolute path, whose parts are {_PLAIN}")
+]
+"""A file in a command's folder, or at an absolute path in its sandbox."""
 SourceName = Annotated[
     str,
     Len(1, LONGEST),

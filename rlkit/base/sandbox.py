@@ -13,7 +13,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
@@ -116,7 +116,9 @@ def unshare(namespaces: int) -> None:
                 file.write(text)
 
 
-def separate(folder: str, view: str, readable: Sequence[str], scratch_mb: int = 0) -> None:
+def separate(
+    folder: str, view: str, readable: Sequence[str], scratch_mb: int = 0, mounts: Mapping[str, str] | None = None
+) -> None:
     """Enter new namespaces, in which there are no other processes, no network and only the files of the view.
 
     Args:
@@ -124,6 +126,7 @@ def separate(folder: str, view: str, readable: Sequence[str], scratch_mb: int = 
         view: An empty folder to build the view in.
         readable: Files and folders that may be read.
         scratch_mb: Size of /tmp and of /dev/shm; at 0 there are none, and no folder for /proc.
+        mounts: More folders that may be written to, by the path at which they are.
     """
     unshare(NEWNS | NEWPID | NEWNET | NEWIPC)
     kernel("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)  # or the machine would see what follows
@@ -135,8 +138,9 @@ def separate(folder: str, view: str, readable: Sequence[str], scratch_mb: int = 
     for path in (*readable, *DEVICES):
         bind(path, view + path)
         restrict_mount(view + path, MOUNT_RDONLY | MOUNT_NOSUID)
-    bind(folder, view + folder)
-    restrict_mount(view + folder, MOUNT_NOSUID | MOUNT_NODEV)
+    for path, source in ({folder: folder} | dict(mounts or {})).items():
+        bind(source, view + path)
+        restrict_mount(view + path, MOUNT_NOSUID | MOUNT_NODEV)
     if scratch_mb:
         os.makedirs(f"{view}/proc")
     restrict_mount(view, MOUNT_RDONLY | MOUNT_NOSUID, below=False)

@@ -1,10 +1,10 @@
 """Runs a command and outlives it: a process of its own, with a pipe from the trainer as standard input.
 
 The first line of the pipe is a JSON object: `command`, `folder`, `memory_mb`, `processes`, `file_mb`, `disk_mb`,
-`output_bytes`, `readable`, and `sandbox`, null or `view`, `user` and `port`. Once the command has ended, the trainer
-closes the pipe or dies, or a limit is exceeded, all descendants are killed, and a JSON object is written: `status`, the
-command's, `output`, the end of what it wrote, and `problem`, why it could not be confined. It imports only the
-standard library.
+`output_bytes`, `readable`, and `sandbox`, null or `view`, `user`, `port` and `mounts`. Once the command has ended, the
+trainer closes the pipe or dies, or a limit is exceeded, all descendants are killed, and a JSON object is written:
+`status`, the command's, `output`, the end of what it wrote, and `problem`, why it could not be confined. It imports
+only the standard library.
 
     supervisor     keeps the limits, relays connections, kills what is left
       gate         makes the namespaces
@@ -63,9 +63,10 @@ def gate(spec: dict[str, Any], output: int, parent: socket.socket) -> int:
             sandbox.unshare(sandbox.NEWPID)
     else:
         if confined["user"] is not None:
-            give_files(spec["folder"], confined["user"])
+            for folder in folders(spec):
+                give_files(folder, confined["user"])
         scratch_mb = max(1, spec["memory_mb"] // SCRATCH_SHARE)
-        sandbox.separate(spec["folder"], confined["view"], spec["readable"], scratch_mb)
+        sandbox.separate(spec["folder"], confined["view"], spec["readable"], scratch_mb, confined["mounts"])
         if confined["port"] is not None:
             with listen(confined["port"]) as listener:
                 socket.send_fds(parent, [b"listener"], [listener.fileno()])
@@ -97,7 +98,7 @@ def start(spec: dict[str, Any], output: int, parent: socket.socket) -> int:
     os.dup2(output, 2)
     os.closerange(3, parent.fileno())
     os.closerange(parent.fileno() + 1, sandbox.OPEN_FILES)
-    os.chdir(spec["folder"])
+    os.chdir(working_folder(spec))
     file_bytes = spec["file_mb"] << 20
     limits = {resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CORE: 0}
     if spec["sandbox"] is not None:
@@ -127,6 +128,19 @@ def guarded(function: Callable[..., int], spec: dict[str, Any], output: int, par
             parent.send(f"problem {error.strerror or error}".encode())
     finally:
         os._exit(status)
+
+
+def folders(spec: dict[str, Any]) -> list[str]:
+    """Return the folders that the command may write to, outside its sandbox."""
+    mounts = {} if spec["sandbox"] is None else spec["sandbox"]["mounts"]
+    return list(dict.fromkeys((spec["folder"], *mounts.values())))
+
+
+def working_folder(spec: dict[str, Any]) -> str:
+    """Return the path at which the command begins: that of a mount of its folder, if there is one."""
+    mounts: dict[str, str] = {} if spec["sandbox"] is None else spec["sandbox"]["mounts"]
+    folder: str = spec["folder"]
+    return next((path for path, source in mounts.items() if source == folder), folder)
 
 
 def give_files(folder: str, user: int) -> None:
@@ -261,7 +275,7 @@ class Watch:
             return f"it used {used} MiB of memory, expected at most {self.spec['memory_mb']}"
         if now < self._next_disk:
             return None
-        used = disk_use(self.spec["folder"]) >> 20
+        used = sum(map(disk_use, folders(self.spec))) >> 20
         elapsed = time.monotonic() - now
         self._next_disk = now + max(WATCH_SECONDS, elapsed / DISK_SHARE)
         if used > self.spec["disk_mb"]:
@@ -326,7 +340,8 @@ def main() -> None:
     else:
         sandbox.end_all()
         report = {"status": 1, "output": "", "problem": problem}
-    sweep(spec["folder"], spec["readable"])
+    for folder in folders(spec):
+        sweep(folder, spec["readable"])
     if spec["sandbox"] is not None:
         os.rmdir(spec["sandbox"]["view"])
     os.write(1, json.dumps(report).encode())

@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from rlkit.base.command import (
     environment_of_run,
     remove,
     require_allowed,
+    workdir_of,
     write_files,
 )
 from rlkit.base.deadlines import queued
 from rlkit.base.errors import RolloutError
-from rlkit.base.names import FileName
+from rlkit.base.names import NumberFile
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.interfaces.reward import OnError, RewardManager, as_score
 from rlkit.interfaces.runtime import Runtime
@@ -36,9 +37,11 @@ class CommandReward(RewardManager):
 
     After a rollout of an agent the command runs in the agent's folder, otherwise in a new folder with the files of the
     row's column `files` and the policy's last turn as COMPLETION.txt. The files of the column `tests` are written
-    before, over those of the same names: no completion has read or changed them. The command is split as a shell splits
-    it, but no shell runs it. It has a sandbox without network: it writes to its folder only. A command that exceeds
-    `seconds` earns 0, since completions may hang.
+    before, over those of the same names: no completion has read or changed them. Those at absolute paths, such as
+    `/tests/test.sh`, are outside of the folder. The column `workdir` is a path at which the folder is too.
+
+    The command is split as a shell splits it, but no shell runs it. It has a sandbox without network: it writes to its
+    folder and to those of absolute paths. A command that exceeds `seconds` earns 0, since completions may hang.
 
     Args:
         command: The command line. Files that it names are readable.
@@ -61,7 +64,7 @@ class CommandReward(RewardManager):
         command: str,
         allow_code: bool = False,
         *,
-        number: FileName | None = None,
+        number: NumberFile | None = None,
         seconds: Seconds = 60.0,
         memory_mb: PositiveInt = 2048,
         processes: Count = 64,
@@ -95,7 +98,7 @@ class CommandReward(RewardManager):
     def unscorable(self, prompt: Prompt) -> str | None:
         try:
             check_files(prompt.meta.get("files"), "files")
-            check_files(prompt.meta.get("tests"), "tests")
+            check_files(prompt.meta.get("tests"), "tests", rooted=True)
         except ValueError as error:
             return f"cannot be verified: {error}"
         return None
@@ -107,10 +110,11 @@ class CommandReward(RewardManager):
         with queued():
             await self._slots.acquire()
         try:
-            async with self._folder(trajectory) as folder:
-                status = await self._run(folder)
+            async with self._workspace(trajectory) as (folder, root):
+                mounts = workdir_of(trajectory.prompt.meta, folder) | {f"/{path.name}": path for path in root.iterdir()}
+                status = await self._run(folder, mounts)
                 if self.number is not None:
-                    return read_number(folder / self.number)
+                    return read_number(root / self.number[1:] if self.number.startswith("/") else folder / self.number)
         except (OSError, RolloutError, ValueError) as error:
             return Score(None, error=f"CommandReward: {error}")
         finally:
@@ -119,30 +123,33 @@ class CommandReward(RewardManager):
         return Score(passed, {"accuracy": passed})
 
     @asynccontextmanager
-    async def _folder(self, trajectory: Trajectory) -> AsyncIterator[Path]:
-        """Offer the folder of an agent's rollout, or a new one, with the files of the row."""
-        row, folder = trajectory.prompt.meta, trajectory.agent.get("folder")
-        tests = check_files(row.get("tests"), "tests") | ({} if self.number is None else {self.number: ""})
-        if folder is not None and os.path.isdir(folder):
-            await asyncio.to_thread(write_files, Path(folder), tests)
-            yield Path(folder)
-            return
+    async def _workspace(self, trajectory: Trajectory) -> AsyncIterator[tuple[Path, Path]]:
+        """Offer the folder of an agent's rollout, or a new one, and what is at absolute paths, with the row's files."""
+        row, agent_folder = trajectory.prompt.meta, trajectory.agent.get("folder")
+        files = check_files(row.get("tests"), "tests", rooted=True) | ({} if self.number is None else {self.number: ""})
         parent = Path(tempfile.mkdtemp(prefix="rlkit-reward-"))
         try:
-            own = parent / "folder"
-            own.mkdir()
-            files = check_files(row.get("files"), "files") | {COMPLETION_FILE: trajectory.text} | tests
-            await asyncio.to_thread(write_files, own, files)
-            yield own
+            root = parent / "root"
+            root.mkdir()
+            folder = parent / "folder" if agent_folder is None else Path(agent_folder)
+            if not os.path.isdir(folder):
+                folder = parent / "folder"
+                folder.mkdir()
+                files = check_files(row.get("files"), "files") | {COMPLETION_FILE: trajectory.text} | files
+            relative = {name: text for name, text in files.items() if not name.startswith("/")}
+            absolute = {name.lstrip("/"): text for name, text in files.items() if name.startswith("/")}
+            await asyncio.to_thread(write_files, folder, relative)
+            await asyncio.to_thread(write_files, root, absolute)
+            yield folder, root
         finally:
             await asyncio.to_thread(remove, parent)
 
-    async def _run(self, folder: Path) -> int:
+    async def _run(self, folder: Path, mounts: Mapping[str, Path]) -> int:
         """Return the exit status; -9 beyond the time."""
         environment = environment_of_run() | {"HOME": str(folder)}
         try:
             async with asyncio.timeout(self.seconds):
-                return (await self.command.run(folder, environment)).status
+                return (await self.command.run(folder, environment, mounts=mounts)).status
         except TimeoutError:
             return -9
 

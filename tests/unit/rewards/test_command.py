@@ -118,3 +118,35 @@ def test_rows_that_cannot_be_verified_are_named() -> None:
 def test_it_needs_allow_code() -> None:
     with pytest.raises(RecipeError, match="set allow_code: true"):
         CommandReward("true")
+
+
+def test_tests_at_absolute_paths_are_out_of_the_agents_reach(tmp_path: Path) -> None:
+    """The command begins in the folder at its `workdir`; what the agent left as `tests` is another folder."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt")
+    script = 'echo "$(ls /tests) $PWD $(cat /app/sum.txt) $(cat sum.txt)" > saw; echo 0.5 > /logs/verifier/reward.txt'
+    row = {"tests": {"/tests/test.sh": script}, "workdir": "/app"}
+    (tmp_path / "sum.txt").write_text("3")
+    reward = CommandReward("bash /tests/test.sh", allow_code=True, number="/logs/verifier/reward.txt")
+    assert graded(reward, "", tmp_path, **row) == Score(0.5)
+    assert (tmp_path / "saw").read_text() == "test.sh /app 3 3\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saw", "sum.txt", "tests"]
+    assert graded(reward, "", tmp_path, **row | {"tests": {"/tests/test.sh": "true"}}) == Score(0.0)
+
+
+@pytest.mark.parametrize("path", ["/usr", "/usr/lib/x", "/", "/tmp/x", "/proc", "app", "/app/../usr", "/app\n"])
+def test_no_row_covers_what_is_the_systems(tmp_path: Path, path: str) -> None:
+    score = graded(CommandReward("true", allow_code=True), "", tmp_path, workdir=path)
+    assert score.reward is None
+    assert "cannot have a folder at" in str(score.error)
+
+
+def test_absolute_paths_need_the_sandbox(tmp_path: Path) -> None:
+    reward = CommandReward("true", allow_code=True, sandbox=False)
+    assert "has no sandbox, in which" in str(graded(reward, "", tmp_path, tests={"/tests/test.sh": ""}).error)
+
+
+def test_disk_is_limited_at_absolute_paths_too(tmp_path: Path) -> None:
+    reward = CommandReward("bash /tests/test.sh", allow_code=True, disk_mb=4)
+    script = "head -c 2M /dev/zero > a; head -c 3M /dev/zero > /tests/b; sleep 30"
+    assert graded(reward, "", tmp_path, tests={"/tests/test.sh": script}).reward == 0
