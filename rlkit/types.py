@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from rlkit.base.errors import RecipeError
 from rlkit.base.names import StopText, source_name
 from rlkit.base.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, RolloutBatch, TrainBatch
@@ -39,6 +40,7 @@ __all__ = [
     "Sampling",
     "Score",
     "StopReason",
+    "Structure",
     "TrainBatch",
     "Trajectory",
     "Turn",
@@ -119,6 +121,25 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Structure:
+    """What each turn of the policy matches from its first to its last character: set one of the options.
+
+    Args:
+        json_schema: A JSON schema; the text is JSON as `json.dumps` writes it, on one line.
+        regex: A regular expression, without look-around and references back.
+    """
+
+    json_schema: JsonObject | None = None
+    regex: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.json_schema is None) == (self.regex is None):
+            raise RecipeError(
+                f"a structure has json_schema={self.json_schema!r} and regex={self.regex!r}, expected one of them"
+            )
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How the engine samples tokens.
 
@@ -132,6 +153,8 @@ class Sampling:
         stop_ids: Token ids that end a turn, in addition to the model's own.
         stop: Texts that end a turn with the token that completes one of them, whatever tokens they are in. The text
             stays in the turn.
+        structure: What a turn matches: other tokens are never sampled. In training it needs `top_k` too. A turn that
+            `max_tokens` cut off is a beginning of such a text.
     """
 
     temperature: Temperature = 1.0
@@ -141,6 +164,7 @@ class Sampling:
     min_p: Share = 0.0
     stop_ids: tuple[NonNegativeInt, ...] = ()
     stop: tuple[StopText, ...] = ()
+    structure: Structure | None = None
 
     def within(self, tokens: int) -> Sampling:
         """Return the same options with another limit of tokens."""
@@ -149,7 +173,7 @@ class Sampling:
     @property
     def truncates(self) -> bool:
         """Whether some tokens can never be sampled."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.structure is not None
 
     def most_likely(self) -> Sampling:
         """Return the same options, but choose the most likely token each time."""

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from rlkit.base.errors import EngineError
+from rlkit.base.errors import EngineError, RecipeError
 from rlkit.interfaces.runtime import BoundPart
-from rlkit.types import Completion, Request
+from rlkit.types import Completion, Request, Structure
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
@@ -65,6 +65,14 @@ class RolloutEngine(BoundPart):
     def environment(self) -> Mapping[str, str]:
         """Environment variables to set before the first collective, unless they are set already."""
         return {}
+
+    def check_structure(self, structure: Structure) -> None:
+        """Check, before the run, that completions will have this structure.
+
+        Raises:
+            RecipeError: The engine samples any text, or cannot follow this structure.
+        """
+        raise RecipeError(f"{type(self).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine")
 
     @abstractmethod
     def bind(self, runtime: Runtime) -> None:

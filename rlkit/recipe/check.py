@@ -166,6 +166,8 @@ def _check_truncation(recipe: Recipe) -> Iterator[str]:
     """The trainer renormalises over the candidates of each token, which the engine must return."""
     sampling, engine = recipe.rollout.sampling, type(recipe.rollout.engine)
     limits = f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}"
+    if sampling.structure is not None:
+        limits += " and a structure"
     advice = "set top_p: 1, top_k: 0 and min_p: 0, and truncate in validation.sampling only"
     if not 1 <= sampling.top_k <= MOST_CANDIDATES:
         yield (
@@ -188,6 +190,12 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
     if sampling.truncates:
         yield from _check_truncation(recipe)
     validation_sampling = None if recipe.validation is None else recipe.validation.sampling
+    for key, section in (("rollout", sampling), ("validation", validation_sampling)):
+        if section is not None and section.structure is not None:
+            try:
+                recipe.rollout.engine.check_structure(section.structure)
+            except RecipeError as error:
+                yield f"{key}.sampling.structure: {error}"
     for key, section in (("rollout", sampling), ("validation", validation_sampling)):
         if section is not None and 0 < section.temperature < COLDEST:
             yield (

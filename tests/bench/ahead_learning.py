@@ -70,7 +70,7 @@ class Lagging(TorchEngine):
         with torch.no_grad():
             for name, parameter in self._copy.policy.named_parameters():
                 parameter.copy_(self._kept[used][name])
-        await self.between_steps(lambda: self._set_version(used))
+        await super().sync(stream, used)
 
 
 def child(recipe: str, mode: str, lag: int, correction: str, seed: int) -> None:

@@ -52,6 +52,7 @@ def engine_of(policy: Any, context: int = 512, **options: int) -> TorchEngine:
     engine = TorchEngine(**options)
     runtime = SimpleNamespace(
         policy=policy,
+        tokenizer=build_tokenizer(),
         device=torch.device("cpu"),
         context=context,
         stop_ids=frozenset({build_tokenizer().eos_token_id}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -275,6 +276,20 @@ def test_truncated_sampling_trains_over_its_candidates(tmp_path: Path, ahead: bo
         assert {len(ids) for _, ids in tokens} > {1, 2}
         surprises = [-x for row in rows for x, m in zip(row["logps"], row["mask"], strict=True) if m]
         assert all(surprise < 1e-6 for surprise, (_, ids) in zip(surprises, tokens, strict=True) if len(ids) == 1)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_structured_answers_train_over_their_candidates(tmp_path: Path, ahead: bool) -> None:
+    """Also where turns are interrupted: what follows continues the structure."""
+    options = ["--rollout.sampling={structure: {regex: '[0-9]{1,2}(,[0-9]){2}'}, top_k: 8}"]
+    if ahead:
+        options += ["--rollout.max_staleness=2", "--correction={}", "--rollout.lead=1"]
+    metrics, steps = fit(tmp_path / "out", *options, "--train.lr=1e-4", "--train.prompts_per_step=64")
+    assert all(row["mismatch/max"] < 1e-4 and row["mismatch/mean"] < 2e-6 for row in metrics)
+    texts = [row["text"] for rows in steps for row in rows]
+    assert all(re.fullmatch("[0-9]{1,2},[0-9],[0-9]", text) for text in texts)
+    assert len(set(texts)) > 30
+    assert ahead == any(len(set(row["versions"])) > 2 for rows in steps for row in rows)
 
 
 @pytest.mark.slow

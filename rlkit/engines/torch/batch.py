@@ -11,7 +11,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from rlkit.base.errors import EngineError
+from rlkit.base.errors import EngineError, RolloutError
+from rlkit.engines.torch.structure import StructureMatcher, empty_masks, exclude
 from rlkit.media import Media
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose
@@ -33,11 +34,12 @@ class Row:
     stop_ids: frozenset[int]
     future: asyncio.Future[Completion]
     key: int
+    matcher: StructureMatcher | None = None
     versions: list[tuple[int, int]] = field(default_factory=list)
     """For each version of the weights that sampled tokens: the number of tokens before it, and the version."""
     completion: Completion | None = None
     interrupted: bool = False
-    failure: EngineError | None = None
+    failure: EngineError | RolloutError | None = None
 
     @property
     def finished(self) -> bool:
@@ -60,6 +62,23 @@ class Row:
         if len(tokens) < self.budget:  # interrupted, cancelled, or past its deadline
             return StopReason.INTERRUPTED if self.interrupted else StopReason.ERROR
         return StopReason.LENGTH if self.budget == self.request.sampling.max_tokens else StopReason.CONTEXT
+
+    def allow(self, mask: Tensor) -> None:
+        """Write which tokens may follow into a mask [words] i32; a matcher that cannot say fails this row alone."""
+        assert self.matcher is not None
+        try:
+            self.matcher.allow(mask)
+        except RolloutError as error:
+            self.failure = error
+            mask.fill_(-1)
+
+    def consume(self, tokens: Sequence[int]) -> None:
+        """Append sampled tokens to the matcher's text."""
+        assert self.matcher is not None
+        try:
+            self.matcher.consume(tokens)
+        except RolloutError as error:
+            self.failure = self.failure or error
 
     def resolve(self) -> None:
         """Resolve the future with the completion or the failure, unless it was cancelled."""
@@ -176,7 +195,12 @@ class DecodeBatch:
         temperature = None if self._temperature_is_1 else part["temperature"]
         truncation = None if self._untruncated else Truncation(part["top_p"], part["top_k"], part["min_p"])
         u = uniform(part["key"], part["position"])
+        structured = [i for i, row in enumerate(self.rows[first:]) if row.matcher is not None and not row.finished]
+        if structured:
+            logits = self._exclude(logits, structured, first)
         tokens, logps, candidates = choose(logits, u, temperature, truncation, self._largest_k)
+        for i, token in zip(structured, tokens[structured].tolist() if structured else (), strict=True):
+            self.rows[first + i].consume([token])
         index = part["count"][:, None]
         part["tokens"].scatter_(1, index, tokens[:, None])
         part["logps"].scatter_(1, index, logps[:, None])
@@ -192,6 +216,8 @@ class DecodeBatch:
             self.cancelled = False
             cancelled = (i for i, row in enumerate(self.rows) if row.future.done() and not row.finished)
             ended = sorted({*ended, *cancelled})
+        if structured:
+            ended = sorted({*ended, *(first + i for i in structured if self.rows[first + i].failure is not None)})
         if ended:
             self._finish(ended)
         return [self.rows[i] for i in ended]
@@ -213,6 +239,13 @@ class DecodeBatch:
         self._columns = {name: column[index] for name, column in self._columns.items()}
         self.rows = [self.rows[i] for i in rows]
         self._longest = int(self._columns["count"].max()) if rows else 0
+
+    def _exclude(self, logits: Tensor, structured: Sequence[int], first: int) -> Tensor:
+        """Return logits [N,V] without the tokens that the structures of some rows, from `first` on, exclude."""
+        masks = empty_masks(len(structured), logits.shape[-1])
+        for mask, i in zip(masks, structured, strict=True):
+            self.rows[first + i].allow(mask)
+        return exclude(logits, masks, torch.tensor(structured, device=self._device))
 
     def _note_version(self, version: int) -> None:
         """Record the version of the weights that samples the next tokens."""

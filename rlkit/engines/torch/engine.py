@@ -6,7 +6,6 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -19,9 +18,10 @@ from rlkit.engines.torch.batch import Row
 from rlkit.engines.torch.loop import DecodeLoop
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler
+from rlkit.engines.torch.structure import StructureCompiler, check_structure
 from rlkit.engines.torch.worker import Worker
 from rlkit.interfaces.engine import COPIES_SHARE, RolloutEngine
-from rlkit.types import Completion, Request, StopReason
+from rlkit.types import Completion, Request, StopReason, Structure
 
 if TYPE_CHECKING:
     from rlkit.engines.torch.decoder import AnyDecoder
@@ -66,6 +66,9 @@ class TorchEngine(RolloutEngine):
     def version(self, version: int) -> None:
         self._queue.version = version
 
+    def check_structure(self, structure: Structure) -> None:
+        check_structure(structure)
+
     def bind(self, runtime: Runtime) -> None:
         if runtime.tensor_parallel > 1:
             raise EngineError(
@@ -76,6 +79,7 @@ class TorchEngine(RolloutEngine):
         choose_kernels()  # this process may be a server's, without a trainer
         self._runtime = runtime
         self._stop_ids = runtime.stop_ids
+        self._structures = StructureCompiler(runtime)
         with runtime.unsharded():
             decoder = _make_decoder(runtime)
         self._worker = Worker(runtime.device)
@@ -109,7 +113,11 @@ class TorchEngine(RolloutEngine):
         budget = min(request.sampling.max_tokens, room)
         stop_ids = self._stop_ids.union(request.sampling.stop_ids)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._loop.add(Row(request, budget, stop_ids, future, request.key.hash()))
+        row = Row(request, budget, stop_ids, future, request.key.hash())
+        if request.sampling.structure is not None:
+            row.matcher = self._structures.matcher(request.sampling.structure)
+            row.consume(request.tokens[len(request.tokens) - request.resumed :])
+        self._loop.add(row)
         async with asyncio.timeout(request.deadline):
             return await future
 
@@ -120,16 +128,16 @@ class TorchEngine(RolloutEngine):
         self._queue.wait_idle = calm
 
     async def sync(self, stream: WeightStream, version: int) -> None:
-        await self.between_steps(partial(self._set_version, version))
+        def use_weights() -> None:
+            self.version = version
+            self._sampler.refresh()
+
+        await self.between_steps(use_weights)
 
     async def between_steps(self, work: Callable[[], T]) -> T:
         """Call a function in the worker thread before the next decode step; it may write the weights."""
         assert self._worker is not None
         return await asyncio.wrap_future(self._worker.submit(work))
-
-    def _set_version(self, version: int) -> None:
-        self.version = version
-        self._sampler.refresh()
 
     def health(self) -> dict[str, float]:
         return self._sampler.health()

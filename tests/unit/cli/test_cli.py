@@ -87,6 +87,19 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ),
         ("--rollout.sampling.top_p 0.9", "set top_k as well, from 1 to 1024, such as 100"),
         ("--rollout.sampling.min_p 0.1", "has top_p=1.0, top_k=0 and min_p=0.1"),
+        ("--rollout.sampling.structure.regex=a+", "and a structure, but the trainer keeps the ids"),
+        (
+            '--rollout.sampling={"structure":{"regex":"a+","json_schema":{}},"top_k":9}',
+            "a structure has json_schema={} and regex='a+', expected one of them",
+        ),
+        (
+            "--rollout.sampling.structure.regex=( --rollout.sampling.top_k=9",
+            "rollout.sampling.structure: llguidance cannot follow it: ",
+        ),
+        (
+            "--validation.sampling.structure.regex=a+ --rollout.engine=SGLangServer",
+            "validation.sampling.structure: SGLangServer samples any text; remove it, or choose rollout.engine: Torch",
+        ),
         ("--rollout.sampling.temperature 0", "temperature is 0"),
         ("--rollout.sampling.max_tokens 0", "rollout.sampling.max_tokens is 0, expected a whole number of 1 or more"),
         ("--train.schedule cosin", "train.schedule is 'cosin', which no plugin offers; did you mean 'Cosine'?"),

@@ -1,0 +1,155 @@
+"""Completions with a structure: TorchEngine samples no other tokens, and the trainer knows which they were."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from torch import Tensor
+
+from rlkit.base.errors import EngineError, RolloutError
+from rlkit.engines.torch.structure import StructureMatcher
+from rlkit.models.actor import Actor
+from rlkit.testing.models import build_tokenizer
+from rlkit.types import Completion, Reads, Request, SampleKey, Sampling, StopReason, Structure
+from tests.contract.test_torch_engine import PROMPTS, ask, bound, model, request
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "unit": {"enum": ["m", "s", None]},
+        "steps": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 3},
+        "note": {"type": "string", "pattern": "^[a-c]{1,3}$"},
+    },
+    "required": ["answer", "unit", "steps"],
+    "additionalProperties": False,
+}
+VOCABULARY = 263
+YES_NO = Structure(regex="(yes|no)!?")
+
+tokenizer = build_tokenizer()
+
+
+def text(completion: Completion) -> str:
+    return str(tokenizer.decode(completion.tokens[:-1]))
+
+
+def check_logps(asked: Request, answer: Completion) -> None:
+    """The trainer's log-probs over the candidates are the engine's, up to the rounding of logits."""
+    tokens = torch.tensor([[*asked.tokens, *answer.tokens]])
+    mask = torch.arange(tokens.shape[1])[None] >= len(asked.tokens)
+    candidates = torch.full((*tokens.shape, asked.sampling.top_k), -1, dtype=torch.int32)
+    for column, ids in enumerate(answer.candidates, len(asked.tokens)):
+        candidates[0, column, : len(ids)] = torch.tensor(ids)
+    logps = Actor(model("qwen2"))(tokens, mask, asked.sampling.temperature, Reads(candidates=candidates)).logps[mask]
+    gaps = (logps - torch.tensor(answer.logps)).abs()
+    assert gaps.max() < 1e-4
+    assert gaps.mean() < 5e-6
+
+
+@pytest.mark.slow
+def test_five_hundred_answers_are_valid() -> None:
+    options = {"structure": Structure(json_schema=SCHEMA), "top_k": VOCABULARY, "max_tokens": 200}
+    requests = [request(PROMPTS[i % 5], i, temperature=(1.0, 0.7, 3.0)[i % 3], **options) for i in range(500)]
+    texts = set()
+    for asked, answer in zip(requests, ask(bound("qwen2"), requests), strict=True):
+        value = json.loads(text(answer))
+        jsonschema.validate(value, SCHEMA)
+        assert answer.stop is StopReason.STOP
+        assert text(answer) == json.dumps(value, ensure_ascii=False) or "\\" in text(answer)
+        check_logps(asked, answer)
+        texts.add(text(answer))
+    assert len(texts) > 400
+
+
+def test_candidates_are_the_tokens_that_continue_the_structure() -> None:
+    requests = [request(PROMPTS[0], i, structure=YES_NO, top_k=9) for i in range(150)]
+    texts = set()
+    for asked, answer in zip(requests, ask(bound("qwen2"), requests), strict=True):
+        texts.add(text(answer))
+        expected = ["yn"]
+        for character in text(answer):
+            expected.append({"y": "e", "e": "s", "n": "o", "s": "!", "o": "!", "!": ""}[character])
+        for ids, characters, written in zip(answer.candidates, expected, ["", *text(answer)], strict=True):
+            ends = {tokenizer.eos_token_id} if written in {"s", "o", "!"} else set()
+            assert set(ids) == {*tokenizer.encode(characters, add_special_tokens=False), *ends}
+        check_logps(asked, answer)
+    assert texts == {"yes", "no", "yes!", "no!"}
+
+
+def test_likely_tokens_are_chosen_among_those_allowed() -> None:
+    """Greedy, without `top_k`: log-probs are those of the softmax over all tokens that the structure leaves."""
+    [answer] = ask(bound("qwen2"), [request(PROMPTS[0], structure=YES_NO, temperature=0.0)])
+    logits = model("qwen2")(torch.tensor([PROMPTS[0]])).logits[0, -1]
+    first = logits[tokenizer.encode("yn", add_special_tokens=False)]
+    assert text(answer)[0] == "yn"[int(first.argmax())]
+    assert answer.logps[0] == pytest.approx(first.log_softmax(-1).max().item(), abs=1e-5)
+    assert answer.candidates == []
+
+
+@pytest.mark.parametrize("length", range(1, 6))
+def test_an_interrupted_text_is_continued(length: int) -> None:
+    """A digit follows each letter, wherever the request was interrupted."""
+    engine = bound("qwen2")
+    options: dict[str, Any] = {"structure": Structure(regex="([a-d][0-9]){3}"), "top_k": 20}
+    [whole] = ask(engine, [request(PROMPTS[1], **options)])
+    part = whole.tokens[:length]
+    sampling = Sampling(max_tokens=24 - length, **options)
+    [rest] = ask(engine, [Request((*PROMPTS[1], *part), sampling, SampleKey(0, 1, "p", 0), "s", resumed=length)])
+    assert rest.tokens == whole.tokens[length:]
+    assert [set(ids) for ids in rest.candidates] == [set(ids) for ids in whole.candidates[length:]]
+
+
+def test_the_limit_of_tokens_cuts_a_text() -> None:
+    [answer] = ask(bound("qwen2"), [request(PROMPTS[0], structure=Structure(regex="[ab]{9}"), max_tokens=4)])
+    assert answer.stop is StopReason.LENGTH
+    assert re.fullmatch("[ab]{4}", tokenizer.decode(answer.tokens))
+
+
+@pytest.mark.filterwarnings("ignore:TorchEngine")
+@pytest.mark.parametrize("kind", ["qwen2", "mamba"])
+def test_rows_without_a_structure_are_sampled_as_alone(kind: str) -> None:
+    engine = bound(kind)
+    free = [request(PROMPTS[i % 3], i) for i in range(6)]
+    structured = [request(PROMPTS[i % 3], i, structure=YES_NO) for i in range(6)]
+    alone = ask(engine, free)
+    mixed = ask(engine, [r for pair in zip(free, structured, strict=True) for r in pair])
+    assert [a.tokens for a in mixed[::2]] == [a.tokens for a in alone]
+    assert all(re.fullmatch("(yes|no)!?", text(a)) for a in mixed[1::2])
+
+
+@pytest.mark.parametrize("method", ["allow", "consume"])
+def test_a_text_that_cannot_be_followed_fails_alone(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    plain, calls = getattr(StructureMatcher, method), []
+
+    def fail_once(self: StructureMatcher, tokens: Tensor | Sequence[int]) -> None:
+        calls.append(len(tokens))
+        if len(calls) == 8 and len(tokens):
+            raise RolloutError("out of fuel")
+        plain(self, tokens)
+
+    monkeypatch.setattr(StructureMatcher, method, fail_once)
+    engine, failed = bound("qwen2"), []
+    requests = [request(PROMPTS[i], i, structure=YES_NO) for i in range(3)]
+
+    def note(asked: Request) -> Completion | None:
+        try:
+            return ask(engine, [asked])[0]
+        except RolloutError as error:
+            failed.append(str(error))
+            return None
+
+    answers = [note(asked) for asked in requests]
+    assert failed == ["out of fuel"]
+    assert sum(answer is not None and bool(re.fullmatch("(yes|no)!?", text(answer))) for answer in answers) == 2
+
+
+def test_an_invalid_structure_is_blamed() -> None:
+    with pytest.raises(EngineError, match=r"rollout.sampling.structure is invalid: .*unclosed group"):
+        ask(bound("qwen2"), [request(PROMPTS[0], structure=Structure(regex="("))])
