@@ -156,13 +156,14 @@ def test_each_token_has_the_log_prob_of_its_version(
     assert sum(row["rollout/failed"] for row in rows) == 0
 
 
-def check_logps(out: Path, models: Mapping[int, Any], steps: int) -> set[int]:
+def check_logps(out: Path, models: Mapping[int, Any], steps: int, largest_gap: float = 1e-4) -> set[int]:
     """Check that each sampled token has the log-prob of its version's model; return how old tokens were in training.
 
     Args:
         out: The run.
         models: By version.
         steps: Of the run.
+        largest_gap: Between a log-prob and the model's, in float32 after 100 tokens that it was not trained on.
     """
     gaps, ages = [], set()
     for step in range(1, steps + 1):
@@ -176,6 +177,6 @@ def check_logps(out: Path, models: Mapping[int, Any], steps: int) -> set[int]:
                 gaps.append(gap[versions[1:] == version].abs())
                 ages.add(step - 1 - version)
     assert torch.cat(gaps).mean() < 1e-5  # another version's are off by 0.1
-    assert torch.cat(gaps).max() < 2e-4  # in float32, after 100 tokens that the model was not trained on
+    assert torch.cat(gaps).max() < largest_gap
     assert len(torch.cat(gaps)) > 200
     return ages

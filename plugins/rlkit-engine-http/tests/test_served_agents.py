@@ -101,4 +101,4 @@ def test_a_server_killed_while_weights_change(tmp_path: Path, killing: list[int]
         rows, _ = fit(*words(tmp_path, "--train.steps=3", *ahead), *SERVED, cwd=tmp_path)
     assert killing
     assert sum(row["rollout/failed"] for row in rows) == 0
-    assert max(check_logps(tmp_path / "run", models, 3)) > 0
+    assert max(check_logps(tmp_path / "run", models, 3, largest_gap=2e-4)) > 0
