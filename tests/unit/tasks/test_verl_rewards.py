@@ -71,6 +71,6 @@ def test_rows_of_verl_are_scored_by_their_source(
 
 def test_an_unknown_source_is_an_error(reward: RewardManager) -> None:
     trajectory = example_trajectory("4")
-    trajectory.prompt.meta = {"data_source": "codecontests"}
+    trajectory.prompt.meta = {"data_source": "chess"}
     [failed] = asyncio.run(reward.score([trajectory]))
-    assert "no reward for data_source 'codecontests'" in (failed.error or "")
+    assert "no reward for data_source 'chess'" in (failed.error or "")
