@@ -252,18 +252,24 @@ async def _until_stop(setup: ConversationSetup, request: Request) -> Completion:
 
     So any engine may sample it: a request asks for more tokens of the turn, as after an interruption.
     """
-    generate, limit = setup.engine.generate, request.sampling.max_tokens
-    stops, chunk = request.sampling.stop, STOP_CHUNK if request.sampling.stop else limit
+    generate, stops = setup.engine.generate, request.sampling.stop
+    ask = generate if setup.gate is None else partial(setup.gate.ask, generate=generate)
+    if not stops:
+        return await ask(request)
+    limit, chunk = request.sampling.max_tokens, STOP_CHUNK
     answer = Completion([], [], [], StopReason.LENGTH)
     while answer.stop is StopReason.LENGTH and len(answer.tokens) < limit:
         sampling = replace(request.sampling, stop=(), max_tokens=min(chunk, limit - len(answer.tokens)))
         tokens = (*request.tokens, *answer.tokens)
-        more = replace(request, tokens=tokens, sampling=sampling, resumed=request.resumed + len(answer.tokens))
-        part = await (generate(more) if setup.gate is None else setup.gate.ask(more, generate))
+        part = await ask(
+            replace(request, tokens=tokens, sampling=sampling, resumed=request.resumed + len(answer.tokens))
+        )
         answer = answer.followed_by(part)
-        count = tokens_until(answer.tokens, stops, setup.template.codec.decode) if stops else None
+        count = tokens_until(answer.tokens, stops, setup.template.codec.decode)
         if count is not None:
             return answer.first(count)
+        if not part.tokens:
+            break
         chunk *= 2
     return answer
 

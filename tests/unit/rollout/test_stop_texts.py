@@ -95,6 +95,13 @@ def test_without_the_text_a_turn_ends_as_it_would() -> None:
     assert (len(cut.tokens), cut.stop) == (70, StopReason.LENGTH)
 
 
+@pytest.mark.parametrize("stop", [(), ("</answer>",)])
+def test_an_engine_that_samples_nothing_is_not_asked_for_ever(stop: tuple[str, ...]) -> None:
+    engine = Scripted([])
+    engine.generate = lambda request: asyncio.sleep(0, Completion([], [], [], StopReason.LENGTH))  # type: ignore[method-assign,assignment]
+    assert asked(engine, Sampling(max_tokens=70, stop=stop)).tokens == []
+
+
 def test_an_interruption_does_not_hide_the_text() -> None:
     engine = Scripted([0] * 40 + [3, 4, 5, 1], interrupt=10)
     answer = asked(engine, Sampling(max_tokens=300, stop=("</answer>",)), Gate())
