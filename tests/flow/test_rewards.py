@@ -61,6 +61,7 @@ def test_model_service_router_and_batch_in_one_reward(tmp_path: Path, url: str) 
     assert len({round(row["components"]["learned"], 6) for row in rows}) > 4
 
 
+@pytest.mark.slow
 def test_programs_are_graded_in_a_run(tmp_path: Path) -> None:
     """A program must print nothing: of the tiny policy's texts those that are Python without an error."""
     row = {"question": "What is 2 + 3?", "tests": json.dumps({"inputs": [""], "outputs": [""]})}
