@@ -23,13 +23,13 @@ from rlkit.engines.server.transports import Transport
 from rlkit.engines.server.update import finish, load, prepare
 from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
-from rlkit.models.actor import Actor
 from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights
 from rlkit.ops.sampling import Truncation, truncate
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
-from rlkit.types import Completion, Reads, Request, SampleKey, Sampling
+from rlkit.types import Completion, Request, SampleKey, Sampling
+from tests.candidates import logps_over_candidates
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 
 T = TypeVar("T")
@@ -218,14 +218,9 @@ def check_candidates(trainer: Trainer, engine: RolloutEngine, tolerance: float) 
     """Check that truncated completions have the trainer's log-probs over the candidates that they return."""
     limits = [{"top_k": 5}, {"top_k": 40, "top_p": 0.9}, {"top_k": 40, "top_p": 0.5, "temperature": 0.7}]
     requests = [request(p, i, **options) for options in limits for i, p in enumerate(PROMPTS)]
-    actor = Actor(trainer.policy)
     for asked, answer in zip(requests, trainer.ask(engine, requests), strict=True):
         assert outputs.of_engine(answer, asked, trainer.version, trainer.runtime.stop_ids) is None
         tokens = torch.tensor([[*asked.tokens, *answer.tokens]])
-        mask = torch.arange(tokens.shape[1])[None] >= len(asked.tokens)
-        candidates = torch.full((*tokens.shape, asked.sampling.top_k), -1, dtype=torch.int32)
-        for column, ids in enumerate(answer.candidates, len(asked.tokens)):
-            candidates[0, column, : len(ids)] = torch.tensor(ids)
         logits = trainer.policy(input_ids=tokens).logits[0, len(asked.tokens) - 1 : -1]
         probs = (logits.double() / asked.sampling.temperature).softmax(-1)
         fewest, most = (candidate_counts(probs, asked.sampling, error) for error in (-1e-6, 1e-6))
@@ -234,7 +229,7 @@ def check_candidates(trainer: Trainer, engine: RolloutEngine, tolerance: float) 
             assert probs[row, ids].min() >= others.max() - 1e-6
             assert len(set(ids)) == len(ids)
             assert fewest[row] <= len(ids) <= most[row]
-        logps = actor(tokens, mask, asked.sampling.temperature, Reads(candidates=candidates)).logps[mask]
+        logps = logps_over_candidates(trainer.policy, asked, answer)
         assert (logps - torch.tensor(answer.logps)).abs().max() < tolerance
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
-from torch import Tensor
 
-from rlkit.base.errors import EngineError, RolloutError
+from rlkit.base.errors import EngineError, RecipeError, RolloutError
+from rlkit.engines import TorchEngine
 from rlkit.engines.torch.structure import StructureMatcher
-from rlkit.models.actor import Actor
 from rlkit.testing.models import build_tokenizer
-from rlkit.types import Completion, Reads, Request, SampleKey, Sampling, StopReason, Structure
+from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason, Structure
+from tests.candidates import logps_over_candidates
 from tests.contract.test_torch_engine import PROMPTS, ask, bound, model, request
 
 SCHEMA = {
@@ -42,13 +42,7 @@ def text(completion: Completion) -> str:
 
 def check_logps(asked: Request, answer: Completion) -> None:
     """The trainer's log-probs over the candidates are the engine's, up to the rounding of logits."""
-    tokens = torch.tensor([[*asked.tokens, *answer.tokens]])
-    mask = torch.arange(tokens.shape[1])[None] >= len(asked.tokens)
-    candidates = torch.full((*tokens.shape, asked.sampling.top_k), -1, dtype=torch.int32)
-    for column, ids in enumerate(answer.candidates, len(asked.tokens)):
-        candidates[0, column, : len(ids)] = torch.tensor(ids)
-    logps = Actor(model("qwen2"))(tokens, mask, asked.sampling.temperature, Reads(candidates=candidates)).logps[mask]
-    gaps = (logps - torch.tensor(answer.logps)).abs()
+    gaps = (logps_over_candidates(model("qwen2"), asked, answer) - torch.tensor(answer.logps)).abs()
     assert gaps.max() < 1e-4
     assert gaps.mean() < 5e-6
 
@@ -129,28 +123,41 @@ def test_rows_without_a_structure_are_sampled_as_alone(kind: str) -> None:
 def test_a_text_that_cannot_be_followed_fails_alone(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     plain, calls = getattr(StructureMatcher, method), []
 
-    def fail_once(self: StructureMatcher, tokens: Tensor | Sequence[int]) -> None:
-        calls.append(len(tokens))
-        if len(calls) == 8 and len(tokens):
-            raise RolloutError("out of fuel")
-        plain(self, tokens)
+    def fail_once(self: StructureMatcher, *arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 8:
+            self.failure = RolloutError("out of fuel")
+        plain(self, *arguments)
 
     monkeypatch.setattr(StructureMatcher, method, fail_once)
-    engine, failed = bound("qwen2"), []
-    requests = [request(PROMPTS[i], i, structure=YES_NO) for i in range(3)]
+    engine = bound("qwen2")
 
-    def note(asked: Request) -> Completion | None:
-        try:
-            return ask(engine, [asked])[0]
-        except RolloutError as error:
-            failed.append(str(error))
-            return None
+    async def answers() -> list[Completion | BaseException]:
+        requests = [request(PROMPTS[i], i, structure=YES_NO) for i in range(3)]
+        return await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
 
-    answers = [note(asked) for asked in requests]
-    assert failed == ["out of fuel"]
-    assert sum(answer is not None and bool(re.fullmatch("(yes|no)!?", text(answer))) for answer in answers) == 2
+    results = asyncio.run(answers())
+    assert [str(result) for result in results if isinstance(result, RolloutError)] == ["out of fuel"]
+    completions = [result for result in results if isinstance(result, Completion)]
+    assert sum(bool(re.fullmatch("(yes|no)!?", text(answer))) for answer in completions) == 2
+
+
+def test_tokens_of_another_text_are_not_continued() -> None:
+    part = tokenizer.encode("maybe", add_special_tokens=False)
+    asked = Request((*PROMPTS[0], *part), Sampling(structure=YES_NO), SampleKey(0, 1, "p", 0), "s", resumed=len(part))
+    with pytest.raises(RolloutError, match="rollout.sampling.structure cannot be followed: "):
+        ask(bound("qwen2"), [asked])
 
 
 def test_an_invalid_structure_is_blamed() -> None:
     with pytest.raises(EngineError, match=r"rollout.sampling.structure is invalid: .*unclosed group"):
         ask(bound("qwen2"), [request(PROMPTS[0], structure=Structure(regex="("))])
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [{"regex": "("}, {"json_schema": {"const": float("nan")}}, {"json_schema": {"$ref": "http://127.0.0.1/schema"}}],
+)
+def test_an_invalid_structure_is_refused_before_a_run(structure: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="^llguidance cannot follow it: "):
+        TorchEngine().check_structure(Structure(**structure))

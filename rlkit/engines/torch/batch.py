@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.engines.torch.structure import StructureMatcher, empty_masks, exclude
+from rlkit.engines.torch.structure import StructureMatcher, exclude
 from rlkit.media import Media
 from rlkit.ops.random import uniform
 from rlkit.ops.sampling import Truncation, choose
@@ -50,6 +50,8 @@ class Row:
         ends = [count for count, _ in self.versions[1:]] + [len(tokens)]
         versions = [v for (start, v), end in zip(self.versions, ends, strict=True) for _ in range(end - start)]
         self.completion = Completion(tokens, logps, versions, self._stop(tokens), candidates)
+        if self.matcher is not None:
+            self.failure = self.matcher.failure
         if not all(map(isfinite, logps)):
             self.failure = EngineError(
                 f"the policy's logits were not finite after {len(tokens) - 1} tokens of a completion: its weights or "
@@ -62,23 +64,6 @@ class Row:
         if len(tokens) < self.budget:  # interrupted, cancelled, or past its deadline
             return StopReason.INTERRUPTED if self.interrupted else StopReason.ERROR
         return StopReason.LENGTH if self.budget == self.request.sampling.max_tokens else StopReason.CONTEXT
-
-    def allow(self, mask: Tensor) -> None:
-        """Write which tokens may follow into a mask [words] i32; a matcher that cannot say fails this row alone."""
-        assert self.matcher is not None
-        try:
-            self.matcher.allow(mask)
-        except RolloutError as error:
-            self.failure = error
-            mask.fill_(-1)
-
-    def consume(self, tokens: Sequence[int]) -> None:
-        """Append sampled tokens to the matcher's text."""
-        assert self.matcher is not None
-        try:
-            self.matcher.consume(tokens)
-        except RolloutError as error:
-            self.failure = self.failure or error
 
     def resolve(self) -> None:
         """Resolve the future with the completion or the failure, unless it was cancelled."""
@@ -143,6 +128,7 @@ class DecodeBatch:
         self._temperature_is_1 = True
         self._untruncated = True
         self._largest_k = 0
+        self._any_structure = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -159,6 +145,7 @@ class DecodeBatch:
         options = [row.request.sampling for row in rows]
         self._temperature_is_1 &= all(s.temperature == 1 for s in options)
         self._untruncated &= not any(s.truncates for s in options)
+        self._any_structure |= any(row.matcher is not None for row in rows)
         self._largest_k = max([self._largest_k, *(s.top_k for s in options)])
         new = {
             "key": [row.key for row in rows],
@@ -195,12 +182,14 @@ class DecodeBatch:
         temperature = None if self._temperature_is_1 else part["temperature"]
         truncation = None if self._untruncated else Truncation(part["top_p"], part["top_k"], part["min_p"])
         u = uniform(part["key"], part["position"])
-        structured = [i for i, row in enumerate(self.rows[first:]) if row.matcher is not None and not row.finished]
-        if structured:
-            logits = self._exclude(logits, structured, first)
+        matchers = self._matchers(first)
+        if matchers:
+            logits = exclude(logits, matchers)
         tokens, logps, candidates = choose(logits, u, temperature, truncation, self._largest_k)
-        for i, token in zip(structured, tokens[structured].tolist() if structured else (), strict=True):
-            self.rows[first + i].consume([token])
+        if matchers:
+            sampled = tokens.tolist()
+            for i, matcher in matchers.items():
+                matcher.consume([sampled[i]])
         index = part["count"][:, None]
         part["tokens"].scatter_(1, index, tokens[:, None])
         part["logps"].scatter_(1, index, logps[:, None])
@@ -216,8 +205,9 @@ class DecodeBatch:
             self.cancelled = False
             cancelled = (i for i, row in enumerate(self.rows) if row.future.done() and not row.finished)
             ended = sorted({*ended, *cancelled})
-        if structured:
-            ended = sorted({*ended, *(first + i for i in structured if self.rows[first + i].failure is not None)})
+        failed = [first + i for i, matcher in matchers.items() if matcher.failure is not None]
+        if failed:
+            ended = sorted({*ended, *failed})
         if ended:
             self._finish(ended)
         return [self.rows[i] for i in ended]
@@ -240,12 +230,12 @@ class DecodeBatch:
         self.rows = [self.rows[i] for i in rows]
         self._longest = int(self._columns["count"].max()) if rows else 0
 
-    def _exclude(self, logits: Tensor, structured: Sequence[int], first: int) -> Tensor:
-        """Return logits [N,V] without the tokens that the structures of some rows, from `first` on, exclude."""
-        masks = empty_masks(len(structured), logits.shape[-1])
-        for mask, i in zip(masks, structured, strict=True):
-            self.rows[first + i].allow(mask)
-        return exclude(logits, masks, torch.tensor(structured, device=self._device))
+    def _matchers(self, first: int) -> dict[int, StructureMatcher]:
+        """Return the matchers of unfinished rows from `first` on, by their index after it."""
+        if not self._any_structure:
+            return {}
+        rows = enumerate(self.rows[first:])
+        return {i: row.matcher for i, row in rows if row.matcher is not None and not row.finished}
 
     def _note_version(self, version: int) -> None:
         """Record the version of the weights that samples the next tokens."""

@@ -116,7 +116,7 @@ class TorchEngine(RolloutEngine):
         row = Row(request, budget, stop_ids, future, request.key.hash())
         if request.sampling.structure is not None:
             row.matcher = self._structures.matcher(request.sampling.structure)
-            row.consume(request.tokens[len(request.tokens) - request.resumed :])
+            row.matcher.consume(request.tokens[len(request.tokens) - request.resumed :])
         self._loop.add(row)
         async with asyncio.timeout(request.deadline):
             return await future

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,35 +17,37 @@ if TYPE_CHECKING:
 
 
 class StructureMatcher:
-    """The state of one text: which tokens may follow those that were sampled."""
+    """The state of one text: which tokens may follow those that were sampled.
+
+    Args:
+        matcher: llguidance's.
+    """
 
     def __init__(self, matcher: Any) -> None:
+        self.failure: RolloutError | None = None
+        """Why the text cannot go on: it has other tokens, or needs more memory or time than llguidance grants."""
         self._matcher = matcher
 
-    def allow(self, mask: Tensor) -> None:
-        """Write the bits of the tokens that may follow into a row [words] i32.
-
-        Raises:
-            RolloutError: The structure needs more memory or time than llguidance grants a text.
-        """
+    def allow(self, masks: Tensor, index: int) -> None:
+        """Write the bits of the tokens that may follow into a row of masks [n,words] i32; of all after a failure."""
         from llguidance.torch import fill_next_token_bitmask
 
-        fill_next_token_bitmask(self._matcher, mask[None])
-        self._check()
+        if self.failure is None:
+            fill_next_token_bitmask(self._matcher, masks, index)
+            self._note_failure()
+        if self.failure is not None:
+            masks[index] = -1
 
     def consume(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text.
-
-        Raises:
-            RolloutError: They are not those of a text with this structure.
-        """
-        if not self._matcher.is_stopped():
+        """Append tokens to the text."""
+        if self.failure is None and not self._matcher.is_stopped():
             self._matcher.consume_tokens(list(tokens))
-            self._check()
+            self._note_failure()
 
-    def _check(self) -> None:
+    def _note_failure(self) -> None:
         if self._matcher.is_error():
-            raise RolloutError(f"rollout.sampling.structure cannot be followed: {self._matcher.get_error()}")
+            problem = _line(self._matcher.get_error())
+            self.failure = RolloutError(f"rollout.sampling.structure cannot be followed: {problem}")
 
 
 class StructureCompiler:
@@ -109,7 +111,10 @@ def check_structure(structure: Structure) -> None:
         raise RecipeError(
             "llguidance, which follows it, is not installed; pip install 'rlkit-fabric[structure]'"
         ) from error
-    problem = LLMatcher.validate_grammar(grammar_of(structure))
+    try:
+        problem = LLMatcher.validate_grammar(grammar_of(structure))
+    except ValueError as error:  # such as NaN in a schema
+        problem = str(error)
     if problem:
         raise RecipeError(f"llguidance cannot follow it: {_line(problem)}")
 
@@ -118,19 +123,17 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def empty_masks(rows: int, vocabulary: int) -> Tensor:
-    """Return masks [rows,words] i32, a bit for each token, that allow none."""
-    return torch.zeros(rows, -(-vocabulary // 32), dtype=torch.int32)
-
-
-def exclude(logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
-    """Return logits [N,V], those of the excluded tokens minus infinity in some rows.
+def exclude(logits: Tensor, matchers: Mapping[int, StructureMatcher]) -> Tensor:
+    """Return logits [N,V], minus infinity for the tokens that may not follow.
 
     Args:
         logits: [N,V].
-        masks: [n,words] i32 with a bit for each token that may be sampled.
-        rows: [n] i64: which rows of the logits they are for.
+        matchers: By the rows of the logits that have one.
     """
+    masks = torch.zeros(len(matchers), -(-logits.shape[-1] // 32), dtype=torch.int32)  # a bit for each token
+    for index, matcher in enumerate(matchers.values()):
+        matcher.allow(masks, index)
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = ((masks.to(logits.device)[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[-1]].bool()
+    rows = torch.tensor(list(matchers), device=logits.device)
     return logits.index_copy(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
