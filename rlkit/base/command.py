@@ -15,8 +15,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
@@ -304,6 +304,16 @@ def check_files(files: object, column: str, *, rooted: bool = False) -> dict[str
         if outside or not isinstance(text, str):
             raise ValueError(f"the row's {column} have {show(name)}: {show(text)}, expected a relative path and a text")
     return dict(files or {})
+
+
+@asynccontextmanager
+async def temporary_folder(prefix: str) -> AsyncIterator[Path]:
+    """Offer a new folder, and remove it with all that a command has left there."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        await asyncio.to_thread(remove, folder)
 
 
 def workdir_of(row: Mapping[str, object], folder: Path) -> dict[str, Path]:

@@ -41,6 +41,17 @@ def queued() -> Iterator[None]:
         yield
 
 
+@asynccontextmanager
+async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Hold one of some slots; the wait for it counts in no deadline."""
+    with queued():
+        await slots.acquire()
+    try:
+        yield
+    finally:
+        slots.release()
+
+
 @contextmanager
 def paused() -> Iterator[None]:
     """Stop the clock of the innermost deadline around the caller: for work that has a deadline of its own."""

@@ -7,12 +7,11 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.base.command import ROOT, Command, CommandLimits, environment_of_run, remove, write_files
-from rlkit.base.deadlines import queued
+from rlkit.base.command import ROOT, Command, CommandLimits, environment_of_run, temporary_folder, write_files
+from rlkit.base.deadlines import slot
 from rlkit.base.errors import RecipeError, RolloutError
 from rlkit.base.grader import COMPILE_ERROR, TESTS
 from rlkit.base.program import PROGRAM
@@ -119,16 +118,11 @@ class CodeReward(RewardManager):
         return len(cases), json.dumps({"cases": cases, **limits, **rules})
 
     async def _score(self, text: str, cases: int, spec: str) -> Score:
-        with queued():
-            await self._slots.acquire()
-        parent = Path(tempfile.mkdtemp(prefix="rlkit-reward-"))
         try:
-            verdicts = await self._grade(parent / "folder", {PROGRAM: program_of(text), TESTS: spec})
+            async with slot(self._slots), temporary_folder("rlkit-reward-") as parent:
+                verdicts = await self._grade(parent / "folder", {PROGRAM: program_of(text), TESTS: spec})
         except (OSError, RolloutError) as error:
             return Score(None, error=f"CodeReward: {error}")
-        finally:
-            self._slots.release()
-            await asyncio.to_thread(remove, parent)
         share = verdicts.count("1") / cases
         accuracy = float(share == 1)
         components = {"accuracy": accuracy, "compile_error": float(verdicts.startswith(COMPILE_ERROR))}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,12 +14,12 @@ from rlkit.base.command import (
     CommandLimits,
     check_files,
     environment_of_run,
-    remove,
     require_allowed,
+    temporary_folder,
     workdir_of,
     write_files,
 )
-from rlkit.base.deadlines import queued
+from rlkit.base.deadlines import slot
 from rlkit.base.errors import RolloutError
 from rlkit.base.names import NumberFile
 from rlkit.base.ranges import Count, PositiveInt, Seconds
@@ -107,18 +106,14 @@ class CommandReward(RewardManager):
         return list(await asyncio.gather(*map(self._score, trajectories)))
 
     async def _score(self, trajectory: Trajectory) -> Score:
-        with queued():
-            await self._slots.acquire()
         try:
-            async with self._workspace(trajectory) as (folder, root):
+            async with slot(self._slots), self._workspace(trajectory) as (folder, root):
                 mounts = workdir_of(trajectory.prompt.meta, folder) | {f"/{path.name}": path for path in root.iterdir()}
                 status = await self._run(folder, mounts)
                 if self.number is not None:
                     return read_number(root / self.number[1:] if self.number.startswith("/") else folder / self.number)
         except (OSError, RolloutError, ValueError) as error:
             return Score(None, error=f"CommandReward: {error}")
-        finally:
-            self._slots.release()
         passed = float(status == 0)
         return Score(passed, {"accuracy": passed})
 
@@ -127,8 +122,7 @@ class CommandReward(RewardManager):
         """Offer the folder of an agent's rollout, or a new one, and what is at absolute paths, with the row's files."""
         row, agent_folder = trajectory.prompt.meta, trajectory.agent.get("folder")
         files = check_files(row.get("tests"), "tests", rooted=True) | ({} if self.number is None else {self.number: ""})
-        parent = Path(tempfile.mkdtemp(prefix="rlkit-reward-"))
-        try:
+        async with temporary_folder("rlkit-reward-") as parent:
             root = parent / "root"
             root.mkdir()
             folder = parent / "folder" if agent_folder is None else Path(agent_folder)
@@ -141,8 +135,6 @@ class CommandReward(RewardManager):
             await asyncio.to_thread(write_files, folder, relative)
             await asyncio.to_thread(write_files, root, absolute)
             yield folder, root
-        finally:
-            await asyncio.to_thread(remove, parent)
 
     async def _run(self, folder: Path, mounts: Mapping[str, Path]) -> int:
         """Return the exit status; -9 beyond the time."""

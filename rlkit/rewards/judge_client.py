@@ -10,7 +10,7 @@ from hashlib import sha256
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rlkit.base.deadlines import queued
+from rlkit.base.deadlines import slot
 from rlkit.base.errors import shorten
 from rlkit.base.retry import ServiceError
 from rlkit.rewards.judge_server import BudgetError, JudgeError, JudgeServer, Spending
@@ -138,16 +138,13 @@ class JudgeClient:
         body = json.dumps(self._body(messages, schema)).encode()
 
         async def attempt(seconds: float) -> JudgeReply:
-            with queued():
-                await self._slots.acquire()
-            try:
-                self.spending.begin_call()
-                return self._read(await self._post(body, seconds), len(body))
-            except ServiceError:
-                self.spending.count("failed")
-                raise
-            finally:
-                self._slots.release()
+            async with slot(self._slots):
+                try:
+                    self.spending.begin_call()
+                    return self._read(await self._post(body, seconds), len(body))
+                except ServiceError:
+                    self.spending.count("failed")
+                    raise
 
         try:
             return await self.server.retry.call(attempt)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 import jsonschema
 
-from rlkit.base.deadlines import queued
+from rlkit.base.deadlines import slot
 from rlkit.base.errors import RolloutError, show
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
@@ -76,19 +76,10 @@ class Participants:
         finally:
             await session.close()
 
-    @asynccontextmanager
-    async def slot(self, tool: str) -> AsyncIterator[None]:
+    def slot(self, tool: str) -> AbstractAsyncContextManager[None]:
         """Hold one of a tool's `concurrency` calls; the wait for it counts in no deadline."""
-        slot = self._slots.get(tool)
-        if slot is None:
-            yield
-            return
-        with queued():
-            await slot.acquire()
-        try:
-            yield
-        finally:
-            slot.release()
+        slots = self._slots.get(tool)
+        return nullcontext() if slots is None else slot(slots)
 
 
 class ParticipantSession:
