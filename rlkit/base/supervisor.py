@@ -132,15 +132,18 @@ def guarded(function: Callable[..., int], spec: dict[str, Any], output: int, par
 
 def folders(spec: dict[str, Any]) -> list[str]:
     """Return the folders that the command may write to, outside its sandbox."""
-    mounts = {} if spec["sandbox"] is None else spec["sandbox"]["mounts"]
-    return list(dict.fromkeys((spec["folder"], *mounts.values())))
+    return list(dict.fromkeys((spec["folder"], *mounts(spec).values())))
 
 
 def working_folder(spec: dict[str, Any]) -> str:
     """Return the path at which the command begins: that of a mount of its folder, if there is one."""
-    mounts: dict[str, str] = {} if spec["sandbox"] is None else spec["sandbox"]["mounts"]
     folder: str = spec["folder"]
-    return next((path for path, source in mounts.items() if source == folder), folder)
+    return next((path for path, source in mounts(spec).items() if source == folder), folder)
+
+
+def mounts(spec: dict[str, Any]) -> dict[str, str]:
+    """Return more folders that the command may write to, by the path at which it finds them."""
+    return {} if spec["sandbox"] is None else dict(spec["sandbox"]["mounts"])
 
 
 def give_files(folder: str, user: int) -> None:

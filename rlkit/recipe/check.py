@@ -190,14 +190,14 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
     if sampling.truncates:
         yield from _check_truncation(recipe)
     validation_sampling = None if recipe.validation is None else recipe.validation.sampling
-    for key, section in (("rollout", sampling), ("validation", validation_sampling)):
-        if section is not None and section.structure is not None:
+    sections = (("rollout", sampling), ("validation", validation_sampling))
+    for key, section in [(key, section) for key, section in sections if section is not None]:
+        if section.structure is not None:
             try:
                 recipe.rollout.engine.check_structure(section.structure)
             except RecipeError as error:
                 yield f"{key}.sampling.structure: {error}"
-    for key, section in (("rollout", sampling), ("validation", validation_sampling)):
-        if section is not None and 0 < section.temperature < COLDEST:
+        if 0 < section.temperature < COLDEST:
             yield (
                 f"{key}.sampling.temperature is {section.temperature}, by which logits are divided; set it to "
                 f"{COLDEST} or more" + (", or to 0 for the most likely tokens" if key == "validation" else "")

@@ -74,13 +74,17 @@ def _of_pair(test: object, function: str | None) -> Case:
     """Return the case of an input and an output."""
     if not isinstance(test, dict) or not {"input", "output"} <= test.keys():
         raise ValueError(f"the tests have {show(test)}, expected an object with `input` and `output`")
-    given, expected = test["input"], test["output"]
+    inputs, expected = test["input"], test["output"]
     name = test.get("fn_name") or (function if test.get("testtype", "functional") == "functional" else None)
     if name is None:
-        return {"input": _text(given), "output": _text(expected)}
-    arguments = [json.loads(line) for line in given.splitlines() if line.strip()] if isinstance(given, str) else given
+        return {"input": _text(inputs), "output": _text(expected)}
+    arguments = (
+        [json.loads(line) for line in inputs.splitlines() if line.strip()] if isinstance(inputs, str) else inputs
+    )
     if not isinstance(arguments, list):
-        raise ValueError(f"the tests call {name} with {show(given)}, expected a list of arguments, or one in each line")
+        raise ValueError(
+            f"the tests call {name} with {show(inputs)}, expected a list of arguments, or one in each line"
+        )
     return {"function": str(name), "arguments": arguments, "value": _data(expected)}
 
 

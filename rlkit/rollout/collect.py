@@ -19,7 +19,7 @@ from rlkit.media import Media, Rendered
 from rlkit.recipe.rollout import sampling_of_row
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
-from rlkit.rollout.gate import Gate
+from rlkit.rollout.gate import Gate, remainder
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import without_middle
@@ -256,14 +256,11 @@ async def _until_stop(setup: ConversationSetup, request: Request) -> Completion:
     ask = generate if setup.gate is None else partial(setup.gate.ask, generate=generate)
     if not stops:
         return await ask(request)
+    request = replace(request, sampling=replace(request.sampling, stop=()))
     limit, chunk = request.sampling.max_tokens, STOP_CHUNK
     answer = Completion([], [], [], StopReason.LENGTH)
     while answer.stop is StopReason.LENGTH and len(answer.tokens) < limit:
-        sampling = replace(request.sampling, stop=(), max_tokens=min(chunk, limit - len(answer.tokens)))
-        tokens = (*request.tokens, *answer.tokens)
-        part = await ask(
-            replace(request, tokens=tokens, sampling=sampling, resumed=request.resumed + len(answer.tokens))
-        )
+        part = await ask(remainder(request, answer, min(len(answer.tokens) + chunk, limit)))
         answer = answer.followed_by(part)
         count = tokens_until(answer.tokens, stops, setup.template.codec.decode)
         if count is not None:

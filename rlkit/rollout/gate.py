@@ -61,21 +61,14 @@ class Gate:
 
     async def ask(self, request: Request, generate: Callable[[Request], Awaitable[Completion]]) -> Completion:
         """Return the complete answer to a request; after an interruption, request the rest again."""
-        answer = Completion([], [], [], StopReason.INTERRUPTED)
+        request, answer = replace(request, resumable=True), Completion([], [], [], StopReason.INTERRUPTED)
         self.count(-1)
         try:
             while answer.stop is StopReason.INTERRUPTED:
                 await self._open.wait()
-                sampling = request.sampling.within(request.sampling.max_tokens - len(answer.tokens))
-                remainder = replace(
-                    request,
-                    tokens=(*request.tokens, *answer.tokens),
-                    sampling=sampling,
-                    resumable=True,
-                    resumed=request.resumed + len(answer.tokens),
-                )
+                missing = remainder(request, answer, request.sampling.max_tokens)
                 with self._in_engine():
-                    answer = answer.followed_by(await generate(remainder))
+                    answer = answer.followed_by(await generate(missing))
             return answer
         finally:
             self.count(1)
@@ -90,3 +83,13 @@ class Gate:
             self.requests -= 1
             if not self.requests:
                 self._quiet.set()
+
+
+def remainder(request: Request, answer: Completion, max_tokens: int) -> Request:
+    """Return a request for what is missing of an answer, of which there are at most `max_tokens` then."""
+    return replace(
+        request,
+        tokens=(*request.tokens, *answer.tokens),
+        sampling=request.sampling.within(max_tokens - len(answer.tokens)),
+        resumed=request.resumed + len(answer.tokens),
+    )

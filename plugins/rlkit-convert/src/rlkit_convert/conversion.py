@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from rlkit.base.errors import show
+from rlkit.recipe.check import MOST_CANDIDATES
 from rlkit_convert.source import LARGEST, PeerOptions
 
 T = TypeVar("T")
@@ -112,8 +113,6 @@ class NoEquivalent:
 
 Rule = Equivalent | CombinedRule | NoEquivalent
 COMBINED = CombinedRule()
-MAX_CANDIDATES = 1024
-"""The largest `top_k` in training."""
 NO_RULE = "rlkit convert has no rule for it; see rlkit recipe show grpo_gsm8k for rlkit's options"
 NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
 UNUSED = "nothing to do: it has no effect with the other options, or is rlkit's default"
@@ -273,7 +272,7 @@ def truncation(conversion: Conversion, prefix: str = "") -> None:
             conversion.set(f"rollout.sampling.{name}", value, keys[name])
     needed = top_p < 1 or min_p > 0
     if conversion.has(keys["top_k"]) or needed:
-        limit = min(top_k or MAX_CANDIDATES * needed, MAX_CANDIDATES)
+        limit = min(top_k or (MOST_CANDIDATES if needed else 0), MOST_CANDIDATES)
         conversion.set("rollout.sampling.top_k", limit, *keys.values())
         if limit != top_k:
             source = next(key for key in keys.values() if conversion.has(key))
