@@ -58,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{folder}{os.pathsep}{ROOT}"
 
 
-@pytest.mark.parametrize("how", ["raise", "hang", "die"])
+@pytest.mark.parametrize("how", ["raise", *(pytest.param(how, marks=pytest.mark.slow) for how in ("hang", "die"))])
 def test_a_reward_that_misbehaves_never_ends_the_run(tmp_path: Path, site: str, how: str) -> None:
     reward = ("--reward=Moody", f"--reward.how={how}", "--train.steps=1", "--validation.limit=2")
     done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)
@@ -92,6 +92,7 @@ def test_steps_go_on_where_every_reward_fails(tmp_path: Path, advantage: str) ->
         assert row["update/empty"] == 1
 
 
+@pytest.mark.slow
 def test_a_reward_may_be_told_to_end_the_run(tmp_path: Path, site: str) -> None:
     reward = ("--reward=Moody", "--reward.how=raise", "--reward.on_error=raise")
     done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)

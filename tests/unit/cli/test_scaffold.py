@@ -69,6 +69,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_their_own_tests_pass_as_they_are(packages: Path) -> None:
     sources = os.pathsep.join(map(str, [ROOT, *packages.glob("*/src")]))
     command = (sys.executable, "-m", "pytest", "--import-mode=importlib", "-p", "no:cacheprovider", str(packages))
