@@ -113,7 +113,7 @@ def test_the_first_commands_of_readme_are_those_that_ci_runs() -> None:
     first, second, *_ = re.findall(r"^```bash\n(.*?)^```$", text_of(README), re.M | re.S)
     install = "python3 -m venv .venv && .venv/bin/pip install -q -e "
     assert first == f"{install}. && .venv/bin/rlkit fit --recipe quickstart\n"
-    assert second == f"{install}'.[test]' && .venv/bin/pytest -n 2\n"
+    assert second == f"{install}'.[test,agents]' && .venv/bin/pytest -n 2\n"
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "README.md" in script
     assert "block 1" in script
