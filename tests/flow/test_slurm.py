@@ -120,7 +120,12 @@ def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) -> 
     job = submit(tmp_path, "--launcher.time=00:01:00", "--launcher.save_seconds=20", "--train.steps=100000")
     waits = wait_until(lambda: output("squeue", "-h", "-j", job, "-o", "%t %r") == "PD BeginTime", 120)
     assert waits, log(tmp_path, job)
-    done = len(read_jsonl(tmp_path / "run/metrics.jsonl"))
     assert "interrupted: " in log(tmp_path, job)
-    output("scontrol", "update", f"jobid={job}", "StartTime=now")
-    assert wait_until(lambda: f"step {done} is done" in log(tmp_path, job), 120), log(tmp_path, job)
+    done = len(read_jsonl(tmp_path / "run/metrics.jsonl"))
+
+    def has_gone_on() -> bool:
+        # each time: the controller sets a later start when the last processes of the first job have ended
+        output("scontrol", "update", f"jobid={job}", "StartTime=now")
+        return f"step {done} is done" in log(tmp_path, job)
+
+    assert wait_until(has_gone_on, 120), log(tmp_path, job)
