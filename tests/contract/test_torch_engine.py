@@ -251,7 +251,7 @@ def test_requests_join_between_decode_steps() -> None:
     step = FusedDecoder.step
 
     async def staggered() -> list[Completion]:
-        first = asyncio.create_task(engine.generate(request(PROMPTS[1], max_tokens=40)))
+        first = asyncio.create_task(engine.generate(request(PROMPTS[1], max_tokens=200)))
         assert isinstance(engine._sampler, DecoderSampler)
         working = engine._sampler.decoder
         assert isinstance(working, FusedDecoder)
@@ -271,7 +271,7 @@ def test_requests_join_between_decode_steps() -> None:
     assert max(widths) == 6  # the newcomers decode beside the first
     alone = [ask(bound("qwen2"), [request(p, i)])[0] for i, p in enumerate(PROMPTS)]
     assert [a.tokens for a in late[:-1]] == [a.tokens for a in alone]
-    assert late[-1].tokens == ask(bound("qwen2"), [request(PROMPTS[1], max_tokens=40)])[0].tokens
+    assert late[-1].tokens == ask(bound("qwen2"), [request(PROMPTS[1], max_tokens=200)])[0].tokens
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
