@@ -30,6 +30,7 @@ PROVIDERS = {
     "old_logps": "an estimator that reads it has Needs.OLD_LOGPS in its `needs`",
     "sum_pi_squared": "an estimator that reads it has Needs.SUM_PI_SQUARED in its `needs`",
     "greedy_rewards": "an estimator that reads it has Needs.GREEDY in its `needs`",
+    "reference_rewards": "an estimator that reads it has Needs.REFERENCE_REWARDS in its `needs`",
     "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section, or a loss with `Inputs.REFERENCE`",
     "teacher_logps": "the recipe needs a `teacher:` section, and a loss that reads advantages",
     "teacher_top_ids": "the recipe needs a `teacher:` section, and a loss with `forward.teacher_top`",
@@ -150,6 +151,7 @@ class Batch(RolloutBatch):
             such component.
         component_names: The K names.
         greedy_rewards: [B] f32, the reward of a greedy answer to the row's prompt, shaped like `token_rewards`.
+        reference_rewards: [B,K] f32, rewards of the reference's samples of the row's prompt, then NaN.
         main: [B] bool, False where a row is a further sample of the rollout of the row before it, and has its reward;
             None if each row is a rollout.
         advantages: [B,T] f32, set by the estimator; 0 outside the mask.
@@ -164,6 +166,7 @@ class Batch(RolloutBatch):
     components: Tensor
     component_names: tuple[str, ...] = ()
     greedy_rewards: Tensor | None = None
+    reference_rewards: Tensor | None = None
     main: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
@@ -173,6 +176,8 @@ class Batch(RolloutBatch):
 
     def columns(self, name: str, width: int) -> int:
         """Return how many columns a field has where there are `width` tokens."""
+        if name == "reference_rewards":
+            return int(self.required(name).shape[1])
         return len(self.component_names) if name == "components" else width
 
     def rollouts(self) -> Self:

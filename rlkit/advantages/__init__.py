@@ -10,6 +10,7 @@ from rlkit.advantages.gpg import GPG
 from rlkit.advantages.grpo import GRPO
 from rlkit.advantages.max_rl import MaxRL
 from rlkit.advantages.opo import OPO
+from rlkit.advantages.optimal_advantage import OptimalAdvantage
 from rlkit.advantages.optimal_token_baseline import OptimalTokenBaseline
 from rlkit.advantages.pass_k import PassK
 from rlkit.advantages.reinforce_pp import ReinforcePP, ReinforcePPBaseline
@@ -23,6 +24,7 @@ __all__ = [
     "GRPO",
     "MaxRL",
     "OPO",
+    "OptimalAdvantage",
     "OptimalTokenBaseline",
     "PassK",
     "RLOO",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
+from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
@@ -18,7 +21,7 @@ from rlkit.cli.streams import new_file
 from rlkit.cli.views.data import show, stats
 from rlkit.cli.views.display import echo
 from rlkit.cli.without_policy import bound_without_policy
-from rlkit.data.data import Data, picture_reader
+from rlkit.data.data import Data, load_data, picture_reader
 from rlkit.data.prompts import held_out, make_prompt
 from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.task import Split, Task
@@ -27,19 +30,30 @@ from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit.registry import calling
+from rlkit.rollout.collect import collect
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.participants import Participants
 from rlkit.run.folder import output_path
 from rlkit.tasks import Arithmetic
+from rlkit.train.sampling import score_group
+from rlkit.train.setup import fabric_for, prepare_rollouts
 from rlkit.types import JsonObject, Prompt
 
 USAGE = """usage: rlkit data sample FILE.csv                    300 sums, in the columns question and total, to try
        rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
        rlkit data stats --recipe NAME [overrides]    lengths in tokens, sources, duplicates, overlap of the splits
-       rlkit data prepare --recipe NAME --out DIR [overrides]
+       rlkit data prepare --recipe NAME --out DIR [--samples N] [overrides]
     prepare writes DIR/train.jsonl and DIR/validation.jsonl, which the task Jsonl reads:
     rlkit fit --recipe NAME --task Jsonl --task.path DIR/train.jsonl --task.validation_path DIR/validation.jsonl
 """
+SAMPLES: tuple[str, dict[str, object]] = (
+    "--samples",
+    {
+        "type": str,
+        "help": "Sample each training prompt so often with the recipe's policy, and write the rewards as the column "
+        "reference_rewards, which the advantage OptimalAdvantage reads.",
+    },
+)
 OUT: tuple[str, dict[str, object]] = ("--out", {"type": str, "help": "The folder to write to."})
 SAMPLE_ROWS = 300
 """Rows of the example: half of them train the shipped model in seconds, and half show what it has learned."""
@@ -49,18 +63,28 @@ JSON: tuple[str, dict[str, object]] = ("--json", {"action": "store_true", "help"
 
 def run(argv: Sequence[str]) -> int:
     """Prepare, show or count; return the exit status."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help"):  # agreed: from the command line
         print(USAGE, end="")
         return 0 if argv else 2
-    if argv[0] == "sample":
+    if argv[0] == "sample":  # agreed: from the command line
         return _sample(argv[1:])
     if argv[0] not in ("prepare", "show", "stats"):
         raise RecipeError(f"rlkit data has no verb {argv[0]!r}, expected sample, prepare, show or stats")
-    parsed = parse(f"data {argv[0]}", argv[1:], [OUT if argv[0] == "prepare" else JSON])
-    if argv[0] == "prepare":
+    parsed = parse(f"data {argv[0]}", argv[1:], [OUT, SAMPLES] if argv[0] == "prepare" else [JSON])
+    if argv[0] == "prepare":  # agreed: from the command line
         if parsed.options.out is None:
             raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")
-        prepare(parsed.recipe, output_path(parsed.options.out))
+        out, samples = output_path(parsed.options.out), parsed.options.samples
+        if samples is None:
+            prepare(parsed.recipe, out)
+        elif samples.isascii() and samples.isdecimal() and int(samples[:9]):
+            fabric = fabric_for(parsed.recipe)
+            fabric.launch()
+            rewards = sample_rewards(parsed.recipe, int(samples[:9]), fabric)
+            if fabric.is_global_zero:
+                prepare(parsed.recipe, out, rewards)
+        else:
+            raise RecipeError(f"--samples is {samples!r}, expected a number from 1 (usual: 8)")
         return 0
     with unchecked_data(parsed.recipe) as data:
         (show if argv[0] == "show" else stats)(data, parsed.options.json)
@@ -104,8 +128,45 @@ def unchecked_data(recipe: Recipe) -> Iterator[Data]:
         yield data
 
 
-def prepare(recipe: Recipe, out: Path) -> None:
+def sample_rewards(recipe: Recipe, samples: int, fabric: Fabric) -> dict[int, list[float]]:
+    """Return the rewards of samples of each training prompt, by row; all ranks must call this.
+
+    Failed rollouts and rewards are left out, and so are prompts without any other.
+
+    Raises:
+        RecipeError: The recipe has no reward, or no sample has one.
+    """
+    recipe.scorer  # noqa: B018 (raises without one)
+    data = load_data(recipe)
+    service = prepare_rollouts(recipe, data, fabric)
+    console, chunk = Console(stderr=True), recipe.train.prompts_per_step
+    rows, rewards = data.order.rows, defaultdict[int, list[float]](list)
+    try:
+        service.sync_weights()
+        setup = service.conversation_setup(recipe.rollout.sampling, samples, step=0)
+        with service.engine_on_device(), Progress(console=console, transient=True, disable=not data.show) as bar:
+            for start in bar.track(range(0, len(rows), chunk), description="sampling"):
+                prompts = [(row, data.prompt(row)) for row in rows[start : start + chunk]]
+                work = collect(setup, service.shard_for_rank(prompts), partial(score_group, service))
+                for trajectory in service.sample(work):
+                    if trajectory.error is None and trajectory.reward is not None:
+                        rewards[trajectory.group].append(trajectory.reward)
+        by_rank = service.ranks.gather_dp(dict(rewards))
+    finally:
+        service.close()
+    gathered = {row: values for of_rank in by_rank for row, values in of_rank.items()}
+    if not gathered:
+        raise RecipeError("no sample of a training prompt has a reward; rlkit validate shows the errors")
+    return gathered
+
+
+def prepare(recipe: Recipe, out: Path, rewards: Mapping[int, list[float]] | None = None) -> None:
     """Write `train.jsonl` and `validation.jsonl`, each only once it is complete.
+
+    Args:
+        recipe: Checked.
+        out: The folder.
+        rewards: Of samples of the training prompts, by row; only these rows are written, with a column of them.
 
     Raises:
         RecipeError: The folder cannot be written, or a row cannot become a prompt.
@@ -115,29 +176,40 @@ def prepare(recipe: Recipe, out: Path) -> None:
         path = out / f"{split}.jsonl"
         try:
             out.mkdir(parents=True, exist_ok=True)
-            count = write(recipe.task, split, path, pictures=reads_pictures(load_config(recipe.model)))
+            pictures, of_split = reads_pictures(load_config(recipe.model)), rewards if split == "train" else None
+            count = write(recipe.task, split, path, pictures=pictures, rewards=of_split)
         except OSError as error:
             raise RecipeError(f"--out is {str(out)!r}, which cannot be written: {error}") from error
         echo(f"{path}: {count:,} prompts")
 
 
-def write(task: Task, split: Split, path: Path, *, pictures: bool = False) -> int:
+def write(
+    task: Task,
+    split: Split,
+    path: Path,
+    *,
+    pictures: bool = False,
+    rewards: Mapping[int, list[float]] | None = None,
+) -> int:
     """Write a split as the task `Jsonl` reads it, with progress on a terminal; return the number of prompts."""
     with calling(task, "rows"):
         rows = task.rows(split)
+    indices = range(len(rows)) if rewards is None else sorted(rewards)
     beside, console = path.with_suffix(".partial"), Console(stderr=True)
     try:
         with (
             beside.open("w", encoding="utf-8") as lines,
             Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
         ):
-            for index in bar.track(range(len(rows)), description=f"writing {split}"):
+            for index in bar.track(indices, description=f"writing {split}"):
                 row = as_row(make_prompt(task, rows, index, pictures=pictures))
+                if rewards is not None:
+                    row["reference_rewards"] = rewards[index]
                 lines.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    return len(rows)
+    return len(indices)
 
 
 def as_row(prompt: Prompt) -> JsonObject:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.model import Tokenizer
+from rlkit.interfaces.reward import as_number
 from rlkit.models.config import naming
 from rlkit.models.load import load_vocabulary
 from rlkit.recipe import Recipe
@@ -52,3 +53,22 @@ def check_sources(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
     if missing:
         listed = ", ".join(map(show, sorted(sources - {""})[:MOST])) or "none: rows need a column data_source"
         raise RecipeError(f"teacher.sources has {show(missing[0])}, from which no prompt is; the sources are: {listed}")
+
+
+def reference_rewards(prompt: Prompt) -> list[float]:
+    """Return the rewards of the reference's samples of a prompt, which its row has.
+
+    Raises:
+        RecipeError: The row has none, or something else.
+    """
+    values = prompt.meta.get("reference_rewards")
+    try:
+        rewards = [as_number(value) for value in values] if isinstance(values, list) else []
+    except (TypeError, ValueError):
+        rewards = []
+    if not rewards:
+        raise RecipeError(
+            f"prompt {prompt.id!r} has reference_rewards {show(values)}, expected a list of finite numbers: the "
+            "rewards of the reference's samples; `rlkit data prepare --samples 8` writes rows with them"
+        )
+    return rewards

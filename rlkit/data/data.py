@@ -14,13 +14,14 @@ import torch
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.garbage import uncollected
-from rlkit.data.checks import check_sources, check_tokenizers
+from rlkit.data.checks import check_sources, check_tokenizers, reference_rewards
 from rlkit.data.lengths import PromptLengths
 from rlkit.data.mixtures import naming_mixture, recipe_of
 from rlkit.data.order import RowOrder
 from rlkit.data.prompts import held_out, make_prompt, rows_of
 from rlkit.data.teacher import TeacherPrompts, teacher_prompts
 from rlkit.interfaces import outputs
+from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.task import Curriculum
 from rlkit.models.activations import token_limit
 from rlkit.models.config import context_length, load_config
@@ -145,6 +146,9 @@ class Data:
         prompts = [self.complete_prompt(row) for row in rows]
         if len(rows) == len(self.train):
             check_sources(self.recipe, prompts)
+        if Needs.REFERENCE_REWARDS in self.recipe.needs:
+            for prompt in prompts:
+                reference_rewards(prompt)
         scorable = select_scorable(self.recipe, rows, prompts, self.held_out)
         self.unscorable, validation = scorable.summary, scorable.validation
         if rollout.unscorable == "drop":

@@ -26,6 +26,8 @@ class Needs(Flag):
     """The trainer's log-probs before the update."""
     SUM_PI_SQUARED = auto()
     """The sum of squared probabilities at each token, under the policy before the update."""
+    REFERENCE_REWARDS = auto()
+    """Rewards of the reference's samples of each prompt, in the rows' column `reference_rewards`."""
 
 
 class AdvantageEstimator(ReducingPart):

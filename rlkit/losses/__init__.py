@@ -4,6 +4,7 @@ What belongs here: a loss's formula with its source, and the options in it. What
 (`rlkit.ops.aggregate`), KL and entropy terms and the update itself (`rlkit.train.objective`, `rlkit.train.update`).
 """
 
+from rlkit.losses.advantage_regression import AdvantageRegression
 from rlkit.losses.cispo import CISPO
 from rlkit.losses.clip import ClipLoss
 from rlkit.losses.covariance import ClipCov, KLCov
@@ -24,6 +25,7 @@ from rlkit.losses.sequence_weights import TOPR, VESPO
 from rlkit.losses.simpo import SimPO
 
 __all__ = [
-    "BinaryCrossEntropy", "BradleyTerry", "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO", "DPPO", "DRO",
-    "Distillation", "GMPO", "GSPO", "KLCov", "KTO", "M2PO", "ORPO", "PolicyGradient", "SAPO", "SimPO", "TOPR", "VESPO",
+    "AdvantageRegression", "BinaryCrossEntropy", "BradleyTerry", "CISPO", "ClipCov", "ClipLoss", "CrossEntropy", "DPO",
+    "DPPO", "DRO", "Distillation", "GMPO", "GSPO", "KLCov", "KTO", "M2PO", "ORPO", "PolicyGradient", "SAPO", "SimPO",
+    "TOPR", "VESPO",
 ]  # fmt: skip

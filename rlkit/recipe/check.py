@@ -73,12 +73,14 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
     if component is not None:
         name = type(recipe.rollout.filter).__name__
         yield from _check_components(recipe, f"rollout.filter {name} compares the component", [component], "compare")
+    unshaped = {Needs.COMPONENTS: "the components of the reward", Needs.REFERENCE_REWARDS: "rewards of the reference"}
     for section in ("shaping", "kl_reward"):
-        if Needs.COMPONENTS in needs and getattr(recipe, section) is not None:
-            yield (
-                f"advantage {advantage} reads the components of the reward, which `{section}:` leaves as they are; "
-                "remove it" + (", or use `kl_loss:`" if section == "kl_reward" else "")
-            )
+        for need, rewards in unshaped.items():
+            if need in needs and getattr(recipe, section) is not None:
+                yield (
+                    f"advantage {advantage} reads {rewards}, which `{section}:` leaves as they are; "
+                    "remove it" + (", or use `kl_loss:`" if section == "kl_reward" else "")
+                )
     yield from _check_loss(recipe)
     yield from _check_partners(recipe)
     yield from _check_reference(recipe)

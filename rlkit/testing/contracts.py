@@ -110,6 +110,8 @@ def _provide(batch: Batch, needs: Needs) -> None:
         batch.values = 0.5 * batch.mask
     if Needs.GREEDY in needs:
         batch.greedy_rewards = torch.full_like(batch.rewards, 0.5)
+    if Needs.REFERENCE_REWARDS in needs:
+        batch.reference_rewards = torch.tensor([[0.0, 1.0]]).expand(len(batch), 2)
     if Needs.COMPONENTS in needs:
         batch.components = batch.rewards[:, None]
         batch.component_names = ("accuracy",)

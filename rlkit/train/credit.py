@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import nan
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from rlkit.data.checks import reference_rewards
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.ops import correction, kl
@@ -190,6 +193,17 @@ def estimate_by_rollout(estimator: AdvantageEstimator | None, batch: Batch) -> N
     means = (advantages * rollouts.mask).sum(-1) / rollouts.mask.sum(-1).clamp(min=1)
     batch.advantages = means[main.cumsum(0) - 1][:, None] * batch.mask
     batch.advantages[main, : advantages.shape[1]] = advantages
+
+
+def attach_reference_rewards(trajectories: Sequence[Trajectory], batch: Batch) -> None:
+    """Set `batch.reference_rewards` by the rows of the trajectories' prompts.
+
+    Raises:
+        RecipeError: A row has none.
+    """
+    rewards = [torch.tensor(reference_rewards(trajectory.prompt)) for trajectory in trajectories]
+    padded = pad_sequence(rewards, batch_first=True, padding_value=nan) if rewards else torch.zeros(0, 0)
+    batch.reference_rewards = padded.to(batch.rewards)
 
 
 def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:

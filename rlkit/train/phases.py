@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 import torch
 
+from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.flops import peak_flops
 from rlkit.train.credit import (
     attach_advantages,
     attach_first_pass,
+    attach_reference_rewards,
     correct,
     distill,
     estimate,
@@ -66,6 +68,8 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
         meter: Takes the metrics.
     """
     recipe = context.recipe
+    if Needs.REFERENCE_REWARDS in recipe.needs:
+        attach_reference_rewards(trajectories, batch)
     if batch.main is None:
         estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
     else:

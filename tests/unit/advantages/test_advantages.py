@@ -19,6 +19,7 @@ from rlkit.advantages import (
     OPO,
     RLOO,
     MaxRL,
+    OptimalAdvantage,
     OptimalTokenBaseline,
     PassK,
     ReinforcePP,
@@ -123,6 +124,25 @@ def test_grpo_with_the_batchs_deviation_by_hand() -> None:
     estimator.reduce = lambda x: 2 * x  # type: ignore[method-assign]
     assert per_row(estimator, batch_of(*GOLDEN)) == pytest.approx([s * 0.5 * 6.5**0.5 for s in signs], rel=1e-5)
     assert estimator.explain() == "A = (R - mean_group) / (std_batch(R - mean_group) + 1e-06)"
+
+
+@pytest.mark.parametrize(
+    ("beta", "values"),
+    [
+        (1.0, [math.log(2), 2.0]),  # the mean of exp(log 3) and exp(0) is 2; one sample is its own value
+        (0.5, [0.5 * math.log(5), 2.0]),  # of 9 and 1 it is 5
+        (1e4, [math.log(3) / 2, 2.0]),  # the mean
+        (1e-4, [math.log(3), 2.0]),  # the maximum
+    ],
+)
+def test_the_optimal_advantage_by_hand(beta: float, values: list[float]) -> None:
+    reference = torch.tensor([[math.log(3), 0.0], [2.0, math.nan]])
+    batch = batch_of([1.0, 0.0], [0, 1], [2, 3], reference_rewards=reference)
+    expected = [1.0 - values[0], 0.0 - values[1]]
+    assert per_row(OptimalAdvantage(beta), batch) == pytest.approx(
+        expected, abs=2e-4 if beta < 0.1 or beta > 10 else 1e-6
+    )
+    assert batch.rows(torch.tensor([1])).reference_rewards.shape == (1, 2)
 
 
 def test_reinforce_pp_baseline_by_hand() -> None:

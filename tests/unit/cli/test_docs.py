@@ -45,7 +45,7 @@ PARSED = {"fit", "validate"}
 ELSEWHERE = {
     "plugins test": set(),
     "completion": set(),
-    "data prepare": {"--recipe", "--out"},
+    "data prepare": {"--recipe", "--out", "--samples"},
     "diff": {"--json"},
     "replay": {"--step", "--phase", "--train.lr=1e-5"},
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -14,6 +16,7 @@ from rlkit.cli.main import main
 from rlkit.tasks import Jsonl, Mix, Verl
 from rlkit.tasks.rows import Rows
 from rlkit.types import Prompt
+from tests.conftest import read_jsonl
 from tests.unit.tasks.test_peers_rows import ROWS
 
 
@@ -48,3 +51,49 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "train.jsonl").read_text() == "as before"
     assert main(["data", "prepare", "--recipe=quickstart", f"--out={tmp_path / 'train.jsonl'}"]) == 2
     assert "which cannot be written" in capsys.readouterr().err
+
+
+def test_rewards_of_the_references_samples_reach_the_advantages(tmp_path: Path) -> None:
+    """A*-PO from the command line: A = R - beta log mean exp(R_ref / beta); the reference's loss is the mean of A^2."""
+    task = "--task.max_operand=4"
+    assert main(["data", "prepare", "--recipe=quick_remax", task, "--samples=3", f"--out={tmp_path}"]) == 0
+    rows = {row["id"]: row["reference_rewards"] for row in read_jsonl(tmp_path / "train.jsonl")}
+    assert len(rows) == 23
+    assert all(len(rewards) == 3 and set(rewards) <= {0.0, 1.0} for rewards in rows.values())
+    assert len(set(map(sum, rows.values()))) > 1
+    assert "reference_rewards" not in read_jsonl(tmp_path / "validation.jsonl")[0]
+    algorithm = ["--advantage=OptimalAdvantage", "--loss=AdvantageRegression", "--validation=null"]
+    data = ["--task=Jsonl", f"--task.path={tmp_path / 'train.jsonl'}", "--train.prompts_per_step=23", "--train.steps=1"]
+    assert main(["fit", "--recipe=quick_remax", *data, *algorithm, f"--out={tmp_path / 'run'}"]) == 0
+    [metrics] = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    advantages = []
+    for row in read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz"):
+        mean = fmean(math.exp(reward / 0.5) for reward in rows[row["prompt"]])
+        advantages.append(row["reward"] - 0.5 * math.log(mean))
+        assert row["advantages"][-1] == pytest.approx(advantages[-1], abs=1e-6)
+    assert metrics["policy/loss"] == pytest.approx(fmean(a**2 for a in advantages), rel=1e-4)
+    assert metrics["policy/log_ratio"] == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["data", "prepare", "--recipe=quick_remax", "--samples=0", "--out=rows"],
+            "--samples is '0', expected a number",
+        ),
+        (
+            ["fit", "--recipe=quick_remax", "--advantage=OptimalAdvantage"],
+            "has reference_rewards None, expected a list of finite numbers",
+        ),
+        (
+            ["fit", "--recipe=quick_remax", "--advantage=OptimalAdvantage", "--kl_reward.coef=0.1"],
+            "advantage OptimalAdvantage reads rewards of the reference, which `kl_reward:` leaves as they are",
+        ),
+    ],
+)
+def test_what_is_missing_for_the_optimal_advantage_is_said(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.loss import Inputs, PairLoss
-from rlkit.losses import DPO, KTO, ORPO, SimPO
+from rlkit.losses import DPO, KTO, ORPO, AdvantageRegression, SimPO
 from rlkit.models.actor import Actor
 from rlkit.ops.groups import mean_over_pairs, pairs
 from rlkit.ops.masked import at_last
@@ -313,3 +313,16 @@ def test_objectives_are_explained() -> None:
     assert (
         DPO(0.2, label_smoothing=0.1).explain().startswith("0.9 of -log sigmoid(0.2 (d_better - d_worse)) + 0.1 of it")
     )
+
+
+def test_advantage_regression_by_hand() -> None:
+    """(0.5 d - A)^2 with d = 1.5 and -0.4, A = 1 and -0.5: 0.0625 and 0.09; the gradient is 2 beta (beta d - A)."""
+    batch, logps = rows(*PAIR)
+    batch.advantages = torch.tensor([1.0, -0.5])[:, None] * batch.mask
+    logps.requires_grad_()
+    output = AdvantageRegression(0.5)(PolicyOutput(logps, None), batch)
+    assert output.per_token.sum(-1).tolist() == pytest.approx([0.0625, 0.09])
+    assert output.metrics["log_ratio"].item() == pytest.approx(0.55)
+    (gradient,) = torch.autograd.grad(output.per_token.sum(), logps)
+    assert torch.allclose(gradient, torch.tensor([-0.25, 0.3])[:, None] * batch.mask)
+    check_loss(AdvantageRegression())
