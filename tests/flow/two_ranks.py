@@ -32,6 +32,7 @@ def whole() -> Batch:
     batch.values = torch.rand(shape, generator=generator) * batch.mask
     batch.sum_pi_squared = torch.rand(shape, generator=generator)
     batch.greedy_rewards = torch.rand(len(groups), generator=generator)
+    batch.reference_rewards = torch.rand(len(groups), 3, generator=generator)
     batch.components, batch.component_names = torch.rand(len(groups), 2, generator=generator), ("first", "second")
     return batch
 
