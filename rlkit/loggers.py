@@ -1,4 +1,4 @@
-"""Loggers of metrics; those of products wrap Lightning's, whose packages may not be installed."""
+"""Loggers of metrics; those of products need packages that may not be installed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.names import FileName, OutputPath
 from rlkit.interfaces.callback import LoggedRun, Logger
 
 if TYPE_CHECKING:
+    from clearml import Task
     from lightning.pytorch.loggers import Logger as LightningsLogger
 
-__all__ = ["CSV", "MLflow", "TensorBoard", "Wandb"]
+__all__ = ["CSV", "ClearML", "MLflow", "SwanLab", "TensorBoard", "Trackio", "Wandb"]
 
 
 class CSV(Logger):
@@ -84,31 +85,42 @@ def _step(row: Mapping[str, str]) -> float:
     return int(text) if text.isdecimal() else float("inf")
 
 
-class LightningLogger(Logger):
-    """Logs through one of Lightning's loggers, whose package may not be installed."""
+class PackagedLogger(Logger):
+    """Logs through a package that may not be installed; `package` is the distribution that provides it."""
 
     package: ClassVar[str]
-    """Name of the distribution that provides the package."""
 
     @abstractmethod
-    def make(self, run: LoggedRun) -> LightningsLogger:
-        """Return Lightning's logger."""
+    def start(self, run: LoggedRun) -> None:
+        """Import the package and start its run."""
 
     def open(self, run: LoggedRun) -> None:
-        """Create the logger and its run.
+        """Start the package's run.
 
         Raises:
             RecipeError: The package is not installed.
         """
         try:
-            self._logger = self.make(run)
-            self._logger.experiment  # type: ignore[attr-defined]  # noqa: B018 (creates the run, or fails now)
+            self.start(run)
         except ModuleNotFoundError as error:
             name = type(self).__name__
             raise RecipeError(
                 f"log.loggers has {name}, which needs the package {self.package}; install it, or rlkit with "
-                f"its extra `{name.lower()}` ({error})"
+                f"its extra `{name.lower()}`: pip install {self.package} ({error})"
             ) from error
+
+
+class LightningLogger(PackagedLogger):
+    """Logs through one of Lightning's loggers."""
+
+    @abstractmethod
+    def make(self, run: LoggedRun) -> LightningsLogger:
+        """Return Lightning's logger."""
+
+    def start(self, run: LoggedRun) -> None:
+        """Create the logger and its run."""
+        self._logger = self.make(run)
+        self._logger.experiment  # type: ignore[attr-defined]  # noqa: B018 (creates the run, or fails now)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics and write them out."""
@@ -214,3 +226,125 @@ class Wandb(LightningLogger):
         """End the run. Lightning leaves it open, so that the next run of the process would be logged to it."""
         super().finalize(status)
         self._logger.experiment.finish(exit_code=0 if status == "success" else 1)  # type: ignore[attr-defined]
+
+
+class RunLogger(PackagedLogger):
+    """Logs to a run of a package with W&B's interface, `_run`, which `start` creates."""
+
+    _run: Any
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log the metrics."""
+        self._run.log(dict(metrics), step=step)
+
+
+class Trackio(RunLogger):
+    """Trackio: a local dashboard (`trackio show`), or one in a Space; a resumed run continues the same Trackio run.
+
+    Args:
+        project: Name of the project.
+        name: Name of the run, unique in the project; null for the name of the run folder with the run's id.
+        space_id: The Space of the dashboard, such as `user/name`; null for this machine.
+    """
+
+    package = "trackio"
+
+    def __init__(self, project: str = "rlkit", name: str | None = None, space_id: str | None = None) -> None:
+        self.project = project
+        self.name = name
+        self.space_id = space_id
+
+    def start(self, run: LoggedRun) -> None:
+        """Start a run, or continue the one of this name."""
+        import trackio
+
+        name = self.name or f"{run.folder.name}-{run.run_id}"
+        options = {"space_id": self.space_id, "config": dict(run.recipe), "resume": "allow", "embed": False}
+        self._run = trackio.init(self.project, name, **options)
+
+    def finalize(self, status: str) -> None:
+        """Upload what remains."""
+        self._run.finish()
+
+
+class SwanLab(RunLogger):
+    """SwanLab; a resumed run continues the same SwanLab run.
+
+    Args:
+        project: Name of the project.
+        name: Name of the run; null for the name of the run folder.
+        offline: Whether to write to the run folder only, for `swanlab sync`.
+    """
+
+    package = "swanlab"
+
+    def __init__(self, project: str = "rlkit", name: str | None = None, offline: bool = False) -> None:
+        self.project = project
+        self.name = name
+        self.offline = offline
+
+    def start(self, run: LoggedRun) -> None:
+        """Start a run, or continue the one with the run's id."""
+        import swanlab
+
+        self._run = swanlab.init(
+            project=self.project,
+            name=self.name or run.folder.name,
+            mode="offline" if self.offline else "online",
+            log_dir=str(run.folder / "swanlab"),
+            config=dict(run.recipe),
+            **{"id": run.run_id, "resume": "allow", "reinit": True},
+        )
+
+    def finalize(self, status: str) -> None:
+        """End the run."""
+        self._run.finish(state="success" if status == "success" else "crashed")
+
+
+class ClearML(PackagedLogger):
+    """ClearML; a resumed run continues the same task.
+
+    Args:
+        project: Name of the project.
+        name: Name of the task; null for the name of the run folder.
+        offline: Whether to write to ClearML's cache only, for `Task.import_offline_session`; a resumed run has a
+            session of its own.
+    """
+
+    package = "clearml"
+    _task: Task
+
+    def __init__(self, project: str = "rlkit", name: str | None = None, offline: bool = False) -> None:
+        self.project = project
+        self.name = name
+        self.offline = offline
+
+    def start(self, run: LoggedRun) -> None:
+        """Start a task that watches nothing by itself; `clearml-task` in the run folder stores its id."""
+        from clearml import Task
+
+        Task.set_offline(self.offline)
+        id_file = run.folder / "clearml-task"
+        resumed = os.path.isfile(id_file) and not self.offline
+        last = id_file.read_text(encoding="utf-8").strip() if resumed else False
+        unwatched = dict.fromkeys(("auto_connect_arg_parser", "auto_connect_frameworks", "auto_connect_streams"), False)
+        self._task = Task.init(
+            self.project, self.name or run.folder.name, reuse_last_task_id=False, continue_last_task=last, **unwatched
+        )
+        if resumed:
+            self._task.set_initial_iteration(0)  # steps are counted from the start of the run
+        elif not self.offline:
+            id_file.write_text(self._task.id, encoding="utf-8")
+        self._task.connect_configuration(dict(run.recipe), name="recipe")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log the metrics, each in the chart of its group."""
+        for name, value in metrics.items():
+            group, _, series = name.partition("/")
+            self._task.get_logger().report_scalar(group, series or group, value, step)
+
+    def finalize(self, status: str) -> None:
+        """Write out what remains and close the task."""
+        if status != "success":
+            self._task.mark_failed(ignore_errors=True, status_message="the run failed")
+        self._task.close()

@@ -95,7 +95,8 @@ class Log:
     """Loggers of metrics besides `metrics.jsonl`, and the trajectories that are kept.
 
     Args:
-        loggers: Loggers of the metrics: `Wandb`, `TensorBoard`, `MLflow`, `CSV` or one from a plugin.
+        loggers: Loggers of the metrics: `Wandb`, `TensorBoard`, `MLflow`, `Trackio`, `SwanLab`, `ClearML`, `CSV` or one
+            from a plugin.
         rollouts: Trajectories that are kept.
     """
 

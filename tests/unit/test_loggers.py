@@ -18,7 +18,7 @@ import pytest
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.interfaces.callback import LoggedRun, Logger
-from rlkit.loggers import CSV, MLflow, TensorBoard, Wandb
+from rlkit.loggers import CSV, ClearML, LightningLogger, MLflow, SwanLab, TensorBoard, Trackio, Wandb
 from rlkit.run.metrics_log import LoggerThread, open_loggers
 from tests.conftest import FAST, read_jsonl
 
@@ -170,6 +170,9 @@ def test_answers_of_validations_are_tables_in_weights_and_biases(
         (Wandb("p"), ["wandb"], "wandb"),
         (TensorBoard(), ["tensorboard", "tensorboardX", "torch.utils.tensorboard"], "tensorboard"),
         (MLflow(), ["mlflow", "mlflow.tracking"], "mlflow"),
+        (Trackio(), ["trackio"], "trackio"),
+        (SwanLab(), ["swanlab"], "swanlab"),
+        (ClearML(), ["clearml"], "clearml"),
     ],
 )
 def test_a_missing_package_refuses_the_run(
@@ -178,14 +181,16 @@ def test_a_missing_package_refuses_the_run(
     """Lightning's logger finds it missing when it is made: here its import fails."""
 
     def missing(run: LoggedRun) -> Any:
-        for module in modules:
-            monkeypatch.setitem(sys.modules, module, None)
         __import__(modules[0])
 
-    monkeypatch.setattr(logger, "make", missing)
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    if isinstance(logger, LightningLogger):
+        monkeypatch.setattr(logger, "make", missing)
     name = type(logger).__name__
     expected = (
         rf"log.loggers has {name}, which needs the package {package}; install it, or rlkit with its extra `{package}`"
+        f": pip install {package}"
     )
     with pytest.raises(RecipeError, match=expected):
         open_loggers([logger], run_of(tmp_path), print)
