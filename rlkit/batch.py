@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 PER_CHOICE = ("teacher_top_ids", "teacher_top_logps", "candidates")
 """Fields of a batch with several numbers for each token."""
-PER_ROW = ("group", "rewards", "greedy_rewards", "main")
+PER_ROW = ("group", "rewards", "greedy_rewards", "main", "peers", "role")
 """Fields of a batch with one number for each row."""
-NO_TENSORS = ("component_names", "media", "metrics")
+NO_TENSORS = ("component_names", "media", "metrics", "role_names")
 """Fields of a batch that are no tensors."""
 PROVIDERS = {
     "values": "an estimator that reads it has Needs.VALUES in its `needs`",
@@ -35,6 +35,7 @@ PROVIDERS = {
     "teacher_logps": "the recipe needs a `teacher:` section, and a loss that reads advantages",
     "teacher_top_ids": "the recipe needs a `teacher:` section, and a loss with `forward.teacher_top`",
     "teacher_top_logps": "the recipe needs a `teacher:` section, and a loss with `forward.teacher_top`",
+    "role": "an estimator that reads it has Needs.ROLES in its `needs`",
     "advantages": "an estimator's `estimate` sets it",
     "returns": "an estimator's `estimate` sets it where a critic is trained",
 }
@@ -152,8 +153,12 @@ class Batch(RolloutBatch):
         component_names: The K names.
         greedy_rewards: [B] f32, the reward of a greedy answer to the row's prompt, shaped like `token_rewards`.
         reference_rewards: [B,K] f32, rewards of the reference's samples of the row's prompt, then NaN.
-        main: [B] bool, False where a row is a further sample of the rollout of the row before it, and has its reward;
-            None if each row is a rollout.
+        main: [B] bool, False where a row is a further sample of the rollout, or of its role, of the row before it, and
+            has its reward; None if there is none.
+        peers: [B] i64, which rows are compared where the rollouts of an agent have roles: those of a role in one
+            rollout if it has several there, else those of a role in all rollouts of a prompt; None without roles.
+        role: [B] i64, the role's index in `role_names`; None without an agent.
+        role_names: Names of the step's roles on all ranks, `SOURCE/ROLE` where the prompt has a source.
         advantages: [B,T] f32, set by the estimator; 0 outside the mask.
         returns: [B,T] f32, set by the estimator: what the critic learns.
         correction_weights: [B,T] f32, importance weights against the engine's mismatch, which multiply the loss.
@@ -168,6 +173,9 @@ class Batch(RolloutBatch):
     greedy_rewards: Tensor | None = None
     reference_rewards: Tensor | None = None
     main: Tensor | None = None
+    peers: Tensor | None = None
+    role: Tensor | None = None
+    role_names: tuple[str, ...] = ()
     advantages: Tensor | None = None
     returns: Tensor | None = None
     correction_weights: Tensor | None = None
@@ -181,8 +189,9 @@ class Batch(RolloutBatch):
         return len(self.component_names) if name == "components" else width
 
     def rollouts(self) -> Self:
-        """Return the rows that count as rollouts: all but further samples of the same one."""
-        return self if self.main is None else self.rows(self.main.nonzero().flatten())
+        """Return one row of each rollout, or of each role in it, in groups of those that are compared."""
+        main = self if self.main is None else self.rows(self.main.nonzero().flatten())
+        return main if main.peers is None else replace(main, group=main.peers)
 
     def outcomes(self) -> Tensor:
         """Return each trajectory's whole reward [B], KL in the reward included."""

@@ -336,8 +336,10 @@ class Trajectory:
         turn_rewards: Rewards of tools, a user or an environment, one for each turn of the policy, added to the score.
         counts: Events for the metrics `conversation/*`, such as tool calls.
         credit: Tensors of the step for the run folder, such as `advantages` by token.
-        branches: Further samples of an agent's rollout, trained on with its advantage; the score counts once.
+        branches: Further samples of an agent's rollout, trained on with its advantage, or their role's.
         agent: Of an agent's rollout: its `folder`, exit `status` and `output`.
+        role: Of a role in an agent's session: its name; empty elsewhere.
+        speaker: Of a role: the number of its conversation in the session, from 1; 0 elsewhere.
         fork: Of a branch: where it leaves an earlier sample; None if they share no turn.
         positions: Of an agent's sample: where each turn under the mask is among all turns of the session, from 0.
         candidates: [t] Ids from which each chosen token was sampled, empty elsewhere. No lists at all if sampling does
@@ -362,6 +364,8 @@ class Trajectory:
     messages: list[Message] = field(default_factory=list)
     branches: list[Trajectory] = field(default_factory=list)
     agent: JsonObject = field(default_factory=dict)
+    role: str = ""
+    speaker: int = 0
     fork: Fork | None = None
     positions: list[int] = field(default_factory=list)
     candidates: list[Sequence[int]] = field(default_factory=list)

@@ -13,6 +13,7 @@ from rlkit.advantages.opo import OPO
 from rlkit.advantages.optimal_advantage import OptimalAdvantage
 from rlkit.advantages.optimal_token_baseline import OptimalTokenBaseline
 from rlkit.advantages.pass_k import PassK
+from rlkit.advantages.rae import RAE
 from rlkit.advantages.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from rlkit.advantages.remax import ReMax
 from rlkit.advantages.rloo import RLOO
@@ -27,6 +28,7 @@ __all__ = [
     "OptimalAdvantage",
     "OptimalTokenBaseline",
     "PassK",
+    "RAE",
     "RLOO",
     "ReMax",
     "ReinforcePP",

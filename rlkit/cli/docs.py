@@ -19,8 +19,8 @@ ORDER = (
     "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "judges", "programs", "my-first-gpu-run",
     "why-it-does-not-learn", "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation",
     "looking-at-a-run", "metrics", "evaluation", "checkpoints", "lora", "several-gpus", "clusters", "scaling",
-    "servers", "asynchronous", "tools-and-environments", "agents", "plugins", "data-types", "python", "architecture",
-    "from-trl", "from-verl",
+    "servers", "asynchronous", "tools-and-environments", "agents", "self-play", "plugins", "data-types", "python",
+    "architecture", "from-trl", "from-verl",
 )  # fmt: skip
 """The topics, as a newcomer reads them."""
 PLUGINS = "plugins/"

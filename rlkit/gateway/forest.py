@@ -27,6 +27,7 @@ class Node:
         context: Ids of these messages, the policy's left out, and their pictures.
         completion: What the policy sampled.
         history: Digest of the tools and all messages up to this turn's.
+        speaker: Number of the role that it is of; 0 without roles.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Node:
     context: Rendered
     completion: Completion
     history: str
+    speaker: int = 0
 
     @property
     def extendable(self) -> bool:
@@ -71,6 +73,7 @@ class Sample:
         positions: Indices of the nodes under the mask.
         media: The pictures that placeholders among the tokens stand for.
         candidates: [t] Ids from which each token under the mask was sampled, empty elsewhere.
+        speaker: Number of the role whose conversation it is; 0 without roles.
     """
 
     tokens: list[int]
@@ -85,6 +88,7 @@ class Sample:
     positions: list[int]
     media: list[MediaSegment]
     candidates: list[Sequence[int]] = field(default_factory=list)
+    speaker: int = 0
 
 
 @dataclass
@@ -93,9 +97,10 @@ class Forest:
 
     nodes: list[Node] = field(default_factory=list)
     forks: int = 0
-    """Turns that continue what another turn continues already, or start another conversation."""
+    """Turns that continue what another turn continues already, or start another conversation of the same role."""
     _by_history: dict[str, list[int]] = field(default_factory=dict)
-    _parents: set[int | None] = field(default_factory=set)
+    _parents: set[int] = field(default_factory=set)
+    """Indices of turns that others continue, and -1 - speaker for each role that has begun a conversation."""
 
     def attach(self, history: Sequence[str]) -> Attachment:
         """Return the deepest turn whose conversation is a proper prefix of a request's, the latest of several.
@@ -141,6 +146,8 @@ class Forest:
         context: Rendered,
         completion: Completion,
         before: str,
+        *,
+        speaker: int = 0,
     ) -> Node:
         """Add a turn.
 
@@ -150,12 +157,14 @@ class Forest:
             context: Ids of these messages, the policy's left out, and their pictures.
             completion: What the policy sampled.
             before: Digest of the conversation without the policy's message.
+            speaker: Number of the role; 0 without roles.
         """
         parent_index = None if parent is None else parent.index
+        continued = -1 - speaker if parent is None else parent.index
         history = digest(before, canonical(messages[-1]))
-        node = Node(len(self.nodes), parent_index, tuple(messages), context, completion, history)
-        self.forks += parent_index in self._parents
-        self._parents.add(parent_index)
+        node = Node(len(self.nodes), parent_index, tuple(messages), context, completion, history, speaker)
+        self.forks += continued in self._parents
+        self._parents.add(continued)
         self.nodes.append(node)
         self._by_history.setdefault(history, []).append(node.index)
         return node
@@ -166,10 +175,10 @@ class Forest:
         return last_turns[-1:] + last_turns[:-1]
 
     def samples(self) -> list[Sample]:
-        """Return a sample for each leaf; each turn of the policy is under the mask of exactly one sample."""
+        """Return a sample for each leaf, in the order of roles; each turn is under the mask of exactly one sample."""
         sample_of: dict[int, int] = {}
         samples = []
-        for index, leaf in enumerate(self.leaves()):
+        for index, leaf in enumerate(sorted(self.leaves(), key=lambda node: node.speaker)):
             path = self.path(leaf)
             samples.append(_flatten(path, sample_of))
             sample_of = {node.index: index for node in path} | sample_of
@@ -184,8 +193,9 @@ def _flatten(path: Sequence[Node], sample_of: Mapping[int, int]) -> Sample:
     tokens = sum(len(node.context.tokens) + len(node.completion.tokens) for node in shared)
     fork = Fork(sample_of[shared[-1].index], tokens) if shared else None
     sample = Sample(
-        [], [], [], [], [], [], last.completion.stop, list(last.completion.tokens), fork, positions, _media(path)
-    )
+        [], [], [], [], [], [], last.completion.stop, list(last.completion.tokens), fork, positions, _media(path),
+        speaker=last.speaker,
+    )  # fmt: skip
     for node in path:
         role = "tool" if node.messages[0]["role"] == "tool" else "user"
         _append(sample, node.context.tokens, role)

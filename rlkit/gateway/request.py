@@ -66,6 +66,7 @@ class ChatRequest:
         usage: Whether a stream of OpenAI's chat dialect ends with the number of tokens.
         model: The name under which the policy was addressed.
         ignored: Names of the options that have no effect, since the run decides how it samples.
+        speaker: Number of the role whose conversation it is, from 1; 0 without roles.
     """
 
     messages: list[Message]
@@ -77,10 +78,11 @@ class ChatRequest:
     usage: bool = False
     model: str = ""
     ignored: tuple[str, ...] = ()
+    speaker: int = 0
 
     def history(self) -> list[str]:
-        """Return a digest of the tools and the first n messages, for each n from 0 to all."""
-        digests = [digest("", json.dumps(self.tools, sort_keys=True))]
+        """Return a digest of the role, the tools and the first n messages, for each n from 0 to all."""
+        digests = [digest(str(self.speaker or ""), json.dumps(self.tools, sort_keys=True))]
         for message in self.messages:
             digests.append(digest(digests[-1], canonical(message)))
         return digests

@@ -329,7 +329,9 @@ class AgentSession:
             int(time.time()),
         )
         messages = [*prepared.messages, answer.message()]
-        self.forest.commit(prepared.parent, messages, prepared.context, completion, prepared.before)
+        self.forest.commit(
+            prepared.parent, messages, prepared.context, completion, prepared.before, speaker=request.speaker
+        )
         self._commits[prepared.fingerprint] += 1
         self._records[prepared.fingerprint] = answer
         self._conversations[answer.id] = replace(request, messages=[*request.messages, answer.message()])

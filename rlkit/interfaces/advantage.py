@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from enum import Flag, auto
 from typing import ClassVar
 
@@ -28,6 +29,8 @@ class Needs(Flag):
     """The sum of squared probabilities at each token, under the policy before the update."""
     REFERENCE_REWARDS = auto()
     """Rewards of the reference's samples of each prompt, in the rows' column `reference_rewards`."""
+    ROLES = auto()
+    """The roles of an agent's conversations."""
 
 
 class AdvantageEstimator(ReducingPart):
@@ -38,3 +41,10 @@ class AdvantageEstimator(ReducingPart):
     @abstractmethod
     def estimate(self, batch: Batch) -> None:
         """Write the advantages into the batch; read from `token_rewards`, `mask` and `group`."""
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the numbers that the next step depends on, alike on all ranks; checkpoints hold them."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore on every rank what `state_dict` returned."""

@@ -41,6 +41,18 @@ class AgentTask:
         return [part["image"] for part in parts if part.get("type") == "image"]
 
 
+class RoleClient(Protocol):
+    """One role's conversation with the policy, in a session where it plays several."""
+
+    reward: float | None
+    """The role's reward, which the agent sets before it ends."""
+
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), max_tokens: int | None = None
+    ) -> Message:
+        """Return the policy's next message in this role; see `AgentClient.chat`."""
+
+
 class AgentClient(Protocol):
     """How an agent reaches the policy: by an address, or in this process."""
 
@@ -63,6 +75,13 @@ class AgentClient(Protocol):
 
         Raises:
             RlkitError: The request is refused; the message says why.
+        """
+
+    def role(self, name: str) -> RoleClient:
+        """Return a new conversation in a role, with a reward and an advantage of its own.
+
+        The samples of a role are compared within the rollout if it has several there, and otherwise with those of the
+        same role in the other rollouts of the prompt. Special characters of the name become `_`.
         """
 
 

@@ -23,6 +23,7 @@ class Numbers(BaseModel, strict=True, extra="forbid"):
     version: NonNegativeInt
     kl_coef: FiniteFloat | None = None
     shaper: tuple[NonNegativeFloat, FiniteFloat, NonNegativeFloat] | None = None
+    advantage: dict[str, FiniteFloat] = Field(default_factory=dict)
 
 
 class RunState(BaseModel, strict=True, extra="forbid"):

@@ -64,6 +64,8 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
             f"advantage {advantage} needs values, but the recipe has no `critic:` section; add one, or choose "
             "GRPO, RLOO"
         )
+    if Needs.ROLES in needs and recipe.agent is None:
+        yield f"advantage {advantage} needs roles, but the recipe has no `agent:`; add one, or choose GRPO"
     if recipe.advantage is not None and Needs.VALUES not in needs and recipe.critic is not None:
         yield f"the recipe has a `critic:` section, but advantage {advantage} reads no values; remove it, or choose GAE"
     if Needs.COMPONENTS in needs:

@@ -10,11 +10,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from rlkit.base.command import remove
 from rlkit.base.deadlines import deadline, queued
 from rlkit.base.errors import RecipeError, RolloutError, shorten, show
+from rlkit.base.names import source_name
 from rlkit.base.tasks import cancel
 from rlkit.base.text import part_name, safe
 from rlkit.gateway.chat import ChatCompletions
@@ -128,11 +130,13 @@ class TemplateBackend:
 class SessionClient:
     """An agent's way to its session."""
 
-    def __init__(self, session: AgentSession, url: str) -> None:
+    def __init__(self, session: AgentSession, url: str, speaker: int = 0) -> None:
         self.url = url
         self.key = session.id
         self.model = MODEL
-        self._session = session
+        self.session = session
+        self.speaker = speaker
+        self.roles: list[SessionRole] = []
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), max_tokens: int | None = None
@@ -140,10 +144,45 @@ class SessionClient:
         """Return the policy's next message, as OpenAI's chat completions have it."""
         dialect = ChatCompletions()
         body = {"model": MODEL, "messages": list(messages), "tools": list(tools), "max_tokens": max_tokens}
-        request = dialect.read(body, self._session.conversation)
-        answer = await self._session.answer(request)
+        request = dialect.read(body, self.session.conversation)
+        request.speaker = self.speaker
+        answer = await self.session.answer(request)
         message: Message = dialect.write(answer, request)["choices"][0]["message"]
         return message
+
+    def role(self, name: str) -> SessionRole:
+        """Return a new conversation in a role."""
+        self.roles.append(
+            SessionRole(source_name(name) or "_", SessionClient(self.session, self.url, len(self.roles) + 1))
+        )
+        return self.roles[-1]
+
+
+@dataclass
+class SessionRole:
+    """One role's conversation in a session.
+
+    Args:
+        name: Of the role.
+        client: Asks as this role.
+        reward: What the agent sets.
+    """
+
+    name: str
+    client: SessionClient
+    reward: float | None = None
+
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), max_tokens: int | None = None
+    ) -> Message:
+        """Return the policy's next message in this role."""
+        return await self.client.chat(messages, tools, max_tokens)
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the reward; None if it is a finite number."""
+        if isinstance(self.reward, int | float) and isfinite(self.reward):
+            return None
+        return f"role {self.name!r} has reward {show(self.reward)}, expected a finite number: the agent sets it"
 
 
 class AgentHost:
@@ -202,10 +241,11 @@ class AgentHost:
         limits = SessionLimits(self.limits.turns, self.limits.tokens, self.limits.tool_calls)
         seconds = min(limit for limit in (self.agent.timeout, self.limits.seconds) if limit is not None)
         seed = SampleKey(key.seed, key.step, key.prompt, 0).hash()
-        result, session = await self._run(AgentTask(prompt, folder, seed), backend, limits, seconds)
-        samples = session.forest.samples()
+        result, client = await self._run(AgentTask(prompt, folder, seed), backend, limits, seconds)
+        session, samples = client.session, client.session.forest.samples()
         counts = {**session.counts, "agent_failed": int(result.status != 0), "forks": session.forest.forks}
         trajectory = self._trajectory(prompt, samples, counts)
+        _assign_roles(trajectory, samples, client.roles)
         trajectory.agent = {"folder": str(folder), "status": result.status, "output": result.output}
         if session.error is not None:
             trajectory.error = session.error
@@ -218,12 +258,13 @@ class AgentHost:
 
     async def _run(
         self, task: AgentTask, backend: TemplateBackend, limits: SessionLimits, seconds: float
-    ) -> tuple[AgentResult, AgentSession]:
-        """Run the agent to its end or its deadline; return how it ended, and its session, which is closed then."""
+    ) -> tuple[AgentResult, SessionClient]:
+        """Run the agent to its end or its deadline; return how it ended, and its client, whose session is closed."""
         try:
             async with deadline(seconds):
                 session = self.gateway.open(backend, limits)  # its requests stop the clock of this deadline
-                running = asyncio.ensure_future(self.agent.run(task, SessionClient(session, self.gateway.url)))
+                client = SessionClient(session, self.gateway.url)
+                running = asyncio.ensure_future(self.agent.run(task, client))
                 failing = asyncio.ensure_future(session.failed.wait())
                 try:
                     await asyncio.wait((running, failing), return_when=asyncio.FIRST_COMPLETED)
@@ -242,7 +283,7 @@ class AgentHost:
             result = AgentResult(1, error.problem)
         if session.fatal is not None:
             raise session.fatal
-        return result, session
+        return result, client
 
     def _trajectory(self, prompt: Prompt, samples: Sequence[Sample], counts: Mapping[str, int]) -> Trajectory:
         """Return the main sample as a trajectory, which has the others as branches."""
@@ -253,7 +294,7 @@ class AgentHost:
         if main.messages[:start] != prompt.messages:  # the reward reads those after the prompt's
             main.messages = prompt.messages + main.messages
         main.branches = branches
-        main.counts = {**counts, "branches": len(branches)}
+        main.counts = {**counts, "branches": len(samples) - len({sample.speaker for sample in samples})}
         return main
 
     def _of_sample(self, prompt: Prompt, sample: Sample) -> Trajectory:
@@ -274,6 +315,16 @@ class AgentHost:
             positions=sample.positions,
             candidates=sample.candidates if any(sample.candidates) else [],
         )
+
+
+def _assign_roles(trajectory: Trajectory, samples: Sequence[Sample], roles: Sequence[SessionRole]) -> None:
+    """Set the role of each sample, and its reward at the last turn; a role without a reward fails the rollout."""
+    for row, sample in zip(trajectory.samples, samples, strict=False):
+        if sample.speaker:
+            role = roles[sample.speaker - 1]
+            row.role, row.speaker = role.name, sample.speaker
+            trajectory.error = trajectory.error or role.problem()
+            row.turn_rewards[-1] = 0.0 if role.problem() else float(role.reward or 0.0)
 
 
 def _remove(folder: Path, keep: str | None) -> None:

@@ -90,6 +90,7 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         **({"candidates": list(map(list, trajectory.candidates))} if trajectory.candidates else {}),
         "turns": [list(turn) for turn in trajectory.turns],
         "turn_rewards": trajectory.turn_rewards,
+        **({"role": trajectory.role, "speaker": trajectory.speaker} if trajectory.role else {}),
         **({"positions": trajectory.positions} if trajectory.positions else {}),
         **trajectory.credit,
     }
@@ -298,6 +299,8 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, reply)]
     trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
+    trajectory.role = fields.get("role", _is_text, "a text", "")
+    trajectory.speaker = fields.get("speaker", _is_int, "a whole number", 0)
     trajectory.positions = fields.get("positions", _is_ints, "whole numbers", trajectory.positions)
     trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
     if "tokens" not in fields.row and tokenize is not None:

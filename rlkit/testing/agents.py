@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
+from rlkit.interfaces.agent import Agent, AgentResult, AgentTask, RoleClient
 from rlkit.testing.conversations import PROMPT, check_close
 from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import JsonObject, Message, Prompt
@@ -28,6 +29,8 @@ class ScriptedClient:
         self.texts = list(texts) or [""]
         self.asked: list[list[Message]] = []
         """The messages of each request."""
+        self.roles: list[ScriptedRole] = []
+        """The roles that the agent has opened."""
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), max_tokens: int | None = None
@@ -36,6 +39,27 @@ class ScriptedClient:
         self.asked.append(list(messages))
         text = self.texts[min(len(self.asked), len(self.texts)) - 1]
         return {"role": "assistant", "content": text, "refusal": None}
+
+    def role(self, name: str) -> RoleClient:
+        """Return a new conversation in a role."""
+        role = ScriptedRole(name, self)
+        self.roles.append(role)
+        return role
+
+
+@dataclass
+class ScriptedRole:
+    """A role's conversation: its name, the client that answers, and the reward that the agent sets."""
+
+    name: str
+    client: ScriptedClient
+    reward: float | None = None
+
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), max_tokens: int | None = None
+    ) -> Message:
+        """Return the next turn."""
+        return await self.client.chat(messages, tools, max_tokens)
 
 
 def check_agent(make: Callable[[], Agent], prompt: Prompt = PROMPT) -> list[AgentResult]:

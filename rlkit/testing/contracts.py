@@ -112,6 +112,8 @@ def _provide(batch: Batch, needs: Needs) -> None:
         batch.greedy_rewards = torch.full_like(batch.rewards, 0.5)
     if Needs.REFERENCE_REWARDS in needs:
         batch.reference_rewards = torch.tensor([[0.0, 1.0]]).expand(len(batch), 2)
+    if Needs.ROLES in needs:
+        batch.role, batch.role_names = batch.group % 2, ("first", "second")
     if Needs.COMPONENTS in needs:
         batch.components = batch.rewards[:, None]
         batch.component_names = ("accuracy",)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlkit.data.checks import reference_rewards
+from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.ops import correction, kl
@@ -178,7 +179,7 @@ def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: boo
 
 
 def estimate_by_rollout(estimator: AdvantageEstimator | None, batch: Batch) -> None:
-    """Fill the advantages where rollouts have several samples: the estimator sees one row of each rollout.
+    """Fill the advantages where rollouts have several samples: the estimator sees one row of each rollout, or role.
 
     The others have the mean advantage of its tokens, which is that of each token where the outcome alone counts.
 
@@ -188,8 +189,8 @@ def estimate_by_rollout(estimator: AdvantageEstimator | None, batch: Batch) -> N
     rollouts = batch.rollouts()
     estimate(estimator, rollouts)
     batch.metrics = rollouts.metrics
-    main, advantages = batch.main, rollouts.required("advantages")
-    assert main is not None
+    advantages = rollouts.required("advantages")
+    main = torch.ones_like(batch.group, dtype=torch.bool) if batch.main is None else batch.main
     means = (advantages * rollouts.mask).sum(-1) / rollouts.mask.sum(-1).clamp(min=1)
     batch.advantages = means[main.cumsum(0) - 1][:, None] * batch.mask
     batch.advantages[main, : advantages.shape[1]] = advantages
@@ -204,6 +205,16 @@ def attach_reference_rewards(trajectories: Sequence[Trajectory], batch: Batch) -
     rewards = [torch.tensor(reference_rewards(trajectory.prompt)) for trajectory in trajectories]
     padded = pad_sequence(rewards, batch_first=True, padding_value=nan) if rewards else torch.zeros(0, 0)
     batch.reference_rewards = padded.to(batch.rewards)
+
+
+def attach_roles(trajectories: Sequence[Trajectory], batch: Batch, ranks: Ranks) -> None:
+    """Set `batch.role` and `batch.role_names`, which all ranks agree on; all ranks must call this."""
+    sources = [trajectory.prompt.source_name for trajectory in trajectories]
+    roles = [trajectory.role or "agent" for trajectory in trajectories]
+    names = [f"{source}/{role}" if source else role for source, role in zip(sources, roles, strict=True)]
+    all_names = sorted({name for of_rank in ranks.gather_dp(sorted(set(names))) for name in of_rank})
+    batch.role_names = tuple(all_names)
+    batch.role = torch.tensor([all_names.index(name) for name in names], dtype=torch.long, device=batch.rewards.device)
 
 
 def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:

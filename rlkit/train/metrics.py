@@ -118,6 +118,9 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
             meter.count(f"conversation/{name}", count)
         if rewarded and trajectory.score is not None and trajectory.reward is not None:
             meter.mean("reward/mean", trajectory.reward)
+            for sample in trajectory.samples:
+                if sample.role:
+                    meter.mean(f"reward/role/{sample.role}", sum(sample.turn_rewards))
             for name, value in trajectory.score.components.items():
                 meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
 

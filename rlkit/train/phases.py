@@ -14,6 +14,7 @@ from rlkit.train.credit import (
     attach_advantages,
     attach_first_pass,
     attach_reference_rewards,
+    attach_roles,
     correct,
     distill,
     estimate,
@@ -70,7 +71,9 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
     recipe = context.recipe
     if Needs.REFERENCE_REWARDS in recipe.needs:
         attach_reference_rewards(trajectories, batch)
-    if batch.main is None:
+    if recipe.agent is not None:
+        attach_roles(trajectories, batch, context.ranks)
+    if batch.main is None and batch.peers is None:
         estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
     else:
         estimate_by_rollout(recipe.advantage, batch)

@@ -157,16 +157,38 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
     samples = [row for i in rows for row in range(starts[i], starts[i + 1])]
     for trajectory in (rollouts.train_on[i] for i in rows):
         for branch in trajectory.branches:
-            branch.score = Score(trajectory.reward, trajectory.score.components if trajectory.score else {})
+            branch.score = _score_of_branch(branch, trajectory)
     batch = add_rewards(sampled.rows(torch.tensor(samples, dtype=torch.long, device=device)), trajectories)
     if len(samples) > len(rows):
-        first_rows = {starts[i] for i in rows}
-        batch.main = torch.tensor([row in first_rows for row in samples], dtype=torch.bool, device=device)
+        by_rollout = [rollouts.train_on[i].samples for i in rows]
+        main = [not n or s.speaker != of[n - 1].speaker for of in by_rollout for n, s in enumerate(of)]
+        batch.main = torch.tensor(main, dtype=torch.bool, device=device)
+    if any(trajectory.role for trajectory in trajectories):
+        batch.peers = torch.tensor(_peers([rollouts.train_on[i] for i in rows]), device=device)
     if rollouts.greedy is not None:
         batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in trajectories], device=device)
         for trajectory in trajectories:
             trajectory.credit["greedy_reward"] = rollouts.greedy[trajectory.group]
     return batch, trajectories
+
+
+def _score_of_branch(branch: Trajectory, rollout: Trajectory) -> Score:
+    """Return a score with which a further sample has its rollout's reward, or in another role that role's alone."""
+    if rollout.reward is None or branch.speaker != rollout.speaker:
+        return Score(0.0)
+    return Score(rollout.reward - sum(branch.turn_rewards), rollout.score.components if rollout.score else {})
+
+
+def _peers(rollouts: Sequence[Trajectory]) -> list[int]:
+    """Return for each sample of the rollouts the index of the samples that it is compared with: `Batch.peers`."""
+    indices: dict[tuple[object, ...], int] = {}
+    peers = []
+    for number, rollout in enumerate(rollouts):
+        conversations = Counter(role for _, role in {(sample.speaker, sample.role) for sample in rollout.samples})
+        for sample in rollout.samples:
+            within = number if conversations[sample.role] > 1 else None
+            peers.append(indices.setdefault((rollout.group, sample.role, within), len(indices)))
+    return peers
 
 
 def log_recorded(rollouts: Rollouts, meter: Meter) -> None:

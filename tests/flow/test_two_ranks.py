@@ -37,7 +37,7 @@ def test_estimators_and_selections_on_two_ranks(tmp_path: Path) -> None:
     expected = results(whole(), distributed=False)
     for rank in range(2):
         rows, found = torch.load(f"{tmp_path / 'r'}.{rank}")
-        assert len(found) == 15
+        assert len(found) == 17
         for name, mine in found.items():
             wide = expected[name][rows][:, : mine.shape[1]]
             torch.testing.assert_close(mine, wide, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")

@@ -33,6 +33,7 @@ def whole() -> Batch:
     batch.sum_pi_squared = torch.rand(shape, generator=generator)
     batch.greedy_rewards = torch.rand(len(groups), generator=generator)
     batch.reference_rewards = torch.rand(len(groups), 3, generator=generator)
+    batch.role, batch.role_names = torch.arange(len(groups)) % 2, ("first", "second")
     batch.components, batch.component_names = torch.rand(len(groups), 2, generator=generator), ("first", "second")
     return batch
 

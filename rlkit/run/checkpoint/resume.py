@@ -106,6 +106,8 @@ def load(context: TrainContext, checkpoint: CheckpointRef) -> None:
     """
     restore(context.transforms, checkpoint)
     context.rollouts.version = checkpoint.state.numbers.version
+    if context.recipe.advantage is not None:
+        context.recipe.advantage.load_state_dict(checkpoint.state.numbers.advantage)
     store = checkpoint.store
     load_checkpoint(store, checkpoint.name, tensors(context, tensor_shapes(store, checkpoint.name)))
 

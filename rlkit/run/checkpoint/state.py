@@ -60,11 +60,12 @@ def _module_tensors(name: str, module: TrainableModule[Any], saved_names: Collec
     return state
 
 
-def numbers(version: int, transforms: RewardTransforms) -> Numbers:
+def numbers(context: TrainContext) -> Numbers:
     """Return the run's numbers; data order, learning rates and sampled tokens follow from the seed and the step."""
-    kl_penalty, shaper = transforms.kl_penalty, transforms.shaper
+    kl_penalty, shaper, estimator = context.transforms.kl_penalty, context.transforms.shaper, context.recipe.advantage
     return Numbers(
-        version=version,
+        version=context.rollouts.version,
+        advantage={} if estimator is None else estimator.state_dict(),
         kl_coef=None if kl_penalty is None else kl_penalty.coef,
         shaper=None if shaper is None else (shaper.count, shaper.mean, shaper.squares),
     )

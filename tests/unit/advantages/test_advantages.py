@@ -17,6 +17,7 @@ from rlkit.advantages import (
     GPG,
     GRPO,
     OPO,
+    RAE,
     RLOO,
     MaxRL,
     OptimalAdvantage,
@@ -143,6 +144,30 @@ def test_the_optimal_advantage_by_hand(beta: float, values: list[float]) -> None
         expected, abs=2e-4 if beta < 0.1 or beta > 10 else 1e-6
     )
     assert batch.rows(torch.tensor([1])).reference_rewards.shape == (1, 2)
+
+
+def test_rae_by_hand() -> None:
+    """Returns 1 and 0 of the first role, -1 of the second: b = (1 - 0.5^2) 0.5 = 0.375, and (1 - 0.5) -1 = -0.5."""
+
+    def batch() -> Batch:
+        made = batch_of([1.0, 0.0, -1.0], [0, 1, 0], [2, 3, 1], role=torch.tensor([0, 0, 1]))
+        made.role_names = ("first", "second")
+        return made
+
+    estimator = RAE(decay=0.5)
+    assert per_row(estimator, batch()) == [1.0, 0.0, -1.0]
+    assert estimator.state_dict() == {"first": 0.375, "second": -0.5}
+    resumed, other_rank = RAE(decay=0.5), RAE(decay=0.5)
+    resumed.load_state_dict(estimator.state_dict())
+    second = batch()
+    assert per_row(resumed, second) == per_row(estimator, batch()) == [0.625, -0.375, -0.5]
+    assert second.metrics == {"baseline/first": 0.375, "baseline/second": -0.5}
+    assert resumed.state_dict() == estimator.state_dict() == {"first": 0.25 * 0.375 + 0.375, "second": -0.75}
+    other_rank.reduce = lambda x: 2 * x  # type: ignore[method-assign] # the same rows on a second rank
+    other_rank.estimate(batch())
+    assert other_rank.state_dict() == {"first": 0.5 * (1 - 0.5**4), "second": -0.75}
+    with pytest.raises(ValueError, match=r"batch\.role is not computed in this run; .* Needs.ROLES"):
+        RAE().estimate(batch_of([1.0], [0], [2]))
 
 
 def test_reinforce_pp_baseline_by_hand() -> None:
