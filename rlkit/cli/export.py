@@ -1,4 +1,4 @@
-"""`rlkit export`: a checkpoint's policy as a Hugging Face folder."""
+"""`rlkit export`: a checkpoint's policy as a Hugging Face folder with a model card, and as a repository of the hub."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.hub import check_repository, push
+from rlkit.cli.views.card import export_card
 from rlkit.cli.views.display import echo
+from rlkit.models.source import locate
 from rlkit.run.checkpoint.export import export
-from rlkit.run.folder import output_path
+from rlkit.run.folder import output_path, write_atomically
+from rlkit.run.launch import home_of
 
 
 def run(argv: Sequence[str]) -> int:
@@ -22,20 +26,28 @@ def run(argv: Sequence[str]) -> int:
         "--dtype", choices=["float32", "bfloat16"], default="float32", help="Of a whole model's weights."
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="Run code that comes with the base model.")
+    parser.add_argument("--push", metavar="NAME", help="Also upload it to this repository of the hub: user/model.")
+    parser.add_argument("--public", action="store_true", help="Make a new repository public; by default it is private.")
     try:
         options, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise RecipeError(f"rlkit export: {error}") from error
     if unknown:
         raise RecipeError(
-            f"rlkit export has no option {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype and "
-            "--trust-remote-code"
+            f"rlkit export has no option {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype, "
+            "--trust-remote-code, --push and --public"
         )
     if options.checkpoint is None or options.out is None:
         raise RecipeError("rlkit export needs --checkpoint, a checkpoint or a run folder, and --out, a new folder")
     out = output_path(options.out)
     if os.path.exists(out) and any(out.iterdir()):
         raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
-    source = export(options.checkpoint, out, options.merge_lora, options.dtype, options.trust_remote_code)
-    echo(f"{source} is exported to {out}")
+    if options.push is not None:
+        check_repository(options.push)
+    location = export(options.checkpoint, out, options.merge_lora, options.dtype, options.trust_remote_code)
+    source = locate(options.checkpoint)
+    write_atomically(out / "README.md", export_card(source, home_of(location), out).encode())
+    echo(f"{location} is exported to {out}")
+    if options.push is not None:
+        echo(f"pushed to {push(out, options.push, private=not options.public)}")
     return 0

@@ -150,22 +150,22 @@ def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str,
     if source.model.count("/") == 1 and not os.path.exists(source.model):
         header["base_model"] = source.model
     kind = "A reward model" if is_scorer else "A policy"
-    base_model = _code(os.path.basename(source.model) if os.path.isdir(source.model) else source.model)
+    base_model = as_code(os.path.basename(source.model) if os.path.isdir(source.model) else source.model)
     if is_adapter and recipe.model.path in SHIPPED:
         base_model += ", which ships with rlkit and is in `base/`"
     overrides = merge_overrides(source.overrides, recipe.model.config)
     facts = {
         "base model": base_model,
         "weights": f"adapters of rank {recipe.model.lora.rank}" if recipe.model.lora is not None else "all",
-        "data": _code(part_name(recipe.task)),
-        "reward": "none" if recipe.reward is None else _code(part_name(recipe.reward)),
-        "advantage": "none" if recipe.advantage is None else _code(part_name(recipe.advantage)),
-        "loss": _code(part_name(recipe.loss)),
+        "data": as_code(part_name(recipe.task)),
+        "reward": "none" if recipe.reward is None else as_code(part_name(recipe.reward)),
+        "advantage": "none" if recipe.advantage is None else as_code(part_name(recipe.advantage)),
+        "loss": as_code(part_name(recipe.loss)),
         "training": f"{counted(steps, 'step')} of {counted(recipe.train.prompts_per_step, 'prompt')}, "
         f"learning rate {recipe.train.lr:g}",
     }
     if overrides:
-        facts["configuration"] = _code(json.dumps(overrides)) + " in place of the base model's values"
+        facts["configuration"] = as_code(json.dumps(overrides)) + " in place of the base model's values"
     lines = [f"---\n{yaml.safe_dump(header, sort_keys=True)}---\n", "# Model card\n"]
     lines.append(f"{kind} that rlkit trained. `recipe.yaml` of the run has every option.\n")
     lines.append("| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in facts.items()))
@@ -174,13 +174,18 @@ def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str,
         lines.append(f"| validation | before | after |\n|---|---|---|\n{rows}")
     if verdict:
         lines.append(f"{verdict}\n")
+    if is_adapter and overrides and recipe.model.path not in SHIPPED:
+        lines.append(BASE_FIRST)
+    lines.append(load_snippet(is_adapter, is_scorer))
+    return "\n".join(lines)
+
+
+def load_snippet(is_adapter: bool, is_scorer: bool) -> str:
+    """Return the Python that loads a model or an adapter, as a block of Markdown."""
     loader = "AutoModelForSequenceClassification" if is_scorer else "AutoModelForCausalLM"
     adapter_loader = loader.replace("AutoModel", "AutoPeftModel")
     package, loader = ("peft", adapter_loader) if is_adapter else ("transformers", loader)
-    if is_adapter and overrides and recipe.model.path not in SHIPPED:
-        lines.append(BASE_FIRST)
-    lines.append(LOAD.format(package=package, loader=loader))
-    return "\n".join(lines)
+    return LOAD.format(package=package, loader=loader)
 
 
 def _validation_rows(validation: Mapping[str, Mapping[str, float] | None]) -> str:
@@ -193,6 +198,6 @@ def _validation_rows(validation: Mapping[str, Mapping[str, float] | None]) -> st
     return rows
 
 
-def _code(text: str) -> str:
+def as_code(text: str) -> str:
     """Return a text as code in a cell of a table: one line, without what would end either."""
     return f"`{' '.join(safe(text).translate(str.maketrans('`|', '  ')).split())}`"
