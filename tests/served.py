@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import jsonschema
 import pytest
 import torch
 
+from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.engines.server.retry import ServerRetryPolicy
@@ -28,7 +33,7 @@ from rlkit.models.weights import PolicyWeights
 from rlkit.ops.sampling import Truncation, truncate
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
-from rlkit.types import Completion, Request, SampleKey, Sampling
+from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason, Structure
 from tests.candidates import logps_over_candidates
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 
@@ -231,6 +236,47 @@ def check_candidates(trainer: Trainer, engine: RolloutEngine, tolerance: float) 
             assert fewest[row] <= len(ids) <= most[row]
         logps = logps_over_candidates(trainer.policy, asked, answer)
         assert (logps - torch.tensor(answer.logps)).abs().max() < tolerance
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer", "minimum": 0, "maximum": 9999}, "unit": {"enum": ["m", "s", None]}},
+    "required": ["answer", "unit"],
+    "additionalProperties": False,
+}
+
+
+def check_structures(trainer: Trainer, engine: RolloutEngine) -> None:
+    """Check that structured completions are valid, end, and have the trainer's log-probs over their candidates."""
+    tokenizer, yes_no = trainer.runtime.tokenizer, Structure(regex="(yes|no)!?")
+    asked = [
+        request(PROMPTS[i % 5], i, str(i), structure=Structure(json_schema=SCHEMA), top_k=(300, 300, 4)[i % 3],
+                temperature=(1.0, 0.7)[i % 2], top_p=(1.0, 0.9)[i // 60], max_tokens=60)
+        for i in range(80)
+    ]  # fmt: skip
+    asked += [request(PROMPTS[i % 5], i, str(i), structure=yes_no, top_k=9) for i in range(20)]
+    for r, answer in zip(asked, trainer.ask(engine, asked), strict=True):
+        text = tokenizer.decode(answer.tokens[:-1])
+        assert answer.stop is StopReason.STOP
+        assert outputs.of_engine(answer, r, trainer.version, trainer.runtime.stop_ids) is None
+        if r.sampling.structure == yes_no:
+            assert re.fullmatch("(yes|no)!?", text)
+            assert set(answer.candidates[0]) == set(tokenizer.encode("yn", add_special_tokens=False))
+        else:
+            value = json.loads(text)
+            assert text == json.dumps(value)
+            jsonschema.validate(value, SCHEMA)
+        logps = logps_over_candidates(trainer.policy, r, answer)
+        assert (logps - torch.tensor(answer.logps)).abs().max() < 1e-4
+    [greedy] = trainer.ask(engine, [request(PROMPTS[0], temperature=0.0, structure=yes_no)])
+    logits = trainer.policy(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1]
+    first = logits[tokenizer.encode("yn", add_special_tokens=False)]
+    assert tokenizer.decode(greedy.tokens)[0] == "yn"[int(first.argmax())]
+    assert greedy.logps[0] == pytest.approx(first.log_softmax(-1).max().item(), abs=1e-4)
+    with pytest.raises(RolloutError, match="answered 400: .*(unclosed group|regex parse error)"):
+        trainer.ask(engine, [request(PROMPTS[0], structure=Structure(regex="("))])
+    with pytest.raises(EngineError, match="has stop texts and a structure"):
+        trainer.ask(engine, [replace(request(PROMPTS[0], structure=yes_no), resumed=2)])
 
 
 @pytest.fixture

@@ -37,8 +37,9 @@ from rlkit.engines.sglang_launch import (
 )
 from rlkit.engines.sglang_pictures import ARGUMENTS, ENVIRONMENT, MODEL_TYPES, RequestPictures
 from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangChanges, SGLangDisk, SGLangGroup, SGLangTensors
+from rlkit.interfaces.engine import check_followed
 from rlkit.interfaces.launcher import ServerCommand, ServerSite, is_launched
-from rlkit.types import Completion, Request
+from rlkit.types import Completion, Request, Structure
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
@@ -75,6 +76,14 @@ class SGLangRollouts(ServerEngine):
         self.launch = launch
         self._pictures: RequestPictures | None = None
         """Writes pictures into requests, from `bind` on, for models that read them."""
+
+    def check_structure(self, structure: Structure) -> None:
+        if not self.launch.structures:
+            raise RecipeError(
+                f"{type(self).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine, or set "
+                "launch.structures: true"
+            )
+        check_followed(structure)
 
     @abstractmethod
     def start(self, rank: int) -> list[InferenceServer]: ...
@@ -118,6 +127,8 @@ class SGLangRollouts(ServerEngine):
 
         def write_files(folder: Path) -> None:
             write_model(folder / "model", policy, self.runtime.stop_ids)
+            if self.launch.structures:
+                self.runtime.tokenizer.save_pretrained(folder / "model")
             if pictures:
                 save_processor(policy, self.runtime.tokenizer, folder / "model")
             (folder / KEY_FILE).write_text(f"api-key: {key}\n", encoding="utf-8")

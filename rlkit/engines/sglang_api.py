@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.teacher import TeacherApi
 from rlkit.engines.sglang_launch import release
 from rlkit.engines.sglang_pictures import FIRST_RELEASE, RequestPictures
+from rlkit.interfaces.engine import schema_of
 from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling
 
@@ -41,6 +43,7 @@ class SGLangApi(TeacherApi):
         self._pictures = pictures
         self._brackets = True
         self._released = False
+        self._follows_structures = False
         self._requests: set[str] = set()
         """Ids of the requests in flight."""
 
@@ -60,6 +63,7 @@ class SGLangApi(TeacherApi):
             first = ".".join(map(str, FIRST_RELEASE))
             raise EngineError(f"{self.client.url} runs SGLang {info['version']}; pictures need {first} or later")
         self._brackets = version >= BRACKETS_SINCE
+        self._follows_structures = info.get("grammar_backend") == "llguidance" and not info.get("skip_tokenizer_init")
         self._released = False
 
     async def weight_version(self) -> str:
@@ -101,7 +105,7 @@ class SGLangApi(TeacherApi):
 
     async def generate(self, request: Request) -> ServerOutput:
         sampling = request.sampling
-        params = {
+        params: JsonObject = {
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_tokens,
             "top_p": sampling.top_p,
@@ -110,6 +114,14 @@ class SGLangApi(TeacherApi):
             "stop_token_ids": list(sampling.stop_ids),
             "sampling_seed": request.key.hash(),  # read by servers that run deterministic inference
         }
+        if sampling.structure is not None:
+            if not self._follows_structures:
+                raise EngineError(
+                    f"{self.client.url} follows no sampling.structure; start it with --grammar-backend llguidance and "
+                    "without --skip-tokenizer-init"
+                )
+            regex = sampling.structure.regex
+            params |= {"json_schema": schema_of(sampling.structure)} if regex is None else {"regex": regex}
         inputs: JsonObject = {"input_ids": list(request.tokens)}
         if request.media is not None:
             if self._pictures is None:
@@ -193,7 +205,8 @@ def _read(response: JsonObject, sampling: Sampling) -> ServerOutput:
     candidates: list[Sequence[int]] = []
     if sampling.top_k and tokens:
         top = meta["output_top_logprobs"][: len(tokens)]
-        ids, top_logps = ([[entry[i] for entry in entries] for entries in top] for i in (1, 0))
+        ids = [[entry[1] for entry in entries] for entries in top]
+        top_logps = [[-math.inf if entry[0] is None else entry[0] for entry in entries] for entries in top]
         try:
             candidates, masses = candidates_of(tokens, ids, top_logps, sampling)
         except ValueError as error:

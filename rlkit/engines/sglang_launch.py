@@ -51,6 +51,8 @@ class Launch:
         adapter_only: With LoRA, push the base to servers once and then the adapters alone, which servers apply;
             otherwise weights arrive merged. Running servers need SGLang's `--enable-lora`; requests in flight start
             over.
+        structures: Start servers with the policy's tokenizer and llguidance, for `rollout.sampling.structure`. Running
+            servers need `--grammar-backend llguidance`, and a tokenizer.
         args: Additional arguments of `python -m sglang.launch_server`.
     """
 
@@ -59,6 +61,7 @@ class Launch:
     memory_fraction: ShareBelowOne | None = None
     release_memory: bool = False
     adapter_only: bool = False
+    structures: bool = False
     args: Annotated[Sequence[str], USER_ONLY] = ()
 
 
@@ -109,14 +112,16 @@ def command(site: ServerSite, launch: Launch, dtype: str) -> list[str]:
     """Return a server's command line without `launch.args`, for the model in the folder `model` of the site."""
     words = [
         site.python, "-m", "sglang.launch_server", "--model-path", str(site.folder / "model"), "--load-format", "dummy",
-        "--skip-tokenizer-init", "--skip-server-warmup", "--host", site.host, "--port", str(site.port),
+        "--skip-server-warmup", "--host", site.host, "--port", str(site.port),
         "--dtype", dtype, "--tp-size", str(launch.tensor_parallel), "--log-level", "warning",
     ]  # fmt: skip
+    words += ["--grammar-backend", "llguidance"] if launch.structures else ["--skip-tokenizer-init"]
     if site.first_gpu is None:
         words += [
             "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-            "--grammar-backend", "none", "--disable-cuda-graph", "--sleep-on-idle", "--max-total-tokens", CPU_TOKENS,
+            "--disable-cuda-graph", "--sleep-on-idle", "--max-total-tokens", CPU_TOKENS,
         ]  # fmt: skip
+        words += [] if launch.structures else ["--grammar-backend", "none"]
     else:
         words += ["--base-gpu-id", str(site.first_gpu)]
         words += ["--attention-backend", "torch_native"] if dtype == "float32" else []  # other backends need 16 bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -141,3 +142,43 @@ class RolloutEngine(BoundPart):
     def health(self) -> dict[str, float]:
         """Return gauges to log with the step; the maximum over all ranks is logged, so larger should mean worse."""
         return {}
+
+
+def grammar_of(structure: Structure) -> str:
+    """Return a structure as llguidance's grammar."""
+    from llguidance import LLMatcher
+
+    if structure.regex is not None:
+        return str(LLMatcher.grammar_from_regex(structure.regex))
+    return str(LLMatcher.grammar_from_json_schema(schema_of(structure)))
+
+
+def schema_of(structure: Structure) -> str:
+    """Return a structure's JSON schema for llguidance, here or in a server: texts are those of `json.dumps`."""
+    form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return json.dumps({"x-guidance": form, **(structure.json_schema or {})})
+
+
+def check_followed(structure: Structure) -> None:
+    """Check a structure without a tokenizer.
+
+    Raises:
+        RecipeError: llguidance is not installed, or cannot follow the structure.
+    """
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise RecipeError(
+            "llguidance, which follows it, is not installed; pip install 'rlkit-fabric[structure]'"
+        ) from error
+    try:
+        problem = LLMatcher.validate_grammar(grammar_of(structure))
+    except ValueError as error:  # such as NaN in a schema
+        problem = str(error)
+    if problem:
+        raise RecipeError(f"llguidance cannot follow it: {one_line(problem)}")
+
+
+def one_line(text: str) -> str:
+    """Return a text of several lines on one."""
+    return " ".join(text.split())

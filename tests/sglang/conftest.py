@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.engines import SGLangServer
+from rlkit.engines.sglang_launch import Launch
 from rlkit.testing import random_model
 from tests.served import RETRY, Trainer, second
 
@@ -27,8 +28,8 @@ def trainer() -> Iterator[Trainer]:
 
 @pytest.fixture(scope="session")
 def engine(trainer: Trainer) -> Iterator[SGLangServer]:
-    """A server that rlkit started, with the trainer's weights."""
-    engine = SGLangServer(retry=RETRY)
+    """A server that rlkit started, with the trainer's weights; it follows structures."""
+    engine = SGLangServer(retry=RETRY, launch=Launch(structures=True))
     try:
         engine.bind(trainer.runtime)
         trainer.publish(engine)

@@ -17,7 +17,7 @@ from rlkit.engines.server.process import free_port
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason
-from tests.served import PROMPTS, RETRY, Trainer, check_candidates, request
+from tests.served import PROMPTS, RETRY, Trainer, check_candidates, check_structures, request
 
 
 def test_greedy_output_equals_generate_token_for_token(trainer: Trainer, engine: SGLangServer) -> None:
@@ -37,6 +37,10 @@ def test_logps_equal_the_trainers(trainer: Trainer, engine: SGLangServer, temper
 
 def test_truncated_completions_have_candidates(trainer: Trainer, engine: ServerEngine) -> None:
     check_candidates(trainer, engine, 1e-4)
+
+
+def test_structured_completions_are_valid(trainer: Trainer, engine: ServerEngine) -> None:
+    check_structures(trainer, engine)
 
 
 def test_a_teachers_log_probs_are_those_of_transformers(trainer: Trainer, engine: ServerEngine) -> None:

@@ -112,7 +112,7 @@ def candidates_of(
     Args:
         tokens: The n sampled tokens.
         ids: For each of them the `top_k` most likely tokens, the likeliest first.
-        logps: Their log-probs in the full distribution.
+        logps: Their log-probs in the full distribution, in which tokens that a structure excludes have minus infinity.
         sampling: The limits; `top_p` is a mass of the full distribution.
 
     Raises:
@@ -120,7 +120,7 @@ def candidates_of(
     """
     probs = torch.tensor(logps, dtype=torch.float64).view(len(tokens), -1).exp()
     mass_before = probs.cumsum(-1) - probs
-    likely = probs >= sampling.min_p * probs[:, :1]
+    likely = (probs >= sampling.min_p * probs[:, :1]) & (probs > 0)  # a structure excludes tokens
     is_token = torch.tensor(ids).view(probs.shape) == torch.tensor(tokens)[:, None]
     rounded = mass_before < (sampling.top_p + ROUNDING if sampling.top_p < 1 else torch.inf)
     if not (is_token & likely & rounded).any(-1).all():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from rlkit.base.errors import RolloutError
+from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.fleet import Fleet
 from rlkit.engines.server.http import Fault
@@ -56,8 +56,14 @@ class Requests:
         Raises:
             RolloutError: No attempt succeeded, or the request's token ids are invalid.
             TimeoutError: The request's deadline passed.
-            EngineError: A server cannot be brought back.
+            EngineError: A server cannot be brought back, or cannot continue a text that has a structure.
         """
+        has_structure = request.sampling.structure is not None
+        if has_structure and request.resumed:
+            raise EngineError(
+                f"sampling has stop texts and a structure, which {self._engine} begins anew in each request; remove "
+                "one of them, or choose rollout.engine: TorchEngine"
+            )
         budget = self.context - len(request.tokens)
         if budget <= 0:
             return Completion([], [], [], StopReason.CONTEXT)
@@ -68,7 +74,8 @@ class Requests:
             )
         stop_ids = tuple(sorted(self.stop_ids.union(request.sampling.stop_ids)))
         max_tokens = min(request.sampling.max_tokens, budget)
-        sampling = replace(request.sampling, max_tokens=max_tokens, stop_ids=stop_ids)
+        top_k = min(request.sampling.top_k, self.vocabulary)  # servers crash if asked for more log-probs
+        sampling = replace(request.sampling, max_tokens=max_tokens, stop_ids=stop_ids, top_k=top_k)
         attempts = count()
 
         async def attempt(seconds: float) -> tuple[ServerOutput, list[int]]:
@@ -80,7 +87,7 @@ class Requests:
         except Fault as fault:
             text = f"{self._engine} had no completion after {fault.attempts} attempts: {fault}"
             raise RolloutError(text) from fault
-        if result is None:
+        if result is None or (result[0].aborted and has_structure):  # such a text is sampled again from its beginning
             return Completion([], [], [], StopReason.INTERRUPTED)
         output, versions = result
         return Completion(output.tokens, output.logps, versions, _stop_reason(output, request), output.candidates)

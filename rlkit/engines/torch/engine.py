@@ -18,9 +18,9 @@ from rlkit.engines.torch.batch import Row
 from rlkit.engines.torch.loop import DecodeLoop
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler
-from rlkit.engines.torch.structure import StructureCompiler, check_structure
+from rlkit.engines.torch.structure import StructureCompiler
 from rlkit.engines.torch.worker import Worker
-from rlkit.interfaces.engine import COPIES_SHARE, RolloutEngine
+from rlkit.interfaces.engine import COPIES_SHARE, RolloutEngine, check_followed
 from rlkit.types import Completion, Request, StopReason, Structure
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TorchEngine(RolloutEngine):
         self._queue.version = version
 
     def check_structure(self, structure: Structure) -> None:
-        check_structure(structure)
+        check_followed(structure)
 
     def bind(self, runtime: Runtime) -> None:
         if runtime.tensor_parallel > 1:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlkit.base.errors import EngineError, RecipeError, RolloutError
+from rlkit.base.errors import EngineError, RolloutError
+from rlkit.interfaces.engine import grammar_of, one_line
 from rlkit.types import Structure
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class StructureMatcher:
 
     def _note_failure(self) -> None:
         if self._matcher.is_error():
-            problem = _line(self._matcher.get_error())
+            problem = one_line(self._matcher.get_error())
             self.failure = RolloutError(f"rollout.sampling.structure cannot be followed: {problem}")
 
 
@@ -85,42 +86,8 @@ class StructureCompiler:
             name = type(tokenizer).__name__
             raise EngineError(f"rollout.sampling.structure cannot be followed with {name}: {error}") from error
         if matcher.is_error():
-            raise EngineError(f"rollout.sampling.structure is invalid: {_line(matcher.get_error())}")
+            raise EngineError(f"rollout.sampling.structure is invalid: {one_line(matcher.get_error())}")
         return matcher
-
-
-def grammar_of(structure: Structure) -> str:
-    """Return a structure as llguidance's grammar."""
-    from llguidance import LLMatcher
-
-    if structure.regex is not None:
-        return str(LLMatcher.grammar_from_regex(structure.regex))
-    form: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # that of `json.dumps`
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(structure.json_schema), defaults=form))
-
-
-def check_structure(structure: Structure) -> None:
-    """Check a structure without a tokenizer.
-
-    Raises:
-        RecipeError: llguidance is not installed, or cannot follow the structure.
-    """
-    try:
-        from llguidance import LLMatcher
-    except ImportError as error:
-        raise RecipeError(
-            "llguidance, which follows it, is not installed; pip install 'rlkit-fabric[structure]'"
-        ) from error
-    try:
-        problem = LLMatcher.validate_grammar(grammar_of(structure))
-    except ValueError as error:  # such as NaN in a schema
-        problem = str(error)
-    if problem:
-        raise RecipeError(f"llguidance cannot follow it: {_line(problem)}")
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def exclude(logits: Tensor, matchers: Mapping[int, StructureMatcher]) -> Tensor:
