@@ -233,7 +233,7 @@ class Session:
         return RunState(
             step=self.record.outcome.steps,
             recipe=as_data(self.record.folder.recipe_yaml),
-            numbers=numbers(context),
+            numbers=numbers(context.rollouts.version, context.transforms, context.recipe.advantage),
             before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
             earlier=self.validator.earlier,
             waited=self.progress.waited,

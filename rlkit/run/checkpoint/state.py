@@ -10,6 +10,7 @@ import yaml
 from torch import Tensor
 
 from rlkit.base.errors import CheckpointError
+from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.models.checkpoint_schema import Numbers
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.optimizer_state import materialize_state
@@ -60,11 +61,11 @@ def _module_tensors(name: str, module: TrainableModule[Any], saved_names: Collec
     return state
 
 
-def numbers(context: TrainContext) -> Numbers:
+def numbers(version: int, transforms: RewardTransforms, estimator: AdvantageEstimator | None = None) -> Numbers:
     """Return the run's numbers; data order, learning rates and sampled tokens follow from the seed and the step."""
-    kl_penalty, shaper, estimator = context.transforms.kl_penalty, context.transforms.shaper, context.recipe.advantage
+    kl_penalty, shaper = transforms.kl_penalty, transforms.shaper
     return Numbers(
-        version=context.rollouts.version,
+        version=version,
         advantage={} if estimator is None else estimator.state_dict(),
         kl_coef=None if kl_penalty is None else kl_penalty.coef,
         shaper=None if shaper is None else (shaper.count, shaper.mean, shaper.squares),
