@@ -94,7 +94,7 @@ if TYPE_CHECKING:
 
         r: int
         lora_alpha: float
-        use_rslora: bool
+        use_dora: bool
         base_model_name_or_path: str | None
 
     class CausalLM(nn.Module):
@@ -125,12 +125,19 @@ if TYPE_CHECKING:
 
         def save_pretrained(self, folder: Path, **options: object) -> None: ...
 
+    class Magnitudes(nn.Module):
+        """The magnitudes of a layer's outputs, which DoRA trains, of peft."""
+
+        weight: Tensor
+        fan_in_fan_out: bool
+
     class AdapterLayer(nn.Module):
         """A layer with LoRA adapters, of peft."""
 
         active_adapters: Sequence[str]
         lora_A: Mapping[str, nn.Linear]
         lora_B: Mapping[str, nn.Linear]
+        lora_magnitude_vector: Mapping[str, Magnitudes]
         scaling: Mapping[str, float]
         fan_in_fan_out: bool
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlkit.models.size import find_config
+from rlkit.models.size import find_config, kv_bytes
 from rlkit.recipe import Fabric, Model, Train
 
 if TYPE_CHECKING:
@@ -21,18 +21,26 @@ with adapters only (`ADAPTED`); `half` means adapters on a bfloat16 base without
 measurements on a GPU.
 """
 
+DORA = {"float32": 8, "mixed": 4, "half": 6}
+"""Bytes that DoRA saves besides per token and output of an adapted layer: the base's output, and the adapter's."""
 
-def activation_bytes(config: ModelConfig, computes: str, adapters: bool) -> tuple[int, int]:
+
+def activation_bytes(config: ModelConfig, computes: str, adapters: bool, dora: bool = False) -> tuple[int, int]:
     """Return the bytes saved for the backward pass per token and layer, and the number of layers.
 
     Args:
         config: Configuration of the text model.
         computes: `float32`, `mixed`, or `half` for adapters on a bfloat16 base without autocast.
         adapters: Whether only adapters are trained.
+        dora: Whether they are DoRA's, on all linear layers.
     """
     intermediate_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    layers = int(config.num_hidden_layers)
     a, b = (ADAPTED if adapters else FULL)[computes if adapters or computes != "half" else "float32"]
-    return a * config.hidden_size + b * intermediate_size, int(config.num_hidden_layers)
+    each = a * config.hidden_size + b * intermediate_size
+    if dora:
+        each += DORA[computes] * (3 * config.hidden_size + kv_bytes(config, 1, 1) // layers + 2 * intermediate_size)
+    return each, layers
 
 
 MAX_TOKENS_ON_CPU = 2048
@@ -83,7 +91,8 @@ def token_limit(train: Train, model: Model, fabric: Fabric, gpu_bytes: int | Non
     if configured != "auto":
         return configured
     config = find_config(model).get_text_config()
-    layer_bytes, layers = activation_bytes(config, precision_of(model, fabric), adapters=model.lora is not None)
+    adapters, dora = model.lora is not None, model.lora is not None and model.lora.use_dora
+    layer_bytes, layers = activation_bytes(config, precision_of(model, fabric), adapters, dora)
     accelerator = "gpu" if gpu_bytes is not None else fabric.accelerator
     on_gpu = accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available())
     memory = GPU_SHARE * (gpu_bytes or _gpu_bytes()) if on_gpu else HOST_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,11 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from rlkit.base.errors import RecipeError
 from rlkit.distributed.fsdp2 import full_tensor
+from rlkit.models.source import MAGNITUDES
 from rlkit.recipe import Lora
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
-    from rlkit.interfaces.model import AdapterLayer, CausalLM
+    from rlkit.interfaces.model import AdapterLayer, CausalLM, Magnitudes
 
 
 HEAD = ".modules_to_save."
@@ -40,7 +42,14 @@ def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = Non
     """
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, task_type=task)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=lora.targets,
+        task_type=task,
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
+    )
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
@@ -50,10 +59,20 @@ def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = Non
         weighted = {name.rpartition(".")[2] for name, module in policy.named_modules() if hasattr(module, "weight")}
         names = sorted(weighted)
         raise RecipeError(f"model.lora.targets is {lora.targets!r}: {error}. Modules: {', '.join(names)}") from error
+    _start_magnitudes(adapted)
     if base is not None:
         adapted.peft_config[adapted.active_adapter].base_model_name_or_path = base
     adapted.eval()
     return adapted
+
+
+@torch.no_grad()
+def _start_magnitudes(policy: CausalLM) -> None:
+    """Let DoRA start as the base: peft rounds the norms of a base in bfloat16."""
+    for layer in adapter_layers(policy):
+        for magnitudes in layer.lora_magnitude_vector.values():
+            norms = _norms(layer.get_base_layer().weight.float(), magnitudes)
+            magnitudes.weight.copy_(norms.view_as(magnitudes.weight))
 
 
 def load_adapter(policy: CausalLM, file: Path) -> None:
@@ -113,13 +132,12 @@ def adapted_layers(policy: CausalLM) -> dict[str, AdapterLayer]:
 
 def adapter_config(policy: CausalLM) -> JsonObject:
     """Return the adapters' configuration for a server, in the form of peft's adapter_config.json."""
-    config = policy.peft_config[policy.active_adapter]
+    config, layers = policy.peft_config[policy.active_adapter], adapted_layers(policy)
     return {
         "peft_type": "LORA",
         "r": config.r,
-        "lora_alpha": config.lora_alpha,
-        "use_rslora": config.use_rslora,
-        "target_modules": sorted(adapted_layers(policy)),
+        "lora_alpha": config.r * next(iter(layers.values())).scaling[policy.active_adapter],  # servers divide by r
+        "target_modules": sorted(layers),
     }
 
 
@@ -127,10 +145,37 @@ def adapter_tensors(policy: CausalLM) -> list[tuple[str, Tensor]]:
     """Return the parameters of the adapters and of a trained head, under the names that peft saves."""
     active = f".{policy.active_adapter}."
     return [
-        (name.replace(active, ".").replace(HEAD, "."), parameter)
+        (name.replace(active, ".").replace(HEAD, ".").replace(f".{MAGNITUDES}.weight", f".{MAGNITUDES}"), parameter)
         for name, parameter in policy.named_parameters()
         if "lora_" in name or HEAD in name
     ]
+
+
+def adapter_layers(policy: nn.Module) -> list[AdapterLayer]:
+    """Return all layers with adapters."""
+    return [cast("AdapterLayer", module) for module in policy.modules() if hasattr(module, "get_delta_weight")]
+
+
+@torch.no_grad()
+def merged_weight(layer: AdapterLayer, weight: Tensor, gather: Callable[[Tensor], Tensor] = torch.detach) -> Tensor:
+    """Return a layer's full weight with its adapters merged, in float32.
+
+    Args:
+        layer: The layer.
+        weight: The full weight of its base: [O,I], or [I,O] if the layer has `fan_in_fan_out`.
+        gather: Returns the full magnitudes of DoRA; a collective if they are sharded.
+    """
+    merged = weight.float() + delta(layer)
+    for magnitudes in layer.lora_magnitude_vector.values():  # agreed: the modules are the same on every rank
+        norms = _norms(merged, magnitudes)
+        merged *= gather(magnitudes.weight).view_as(norms) / norms
+    return merged
+
+
+def _norms(weight: Tensor, magnitudes: Magnitudes) -> Tensor:
+    """Return the norm of each output of a weight, [O,1], or [1,O] if the weight is [I,O]."""
+    norms: Tensor = torch.linalg.vector_norm(weight, dim=0 if magnitudes.fan_in_fan_out else 1, keepdim=True)
+    return norms
 
 
 def delta(layer: AdapterLayer) -> Tensor:
@@ -150,11 +195,10 @@ def delta(layer: AdapterLayer) -> Tensor:
 @torch.no_grad()
 def merge_adapters(policy: CausalLM) -> CausalLM:
     """Merge the adapters into the weights, in float32 with one rounding to the weights' type, and return the model."""
+    for adapter in adapter_layers(policy):
+        weight = adapter.get_base_layer().weight
+        weight.copy_(merged_weight(adapter, weight))
     for layer in policy.modules():
-        if hasattr(layer, "get_delta_weight"):
-            adapter = cast("AdapterLayer", layer)
-            weight = adapter.get_base_layer().weight
-            weight.copy_(weight.float() + delta(adapter))
         if hasattr(layer, "original_module"):
             trained = cast("nn.ModuleDict", layer.modules_to_save)[policy.active_adapter]
             cast("nn.Module", layer.original_module).load_state_dict(trained.state_dict())

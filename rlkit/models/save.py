@@ -156,7 +156,7 @@ def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str,
     overrides = merge_overrides(source.overrides, recipe.model.config)
     facts = {
         "base model": base_model,
-        "weights": f"adapters of rank {recipe.model.lora.rank}" if recipe.model.lora is not None else "all",
+        "weights": "all" if recipe.model.lora is None else f"adapters: {recipe.model.lora}",
         "data": as_code(part_name(recipe.task)),
         "reward": "none" if recipe.reward is None else as_code(part_name(recipe.reward)),
         "advantage": "none" if recipe.advantage is None else as_code(part_name(recipe.advantage)),

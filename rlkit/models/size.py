@@ -52,6 +52,11 @@ class Size:
         """The number of trained parameters: those of the adapters, or all but a frozen vision tower's."""
         return sum(count * shape.numel() for (_, shape), count in self.shapes.items())
 
+    @property
+    def dora(self) -> bool:
+        """Whether its adapters train magnitudes, the only vectors that adapters have."""
+        return self.lora > 0 and any(kind is WeightKind.VECTOR for kind, _ in self.shapes)
+
 
 def find_config(model: Model) -> ModelConfig:
     """Return a model's configuration, without access to the hub for the models in `shapes.json`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import filecmp
 import json
-import math
 import os
 from collections.abc import Mapping
 from copy import deepcopy
@@ -32,6 +31,8 @@ SHIPPED = {
 
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+MAGNITUDES = "lora_magnitude_vector"
+"""peft's name of what DoRA trains beside the matrices of an adapter."""
 OVERRIDES = "model_config.json"
 """The file in an adapter's folder with the values of `model.config` that it was trained with."""
 BASE = "base"
@@ -40,7 +41,7 @@ BASE = "base"
 MAX_DEPTH = 8
 """The maximum number of adapters and checkpoints between a path and its base model."""
 
-UNSUPPORTED = ("alpha_pattern", "alora_invocation_tokens", "layer_replication", "use_dora", "use_qalora")
+UNSUPPORTED = ("alpha_pattern", "alora_invocation_tokens", "layer_replication", "use_qalora")
 """Features of peft that change the computation of an adapter without showing in its tensors."""
 
 PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
@@ -148,14 +149,20 @@ def source_of(model: Model) -> Source:
     source = locate(model.path)
     lora = model.lora
     saved = source.lora if source.scores == (model.head == "score") else None
-    if lora is not None and saved is not None and (lora.rank, lora.alpha) != (saved.rank, saved.alpha):
+    if lora is None or saved is None:
+        return source
+    if (lora.rank, lora.scale, lora.use_dora) != (saved.rank, saved.scale, saved.use_dora):
         raise RecipeError(
             f"model.path is {source}, of alpha {saved.alpha:g}, but model.lora has rank {lora.rank} and alpha "
-            f"{lora.alpha:g}; to train that adapter further, set model.lora.rank: {saved.rank} and model.lora.alpha: "
-            f"{saved.alpha:g}; for new adapters, merge it first: rlkit export --merge-lora --checkpoint "
-            f"{model.path} --out DIR, and set model.path: DIR"
+            f"{lora.alpha:g}{_variant(lora)}; to train that adapter further, set model.lora.rank: {saved.rank} and "
+            f"model.lora.alpha: {saved.alpha:g}{_variant(saved)}; for new adapters, merge it first: rlkit export "
+            f"--merge-lora --checkpoint {model.path} --out DIR, and set model.path: DIR"
         )
     return source
+
+
+def _variant(lora: Lora) -> str:
+    return f", use_rslora: {str(lora.use_rslora).lower()} and use_dora: {str(lora.use_dora).lower()}"
 
 
 def base_name(path: str) -> str:
@@ -216,15 +223,22 @@ def _adapter(folder: Path, depth: int) -> Source:
     shapes = _tensor_shapes(folder / ADAPTER_WEIGHTS)
     rank = config.get("r")
     alpha = config.get("lora_alpha")
-    if type(rank) is not int or not all(rank in shape for name, shape in shapes.items() if ".lora_" in name):
+    with_magnitudes = any(MAGNITUDES in name for name in shapes)
+    if bool(config.get("use_dora")) != with_magnitudes:
+        expected, count = ("DoRA", "a") if with_magnitudes else ("plain LoRA", "no")
+        raise RecipeError(
+            f"{folder} has use_dora = {config.get('use_dora')!r}, expected {expected}, since {ADAPTER_WEIGHTS} has "
+            f"{count} {MAGNITUDES}; correct {ADAPTER}"
+        )
+    matrices = [shape for name, shape in shapes.items() if ".lora_" in name and MAGNITUDES not in name]
+    if type(rank) is not int or not all(rank in shape for shape in matrices):
         raise RecipeError(f"{folder / ADAPTER} has r = {rank!r}, which is not the rank of the adapter's tensors")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < LARGEST:
         raise RecipeError(f"{folder / ADAPTER} has lora_alpha = {alpha!r}, expected a number above 0")
     targets = config.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):  # a pattern
         targets = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in shapes}
-    scale = math.sqrt(rank) if config.get("use_rslora") else 1.0
-    lora = Lora(rank, float(alpha) * scale, sorted(targets))
+    lora = Lora(rank, float(alpha), sorted(targets), bool(config.get("use_rslora")), with_magnitudes)
     base = _base(folder, config.get("base_model_name_or_path"), depth)
     overrides = merge_overrides(base.overrides, _json(folder / OVERRIDES))
     return Source(str(folder), base, lora, scores=config.get("task_type") == "SEQ_CLS", overrides=overrides)

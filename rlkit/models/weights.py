@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlkit.distributed.fsdp2 import full_tensor
-from rlkit.models.lora import adapter_config, adapter_tensors, base_model, delta, has_lora
+from rlkit.models.lora import adapter_config, adapter_tensors, base_model, has_lora, merged_weight
 from rlkit.models.vision import reads_pictures
 from rlkit.types import JsonObject
 
@@ -55,7 +55,7 @@ class PolicyWeights:
         for name, (adapter, parameter) in self._sources.items():  # agreed: parameters are the same on every rank
             tensor = full_tensor(parameter.detach())
             if adapter is not None and merged:
-                tensor = (tensor.float() + delta(adapter)).to(tensor.dtype)
+                tensor = merged_weight(adapter, tensor, gather=full_tensor).to(tensor.dtype)
             bucket.append((name, tensor))
             size += tensor.numel() * tensor.element_size()
             if size >= self.bucket_bytes:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from rlkit.base.errors import show
 from rlkit.interfaces.loss import Inputs
+from rlkit.recipe.fabric import FSDP2
 from rlkit.recipe.recipe import Recipe, option
 
 TEMPLATE_ARGUMENTS = {
@@ -93,6 +94,7 @@ def check_model(recipe: Recipe) -> Iterator[str]:
     yield from refused_keys(recipe.model.config)
     yield from _check_head(recipe)
     yield from _check_attention(recipe)
+    yield from _check_dora(recipe)
 
 
 def _check_path(key: str, path: object) -> Iterator[str]:
@@ -132,6 +134,18 @@ def _check_head(recipe: Recipe) -> Iterator[str]:
     for key in UNSCORED:
         if option(recipe, key):
             yield f"{reward_model} the recipe has `{key}`; remove it"
+
+
+def _check_dora(recipe: Recipe) -> Iterator[str]:
+    strategy = recipe.fabric.strategy
+    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == 1:
+        return
+    for key, section in (("model", recipe.model), ("critic", recipe.critic)):
+        if section is not None and section.lora is not None and section.lora.use_dora:
+            yield (
+                f"{key}.lora.use_dora is true, but fabric.strategy has tensor_parallel={strategy.tensor_parallel}, "
+                "which divides the rows that DoRA scales; set tensor_parallel: 1, or use_dora: false"
+            )
 
 
 def _check_attention(recipe: Recipe) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import sqrt
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -37,11 +38,24 @@ class Lora:
         rank: The adapters' rank.
         alpha: The scale of the adapters is alpha / rank.
         targets: `all-linear`, or the names of the modules that get an adapter.
+        use_rslora: Scale the adapters by alpha / sqrt(rank): rsLoRA (Kalajdzievski 2023, arXiv:2312.03732).
+        use_dora: Train the magnitude of each row of an adapted weight too: DoRA (Liu et al. 2024, arXiv:2402.09353).
     """
 
     rank: Annotated[int, Ge(1), Le(4096), NUMBER] = 16
     alpha: PositiveFloat = 32.0
     targets: str | list[str] = "all-linear"
+    use_rslora: bool = False
+    use_dora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product of an adapter's matrices."""
+        return self.alpha / (sqrt(self.rank) if self.use_rslora else self.rank)
+
+    def __str__(self) -> str:
+        scaled = " with rsLoRA's scale" if self.use_rslora else ""
+        return f"{'DoRA' if self.use_dora else 'LoRA'} of rank {self.rank}{scaled}"
 
 
 @dataclass

@@ -405,14 +405,16 @@ def test_each_technique_has_equal_greedy_tokens(technique: str, monkeypatch: pyt
     assert [a.tokens for some in rounds for a in ask(engine, some)] == expected
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_merged_adapters_have_equal_greedy_tokens(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("packed", "use_dora"), [(False, False), (True, False), (False, True)])
+def test_merged_adapters_have_equal_greedy_tokens(
+    packed: bool, use_dora: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against the layers with adapters as they are; without the adapters the tokens differ."""
     monkeypatch.setattr(blocks, "PACKED_SIZE", 1 if packed else 1 << 40)
     requests = [request(p, s, temperature=0.0, max_tokens=20) for s, p in enumerate(PROMPTS)]
     plain = random_model("qwen2", seed=1).eval()
     without = [answer.tokens for answer in ask(engine_of(plain), requests)]
-    policy = base_model(add_lora(plain, Lora(rank=4, alpha=32), 0))
+    policy = base_model(add_lora(plain, Lora(rank=4, alpha=32, use_dora=use_dora), 0))
     torch.manual_seed(0)
     for name, weight in policy.named_parameters():
         if "lora_B" in name:

@@ -35,8 +35,8 @@ from rlkit.train.optim import make_optimizer
 BUCKET = 100_000
 
 
-def stream(fabric: Fabric, lora: bool) -> None:
-    model = Model("tiny", lora=Lora(rank=4) if lora else None)
+def stream(fabric: Fabric, lora: Lora | None) -> None:
+    model = Model("tiny", lora=lora)
     plain, actor = load_policy(model), Actor(load_policy(model, empty=fabric.global_rank > 0))
     assert fabric.is_global_zero or all(x.is_meta for x in actor.parameters())
     if lora:
@@ -127,9 +127,9 @@ def agree(fabric: Fabric) -> None:
     ranks.raise_any(None)
 
 
-def noise(fabric: Fabric, lora: bool) -> None:
+def noise(fabric: Fabric, lora: Lora | None) -> None:
     """Noise on the embeddings of sharded weights is that of whole ones."""
-    model, placer = Model("tiny", lora=Lora(rank=4) if lora else None), Placer(fabric, Ranks(fabric))
+    model, placer = Model("tiny", lora=lora), Placer(fabric, Ranks(fabric))
     plain, actor = Actor(load_policy(model)), Actor(load_policy(model, empty=placer.empty))
     sharded = placer.set_up(actor)
     tokens = torch.arange(3, 43).reshape(2, 20)
@@ -149,10 +149,12 @@ if __name__ == "__main__":
     fabric.launch()
     agree(fabric)
     shard(fabric, ranks // strategy.replicate)
-    for lora in (False, True):
+    for lora in (None, Lora(rank=4)):
         stream(fabric, lora)
         if sys.argv[2] == "32-true":
             noise(fabric, lora)
+    if strategy.tensor_parallel == 1:
+        stream(fabric, Lora(rank=4, use_dora=True))
     if sys.argv[2] == "32-true":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)  # Muon's own rounding would hide a difference

@@ -82,6 +82,8 @@ learning_rate: 1.0e-5
 use_peft: true
 lora_r: 8
 lora_alpha: 16
+use_rslora: true
+use_dora: true
 lora_target_modules: [q_proj, v_proj]
 dtype: bfloat16
 per_device_train_batch_size: 8
@@ -181,7 +183,7 @@ def test_verls_yaml_says_the_same_as_its_command_line() -> None:
 
 def test_trls_grpo_config() -> None:
     recipe, listed = sections("trl", TRL_YAML, "grpo.yaml")
-    lora = {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj"]}
+    lora = {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj"], "use_rslora": True, "use_dora": True}
     assert recipe["model"] == {"path": "Qwen/Qwen2.5-0.5B-Instruct", "lora": lora, "dtype": "bfloat16"}
     # a generation of 8 x 8 = 64 completions is 8 prompts; an update takes 8 x 4 = 32 of them, so there are 2
     assert recipe["train"]["prompts_per_step"] == 8

@@ -97,7 +97,9 @@ FOREIGN = {
     "train_files": "task.path",
     "use_kl_in_reward": "kl_reward",
     "use_kl_loss": "kl_loss",
+    "use_dora": "model.lora.use_dora",
     "use_peft": "model.lora",
+    "use_rslora": "model.lora.use_rslora",
     "use_vllm": "rollout.engine",
     "val_files": "task.validation_path",
 }

@@ -83,10 +83,11 @@ def _part(section: object) -> str | None:
 
 def _model(recipe: JsonObject) -> str | None:
     path, rank = _at(recipe, "model", "path"), _at(recipe, "model", "lora", "rank")
+    adapters = "DoRA" if _at(recipe, "model", "lora", "use_dora") else "LoRA"
     if not isinstance(path, str):
         return None
     kind = ", reward model" if _at(recipe, "model", "head") == "score" else ""
-    return f"{path}{kind}" + (f", LoRA of rank {rank}" if isinstance(rank, int) else "")
+    return f"{path}{kind}" + (f", {adapters} of rank {rank}" if isinstance(rank, int) else "")
 
 
 def _method(recipe: JsonObject) -> str:

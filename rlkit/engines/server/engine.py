@@ -141,6 +141,11 @@ class ServerEngine(RolloutEngine):
         rank, world = _rank()
         if self.adapter_only and not adapted_layers(runtime.policy):
             raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
+        if self.adapter_only and runtime.policy.peft_config[runtime.policy.active_adapter].use_dora:
+            raise EngineError(
+                "launch.adapter_only is true, but servers do not apply DoRA; leave it out to send merged weights, or "
+                "set model.lora.use_dora: false"
+            )
         self.recovery.sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         problem = ""
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from rlkit.models.lora import delta
+from rlkit.models.lora import merged_weight
 from rlkit.ops.layers import inverse_rms
 
 MODEL_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -249,7 +249,7 @@ def _merged(projection: Any) -> FusedLinear:
     if not hasattr(projection, "get_delta_weight"):
         return FusedLinear(projection.weight, projection.bias)
     base = projection.get_base_layer()
-    return FusedLinear(base.weight.float() + delta(projection), base.bias)
+    return FusedLinear(merged_weight(projection, base.weight), base.bias)
 
 
 def _scaled(projection: Any, norm: Any) -> FusedLinear:

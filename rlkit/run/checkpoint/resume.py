@@ -63,7 +63,8 @@ def compare(checkpoint: CheckpointRef, recipe_yaml: str, force: bool) -> list[st
             f"rollout.max_staleness is 0, but {checkpoint.location} was trained on some prompts of later steps, on "
             "which the run would train twice; keep it, and set rollout.lead to 0 to sample for one step at a time"
         )
-    changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+    off = {key: False for key, value in new.items() if value is False}  # as what an older recipe does not have was
+    changed = [key for key in sorted(old | new) if (off | old).get(key) != new.get(key)]
     lines = {
         key: f"{key}: {show(old.get(key))} in the checkpoint, {show(new.get(key))} now{_effect(key, new)}"
         for key in changed

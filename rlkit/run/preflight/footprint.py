@@ -130,7 +130,7 @@ def _activations(setting: Setting, model: Size, tokens: int) -> float:
     tokens = -(-tokens // setting.recipe.fabric.sequence_parallel)
     hidden = model.config.hidden_size
     intermediate = getattr(model.config, "intermediate_size", None) or 4 * hidden
-    layer, layers = activation_bytes(model.config, setting.precision, model.lora > 0)
+    layer, layers = activation_bytes(model.config, setting.precision, model.lora > 0, model.dora)
     if setting.recipe.train.offload_activations:
         layers = 1
     elif setting.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
@@ -139,4 +139,5 @@ def _activations(setting: Setting, model: Size, tokens: int) -> float:
     width = 4 if setting.precision == "float32" else 2
     gradients = 3 * width * intermediate + 16 * hidden  # of one layer, and what the last norm saves
     logits = min(4 * tokens * model.outputs, CHUNK_BYTES)
-    return float(tokens * (layer * layers + gradients) + 2 * logits)  # their gradient too
+    norms = 4 * intermediate * (intermediate + 3 * hidden) * model.dora  # peft multiplies an identity by the adapter
+    return float(tokens * (layer * layers + gradients) + 2 * logits + norms)  # their gradient too

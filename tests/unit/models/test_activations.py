@@ -68,3 +68,10 @@ def test_adapters_leave_less(tmp_path: Path) -> None:
     model = saved(tmp_path, 1024, 4096, 20)
     model.lora = Lora()
     assert limit(model) == int(2**30 / ((26 * 1024 + 16 * 4096) * 20))
+
+
+def test_dora_leaves_two_outputs_of_each_layer_besides(tmp_path: Path) -> None:
+    """Of 4 bytes each: q, o and down have 1024 outputs, k and v 1024, gate and up 4096."""
+    model = saved(tmp_path, 1024, 4096, 8)
+    model.lora = Lora(use_dora=True)
+    assert limit(model) == int(2**30 / ((26 * 1024 + 16 * 4096 + 8 * (5 * 1024 + 2 * 4096)) * 8))

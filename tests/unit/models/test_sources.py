@@ -153,7 +153,7 @@ def test_adapters_of_an_adapter_merged_are_found_through_both(
         ({"base_model_name_or_path": "/nowhere/a/model"}, "'/nowhere/a/model', which is not on this machine; set base"),
         ({"base_model_name_or_path": "nobody/nothing"}, "nobody/nothing, which cannot be loaded"),
         ({"peft_type": "IA3"}, "is of type 'IA3', expected plain LoRA"),
-        ({"use_dora": True}, "has use_dora = True, expected plain LoRA"),
+        ({"use_dora": True}, "has use_dora = True, expected plain LoRA, since .* has no lora_magnitude"),
         ({"init_lora_weights": "pissa"}, "has init_lora_weights = 'pissa', expected plain LoRA"),
         ({"r": 1_000_000_000}, "r = 1000000000, which is not the rank of the adapter's tensors"),
         ({"lora_alpha": float("nan")}, "lora_alpha = nan, expected a number above 0"),

@@ -40,6 +40,13 @@ def test_nothing_has_changed_in_the_same_recipe(tmp_path: Path) -> None:
     assert compare(checkpoint(tmp_path), changed(), force=False) == []
 
 
+def test_options_that_an_older_recipe_lacks_are_off(tmp_path: Path) -> None:
+    lora = {"lora": {"rank": 4, "use_dora": False}}
+    assert compare(checkpoint(tmp_path), changed(model=lora), force=False) == []
+    with pytest.raises(RecipeError, match=r"model\.lora\.use_dora: None in the checkpoint, True now"):
+        compare(checkpoint(tmp_path), changed(model={"lora": {"rank": 4, "use_dora": True}}), force=True)
+
+
 def test_what_changes_no_learning_is_only_shown(tmp_path: Path) -> None:
     recipe = changed(train={"steps": 9}, save={"every": 5}, log={"rollouts": {"every": 7}})
     assert compare(checkpoint(tmp_path), recipe, force=False) == [

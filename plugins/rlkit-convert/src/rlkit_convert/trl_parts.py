@@ -90,13 +90,16 @@ def model(conversion: Conversion) -> None:
     if conversion.get("use_peft", boolean, False):
         conversion.carry("model.lora.rank", "lora_r", integer, 16, "use_peft")
         conversion.carry("model.lora.alpha", "lora_alpha", number, 32.0)
+        for name in ("use_rslora", "use_dora"):
+            if conversion.get(name, boolean, False):
+                conversion.set(f"model.lora.{name}", True, name)
         if conversion.has("lora_target_modules"):
             targets = conversion.options.values["lora_target_modules"]
             modules = [str(module).strip(", ") for module in targets] if isinstance(targets, list) else targets
             conversion.set("model.lora.targets", modules, "lora_target_modules")
         for name in ("lora_dropout", "lora_modules_to_save", "lora_target_parameters", "lora_task_type"):
             if conversion.has(name):
-                conversion.note(name, "rlkit's adapters have rank, alpha and targets, without dropout")
+                conversion.note(name, "rlkit's adapters have no dropout and no such targets")
     for name in ("dtype", "torch_dtype"):
         if conversion.has(name):
             if conversion.get("use_peft", boolean, False) and conversion.get(name, text, "") in ("bfloat16", "float32"):
