@@ -229,11 +229,12 @@ class Session:
         callbacks.emit("on_run_start", start)
 
     def _state(self, context: TrainContext, best: Best | None) -> RunState:
-        before = self.record.outcome.validation["before"]
+        before, estimator = self.record.outcome.validation["before"], context.recipe.advantage
+        estimates = None if estimator is None else estimator.state_dict()
         return RunState(
             step=self.record.outcome.steps,
             recipe=as_data(self.record.folder.recipe_yaml),
-            numbers=numbers(context.rollouts.version, context.transforms, context.recipe.advantage),
+            numbers=numbers(context.rollouts.version, context.transforms, estimates),
             before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
             earlier=self.validator.earlier,
             waited=self.progress.waited,

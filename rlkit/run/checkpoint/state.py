@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
 from torch import Tensor
 
 from rlkit.base.errors import CheckpointError
-from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.models.checkpoint_schema import Numbers
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.optimizer_state import materialize_state
@@ -61,12 +60,12 @@ def _module_tensors(name: str, module: TrainableModule[Any], saved_names: Collec
     return state
 
 
-def numbers(version: int, transforms: RewardTransforms, estimator: AdvantageEstimator | None = None) -> Numbers:
+def numbers(version: int, transforms: RewardTransforms, advantage: Mapping[str, float] | None = None) -> Numbers:
     """Return the run's numbers; data order, learning rates and sampled tokens follow from the seed and the step."""
     kl_penalty, shaper = transforms.kl_penalty, transforms.shaper
     return Numbers(
         version=version,
-        advantage={} if estimator is None else estimator.state_dict(),
+        advantage=dict(advantage or {}),
         kl_coef=None if kl_penalty is None else kl_penalty.coef,
         shaper=None if shaper is None else (shaper.count, shaper.mean, shaper.squares),
     )
