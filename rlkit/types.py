@@ -303,6 +303,7 @@ class Score:
         ungradable: Whether the reward is low because the text broke its grader; counted.
         answer: Final answer in the text, by which the samples of a prompt vote in `maj@k`: equal answers have one form.
             Empty if the text has none, None if the reward does not look for it.
+        feedback: What is wrong with the text, such as an error, for `teacher.attempts`; None for nothing.
     """
 
     reward: float | None
@@ -311,6 +312,7 @@ class Score:
     error: str | None = None
     ungradable: bool = False
     answer: str | None = None
+    feedback: str | None = None
 
 
 @dataclass

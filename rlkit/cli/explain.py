@@ -168,9 +168,9 @@ def _reference(recipe: Recipe) -> str:
 def _teacher(teacher: Teacher, averaged: bool) -> str:
     itself = "the policy's averaged weights" if averaged else "the policy as the run began"
     served = "" if teacher.urls is None else f" on {len(teacher.urls)} servers"
-    default_teacher = f"{teacher.path or (itself if teacher.context is not None else 'none')}{served}"
+    default_teacher = f"{teacher.path or (itself if teacher.template is not None else 'none')}{served}"
     by_source = [f"{path} for {source}" for source, path in (teacher.sources or {}).items()]
-    reads = "" if teacher.context is None else f", which reads {teacher.context!r}"
+    reads = "" if teacher.template is None else f", which reads {teacher.template!r}"
     return "; ".join([*by_source, f"{default_teacher} for others" if by_source else default_teacher]) + reads
 
 

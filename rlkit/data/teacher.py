@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST
 from rlkit.media import Rendered
 from rlkit.models.config import context_length, load_config, naming
-from rlkit.recipe import Recipe
+from rlkit.recipe import Attempts, Recipe
 from rlkit.rollout.lengths import Side, measure, shorten
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks.template import TextTemplate
@@ -19,6 +20,44 @@ from rlkit.types import Message, Prompt, Trajectory
 
 PROMPT = "prompt"
 """The name of the policy's own text in `teacher.context`."""
+
+
+class AttemptTexts(NamedTuple):
+    """What the step's samples tell a teacher of a sample: `teacher.attempts`.
+
+    Args:
+        solution: The text of the best other sample; None if none is a solution.
+        feedback: What the reward says of this sample; None for nothing.
+    """
+
+    solution: str | None = None
+    feedback: str | None = None
+
+
+NO_TEXTS = AttemptTexts()
+
+
+def attempt_texts(attempts: Attempts, trajectories: Sequence[Trajectory]) -> list[AttemptTexts]:
+    """Return what a teacher reads of each trajectory's attempts.
+
+    Args:
+        attempts: The recipe's.
+        trajectories: Of complete groups, scored. Branches are samples of their agent's rollout.
+    """
+    rollout_of = {id(branch): t for t in trajectories for branch in t.branches}
+    solutions: dict[int, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        is_solution = trajectory.reward is not None and trajectory.reward >= attempts.success
+        if attempts.solution is not None and is_solution and id(trajectory) not in rollout_of:
+            solutions[trajectory.group].append(trajectory)
+    texts = []
+    for trajectory in trajectories:
+        rollout = rollout_of.get(id(trajectory), trajectory)
+        others = [solution for solution in solutions[rollout.group] if solution is not rollout]
+        best = max(others, key=lambda solution: solution.reward or 0.0, default=None)
+        feedback = None if attempts.feedback is None or rollout.score is None else rollout.score.feedback
+        texts.append(AttemptTexts(None if best is None else best.text, feedback))
+    return texts
 
 
 class TeacherPrompts:
@@ -29,9 +68,10 @@ class TeacherPrompts:
         text: `teacher.context`; None for the policy's prompts.
         overlong: What becomes of a prompt that leaves no room in its context.
         columns: How many its output layer and the policy's have in common.
+        attempts: What it reads of the step's samples; None for nothing.
 
     Raises:
-        RecipeError: `text` is no such template, or the policy's own text is not in it.
+        RecipeError: `text` is no such template, or the policy's own text or the attempts are not in it.
     """
 
     def __init__(
@@ -40,11 +80,21 @@ class TeacherPrompts:
         text: str | None,
         overlong: Literal["error", "drop"] | Side = "error",
         columns: int = LARGEST,
+        attempts: Attempts | None = None,
     ) -> None:
         self.context = context
         self.columns = columns
         self.overlong = overlong
+        self.attempts = attempts
         self._text = None if text is None else TextTemplate(text, "teacher.context")
+        texts = {} if attempts is None else {"solution": attempts.solution, "feedback": attempts.feedback}
+        self._parts = {name: TextTemplate(t, f"teacher.attempts.{name}") for name, t in texts.items() if t is not None}
+        for name, part in self._parts.items():
+            if set(part.names) != {"text"} or (self._text is not None and name not in self._text.names):
+                raise RecipeError(
+                    f"teacher.attempts.{name} is {show(texts[name])} and teacher.context {show(text)}, expected only "
+                    f"{{text}} in the first, and {{{name}}} in the second; or set teacher.attempts.{name} to null"
+                )
         if self._text is not None and PROMPT not in self._text.names:
             raise RecipeError(
                 f"teacher.context is {show(text)}, expected {{{PROMPT}}} in it: the message that the policy reads"
@@ -55,7 +105,7 @@ class TeacherPrompts:
         """Whether the teacher reads other prompts than the policy."""
         return self._text is not None
 
-    def prompt(self, prompt: Prompt) -> Prompt:
+    def prompt(self, prompt: Prompt, attempts: AttemptTexts = NO_TEXTS) -> Prompt:
         """Return a prompt as the teacher reads it, whatever its length; pictures of the message come before its text.
 
         Raises:
@@ -68,11 +118,20 @@ class TeacherPrompts:
         if not users:
             raise RecipeError(f"prompt {prompt.id!r} has no text of a user that teacher.context could stand in for")
         last = messages[users[-1]]
-        row = {**prompt.meta, "answer": prompt.answer, PROMPT: _text_of(last)}
+        row = {**prompt.meta, "answer": prompt.answer, PROMPT: _text_of(last), **self._filled(attempts)}
         text = self._text.fill(row, f"prompt {prompt.id!r}")
         pictures = [part for part in last["content"] if part["type"] == "image"] if _is_typed(last) else []
         messages[users[-1]] = {**last, "content": [*pictures, {"type": "text", "text": text}] if pictures else text}
         return replace(prompt, messages=messages)
+
+    def _filled(self, attempts: AttemptTexts) -> dict[str, str]:
+        """Return the parts of `teacher.attempts`, empty where there is no text."""
+        if self.attempts is None:
+            return {}
+        return {
+            name: "" if text is None else self._parts[name].fill({"text": text}, "a sample")
+            for name, text in attempts._asdict().items()
+        }
 
     def fits(self, template: ChatTemplate, prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[bool]:
         """Return which prompts leave the teacher room for an answer, or are shortened until they do.
@@ -96,12 +155,12 @@ class TeacherPrompts:
             )
         return [self.overlong != "drop" or length < self.context for length in lengths]
 
-    def start(self, template: ChatTemplate, trajectory: Trajectory) -> Rendered:
+    def start(self, template: ChatTemplate, trajectory: Trajectory, attempts: AttemptTexts = NO_TEXTS) -> Rendered:
         """Return the ids, and the pictures, that the teacher reads before the policy's first token.
 
         What an environment said first follows the prompt, as in the policy's conversation.
         """
-        prompt = self.prompt(trajectory.prompt)
+        prompt = self.prompt(trajectory.prompt, attempts)
         if self.overlong != "error" and self.overlong != "drop":  # noqa: PLR1714 (mypy narrows this form alone)
             prompt = shorten(template, prompt, self.context - 1, self.overlong)
         replies = trajectory.messages[len(trajectory.prompt.messages) :]
@@ -137,4 +196,4 @@ def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
             config = load_config(recipe.model.at(path))
         contexts.append(context_length(config))
         columns.append(config.get_text_config().vocab_size)
-    return TeacherPrompts(min(contexts), section.context, recipe.rollout.overlong, min(columns))
+    return TeacherPrompts(min(contexts), section.template, recipe.rollout.overlong, min(columns), section.attempts)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LONGEST_ANSWER = 500
 """Most characters of a final answer."""
 
+LONGEST_FEEDBACK = 4000
+"""Most characters of feedback."""
+
 OnError = Literal["drop", "retry", "raise"]
 """What a run does with a group in which a reward failed."""
 
@@ -125,22 +128,25 @@ def as_score(value: object, source: str = "the reward") -> Score:
     try:
         components = {str(name): as_number(value) for name, value in score.components.items()}
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
-        answer = None if score.answer is None else as_answer(score.answer)
-        return Score(as_number(score.reward), components, turns, ungradable=bool(score.ungradable), answer=answer)
+        answer = None if score.answer is None else as_text(score.answer, LONGEST_ANSWER)
+        feedback = None if score.feedback is None else as_text(score.feedback, LONGEST_FEEDBACK) or None
+        return Score(as_number(score.reward), components, turns, None, bool(score.ungradable), answer, feedback)
     except Exception:  # foreign objects may raise anything
-        expected = f"finite numbers up to {LARGEST_FLOAT:g}{'' if score.answer is None else ', and text as an answer'}"
+        texts = {"an answer": score.answer, "feedback": score.feedback}
+        named = "".join(f", and text as {name}" for name, text in texts.items() if text is not None)
+        expected = f"finite numbers up to {LARGEST_FLOAT:g}{named}"
         return Score(None, error=f"{source} returned {show(value)}, expected {expected}")
 
 
-def as_answer(value: object) -> str:
-    """Return a final answer as a text of bounded length.
+def as_text(value: object, longest: int) -> str:
+    """Return an answer or feedback as a text of bounded length.
 
     Raises:
         ValueError: It is no text.
     """
     if not isinstance(value, str):
-        raise ValueError(f"got the answer {show(value)}, expected text")
-    return shorten(str(value), LONGEST_ANSWER)
+        raise ValueError(f"got {show(value)}, expected text")
+    return shorten(str(value), longest)
 
 
 def as_number(value: object) -> float:

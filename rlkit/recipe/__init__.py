@@ -10,7 +10,7 @@ from rlkit.recipe.check import check
 from rlkit.recipe.check_model import FLASH
 from rlkit.recipe.check_validation import VALIDATION_METRICS
 from rlkit.recipe.fabric import FSDP2, Environment, Fabric
-from rlkit.recipe.model import Critic, Lora, Model, ReferenceUpdates, Teacher, Vision
+from rlkit.recipe.model import Attempts, Critic, Lora, Model, ReferenceUpdates, Teacher, Vision
 from rlkit.recipe.outputs import Log, Profile, RolloutLog, Save, Validation
 from rlkit.recipe.recipe import Recipe
 from rlkit.recipe.rollout import ConversationLimits, GroupReplay, Rollout
@@ -20,6 +20,7 @@ __all__ = [
     "FLASH",
     "FSDP2",
     "VALIDATION_METRICS",
+    "Attempts",
     "ConversationLimits",
     "Correction",
     "Critic",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlkit.base.errors import show
 from rlkit.interfaces.loss import Inputs, SequenceLoss
+from rlkit.recipe.model import Attempts
 from rlkit.recipe.recipe import Recipe
 from rlkit.recipe.train import Mixture
 
@@ -62,11 +64,12 @@ def check_teacher(recipe: Recipe) -> Iterator[str]:
         return
     if reads_teacher and teacher.coef != 1:
         yield f"teacher.coef is {teacher.coef:g}, the weight of an advantage, but loss {name} reads none; remove it"
-    if teacher.context is None and not teacher.paths():
+    if teacher.template is None and not teacher.paths():
         yield (
             "teacher.path is null: the policy itself, which without teacher.context has nothing to teach; set "
             'teacher.context, such as "{prompt}\\nThe answer is {answer}.", or the path of another model'
         )
+    yield from _check_attempts(recipe, teacher.attempts)
     if teacher.urls is None:
         if teacher.engine is not None:
             yield "teacher.engine says which product serves teacher.urls, but there are none; add them, or remove it"
@@ -85,6 +88,19 @@ def check_teacher(recipe: Recipe) -> Iterator[str]:
         yield (
             f"rollout.sampling.temperature is {temperature}, but the servers at teacher.urls return log-probs of "
             "temperature 1; set it to 1, or teacher.urls to null"
+        )
+
+
+def _check_attempts(recipe: Recipe, attempts: Attempts | None) -> Iterator[str]:
+    rollout = recipe.rollout
+    if attempts is None:
+        return
+    if recipe.reward is None or rollout.engine.recorded:
+        yield "teacher.attempts are sampled completions with their rewards; add a `reward:` and a sampling engine"
+    if attempts.feedback is None and (attempts.solution is None or rollout.group_size == 1):
+        yield (
+            f"teacher.attempts has feedback: null and solution: {show(attempts.solution)} with rollout.group_size "
+            f"{rollout.group_size}, so the teacher reads nothing; set feedback, or solution and a larger group"
         )
 
 

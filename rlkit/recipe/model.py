@@ -129,6 +129,25 @@ class ReferenceUpdates:
 
 
 @dataclass
+class Attempts:
+    """What a teacher reads of the step's own samples: SDPO (Hübotter et al. 2026, arXiv:2601.20802).
+
+    Samples of which it reads neither a solution nor feedback have no signal.
+
+    Args:
+        success: The least reward of a solution.
+        solution: `{solution}` in `teacher.context`, a template of `{text}`: the last turn of the best other sample of
+            the prompt, if it is a solution. null for none.
+        feedback: `{feedback}` in `teacher.context`, a template of `{text}`: what the reward says of the sample, if it
+            says anything. null for none.
+    """
+
+    success: FiniteFloat = 1.0
+    solution: str | None = "\n\nCorrect solution:\n\n{text}"
+    feedback: str | None = "\n\nFeedback on an earlier attempt:\n\n{text}"
+
+
+@dataclass
 class Teacher:
     """A model whose log-probs of the policy's own tokens score each of them: on-policy distillation.
 
@@ -144,7 +163,8 @@ class Teacher:
         engine: The engine whose product serves `urls`, such as `VllmServer`; its options are not read. null for SGLang.
         context: A template that the teacher reads in place of the last user message of a prompt, such as
             `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the reference answer, and any
-            other name a column of the row. null for the policy's prompt.
+            other name a column of the row. null for the policy's prompt, or with `attempts` for the paper's template.
+        attempts: What the teacher reads of the step's samples: SDPO. null for nothing.
         sources: Models for the prompts of single sources, by the source (a task's name in `Mix`, or the row's
             `data_source`); prompts of other sources have `path`, or no teacher and no signal if `path` and `context`
             are null. null for a single teacher.
@@ -156,9 +176,17 @@ class Teacher:
     urls: list[str] | None = None
     engine: RolloutEngine | None = None
     context: str | None = None
+    attempts: Attempts | None = None
     sources: dict[SourceName, str] | None = None
     coef: PositiveFloat = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def template(self) -> str | None:
+        """What the teacher reads in place of the last user message of a prompt; None for the same."""
+        if self.context is None and self.attempts is not None:
+            return "{prompt}{solution}{feedback}\n\nCorrectly solve the original question."
+        return self.context
 
     def path_of(self, source: str) -> str | None:
         """Return the path of the teacher for prompts of a source; None for the policy itself, or for no teacher."""

@@ -126,7 +126,12 @@ class CodeReward(RewardManager):
         share = verdicts.count("1") / cases
         accuracy = float(share == 1)
         components = {"accuracy": accuracy, "compile_error": float(verdicts.startswith(COMPILE_ERROR))}
-        return Score(share, components | {"tests_passed": share}) if self.partial else Score(accuracy, components)
+        if self.partial:
+            components["tests_passed"] = share
+        failed = len(verdicts) - len(verdicts.lstrip("1")) + 1
+        problem = "does not compile" if components["compile_error"] else f"fails test {failed} of {cases}"
+        feedback = None if accuracy else f"The program {problem}."
+        return Score(share if self.partial else accuracy, components, feedback=feedback)
 
     async def _grade(self, folder: Path, files: dict[str, str]) -> str:
         """Return the verdicts of the grader, which may have been killed on the way."""

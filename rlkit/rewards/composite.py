@@ -79,7 +79,8 @@ class Composite(RewardManager):
             components |= {**score.components, name: score.reward}
         answer = next((score.answer for score in scores if score.answer is not None), None)
         ungradable = any(score.ungradable for score in scores)
-        return Score(total, components, self._turns(scores), ungradable=ungradable, answer=answer)
+        feedback = "\n".join(score.feedback for score in scores if score.feedback) or None
+        return Score(total, components, self._turns(scores), None, ungradable, answer, feedback)
 
     def _weight(self, name: str) -> float:
         return (self.weights or {}).get(name, 1.0)

@@ -75,10 +75,14 @@ class Grader(NamedTuple):
         key = "score" if self._is_verl else "reward"
         if key not in value:
             raise ValueError(f"{self.name} returned the components {list(value)}, expected one named {key!r}")
-        components = {name: part for name, part in value.items() if name != key}
+        feedback = value.get("feedback")
+        is_text = feedback is None or isinstance(feedback, str)  # a number is a component
+        components = {
+            name: part for name, part in value.items() if name != key and not (name == "feedback" and is_text)
+        }
         if self._is_verl:  # whose mapping may hold texts, such as the extracted answer
             components = {name: float(part) for name, part in components.items() if isinstance(part, int | float)}
-        return Score(value[key], components)
+        return Score(value[key], components, feedback=feedback if is_text else None)
 
     @property
     def _in_lists(self) -> bool:

@@ -31,7 +31,7 @@ class RemoteReward(RewardManager):
     """Posts batches of trajectories to an HTTP service, which returns their scores.
 
     It sends `{"items": [{"text", "answer", "messages", "meta"}, …]}` and expects `{"scores": [s, …]}` with a number,
-    or `{"reward": number, "components": {…}, "answer": text}` for each item; see `Score`.
+    or `{"reward": number, "components": {…}, "answer": text, "feedback": text}` for each item; see `Score`.
 
     Args:
         url: URL of the service; `https://${RLKIT_LOGIN}@host` sends the user and password of that variable.
@@ -122,6 +122,8 @@ def _parse(response: object, count: int) -> list[Score]:
     if not isinstance(scores, list) or len(scores) != count:
         raise ValueError(f"answered {str(response)[:200]}, expected an object with {count} `scores`")
     return [
-        Score(s.get("reward"), s.get("components", {}), answer=s.get("answer")) if isinstance(s, dict) else Score(s)
+        Score(s.get("reward"), s.get("components", {}), answer=s.get("answer"), feedback=s.get("feedback"))
+        if isinstance(s, dict)
+        else Score(s)
         for s in scores
     ]

@@ -25,7 +25,7 @@ MAX_LINE_BYTES = 2**28
 MAX_OUTPUT = 16_384
 """Characters of the end of an agent's output."""
 
-SCORE_FIELDS = ("reward", "turn_rewards", "ungradable")
+SCORE_FIELDS = ("reward", "turn_rewards", "ungradable", "feedback")
 """Fields of a score that a row has under `score`; its other fields are fields of the row."""
 
 CREDIT = ("advantages", "greedy_reward", "again")
@@ -269,6 +269,7 @@ def _score(fields: _Fields, components: dict[str, float]) -> Score | None:
         fields.get("error", _is_text, "a text", None),
         score_fields.get("ungradable", lambda value: isinstance(value, bool), "true or false", False),
         fields.get("final_answer", _is_text, "a text", None),
+        score_fields.get("feedback", _is_text, "a text", None),
     )
 
 

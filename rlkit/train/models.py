@@ -178,7 +178,7 @@ class Models:
     def _load_teachers(self, section: Teacher, placer: Placer) -> dict[str | None, FrozenPolicy | None]:
         """Return the teachers by their paths, of which None is the policy itself; none is loaded that servers have."""
         teachers: dict[str | None, FrozenPolicy | None] = {}
-        if section.path is None and section.context is not None:
+        if section.path is None and section.template is not None:
             teachers[None] = self._itself(placer)
         elif section.urls is not None:
             teachers[section.path] = None

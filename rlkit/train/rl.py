@@ -2,7 +2,7 @@
 
     obtain                 completions of the step's prompts             sampling.py; ahead/ where sampling runs ahead
     compute_logps          old and reference log-probs, values           logps.py
-    compute_teacher_logps  a teacher's log-probs of the same tokens      teacher.py
+    compute_teacher_logps  a teacher's log-probs of the same tokens      teacher.py; after the scores with `attempts`
     await_scores           rewards, scored since each completion ended   rollouts.py
     shape_rewards          mismatch correction, shaping, KL penalty      phases.py, credit.py
     compute_advantages     the estimator's, and a teacher's share        phases.py, credit.py
@@ -33,7 +33,8 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
         number: Number of the step; the first is 1.
         obtain: Returns the step's rollouts. Their rewards may still be being scored.
     """
-    meter = Meter()
+    meter, teacher = Meter(), context.recipe.teacher
+    reads_scores = teacher is not None and teacher.attempts is not None
     with meter.timed("sample"):
         rollouts = obtain(context.data, context.rollouts, number, meter)
     context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
@@ -41,11 +42,15 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
     sampled = collate(samples).to(context.device)
     with meter.timed("logps"):
         compute_logps(context, sampled)
-        compute_teacher_logps(context, sampled, samples)
+        if not reads_scores:
+            compute_teacher_logps(context, sampled, samples)
     with meter.timed("score"):
         scored_rows = await_scores(context.rollouts, rollouts, meter)
         record_outcome(context.data, context.rollouts, rollouts, meter)
     scored, trajectories = select_scored(rollouts, sampled, scored_rows)
+    if reads_scores:
+        with meter.timed("logps"):
+            compute_teacher_logps(context, scored, trajectories)
     shape_rewards(context, scored, meter)
     compute_advantages(context, scored, trajectories, meter)
     batch = learn(context, scored, trajectories, number, meter)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
+from rlkit.data.teacher import NO_TEXTS, attempt_texts
 from rlkit.engines import connect_teacher
 from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
 from rlkit.media import Media, MediaSegment, Rendered
@@ -53,20 +54,21 @@ class TeacherRows:
 
 
 def teacher_rows(
-    batch: RolloutBatch, trajectories: Sequence[Trajectory], starts: Sequence[Rendered], context: int
+    batch: RolloutBatch, trajectories: Sequence[Trajectory], starts: Sequence[Rendered | None], context: int
 ) -> TeacherRows:
     """Return a batch with another start of each row, in place of all before the policy's first token.
 
     Args:
         batch: Of these trajectories.
         trajectories: In its order.
-        starts: The ids, with pictures, with which the teacher's rows start.
+        starts: The ids, with pictures, with which the teacher's rows start; None for rows that it does not read.
         context: Tokens of the longest row that the teacher reads; others lose their end.
     """
     rows, ends = [], []
-    for trajectory, (start, start_media) in zip(trajectories, starts, strict=True):
+    for trajectory, rendered in zip(trajectories, starts, strict=True):
+        start, start_media = Rendered([]) if rendered is None else rendered
         first = trajectory.mask.index(True) if True in trajectory.mask else len(trajectory.mask)
-        end = first + max(context - len(start), 0)
+        end = first if rendered is None else first + max(context - len(start), 0)
         tokens = [*start, *trajectory.tokens[first:end]]
         mask = [False] * len(start) + trajectory.mask[first:end]
         count = len(tokens)
@@ -163,13 +165,14 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
         return
     rows = read_rows(context.data, batch, trajectories)
     tensors: list[Tensor] = []
+    is_read = rows.read.any(-1).tolist()
     paths = [section.path_of(t.prompt.source_name) for t in trajectories]
     teacher_top = context.recipe.loss.forward.teacher_top
     prompts = context.data.teacher_prompts
     count = teacher_top if prompts is None else min(teacher_top, prompts.columns)
     for path, teacher in context.models.teachers.items():
         indices = torch.tensor(
-            [i for i, row_path in enumerate(paths) if row_path == path], device=batch.tokens.device
+            [i for i, row_path in enumerate(paths) if row_path == path and is_read[i]], device=batch.tokens.device
         ).long()
         part = rows.batch.rows(indices)
         if teacher is None:
@@ -191,7 +194,10 @@ def _unread(like: Tensor, tokens: Tensor) -> Tensor:
 
 
 def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajectory], meter: Meter) -> None:
-    """Log the KL to the teachers of sources, each over the tokens of its own prompts."""
+    """Log what teachers read of attempts, and the KL to the teachers of sources, over the tokens of their prompts."""
+    for texts in attempt_texts(section.attempts, trajectories) if section.attempts is not None else ():
+        meter.mean("teacher/solutions", float(texts.solution is not None))
+        meter.mean("teacher/feedback", float(texts.feedback is not None))
     if batch.teacher_logps is None:  # the loss reads distributions instead
         return
     gap = batch.required("trainer_logps") - batch.teacher_logps
@@ -227,5 +233,12 @@ def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory
     prompts = data.teacher_prompts
     if prompts is None or not (prompts.changed or batch.tokens.shape[1] > prompts.context):
         return TeacherRows(batch, batch.mask, batch.mask)
-    starts = [prompts.start(data.dialogue.template, trajectory) for trajectory in trajectories]
+    if prompts.attempts is None:
+        texts = [NO_TEXTS] * len(trajectories)
+    else:
+        texts = attempt_texts(prompts.attempts, trajectories)
+    starts = [
+        None if prompts.attempts is not None and text == NO_TEXTS else prompts.start(data.dialogue.template, row, text)
+        for row, text in zip(trajectories, texts, strict=True)
+    ]
     return teacher_rows(batch, trajectories, starts, prompts.context)

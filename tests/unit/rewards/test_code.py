@@ -55,8 +55,8 @@ def rewards(programs: list[str], tests: object, *row: dict[str, Any], **options:
 def test_outputs_decide_and_the_first_failure_ends_the_tests() -> None:
     assert scores([DOUBLE, "print(2)", "print("], PAIRS) == [
         Score(1.0, {"accuracy": 1.0, "compile_error": 0.0}),
-        Score(0.0, {"accuracy": 0.0, "compile_error": 0.0}),
-        Score(0.0, {"accuracy": 0.0, "compile_error": 1.0}),
+        Score(0.0, {"accuracy": 0.0, "compile_error": 0.0}, feedback="The program fails test 2 of 2."),
+        Score(0.0, {"accuracy": 0.0, "compile_error": 1.0}, feedback="The program does not compile."),
     ]
 
 
