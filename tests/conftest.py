@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import forks
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads that fight are slower than one
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -28,7 +30,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def rlkit(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+    """Run the command line in a process of its own: a new one if it has variables of its own, else a fork."""
+    if not env and forks.can_run():
+        return forks.run(("-m", "rlkit", *args), cwd)
     return subprocess.run(
         (sys.executable, "-m", "rlkit", *args),
         cwd=cwd,

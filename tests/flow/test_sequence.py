@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rlkit.testing.models import save_random_model
+from tests import forks
 from tests.conftest import read_jsonl, rlkit
 from tests.flow.ddp_gradients import LENGTHS
 from tests.flow.sequence import count_embedded, make_run, measure
-from tests.flow.test_sharded import torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -93,10 +93,8 @@ def test_divided_tokens_have_the_same_gradients(
     expected, undivided = of_one_rank(path, *(o for o in options if o == LORA))
     script = str(Path(__file__).with_name("sequence.py"))
     fabric = ("--fabric.strategy=FSDP2", f"--fabric.devices={ranks}", f"--fabric.strategy.sequence_parallel={sequence}")
-    done = torchrun(
-        script, str(tmp_path / "out.pt"), path, *fabric, f"--fabric.strategy.tensor_parallel={tensor}", *options,
-        cwd=tmp_path, ranks=ranks,
-    )  # fmt: skip
+    words = (str(tmp_path / "out.pt"), path, *fabric, f"--fabric.strategy.tensor_parallel={tensor}", *options)
+    done = forks.run((script, *words), tmp_path, ranks)
     assert done.returncode == 0, done.stderr[-4000:]
     results, embedded = torch.load(tmp_path / "out.pt")
     assert len(results) == len(expected)

@@ -1,0 +1,150 @@
+"""A process that has imported what runs import, and forks for each of them: they begin without 4 s of imports.
+
+Commands that need a fresh interpreter, such as one with other variables of its environment, are run in one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+IMPORTS = (
+    "torch._dynamo", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2", "peft", "rlkit.cli.fit", "rlkit.cli.views.display", "rlkit.engines",
+    "rlkit.losses", "rlkit.run.launch",
+)  # fmt: skip
+"""Modules that most runs import; none of a plugin."""
+
+
+def run(words: Sequence[str], cwd: Path, ranks: int = 1, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` in a fork, or in one for each rank as torchrun does.
+
+    Raises:
+        subprocess.TimeoutExpired: It took longer; its processes are killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder, name) for name in ("out", "err"))
+        request = {"words": words, "cwd": str(cwd), "env": dict(os.environ), "out": str(out), "err": str(err)}
+        status = _ask(_start()[0], {**request, "ranks": ranks, "timeout": timeout})
+        written = out.read_text(), err.read_text()
+    if status is None:
+        raise subprocess.TimeoutExpired(words, timeout, *written)
+    return subprocess.CompletedProcess(words, status, *written)
+
+
+def can_run() -> bool:
+    """Whether the environment is the one in which the modules were imported: some read it only then."""
+    return _start()[1] == _environment()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+@cache
+def _start() -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Start the process; return it with its environment."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        (sys.executable, __file__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    atexit.register(process.kill)
+    return process, _environment()
+
+
+def _ask(process: subprocess.Popen[str], request: dict[str, Any]) -> Any:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+def _serve() -> None:
+    """Answer each line of the standard input with a status; return only in a fork, which then is the run."""
+    for name in IMPORTS:
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        request = json.loads(line)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        children = []
+        for rank in range(request["ranks"]):
+            child = os.fork()
+            if child == 0:
+                answers.close()
+                _become(request, rank, port)
+                return
+            children.append(child)
+        print(json.dumps(_wait(children, request["timeout"])), file=answers, flush=True)
+
+
+def _wait(children: list[int], timeout: float) -> int | None:
+    """Return the first status that is not 0, of processes that end the others then; None if they take too long."""
+    end, status = time.monotonic() + timeout, 0
+    while children and time.monotonic() < end and status == 0:
+        for child in list(children):
+            ended, code = os.waitpid(child, os.WNOHANG)
+            if ended:
+                children.remove(child)
+                status = status or os.waitstatus_to_exitcode(code)
+        time.sleep(0.01)
+    late = bool(children) and status == 0
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return None if late else status
+
+
+def _become(request: dict[str, Any], rank: int, port: int) -> None:
+    """Make this fork the process that `python WORDS` starts."""
+    os.setpgid(0, 0)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    if request["ranks"] > 1:
+        count = str(request["ranks"])
+        os.environ |= {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": count,
+            "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "forks", "TORCHELASTIC_RESTART_COUNT": "0",
+        }  # fmt: skip
+    for number, name in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    words = request["words"]
+    if words[0] == "-m":
+        sys.argv = [words[1], *words[2:]]
+        sys.path[0] = request["cwd"]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path[0] = str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _serve()
