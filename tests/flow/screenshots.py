@@ -30,7 +30,7 @@ def take(tab: Tab, report: Path, name: str) -> None:
         tab.open(report, ADDRESS[kind])
         tab.run(SCROLL[kind])
         tab.run("new Promise((resolve) => { setTimeout(resolve, 500); })")
-        picture = tab.call("Page.captureScreenshot", format="webp", quality=80)["data"]
+        picture = tab.call("Page.captureScreenshot", format="webp", quality=70)["data"]
         (FOLDER / f"{name}-{kind}.webp").write_bytes(base64.b64decode(picture))
 
 
