@@ -106,7 +106,10 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--train.aggregation mean", "train.aggregation is 'mean', expected one of token_mean"),
         ("--train.minibatches 99", "train.minibatches is 99, but a step has only"),
         ("--train.lr 0", "train.lr is 0, expected a number above 0"),
-        ("--model.lora 3", "model.lora is 3, expected a section with: alpha, rank, targets, or null"),
+        (
+            "--model.lora 3",
+            "model.lora is 3, expected a section with: alpha, rank, targets, use_dora, use_rslora, or null",
+        ),
         ("--model.lora.rnk 3", "unknown option 'model.lora.rnk'; did you mean 'model.lora.rank'?"),
         ("--kl_los.coef 3", "unknown option 'kl_los.coef'; did you mean 'kl_loss.coef'?"),
         ("--fabric.precision bf16-true", "set fabric.precision to 'bf16-mixed'"),

@@ -16,7 +16,7 @@ TRAINED = {
     "max_grad_norm": 1.0,
 }  # fmt: skip
 DEFAULTS: dict[type, dict[str, Any]] = {
-    sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
+    sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear", "use_rslora": False, "use_dora": False},
     sections.Model: {"head": "lm", "attention": "auto", "lora": None, "dtype": "float32", "chat_template": None,
         "chat_template_kwargs": None, "config": dict, "trust_remote_code": False, "vision": sections.Vision,
     },
@@ -56,6 +56,11 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Mixture: {"task": None, "loss": None, "prompts_per_step": None},
     sections.Teacher: {
         "path": None, "urls": None, "engine": None, "context": None, "sources": None, "coef": 1.0, "dtype": "float32",
+        "attempts": None,
+    },
+    sections.Attempts: {
+        "success": 1.0, "solution": "\n\nCorrect solution:\n\n{text}",
+        "feedback": "\n\nFeedback on an earlier attempt:\n\n{text}",
     },
     sections.GroupReplay: {"reuse": 1},
     sections.Shaping: {"clip": None, "normalize": False},

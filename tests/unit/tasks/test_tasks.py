@@ -13,6 +13,7 @@ import pytest
 from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
 from rlkit.engines import TorchEngine
+from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model, Train
@@ -144,7 +145,7 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
     task = Lengths(letters)
     recipe: Any = SimpleNamespace(
         train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny"), teacher=None,
-        reward=None, generates=True, environment=None, agent=None,
+        reward=None, generates=True, environment=None, agent=None, needs=Needs.NOTHING,
     )  # fmt: skip
     dialogue = Dialogue(recipe, tokenizer, 0, frozenset({tokenizer.eos_token_id}))
     data = Data(recipe, dialogue, task.rows("train"), [])
