@@ -77,11 +77,11 @@ ENDING = (
 def test_a_defect_of_the_gateway_costs_its_rollout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, commits = Forest.commit, []
 
-    def broken(forest: Forest, *args: Any) -> Any:
+    def broken(forest: Forest, *args: Any, **options: Any) -> Any:
         commits.append(args)
         if len(commits) % 7 == 0:
             raise ZeroDivisionError
-        return commit(forest, *args)
+        return commit(forest, *args, **options)
 
     monkeypatch.setattr(Forest, "commit", broken)
     rows, _ = fit("--recipe=quickstart", python_agent(agent_file(tmp_path, TURNS)), *SHORT, cwd=tmp_path)
