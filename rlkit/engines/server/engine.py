@@ -139,9 +139,10 @@ class ServerEngine(RolloutEngine):
         self.weight_dtype = _weight_dtype(self.dtype, runtime)
         self.requests.bind(runtime)
         rank, world = _rank()
-        if self.adapter_only and not adapted_layers(runtime.policy):
+        layers = adapted_layers(runtime.policy)
+        if self.adapter_only and not layers:
             raise EngineError("launch.adapter_only is true, but there are no adapters; set model.lora, or leave it out")
-        if self.adapter_only and runtime.policy.peft_config[runtime.policy.active_adapter].use_dora:
+        if self.adapter_only and any(layer.lora_magnitude_vector for layer in layers.values()):
             raise EngineError(
                 "launch.adapter_only is true, but servers do not apply DoRA; leave it out to send merged weights, or "
                 "set model.lora.use_dora: false"
