@@ -157,7 +157,7 @@ class Batch(RolloutBatch):
             has its reward; None if there is none.
         peers: [B] i64, which rows are compared where the rollouts of an agent have roles: those of a role in one
             rollout if it has several there, else those of a role in all rollouts of a prompt; None without roles.
-        role: [B] i64, the role's index in `role_names`; None without an agent.
+        role: [B] i64, the role's index in `role_names`; None if the estimator reads no roles.
         role_names: Names of the step's roles on all ranks, `SOURCE/ROLE` where the prompt has a source.
         advantages: [B,T] f32, set by the estimator; 0 outside the mask.
         returns: [B,T] f32, set by the estimator: what the critic learns.

@@ -71,7 +71,7 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
     recipe = context.recipe
     if Needs.REFERENCE_REWARDS in recipe.needs:
         attach_reference_rewards(trajectories, batch)
-    if recipe.agent is not None:
+    if Needs.ROLES in recipe.needs:  # agreed: from the recipe
         attach_roles(trajectories, batch, context.ranks)
     if batch.main is None and batch.peers is None:
         estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
