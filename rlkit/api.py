@@ -179,7 +179,7 @@ def fit(
             raise RecipeError("fit has a tokenizer, but its model is no object, which would need one; remove it")
         checked, yaml, registry = _build(recipe, sections)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
-        outcome, folder = launch(job, lambda first: Display(checked.train.steps, quiet=quiet or not first))
+        outcome, folder = launch(job, lambda first: Display(checked.train.total_steps, quiet=quiet or not first))
     path = folder / "metrics.jsonl"  # absent if the run was interrupted at its start
     lines = path.read_text(encoding="utf-8").splitlines() if os.path.exists(path) else []
     metrics = [json.loads(line) for line in lines]

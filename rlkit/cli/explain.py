@@ -56,6 +56,7 @@ def _name(what: str, part: object) -> str:
 
 def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
     train, rollout = recipe.train, recipe.rollout
+    length = f"{train.data_epochs:g} passes over the data" if train.steps is None else counted(train.steps, "step")
     samples = (
         "with their recorded answers"
         if rollout.engine.recorded
@@ -66,7 +67,7 @@ def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
         "a step",
         f"{train.prompts_per_step} prompts {samples}; "
         f"{train.epochs} epochs x {train.minibatches} mini-batches = "
-        f"{train.epochs * train.minibatches} optimizer steps; {counted(train.steps, 'step')} in all",
+        f"{train.epochs * train.minibatches} optimizer steps; {length} in all",
     )
     replay = rollout.replay
     if replay is not None:

@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     """Train; return the exit status."""
     with raised():
         parsed = parse("fit", _with_recipe(argv), OPTIONS, trains=True)
-        options, steps = parsed.options, parsed.recipe.train.steps
+        options, train = parsed.options, parsed.recipe.train
         with uncollected():
             from rlkit.cli.views.display import Display
             from rlkit.run.launch import Job, launch
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
         if launcher is not None and not is_launched():
             with calling(launcher, "launch"):
                 return launcher.launch(_launch_of(argv, parsed, job.folder))
-        outcome, _ = launch(job, lambda first: Display(steps, quiet=not first))
+        outcome, _ = launch(job, lambda first: Display(train.total_steps, quiet=not first))
     return INTERRUPTED if outcome.status == "interrupted" else 0
 
 

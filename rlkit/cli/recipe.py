@@ -186,7 +186,7 @@ def _check(target: Target, data: Data) -> int:
         _measure(recipe, data, fabric)
     elif recipe.trial_reward is not None:
         _try_reward(recipe, recipe.trial_reward, data, fabric)
-    prompts = f"{len(data.train)} training rows, {len(data.validation)} validation prompts"
+    prompts = f"{data.row_count} training rows, {len(data.validation)} validation prompts"
     return _verdict(f"ok: {prompts}, context {data.dialogue.context}", misfit)
 
 
@@ -240,6 +240,8 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
     ok = "ok, as far as it could be checked"
     try:
         rows = len(recipe.task.rows("train"))
+        rows = min(rows, recipe.train.max_rows or rows)
+        recipe.train.set_steps(rows)
     except UnavailableError as error:
         unknown.add(str(error))
     for line in (*plan.batches(recipe, rows, ranks), *plan.large_model(recipe, target.is_gpu(fabric))):
@@ -270,7 +272,7 @@ def _estimate(target: Target, setting: estimate.Setting) -> str | None:
     for line in (*estimate.lines(setting), *footprint.lines(setting)):
         echo(line)
     gpu, steps = setting.timed_gpu, target.recipe.train.steps
-    if target.price is not None and gpu is not None:
+    if target.price is not None and gpu is not None and steps is not None:
         seconds = estimate.step_seconds(setting, gpu)
         gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * setting.ranks
         gpu_hours *= target.recipe.fabric.sequence_parallel

@@ -28,6 +28,7 @@ from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_processor_of, load_tokenizer, stop_ids
 from rlkit.models.processor import image_token_ids
 from rlkit.recipe import Model, Recipe
+from rlkit.recipe.check import check_profile
 from rlkit.recipe.unscorable import select_scorable, unscorable_training
 from rlkit.registry import calling, require
 from rlkit.rollout.dialogue import Dialogue
@@ -73,8 +74,13 @@ class Data:
     """The data of the recipe's mixtures, by name."""
 
     def __post_init__(self) -> None:
-        self.order = RowOrder(self.recipe, range(len(self.train)))
+        self.order = RowOrder(self.recipe, range(self.row_count))
         self.lengths = PromptLengths(self.dialogue, self.teacher_prompts, self.show)
+
+    @property
+    def row_count(self) -> int:
+        """Number of training rows, at most `train.max_rows`."""
+        return min(len(self.train), self.recipe.train.max_rows or len(self.train))
 
     @cached_property
     def token_limit(self) -> int:
@@ -138,13 +144,13 @@ class Data:
         """
         rollout, lengths = self.recipe.rollout, self.lengths
         lengths.teacher_prompts, lengths.show = self.teacher_prompts, self.show
-        self.order = RowOrder(self.recipe, range(len(self.train)))
+        self.order = RowOrder(self.recipe, range(self.row_count))
         drops = rollout.overlong == "drop"
         by_outcome = self.recipe.curriculum is not None or rollout.oversample > 1
         measures_all = drops or rollout.unscorable == "drop" or by_outcome
         rows = list(self.order.rows) if measures_all else self._used_rows()
         prompts = [self.complete_prompt(row) for row in rows]
-        if len(rows) == len(self.train):
+        if len(rows) == self.row_count:
             check_sources(self.recipe, prompts)
         if Needs.REFERENCE_REWARDS in self.recipe.needs:
             for prompt in prompts:
@@ -193,6 +199,8 @@ class Data:
     def _used_rows(self) -> list[int]:
         """Return the training rows that the steps will use; a filter may use more."""
         train = self.recipe.train
+        if train.steps is None:
+            return list(self.order.rows)
         used = min(train.steps * train.prompts_per_step, len(self.order.rows))
         steps = range(1, -(-used // train.prompts_per_step) + 1)
         return list(dict.fromkeys(row for step in steps for row in self.order.of_step(step)))
@@ -214,7 +222,7 @@ class Data:
 
 @uncollected()
 def load_data(recipe: Recipe) -> Data:
-    """Load the tokenizer and the rows, and check every prompt that the run will use.
+    """Load the tokenizer and the rows, and check every prompt that the run will use; set `train.steps`.
 
     Raises:
         RecipeError: There are no rows, a row cannot become a prompt, or a prompt does not fit the context.
@@ -231,6 +239,9 @@ def load_data(recipe: Recipe) -> Data:
     validation = held_out(recipe, pictures=reader is not None)
     data = Data(recipe, dialogue, train, validation, teacher_prompts(recipe), show=first_rank)
     data.select_prompts()
+    recipe.train.set_steps(len(data.order.rows))
+    for problem in check_profile(recipe):
+        raise RecipeError(problem)
     for name, mixture in (recipe.mix or {}).items():
         mixture_recipe = recipe_of(mixture, recipe)
         with naming_mixture(name):

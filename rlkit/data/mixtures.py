@@ -24,6 +24,7 @@ def recipe_of(mixture: Mixture, recipe: Recipe) -> Recipe:
         train=replace(
             recipe.train,
             prompts_per_step=mixture.prompts_per_step or recipe.train.prompts_per_step,
+            max_rows=None,
             aggregation=None,
             entropy_coef=0.0,
             old_logps="recompute",

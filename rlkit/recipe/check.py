@@ -35,7 +35,8 @@ def check(recipe: Recipe) -> None:
         _check_numbers,
         check_validation,
         check_best,
-        _check_profile,
+        _check_length,
+        check_profile,
         _check_loggers,
         check_staleness,
         check_model,
@@ -216,15 +217,31 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _check_profile(recipe: Recipe) -> Iterator[str]:
+def _check_length(recipe: Recipe) -> Iterator[str]:
+    train = recipe.train
+    if train.steps is None and train.data_epochs is None:
+        yield (
+            "train needs 'steps', which is not given; expected --train.steps with a whole number of 1 or more, or "
+            "--train.data_epochs with passes over the data"
+        )
+    if train.steps is not None and train.data_epochs is not None:
+        yield (
+            f"train.steps is {train.steps} and train.data_epochs {train.data_epochs:g}, expected one of them; set the "
+            "other to null"
+        )
+
+
+def check_profile(recipe: Recipe) -> Iterator[str]:
+    """Yield the problems of the section `profile`; once the data are loaded, the last step is always known."""
     if recipe.profile is None:
         return
     steps = recipe.profile.steps
     if not steps or len(set(steps)) < len(steps):
         yield f"profile.steps is {steps}, expected at least one step, and each step once; or set profile: null"
-    late_steps = [step for step in steps if step > recipe.train.steps]
+    last = recipe.train.steps
+    late_steps = [step for step in steps if last is not None and step > last]
     if late_steps:
-        yield f"profile.steps has {late_steps[0]}, expected steps up to train.steps, which is {recipe.train.steps}"
+        yield f"profile.steps has {late_steps[0]}, expected steps up to train.steps, which is {last}"
 
 
 def _check_loggers(recipe: Recipe) -> Iterator[str]:

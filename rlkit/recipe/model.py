@@ -211,7 +211,7 @@ class Critic:
         weight_decay: The weight decay of matrices; other parameters have none.
         schedule: The learning rate after the warm-up.
         warmup_steps: Rollout steps in which the learning rate rises from 0.
-        warmup_ratio: The same as a share of `train.steps`, rounded up; null for `warmup_steps`.
+        warmup_ratio: The same as a share of all steps, rounded up; null for `warmup_steps`.
         max_grad_norm: The norm to which gradients are clipped.
         clip: The change of a value beyond which its loss is clipped; null for no clipping.
         policy_delay_steps: Steps at the start that train only the critic.

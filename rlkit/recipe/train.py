@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal
 
+from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import (
     Count,
     FiniteFloat,
@@ -32,7 +34,10 @@ class Train:
     """The training loop.
 
     Args:
-        steps: The number of rollout steps.
+        steps: The number of rollout steps; null for `data_epochs`.
+        data_epochs: The length of the run in passes over the training rows, instead of `steps`: rows x passes /
+            `prompts_per_step` steps, rounded up. Rows that a recipe drops do not count.
+        max_rows: The number of training rows, from the start of the task's; null for all.
         prompts_per_step: Prompts per step, over all ranks.
         minibatches: Optimizer steps per epoch over a rollout.
         epochs: Passes over a rollout.
@@ -44,7 +49,7 @@ class Train:
         weight_decay: The weight decay of matrices; other parameters have none.
         schedule: The learning rate after the warm-up.
         warmup_steps: Rollout steps in which the learning rate rises from 0.
-        warmup_ratio: The same as a share of `steps`, rounded up; null for `warmup_steps`.
+        warmup_ratio: The same as a share of all steps, rounded up; null for `warmup_steps`.
         max_grad_norm: The norm to which gradients are clipped.
         entropy_coef: The weight of the policy's entropy, which is maximised.
         checkpoint_activations: Recompute activations in the backward pass instead of storing them: less memory, about
@@ -71,7 +76,9 @@ class Train:
             ends; null for no limit.
     """
 
-    steps: PositiveInt
+    steps: PositiveInt | None = None
+    data_epochs: PositiveFloat | None = None
+    max_rows: PositiveInt | None = None
     prompts_per_step: Count = 32
     minibatches: Count = 1
     epochs: Count = 1
@@ -96,6 +103,23 @@ class Train:
     seed: NonNegativeInt = 0
     require_reward: bool = True
     max_steps_without_signal: PositiveInt | None = None
+
+    def set_steps(self, rows: int) -> None:
+        """Set `steps` from `data_epochs`, if it is the length of the run, for a number of training rows."""
+        if self.steps is None and self.data_epochs is not None:
+            steps = rows * self.data_epochs / self.prompts_per_step
+            self.steps = max(ceil(round(steps, 6)), 1)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of rollout steps.
+
+        Raises:
+            RecipeError: It follows from the number of rows, and the data are not loaded.
+        """
+        if self.steps is None:
+            raise RecipeError("train.data_epochs has no number of steps before the data are loaded; set train.steps")
+        return self.steps
 
     @property
     def on_policy(self) -> bool:

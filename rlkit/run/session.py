@@ -98,7 +98,7 @@ class Session:
         if context.recipe.rollout.max_staleness and self.replay is None:
             stream_type = BesideStream if context.rollouts.engine.beside else ColocatedStream
             self.stream = stream_type(context.data, context.rollouts, self._trained(context.recipe, resumed))
-        replay = self.replay or Replay(train.steps)
+        replay = self.replay or Replay(train.total_steps)
         method = method_of(context.recipe)
         obtain = replay.obtain or self.stream or method.obtain
 
@@ -115,7 +115,7 @@ class Session:
             metrics = result.metrics | {name: context.ranks.all_reduce_max(x) for name, x in memory_metrics.items()}
             outcome.steps = number
             self._write_rollouts(context, number, result.rollouts.all)
-            if interval and number % interval == 0 and (number < train.steps or not after):
+            if interval and number % interval == 0 and (number < train.total_steps or not after):
                 validated = self.validator.validate(context, f"{number:05d}")
                 metrics |= {f"validation/{name}": value for name, value in validated.items()}
             try:
@@ -194,8 +194,10 @@ class Session:
         validation = context.recipe.validation
         if resumed is not None:
             record.reporter.note(f"resumed from {resumed.location}: step {steps} is done")
-            if steps >= context.recipe.train.steps and not self.replay:
-                record.reporter.note(f"nothing is left to train: to go on, set train.steps above {steps}")
+            if steps >= context.recipe.train.total_steps and not self.replay:
+                epochs = context.recipe.train.data_epochs
+                longer = f"train.steps above {steps}" if epochs is None else f"train.data_epochs above {epochs:g}"
+                record.reporter.note(f"nothing is left to train: to go on, set {longer}")
             reasons = [] if self.replay else rollout_differences(context.recipe.rollout)
             if reasons:
                 record.reporter.note(f"the run will differ from an uninterrupted one: {'; '.join(reasons)}")
@@ -222,7 +224,7 @@ class Session:
             saver.on_saved = lambda name: callbacks.emit(
                 "on_checkpoint", CheckpointSaved(step_of(name), f"{url}/{name}")
             )
-        folder, steps = self.record.folder, context.recipe.train.steps
+        folder, steps = self.record.folder, context.recipe.train.total_steps
         recipe = as_data(folder.recipe_yaml)
         steps_done = self.record.outcome.steps
         start = RunStart(folder.path, recipe, steps, steps_done, ranks.global_rank, ranks.world_size)

@@ -118,7 +118,7 @@ def schedule(context: TrainContext, number: int, meter: Meter) -> None:
     factor = context.callbacks.lr_factor()
     for name, trained, section in (("lr", models.policy, train), ("critic/lr", models.critic, critic)):
         if trained is not None and section is not None:
-            rate = factor * learning_rate(section, number, train.steps)
+            rate = factor * learning_rate(section, number, train.total_steps)
             set_learning_rate(trained.optimizer, rate)
             meter.max(name, rate)
 

@@ -150,11 +150,9 @@ def test_verls_grpo_on_gsm8k() -> None:
     assert recipe["fabric"] == {"devices": 8, "num_nodes": 1, "precision": "bf16-mixed", "strategy": "fsdp2"}
     assert recipe["validation"]["every"] == 5
     assert recipe["log"]["loggers"][0]["init_args"]["project"] == "verl_grpo_example_gsm8k"
-    assert any(line.startswith("trainer.total_epochs=15: train.steps = 15 epochs") for line in listed)
+    assert recipe["train"]["data_epochs"] == 15
     assert any("rlkit-engine-vllm has vLLM" in line for line in listed)
-    assert recipe_problems(recipe_text(convert("verl", GRPO, "run.sh", []))) == [
-        "train needs 'steps', which is not given; expected --train.steps with a whole number of 1 or more"
-    ]
+    assert recipe_problems(recipe_text(convert("verl", GRPO, "run.sh", []))) == []
 
 
 def test_verls_ppo_with_a_critic() -> None:
@@ -246,27 +244,27 @@ def test_the_trainer_chooses_the_algorithm(line: str, advantage: object, loss: o
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 ENGINE = {f"{ROLLOUT}.name", f"{ROLLOUT}.gpu_memory_utilization", "actor_rollout_ref.ref.fsdp_config.param_offload"}
 VERLS_REST = {
-    "grpo with lora": ENGINE | {"trainer.total_epochs", "data.shuffle", f"{ROLLOUT}.load_format"}
+    "grpo with lora": ENGINE | {"data.shuffle", f"{ROLLOUT}.load_format"}
     | {f"{ROLLOUT}.layered_summon"},
-    "ppo with a reward model": ENGINE | {"trainer.total_epochs", "critic.model.fsdp_config.param_offload"}
+    "ppo with a reward model": ENGINE | {"critic.model.fsdp_config.param_offload"}
     | {"reward_model.micro_batch_size_per_gpu", "reward_model.model.use_remove_padding"},
-    "rloo": ENGINE | {"trainer.total_epochs"},
-    "remax": ENGINE | {"trainer.total_epochs"},
-    "several turns": ENGINE - {f"{ROLLOUT}.name"} | {"trainer.total_epochs", "--config-path", "--config-name"}
+    "rloo": ENGINE,
+    "remax": ENGINE,
+    "several turns": ENGINE - {f"{ROLLOUT}.name"} | {"--config-path", "--config-name"}
     | {f"{ROLLOUT}.multi_turn.tool_config_path"},
     "gspo": {f"{ROLLOUT}.name", "trainer.experiment_name", "trainer.nnodes"}
     | {f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.max_num_batched_tokens", "trainer.resume_mode"}
     | {f"{ACTOR}.loss_agg_mode", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"}
     | {"reward_model.reward_kwargs.overlong_buffer_cfg.len", "reward_model.reward_kwargs.max_resp_len"},
-    "dapo": {f"{ROLLOUT}.name", f"{ROLLOUT}.gpu_memory_utilization", "trainer.total_epochs", "trainer.resume_mode"}
+    "dapo": {f"{ROLLOUT}.name", f"{ROLLOUT}.gpu_memory_utilization", "trainer.resume_mode"}
     | {f"{ACTOR}.fsdp_config.fsdp_size", "data.gen_batch_size"},
 }  # fmt: skip
 """The options of verl's examples that cannot be carried over, and ask something of the user."""
 TRLS_REST = {
-    "gspo": {"config_file", "output_dir", "num_train_epochs", "reward_funcs"},
+    "gspo": {"config_file", "output_dir", "reward_funcs"},
     "agent": {"push_to_hub", "output_dir", "reward_funcs", "use_vllm", "report_to"},
     "ppo": {"output_dir", "missing_eos_penalty", "model_name_or_path"},
-    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "num_train_epochs", "use_vllm"},
+    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "use_vllm"},
 }
 
 
@@ -391,11 +389,18 @@ def test_rows_of_files_at_hand_are_counted(tmp_path: Path) -> None:
     words = [files, "data.train_batch_size=4", "trainer.total_epochs=3", "trainer.nnodes=1"]
     conversion = convert("verl", "", "run.sh", words)
     assert conversion.recipe["train.steps"] == (6, "trainer.total_epochs")  # 11 rows, 2 full batches an epoch, 3 epochs
+    conversion = convert("verl", "", "run.sh", [*words, "data.train_max_samples=5"])
+    assert conversion.recipe["train.max_rows"] == (5, "data.train_max_samples")
+    assert conversion.recipe["train.steps"][0] == 3  # 5 rows, 1 full batch an epoch
+    unlimited = convert("verl", "", "run.sh", [*words, "data.train_max_samples=-1"])
+    assert "train.max_rows" not in unlimited.recipe
     words = ["--dataset_name", f"{tmp_path}/c.jsonl", "--model_name_or_path", "m", "--num_train_epochs", "1.5"]
     conversion = convert("trl", "", "run.sh", [*words, "--per_device_train_batch_size", "16"])
     assert conversion.recipe["train.steps"][0] == 6  # 9 rows, 16 / 8 = 2 prompts a step, 4 steps an epoch
     for wrong in ("data.train_files=/dev/null", f"data.train_files={tmp_path}", "data.train_files=~nobody9/x"):
-        assert "train.steps" not in convert("verl", "", "run.sh", [wrong, "trainer.nnodes=1"]).recipe
+        unread = convert("verl", "", "run.sh", [wrong, "trainer.nnodes=1"]).recipe
+        assert "train.steps" not in unread
+        assert unread["train.data_epochs"] == (30, "default of trainer.total_epochs")  # verl's default
     (tmp_path / "d.parquet").write_bytes(b"PAR1 no table")
     words = [f"data.train_files={tmp_path}/d.parquet", "trainer.nnodes=1"]
     assert "train.steps" not in convert("verl", "", "run.sh", words).recipe

@@ -29,8 +29,8 @@ LONGEST_META = 2000
 
 def show(data: Data, as_json: bool) -> None:
     """Print training prompts, special tokens and the tools' schemas included, as the rollout renders them."""
-    count = min(EXAMPLES, len(data.train))
-    rows = [example(data, i * len(data.train) // count) for i in range(count)]
+    count = min(EXAMPLES, data.row_count)
+    rows = [example(data, i * data.row_count // count) for i in range(count)]
     if as_json:
         print(json.dumps(rows, default=str))
         return
@@ -82,7 +82,7 @@ NAMED = 5
 
 def stats(data: Data, as_json: bool) -> None:
     """Print metrics of all training and validation prompts."""
-    rows = range(len(data.train))
+    rows = range(data.row_count)
     console = Console(stderr=True, quiet=not data.show)
     train = [data.complete_prompt(row) for row in track(rows, "reading rows", console=console)]
     splits = {"train": train} | ({"validation": data.held_out} if data.held_out else {})

@@ -46,7 +46,7 @@ FREE = (
 )
 """Options that may change without affecting training."""
 
-RATES = ("train.lr", "train.schedule", "train.steps", "critic.lr", "critic.schedule")
+RATES = ("train.lr", "train.schedule", "train.steps", "train.data_epochs", "critic.lr", "critic.schedule")
 """Options of the learning rate and of the run's length, which may change: they hold from the next step on."""
 
 
@@ -86,8 +86,10 @@ def compare(checkpoint: CheckpointRef, recipe_yaml: str, force: bool) -> list[st
 
 def _effect(key: str, recipe: Mapping[str, object]) -> str:
     """Return what a change of the learning rate or of the number of steps means for the next steps."""
-    if key == "train.steps":
-        return f"; the next step has the learning rate of a run of {recipe[key]} steps" if _decays(recipe) else ""
+    if key in ("train.steps", "train.data_epochs"):
+        unit = "steps" if key == "train.steps" else "passes over the data"
+        changes = _decays(recipe) and recipe.get(key) is not None
+        return f"; the next step has the learning rate of a run of {recipe[key]} {unit}" if changes else ""
     return "; it holds from the next step on" if any(_under(key, part) for part in RATES) else ""
 
 
@@ -126,7 +128,7 @@ def rollout_differences(rollout: Rollout) -> list[str]:
 
 
 def _decays(recipe: Mapping[str, object]) -> bool:
-    """Return whether a learning rate depends on `train.steps`."""
+    """Return whether a learning rate depends on the length of the run."""
     schedules = {recipe.get(f"{section}.schedule.class_path") for section in ("train", "critic")} - {None}
     ratios = {recipe.get(f"{section}.warmup_ratio") for section in ("train", "critic")} - {None}
     return bool(ratios or schedules - {"rlkit.schedules.Constant"})

@@ -191,11 +191,12 @@ def lines(setting: Setting) -> Iterator[str]:
         return
     seconds = step_seconds(setting, gpu)
     step, steps = seconds.sampling + seconds.learning, recipe.train.steps
+    total = "" if steps is None else f", {step * steps / 3600:.1f} h for {counted(steps, 'step')}"
     sampled = f"{seconds.sampling:.0f} s to sample + {seconds.learning:.0f} s to learn = " if setting.is_sampled else ""
     decodes = f" and makes a decode step in {seconds.decode_step * 1e3:.0f} ms" if setting.is_sampled else ""
     yield (
-        f"time, estimated: {sampled}{step:.0f} s a step, {step * steps / 3600:.1f} h for "
-        f"{counted(steps, 'step')} without validation; assumes an {gpu.name}{per_rank} that learns at "
+        f"time, estimated: {sampled}{step:.0f} s a step{total} "
+        f"without validation; assumes an {gpu.name}{per_rank} that learns at "
         f"{_learning_speed(setting, gpu) / 1e12:.0f} TFLOP/s ({UTILISATION:.0%} of its peak){decodes}"
     )
 

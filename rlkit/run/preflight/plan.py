@@ -46,7 +46,7 @@ def _mixture_lines(data: Data) -> Iterator[str]:
 
 
 def _passes(train: Train, rows: int) -> str:
-    return f"; {train.steps * train.prompts_per_step / rows:.2f} passes over {rows} rows"
+    return f"; {train.total_steps * train.prompts_per_step / rows:.2f} passes over {rows} rows"
 
 
 def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
@@ -63,17 +63,17 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     samples = f"x {group_size} samples = {prompts * group_size} trajectories"
     if recipe.rollout.engine.recorded:
         samples = "with their recorded answers"
-    passes = "" if rows is None else _passes(train, rows)
+    steps, passes = "steps", f"; {train.data_epochs} passes over the data"
+    if train.steps is not None:
+        steps = counted(train.steps, "step")
+        passes = "" if rows is None else _passes(train, rows)
     yield from adapters(recipe)
     engine = recipe.rollout.engine
     if engine.chosen:
         yield f"engine: {type(engine).__name__}, {engine.chosen}; rollout.engine chooses another"
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
-    yield (
-        f"{counted(train.steps, 'step')} of {counted(prompts, 'prompt')} {samples}, "
-        f"{counted(updates, 'optimizer step')} each{passes}"
-    )
+    yield (f"{steps} of {counted(prompts, 'prompt')} {samples}, {counted(updates, 'optimizer step')} each{passes}")
     if prompts % train.minibatches:
         low = prompts // train.minibatches * train.minibatches
         yield (

@@ -66,7 +66,7 @@ class RolloutStream(ABC):
         self._data, self._service = data, service
         self._batch = service.recipe.train.prompts_per_step
         self._slots = service.shard_for_rank(range(self._batch))
-        positions = trained.next_untrained(self._batch * (service.recipe.train.steps - service.version))
+        positions = trained.next_untrained(self._batch * (service.recipe.train.total_steps - service.version))
         self.trained = trained
         self._positions = [
             position for i, position in enumerate(positions) if (i % self._batch) % ranks.count == ranks.index

@@ -102,7 +102,7 @@ def test_a_recipe_made_in_python_is_checked_too() -> None:
     assert sorted(str(refused.value).splitlines()) == [
         "reward.timeout is -1.0, expected a number above 0 and at most 31536000",
         "train.lr is nan, expected a number above 0 and at most 1",
-        "train.steps is true, expected a whole number of 1 or more",
+        "train.steps is true, expected a whole number of 1 or more, or null",
     ]
 
 

@@ -19,6 +19,7 @@ from rlkit.base.tasks import run_first
 from rlkit.cli.main import main
 from rlkit.curricula import Difficulty, SuccessRate
 from rlkit.data.order import RowOrder
+from rlkit.recipe import Train
 from rlkit.tasks.order import POSTPONED, Order
 from rlkit.types import Prompt
 from tests.conftest import read_jsonl
@@ -223,6 +224,45 @@ def test_difficulty_orders_an_epoch(tmp_path: Path, rows: Path) -> None:
     assert [sorted(difficulty[i : i + 4]) for i in (0, 4, 8)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
+PASSES = ("--train.steps=null", "--train.max_rows=10", "--train.data_epochs=1.5")
+
+
+def test_the_length_in_passes_over_the_first_rows(tmp_path: Path, rows: Path) -> None:
+    """Ten rows of twelve, 1.5 times: 15 prompts are 4 steps of 4, and 2 passes are 5, of which the schedule knows."""
+    steps = fit(tmp_path / "run", rows, *PASSES, "--train.schedule=Linear", "--train.lr=1", "--train.warmup_steps=0")
+    assert len(steps) == 4
+    prompts = [prompt for prompts in steps for prompt in prompts]
+    assert sorted(prompts[:10], key=int) == [str(i) for i in range(10)]
+    assert set(prompts[10:]) < set(prompts[:10])
+    assert [row["lr"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1.0, 0.75, 0.5, 0.25]
+    longer = fit(tmp_path / "run", rows, *PASSES[:2], "--train.data_epochs=2", "--resume=auto", "--train.lr=1",
+                 "--train.schedule=Linear", "--train.warmup_steps=0")  # fmt: skip
+    assert len(longer) == 5
+    assert longer[:4] == steps
+    assert read_jsonl(tmp_path / "run" / "metrics.jsonl")[4]["lr"] == pytest.approx(0.2)  # the last of 5 steps
+
+
+def test_a_curriculum_orders_the_first_rows(tmp_path: Path, rows: Path) -> None:
+    first = ("--train.steps=null", "--train.max_rows=8", "--train.data_epochs=1")
+    steps = fit(tmp_path / "run", rows, *CASES["difficulty"], *first)
+    difficulty = [sorted((7 * int(prompt)) % 12 for prompt in prompts) for prompts in steps]
+    assert difficulty == [[0, 1, 2, 4], [6, 7, 9, 11]]  # of 0, 7, 2, 9, 4, 11, 6, 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "passes", "steps"), [(8, 1, 2), (9, 1, 3), (12, 0.1, 1), (1, 0.1, 1), (120, 0.1, 3), (7, 3, 6)]
+)
+def test_steps_of_passes(rows: int, passes: float, steps: int) -> None:
+    """Rows x passes / 4, rounded up: 120 x 0.1 is 12 although in floating point 0.1 is a little more."""
+    train = Train(data_epochs=passes, prompts_per_step=4)
+    with pytest.raises(RecipeError, match=r"train\.data_epochs has no number of steps before the data are loaded"):
+        train.total_steps  # noqa: B018
+    train.set_steps(rows)
+    assert train.total_steps == steps
+    train.set_steps(1000)
+    assert train.total_steps == steps
+
+
 def test_over_sampling_trains_on_as_many_groups_and_loses_none(tmp_path: Path, rows: Path) -> None:
     steps = fit(tmp_path / "run", rows, *CASES["over-sampling"], "--train.steps=6")
     assert [len(prompts) for prompts in steps] == [4] * 6
@@ -238,4 +278,9 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, rows: Path, capsys
 
     assert "needs a greedy completion" in refused("--advantage=ReMax", "--rollout.oversample=1.5")
     assert "rollout.oversample" in refused("--rollout.oversample=2.5")
+    assert "train.steps is 100 and train.data_epochs 2, expected one of them" in refused("--train.data_epochs=2")
+    assert "train needs 'steps', which is not given" in refused("--train.steps=null")
+    assert "profile.steps has 5, expected steps up to train.steps, which is 4" in refused(
+        *PASSES, "--profile.steps=[5]"
+    )
     assert "has level None, expected a finite number" in refused("--curriculum=Difficulty", "--curriculum.field=level")

@@ -28,7 +28,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "max_staleness": 0, "lead": None, "replay": None,
     },
     sections.Train: {
-        **TRAINED, "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,
+        **TRAINED, "steps": None, "data_epochs": None, "max_rows": None,
+        "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,
         "max_tokens_per_micro_batch": "auto", "entropy_coef": 0.0, "checkpoint_activations": False,
         "offload_activations": False,
         "offload_during_rollout": False, "deadline": 1800.0, "aggregation": None, "old_logps": "recompute",

@@ -67,6 +67,17 @@ def test_the_learning_rate_and_the_number_of_steps_may_change(tmp_path: Path) ->
     ]
 
 
+def test_passes_over_the_data_may_change(tmp_path: Path) -> None:
+    section = {"steps": None, "data_epochs": 2.0}
+    assert compare(checkpoint(tmp_path), changed(train=section), force=False) == [
+        "train.data_epochs: None in the checkpoint, 2.0 now",
+        "train.steps: 3 in the checkpoint, None now",
+    ]
+    decaying = {**section, "warmup_ratio": 0.1}
+    lines = compare(checkpoint(tmp_path), changed(train=decaying), force=True)
+    assert lines[0].endswith("2.0 now; the next step has the learning rate of a run of 2.0 passes over the data")
+
+
 def test_a_run_that_cannot_go_on_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     options = [*FAST, "--train.steps=1", "--validation=null", f"--out={out}"]

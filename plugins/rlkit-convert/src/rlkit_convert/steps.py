@@ -1,4 +1,4 @@
-"""The number of steps, computed where the training files are on this machine."""
+"""The length of a run: steps where the training files are on this machine, else passes over the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlkit_convert.conversion import Conversion
 
 
 def set_steps(conversion: Conversion, key: str, epochs: float, prompts: int, files: object) -> None:
-    """Set `train.steps` for a number of epochs; list the option instead if the number of rows is unknown.
+    """Set `train.steps` for a number of epochs; `train.data_epochs` if the number of rows is unknown.
 
     Args:
         conversion: The conversion to add to.
@@ -20,9 +20,11 @@ def set_steps(conversion: Conversion, key: str, epochs: float, prompts: int, fil
         files: The path or paths of the training files.
     """
     rows = count_rows(files)
+    most = conversion.recipe.get("train.max_rows")
+    if rows is not None and most is not None:
+        rows = min(rows, int(most[0]))  # type: ignore[call-overload]
     if rows is None or rows < prompts:
-        row_count = "rows of the data" if rows is None else f"{rows} rows"
-        conversion.note(key, f"train.steps = {epochs:g} epochs x {row_count} / {prompts} prompts; set it")
+        conversion.set("train.data_epochs", epochs, key)
         return
     steps = max(int(epochs * (rows // prompts)), 1)
     conversion.set("train.steps", steps, key)

@@ -117,6 +117,7 @@ RULES: dict[str, Rule] = {
     "data.seed": Equivalent("train.seed", integer),
     "data.truncation": COMBINED,
     "data.filter_overlong_prompts": COMBINED,
+    "data.train_max_samples": COMBINED,
     "data.trust_remote_code": Equivalent("model.trust_remote_code", boolean),
     "data.prompt_key": COMBINED,
     "data.reward_fn_key": NoEquivalent("the task Verl reads the column `data_source`; rename yours"),

@@ -21,6 +21,10 @@ def task(conversion: Conversion) -> None:
     conversion.set("task", "Verl")
     if conversion.get("data.prompt_key", text, "prompt") != "prompt":
         conversion.note("data.prompt_key", "the task Verl reads `prompt`; HFDataset has prompt_field and answer_field")
+    max_rows = conversion.get("data.train_max_samples", integer, -1)
+    if max_rows > 0:
+        conversion.set("train.max_rows", max_rows, "data.train_max_samples")
+        conversion.note("data.train_max_samples", "train.max_rows takes the first rows, verl random ones")
     if not conversion.get("data.shuffle", boolean, True):
         conversion.note("data.shuffle", "curriculum Difficulty orders rows by a column; rlkit shuffles otherwise")
     if conversion.get("data.filter_overlong_prompts", boolean, False):
@@ -32,7 +36,7 @@ def task(conversion: Conversion) -> None:
 
 def steps(conversion: Conversion) -> None:
     """Set the number of mini-batches, and of steps if it is known."""
-    if conversion.is_unknown("trainer.total_epochs", "data.train_batch_size"):
+    if conversion.is_unknown("trainer.total_epochs", "trainer.total_training_steps", "data.train_batch_size"):
         conversion.leave_out("train.steps")
     elif not conversion.has("trainer.total_training_steps"):
         epochs = conversion.get("trainer.total_epochs", integer, 30)
