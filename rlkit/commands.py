@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "fit": "train a policy from a recipe",
+    "sweep": "train with each combination of options' values, and compare the runs",
     "validate": "answer a recipe's validation prompts and score the completions",
     "generate": "hold one conversation with a recipe's policy",
     "explain": "print the objective that a recipe optimises, as formulae",

@@ -20,7 +20,6 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.cli.streams import new_file
 from rlkit.cli.views.data import show, stats
 from rlkit.cli.views.display import echo
-from rlkit.cli.without_policy import bound_without_policy
 from rlkit.data.data import Data, load_data, picture_reader
 from rlkit.data.prompts import held_out, make_prompt
 from rlkit.interfaces.content import json_messages
@@ -36,7 +35,7 @@ from rlkit.rollout.participants import Participants
 from rlkit.run.folder import output_path
 from rlkit.tasks import Arithmetic
 from rlkit.train.sampling import score_group
-from rlkit.train.setup import fabric_for, prepare_rollouts
+from rlkit.train.setup import bound_without_policy, fabric_for, prepare_rollouts
 from rlkit.types import JsonObject, Prompt
 
 USAGE = """usage: rlkit data sample FILE.csv                    300 sums, in the columns question and total, to try

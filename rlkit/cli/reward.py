@@ -21,12 +21,12 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.agreement import Agreement
 from rlkit.cli.views.display import echo
 from rlkit.cli.views.reward import RescoredGroup, RewardComparison, report
-from rlkit.cli.without_policy import Bound, bound_without_policy
 from rlkit.recipe import Recipe
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.launch import home_of
 from rlkit.run.rows import SavedRow, read_rows
+from rlkit.train.setup import Bound, bound_without_policy
 from rlkit.types import JsonObject, Message, Score
 
 USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] [overrides]

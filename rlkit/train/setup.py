@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from lightning.fabric import Fabric
@@ -12,19 +14,25 @@ from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-d
 
 from rlkit.base.errors import RecipeError, UnavailableError, show
 from rlkit.base.garbage import uncollected
+from rlkit.base.text import part_name
 from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import make_fabric
+from rlkit.distributed.offload import use_device
 from rlkit.distributed.ranks import Ranks
 from rlkit.distributed.sequence import division_problem
+from rlkit.interfaces.runtime import BoundPart
 from rlkit.models.actor import Actor, ScoreModel
 from rlkit.models.config import naming
 from rlkit.models.size import find_config
 from rlkit.recipe import FLASH, FSDP2, Recipe
+from rlkit.registry import calling
+from rlkit.rollout.loop import EventLoop, close_on_loop
 from rlkit.rollout.service import RolloutService
+from rlkit.rollout.workers import Workers
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import Models, Placer, load_actor
-from rlkit.train.runtime import bind_parts
+from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy, bind_parts
 
 
 @dataclass(frozen=True)
@@ -161,3 +169,39 @@ def _close_rows(actor: Actor, data: Data) -> None:
     """Let a reward model score conversations as the chat template renders them."""
     if isinstance(actor, ScoreModel):
         actor.close_with(data.dialogue.template.closing(), data.dialogue.stop_ids)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What parts are bound to, the event loop that they run on, and the workers for plain code."""
+
+    runtime: RuntimeWithoutPolicy
+    loop: EventLoop
+    workers: Workers
+
+
+@contextmanager
+def bound_without_policy(recipe: Recipe, *used: BoundPart) -> Iterator[Bound]:
+    """Bind parts of a recipe, and close them at the end.
+
+    Raises:
+        RecipeError: One needs the policy as soon as it is bound.
+        PartError: One raised.
+    """
+    fabric = fabric_for(recipe)
+    with ExitStack() as stack:
+        loop = EventLoop(partial(use_device, fabric.device))
+        stack.callback(loop.close)
+        workers = Workers(recipe.concurrency or min(4, os.cpu_count() or 1))
+        stack.callback(workers.close)
+        stack.callback(lambda: loop.run(close_on_loop(used)))
+        runtime = RuntimeWithoutPolicy(recipe, fabric, workers)
+        for part in used:
+            try:
+                with calling(part, "bind"):
+                    part.bind(runtime)
+            except NoPolicyError as error:
+                raise RecipeError(
+                    f"{part_name(part)} asks for {error}, the policy of a run, which is not loaded here; choose another"
+                ) from error
+        yield Bound(runtime, loop, workers)

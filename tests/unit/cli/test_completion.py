@@ -37,6 +37,8 @@ CASES = {
     "rlkit fit --fabric.precision bf16": ["bf16-mixed", "bf16-true"],
     "rlkit fit --rollout.engine.launch.rel": ["--rollout.engine.launch.release_memory"],
     "rlkit fit --resume ru": ["runs"],
+    "rlkit sweep --recipe quickstart --js": ["--json"],
+    "rlkit sweep --advantage.scale": ["--advantage.scale_by_std"],
     "rlkit recipe ": ["list", "show", "new", "check"],
     "rlkit recipe show ": [*RECIPES, "mine.yaml", "runs/"],
     "rlkit recipe new x.yaml --from quick_l": ["quick_lora"],

@@ -48,6 +48,7 @@ ELSEWHERE = {
     "data prepare": {"--recipe", "--out", "--samples"},
     "diff": {"--json"},
     "replay": {"--step", "--phase", "--train.lr=1e-5"},
+    "sweep": {"--recipe", "--train.lr=1e-5,1e-4", "--train.seed=0,1", "--out"},
 }
 """What needs data of the hub or takes seconds: its options are those in the verb's own tests."""
 OF_THE_VERB = {"--out", "--resume", "--checkpoint", "--harness"}
