@@ -248,6 +248,7 @@ class Reads(NamedTuple):
         columns: Size of the vocabulary's beginning to which `top` is limited; None for all of it.
         ids: [B,T,K] i64, tokens whose log-probs are `top_logps`; None for the most likely ones.
         candidates: [B,T,K] i32, ids to which each token's distribution is restricted, then -1; None for no restriction.
+        router: Whether to compute the router's load-balancing loss.
     """
 
     entropy: bool = True
@@ -257,6 +258,7 @@ class Reads(NamedTuple):
     columns: int | None = None
     ids: Tensor | None = None
     candidates: Tensor | None = None
+    router: bool = False
 
 
 class PolicyOutput(NamedTuple):
@@ -271,6 +273,8 @@ class PolicyOutput(NamedTuple):
         mean_logps: [B,T] f32, mean log-prob over the vocabulary, with a gradient.
         top_ids: [B,T,K] i64, the most likely tokens, of the policy or of a teacher.
         top_logps: [B,T,K+1] f32, their log-probs, and last that of all other tokens together, with a gradient.
+        router_loss: Scalar f32, the router's load-balancing loss over the tokens that predict those under the mask,
+            with a gradient.
     """
 
     logps: Tensor
@@ -280,6 +284,7 @@ class PolicyOutput(NamedTuple):
     mean_logps: Tensor | None = None
     top_ids: Tensor | None = None
     top_logps: Tensor | None = None
+    router_loss: Tensor | None = None
 
 
 class LossOutput(NamedTuple):

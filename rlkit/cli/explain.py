@@ -116,6 +116,8 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
     )
     if recipe.train.entropy_coef:
         yield "entropy", f"- {recipe.train.entropy_coef} H(policy)"
+    if recipe.train.router_aux_loss_coef:
+        yield "router", f"+ {recipe.train.router_aux_loss_coef} load-balancing loss of each micro-batch, by its tokens"
     if recipe.kl_loss is not None:
         yield "KL in the loss", f"+ {recipe.kl_loss.coef} {recipe.kl_loss.estimator}(policy, reference)"
     if recipe.needs_reference:

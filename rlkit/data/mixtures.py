@@ -27,6 +27,7 @@ def recipe_of(mixture: Mixture, recipe: Recipe) -> Recipe:
             max_rows=None,
             aggregation=None,
             entropy_coef=0.0,
+            router_aux_loss_coef=0.0,
             old_logps="recompute",
             off_policy_mask_threshold=None,
             mask_truncated=False,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rlkit.base.errors import RecipeError
 from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
-from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, zero_of_vision
+from rlkit.models.vision import Backbone, RowMedia, backbone_of, picture_inputs, zero_of_vision
 from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import DEFAULT_READS, LOGPS, OutputLayer, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
@@ -62,19 +64,24 @@ class Actor(nn.Module):
         """
         flat = tokens.flatten()
         model, candidates = base_model(self.policy), reads.candidates
+        backbone = backbone_of(self.policy)
         ids = reads.ids if candidates is None else candidates.clamp(min=0).long()
         requested, reads = reads, reads._replace(ids=None, candidates=None) if candidates is None else LOGPS
         if self.chunked:
-            hidden, indices = self.passes(backbone_of(self.policy), tokens, mask, noise, media)
+            with router_logits(backbone, requested.router) as routed:
+                hidden, indices, predicts = self.passes(backbone, tokens, mask, noise, media)
             head = model.get_output_embeddings()
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             layer = OutputLayer(head.weight, head.bias, temperature)
             statistics = token_logps(hidden, layer, flat[indices], reads=reads, ids=ids)
         else:
-            inputs = PlainInputs.of(backbone_of(self.policy), tokens, mask, media, self.passes.sequence)
-            with embedding_noise(model, noise, inputs.rows, inputs.positions):
-                logits = self.policy(input_ids=inputs.tokens, use_cache=False, **inputs.options).logits[inputs.predicts]
-            indices = inputs.indices
+            inputs = PlainInputs.of(backbone, tokens, mask, media, self.passes.sequence)
+            indices, predicts = inputs.indices, inputs.predicts
+            with (
+                embedding_noise(model, noise, inputs.rows, inputs.positions),
+                router_logits(backbone, requested.router) as routed,
+            ):
+                logits = self.policy(input_ids=inputs.tokens, use_cache=False, **inputs.options).logits[predicts]
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             statistics = logits_logps(logits, flat[indices], temperature, reads=reads, ids=ids)
 
@@ -89,7 +96,8 @@ class Actor(nn.Module):
         logps, entropy, squares, mean, top_ids, top = (None if x is None else scatter(x) for x in statistics)
         assert logps is not None
         logps = logps + zero_of_vision(self.policy)
-        return PolicyOutput(logps, entropy, squares, None, mean, top_ids, top)
+        router_loss = load_balancing_loss(routed, predicts, backbone) if requested.router else None
+        return PolicyOutput(logps, entropy, squares, None, mean, top_ids, top, router_loss)
 
     def check_passes(self) -> None:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
@@ -115,6 +123,53 @@ class Actor(nn.Module):
             except (AttributeError, TypeError):
                 return False
             return torch.allclose(head(hidden), self.logits(tokens), rtol=1e-4, atol=1e-4)
+
+
+@contextmanager
+def router_logits(backbone: Backbone, recorded: bool) -> Iterator[list[Tensor]]:
+    """Collect the router's logits [L,E] of each layer with experts, if `recorded`, in this context."""
+    collected: list[Tensor] = []
+    handles = []
+    if recorded:
+
+        def request(_: object, args: Any, options: dict[str, Any]) -> Any:
+            return args, options | {"output_router_logits": True}
+
+        def collect(_: object, __: object, output: Any) -> None:
+            collected.extend(output.router_logits or ())
+
+        handles.append(backbone.register_forward_pre_hook(request, with_kwargs=True))
+        handles.append(backbone.register_forward_hook(collect))
+    try:
+        yield collected
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def load_balancing_loss(router_logits: Sequence[Tensor], chosen: Tensor, backbone: Backbone) -> Tensor:
+    """Return the loss of Switch Transformer (Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6) over all layers.
+
+    Args:
+        router_logits: [L,E] of each layer with experts.
+        chosen: [L] or [B,T] bool, the tokens that count.
+        backbone: The model of these layers.
+
+    Returns:
+        Scalar f32: E * sum over experts of (assignments per token) * (mean probability). If the load is even, it is the
+        number of experts per token.
+
+    Raises:
+        RecipeError: The model returned no router logits.
+    """
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    if not router_logits:
+        raise RecipeError(f"{type(backbone).__name__} returns no router logits; set train.router_aux_loss_coef: 0")
+    logits = tuple(x.view(-1, x.shape[-1])[chosen.flatten()].float() for x in router_logits)
+    top_k = backbone.config.get_text_config().num_experts_per_tok
+    loss: Tensor = load_balancing_loss_func(logits, logits[0].shape[-1], top_k)
+    return loss
 
 
 class ScoreModel(Actor):
@@ -159,7 +214,7 @@ class ScoreModel(Actor):
         closed, columns = self._closed(tokens, mask)
         scored = torch.zeros_like(closed, dtype=torch.bool)
         scored[mask.nonzero()[:, 0], columns[mask] + 1] = True  # a hidden state is indexed by the token it predicts
-        hidden, indices = self.passes(backbone_of(self.policy), closed, scored, media=media)
+        hidden, indices, _ = self.passes(backbone_of(self.policy), closed, scored, media=media)
         head = score_head(self.policy)
         assert head is not None
         outputs = head(hidden.to(head.weight.dtype)).squeeze(-1).float()
@@ -225,7 +280,7 @@ class ValueModel(nn.Module):
             mask: [B,T] bool.
             media: [B] the pictures of each row; None without pictures.
         """
-        hidden, indices = self.passes(self.backbone, tokens, mask, media=media)
+        hidden, indices, _ = self.passes(self.backbone, tokens, mask, media=media)
         values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
         placed = torch.zeros(tokens.numel(), device=tokens.device).index_copy(0, indices, values).view_as(tokens)
         return self.passes.sum_slices(placed) + zero_of_vision(self.backbone)

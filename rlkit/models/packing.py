@@ -50,10 +50,12 @@ class MaskedHidden(NamedTuple):
     Args:
         hidden: [N,H].
         indices: [N] i64, the indices of the predicted tokens in the flattened mask.
+        predicts: [L] or [B,T] bool, which tokens of the pass these states belong to.
     """
 
     hidden: Tensor
     indices: Tensor
+    predicts: Tensor
 
 
 class PackedPasses:
@@ -184,7 +186,7 @@ def packed_pass(
     }
     with embedding_noise(backbone, noise, rows, positions):
         hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state[0]
-    return MaskedHidden(hidden[predicts], indices)
+    return MaskedHidden(hidden[predicts], indices, predicts)
 
 
 class PlainInputs(NamedTuple):
@@ -232,7 +234,7 @@ def plain_pass(backbone: Backbone, inputs: PlainInputs, noise: RowNoise | None =
     """Return hidden states from one pass over padded rows."""
     with embedding_noise(backbone, noise, inputs.rows, inputs.positions):
         hidden = backbone(input_ids=inputs.tokens, use_cache=False, **inputs.options).last_hidden_state
-    return MaskedHidden(hidden[inputs.predicts], inputs.indices)
+    return MaskedHidden(hidden[inputs.predicts], inputs.indices, inputs.predicts)
 
 
 @contextmanager

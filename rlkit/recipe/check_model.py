@@ -28,6 +28,7 @@ FLASH = {
 _CLASS = "it determines the class of the model; choose another model.path"
 _LABELS = "set model.head instead"
 _OUTPUTS = "rlkit chooses the outputs of the model"
+_ROUTER = "set train.router_aux_loss_coef instead"
 _CODE = "it would run code or read files; leave it out"
 _ROPE = "set model.config.rope_parameters, which has rope_type, rope_theta and the options of the type"
 
@@ -40,6 +41,7 @@ REFUSED = {
     "compression_config": _CODE, "backbone": _CODE, "backbone_config": _CODE, "backbone_kwargs": _CODE,
     "use_pretrained_backbone": _CODE, "use_timm_backbone": _CODE, "transformers_version": _CODE,
     "attn_implementation": "set model.attention instead", "dtype": "set model.dtype instead",
+    "router_aux_loss_coef": _ROUTER, "output_router_logits": _ROUTER,
     "torch_dtype": "set model.dtype instead", "rope_scaling": _ROPE, "rope_theta": _ROPE,
 }  # fmt: skip
 """Keys of a configuration that `model.config` may not set, and why not or what to do instead."""
@@ -95,6 +97,7 @@ def check_model(recipe: Recipe) -> Iterator[str]:
     yield from _check_head(recipe)
     yield from _check_attention(recipe)
     yield from _check_dora(recipe)
+    yield from _check_router(recipe)
 
 
 def _check_path(key: str, path: object) -> Iterator[str]:
@@ -110,7 +113,7 @@ def _check_path(key: str, path: object) -> Iterator[str]:
 
 UNSCORED = (
     "critic", "kl_loss", "kl_reward", "reference", "correction", "rejection", "train.entropy_coef",
-    "train.off_policy_mask_threshold", "train.mask_truncated", "validation.sampling",
+    "train.off_policy_mask_threshold", "train.mask_truncated", "train.router_aux_loss_coef", "validation.sampling",
 )  # fmt: skip
 """Sections and options that concern sampled tokens and their log-probs."""
 
@@ -145,6 +148,18 @@ def _check_dora(recipe: Recipe) -> Iterator[str]:
             yield (
                 f"{key}.lora.use_dora is true, but fabric.strategy has tensor_parallel={strategy.tensor_parallel}, "
                 "which divides the rows that DoRA scales; set tensor_parallel: 1, or use_dora: false"
+            )
+
+
+def _check_router(recipe: Recipe) -> Iterator[str]:
+    strategy = recipe.fabric.strategy
+    if not recipe.train.router_aux_loss_coef or not isinstance(strategy, FSDP2):
+        return
+    for key in ("tensor_parallel", "sequence_parallel"):
+        if getattr(strategy, key) > 1:
+            yield (
+                f"train.router_aux_loss_coef is {recipe.train.router_aux_loss_coef}, but fabric.strategy has {key}="
+                f"{getattr(strategy, key)}, which divides what the router reads; set {key}: 1, or the coefficient to 0"
             )
 
 

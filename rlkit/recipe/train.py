@@ -52,6 +52,8 @@ class Train:
         warmup_ratio: The same as a share of all steps, rounded up; null for `warmup_steps`.
         max_grad_norm: The norm to which gradients are clipped.
         entropy_coef: The weight of the policy's entropy, which is maximised.
+        router_aux_loss_coef: The weight of the router's load-balancing loss, of a mixture of experts; usual: 0.001. It
+            is computed in each micro-batch, over the tokens that predict completions, and averaged by their number.
         checkpoint_activations: Recompute activations in the backward pass instead of storing them: less memory, about
             a third more time.
         offload_activations: Move activations to host memory between the forward and the backward pass; only on a GPU.
@@ -91,6 +93,7 @@ class Train:
     warmup_ratio: ShareBelowOne | None = None
     max_grad_norm: PositiveFloat = 1.0
     entropy_coef: FiniteFloat = 0.0
+    router_aux_loss_coef: NonNegativeFloat = 0.0
     checkpoint_activations: bool = False
     offload_activations: bool = False
     offload_during_rollout: bool = False

@@ -1,4 +1,7 @@
-"""The losses of a micro-batch, as shares of a mini-batch's: no split into micro-batches or ranks changes their sum."""
+"""The losses of a micro-batch, as shares of a mini-batch's: no split into micro-batches or ranks changes their sum.
+
+The router's load-balancing loss is the exception: it is no sum over tokens, so that each micro-batch has its own.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,7 @@ class Objective:
         strict: Whether a loss that is not finite is refused, if all that it reads is.
         loglinear: How old log-probs are approximated, and tokens weighted by them; None for those of the batch.
         off_policy_threshold: See `rlkit.ops.correction.off_policy_tokens`; None leaves none out.
+        router_aux_loss_coef: Weight of the router's load-balancing loss.
     """
 
     loss: PolicyLoss
@@ -76,6 +80,7 @@ class Objective:
     strict: bool = False
     off_policy_threshold: float | None = None
     loglinear: LogLinear | None = None
+    router_aux_loss_coef: float = 0.0
 
     @classmethod
     def of(cls, recipe: Recipe, version: int = 0, strict: bool = False) -> Objective:
@@ -91,6 +96,7 @@ class Objective:
             strict,
             recipe.train.off_policy_mask_threshold,
             LogLinear(version, recipe.correction) if approximate else None,
+            recipe.train.router_aux_loss_coef,
         )
 
     def denominator(self, batch: TrainBatch) -> Tensor:
@@ -107,6 +113,7 @@ class Objective:
     def rows_with_gradient(self, batch: TrainBatch) -> Tensor:
         """Return which rows [B] have one: all usable ones, unless the advantage is a factor of what is minimised."""
         other_terms = Inputs.GROUPS in self.loss.inputs or self.kl is not None or bool(self.entropy_coef)
+        other_terms = other_terms or bool(self.router_aux_loss_coef)
         advantage_alone = isinstance(self.loss, AdvantageLoss) and not other_terms
         return self.usable_rows(batch) & (((batch.advantages != 0) & batch.mask).any(-1) | (not advantage_alone))
 
@@ -158,6 +165,10 @@ class Objective:
             budget=self.budget,
         )
         loss = masked_sum(per_token * weights, batch.accepted)
+        if out.router_loss is not None:
+            metrics["router_aux_loss"] = out.router_loss
+            part = self.denominator(batch).sum() / counts.tokens
+            loss = loss + self.router_aux_loss_coef * part * out.router_loss
         by_row = result.metrics.keys() if isinstance(self.loss, SequenceLoss) else ()
         return LossShare(loss, {name: metric.detach() for name, metric in metrics.items()}, by_row)
 

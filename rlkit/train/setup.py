@@ -67,8 +67,8 @@ def fabric_for(recipe: Recipe) -> Fabric:
     """Make the recipe's Fabric, in the environment that its engine needs.
 
     Raises:
-        RecipeError: The strategy is none that rlkit trains with, an option needs a GPU, or the tokens of a model
-            cannot be divided as `sequence_parallel` asks.
+        RecipeError: The strategy is none that rlkit trains with, an option needs a GPU, the tokens of a model cannot
+            be divided as `sequence_parallel` asks, or the model lacks the router of a mixture of experts.
     """
     for name, value in recipe.rollout.engine.environment.items():
         os.environ.setdefault(name, value)
@@ -80,6 +80,7 @@ def fabric_for(recipe: Recipe) -> Fabric:
     if recipe.train.offload_activations:
         require_device_memory(fabric)
     require_divisible(recipe)
+    require_router(recipe)
     return fabric
 
 
@@ -122,6 +123,26 @@ def require_divisible(recipe: Recipe) -> None:
                 f"fabric.strategy has sequence_parallel={strategy.sequence_parallel}, but the tokens of {option} "
                 f"{show(str(loaded.path))} cannot be divided: {problem}"
             )
+
+
+def require_router(recipe: Recipe) -> None:
+    """Refuse the router's loss for models without a router, by the configuration.
+
+    Raises:
+        RecipeError: The model has none, or its configuration is malformed.
+    """
+    coef = recipe.train.router_aux_loss_coef
+    if not coef:
+        return
+    try:
+        config = find_config(recipe.model)
+    except UnavailableError:  # reported when the model is loaded
+        return
+    if not hasattr(config.get_text_config(), "router_aux_loss_coef"):
+        raise RecipeError(
+            f"train.router_aux_loss_coef is {coef}, but model.path {show(recipe.model.path)} is of type "
+            f"{config.model_type}, which has no router with such a loss; set it to 0"
+        )
 
 
 @uncollected()

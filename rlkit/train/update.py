@@ -234,7 +234,8 @@ def policy_term(
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
         added = noise.rows(micro) if noise is not None and micro and torch.is_grad_enabled() else None
-        reads = recipe.loss.forward.statistics._replace(candidates=part.candidates)
+        router = bool(micro) and bool(recipe.train.router_aux_loss_coef)
+        reads = recipe.loss.forward.statistics._replace(candidates=part.candidates, router=router)
         if micro and recipe.loss.forward.teacher_top:
             reads = reads._replace(ids=part.teacher_top_ids)
         out: PolicyOutput = policy.module(

@@ -444,6 +444,20 @@ critic: {model: {lora_rank: 8, target_modules: all-linear}}
     assert (conversion.recipe["critic.lora.rank"][0], conversion.recipe["critic.lora.alpha"][0]) == (8, 16.0)
 
 
+def test_the_routers_loss_is_carried_over() -> None:
+    key = "train.router_aux_loss_coef"
+    text = "{model_name_or_path: m, dataset_name: d, router_aux_loss_coef: 0.002, model_init_kwargs: {dtype: float32}}"
+    conversion = convert("trl", text, "grpo.yaml", [])
+    assert conversion.recipe[key] == (0.002, "router_aux_loss_coef")
+    assert key in conversion.notes["model_init_kwargs"]
+    option = f"{ACTOR}.megatron.override_transformer_config.moe_aux_loss_coeff"
+    own = "actor_rollout_ref.model.override_config.output_router_logits"
+    conversion = convert("verl", "", "run.sh", [f"+{option}=0.01", f"+{own}=True", "trainer.nnodes=1"])
+    assert conversion.recipe[key] == (0.01, option)
+    assert key in conversion.notes[own]
+    assert not any("router_logits" in name for name in conversion.recipe)
+
+
 def test_verls_correction_of_the_engine() -> None:
     words = [
         "algorithm.rollout_correction.rollout_is=sequence",

@@ -27,6 +27,7 @@ HUB = "rlkit export writes a Hugging Face folder for `hf upload`"
 QUANTISED = "rlkit has no quantised base models; model.dtype: bfloat16 is the smallest"
 ROLLOUTS = "nothing to do: rollouts are saved in the run folder; log.rollouts"
 TOOLS = "see rlkit docs tools-and-environments"
+ROUTER = "output_router_logits: train.router_aux_loss_coef above 0 requests them"
 ENTROPY = "train.entropy_coef is constant"
 
 ALL_DEFAULTS: dict[str, object] = {
@@ -119,7 +120,7 @@ RULES: dict[str, Rule] = {
     "bnb_*": NoEquivalent(QUANTISED),
     "use_bnb_*": NoEquivalent(QUANTISED),
     "model_revision": NoEquivalent("download that revision and set model.path to its folder"),
-    "model_init_kwargs": NoEquivalent("model.dtype, model.attention and model.config"),
+    "model_init_kwargs": NoEquivalent(f"model.dtype, model.attention and model.config; {ROUTER}"),
     "chat_template_kwargs": Equivalent("model.chat_template_kwargs"),
     "chat_template_path": NoEquivalent("put the template in the model's folder"),
     "dataset_name": Equivalent("task.path", paths),
@@ -261,7 +262,8 @@ RULES: dict[str, Rule] = {
     "cache_implementation": NoEquivalent("nothing to do: TorchEngine has its own cache"),
     "use_transformers_*": NoEquivalent("nothing to do: TorchEngine samples continuously"),
     "cast_lm_head_to_fp32": NoEquivalent("nothing to do: log-probs are computed in float32"),
-    "router_aux_loss_coef": NoEquivalent("rlkit has no router loss"),
+    "router_aux_loss_coef": Equivalent("train.router_aux_loss_coef", number),
+    "output_router_logits": NoEquivalent(ROUTER),
     "pad_to_multiple_of": NoEquivalent("nothing to do"),
     **{name: NoEquivalent(remedy) for names, remedy in GROUPED.items() for name in names.split()},
 }

@@ -164,6 +164,9 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.fsdp_config.optimizer_offload": COMBINED,
     f"{ACTOR}.fsdp_config.*": NoEquivalent("fabric.strategy: fsdp2 shards over all ranks; see the options of FSDP2"),
     f"{ACTOR}.ulysses_sequence_parallel_size": COMBINED,
+    f"{ACTOR}.megatron.override_transformer_config.moe_aux_loss_coeff": Equivalent(
+        "train.router_aux_loss_coef", number
+    ),
     f"{ACTOR}.megatron.*": NoEquivalent(MEGATRON),
     f"{ACTOR}.checkpoint.*": NoEquivalent("nothing to do: a checkpoint holds all that a run needs to resume"),
     f"{ACTOR}.use_torch_compile": NoEquivalent("nothing to do: the trainer is not compiled"),

@@ -284,6 +284,9 @@ def model(conversion: Conversion) -> None:
     replaced = f"{MODEL}.override_config."
     for key in filter(lambda name: name.startswith(replaced), conversion.options.values):
         name = key.removeprefix(replaced).removeprefix("model_config.")
+        if name in ("output_router_logits", "router_aux_loss_coef"):
+            conversion.note(key, "train.router_aux_loss_coef is the weight of the router's loss")
+            continue
         option = "model.attention" if name == "attn_implementation" else f"model.config.{name}"
         conversion.set(option, conversion.options.values[key], key)
     _adapters(conversion, MODEL, "model")
