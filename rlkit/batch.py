@@ -33,6 +33,7 @@ PROVIDERS = {
     "reference_rewards": "an estimator that reads it has Needs.REFERENCE_REWARDS in its `needs`",
     "ref_logps": "the recipe needs a `kl_loss:` or `kl_reward:` section, or a loss with `Inputs.REFERENCE`",
     "teacher_logps": "the recipe needs a `teacher:` section, and a loss that reads advantages",
+    "teacher_spans": "the recipe needs a `teacher:` section with `retokenize: true`",
     "teacher_top_ids": "the recipe needs a `teacher:` section, and a loss with `forward.teacher_top`",
     "teacher_top_logps": "the recipe needs a `teacher:` section, and a loss with `forward.teacher_top`",
     "role": "an estimator that reads it has Needs.ROLES in its `needs`",
@@ -61,6 +62,8 @@ class RolloutBatch:
             loss sees log-linear ones where the recipe has them.
         ref_logps: [B,T] f32, the reference's.
         teacher_logps: [B,T] f32, the teacher's; NaN under the mask where it has not read a token.
+        teacher_spans: [B,T] i64, where the span of each token begins, over which `teacher_logps` are sums; None if they
+            are of single tokens.
         teacher_top_ids: [B,T,K] i64, the tokens that the teacher finds most likely in each place.
         teacher_top_logps: [B,T,K+1] f32, its log-probs of them, and last that of all others together; NaN as above.
         values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
@@ -83,6 +86,7 @@ class RolloutBatch:
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
     teacher_logps: Tensor | None = None
+    teacher_spans: Tensor | None = None
     teacher_top_ids: Tensor | None = None
     teacher_top_logps: Tensor | None = None
     values: Tensor | None = None

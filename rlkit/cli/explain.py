@@ -40,7 +40,8 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
     teacher = recipe.teacher
     if teacher is not None:
         plus = "A =" if recipe.advantage is None else "A +"
-        credit = f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), token by token; "
+        unit = "span" if teacher.retokenize else "token"
+        credit = f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), {unit} by {unit}; "
         yield (
             "teacher",
             f"{'' if recipe.loss.forward.teacher_top else credit}{_teacher(teacher, recipe.train.ema is not None)}",
@@ -174,6 +175,7 @@ def _teacher(teacher: Teacher, averaged: bool) -> str:
     default_teacher = f"{teacher.path or (itself if teacher.template is not None else 'none')}{served}"
     by_source = [f"{path} for {source}" for source, path in (teacher.sources or {}).items()]
     reads = "" if teacher.template is None else f", which reads {teacher.template!r}"
+    reads += ", with its own tokenizer" if teacher.retokenize else ""
     return "; ".join([*by_source, f"{default_teacher} for others" if by_source else default_teacher]) + reads
 
 

@@ -10,6 +10,7 @@ from rlkit.interfaces.reward import as_number
 from rlkit.models.config import naming
 from rlkit.models.load import load_vocabulary
 from rlkit.recipe import Recipe
+from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Prompt
 
 MOST = 10
@@ -22,8 +23,8 @@ def check_tokenizers(recipe: Recipe, tokenizer: Tokenizer) -> None:
     Raises:
         RecipeError: They differ.
     """
-    vocabulary = tokenizer.get_vocab()
-    paths = {} if recipe.teacher is None else recipe.teacher.paths()
+    vocabulary, teacher = tokenizer.get_vocab(), recipe.teacher
+    paths = {} if teacher is None or teacher.retokenize else teacher.paths()
     if recipe.critic is not None and recipe.critic.path is not None:
         paths["critic.path"] = recipe.critic.path
     for option, path in paths.items():
@@ -31,9 +32,28 @@ def check_tokenizers(recipe: Recipe, tokenizer: Tokenizer) -> None:
             other_vocabulary = load_vocabulary(recipe.model.at(path))
         if other_vocabulary != vocabulary:
             differ = len(other_vocabulary.items() ^ vocabulary.items())
+            kind = option.partition(".")[0]
+            alternative = ", or set teacher.retokenize: true" if option == "teacher.path" else ""
             raise RecipeError(
                 f"{option} {path!r} has another tokenizer than the policy: {differ} entries of the vocabulary differ, "
-                f"so that it reads other tokens; choose a {option.partition('.')[0]} of the policy's family"
+                f"so that it reads other tokens; choose a {kind} of the policy's family{alternative}"
+            )
+
+
+def check_retokenize(policy: ChatTemplate, teacher: ChatTemplate) -> None:
+    """Check that a conversation of the policy can be read with a teacher's own tokenizer.
+
+    Raises:
+        RecipeError: The policy reads pictures, or one of the tokenizers is not in Rust.
+    """
+    if policy.reader is not None:
+        raise RecipeError("teacher.retokenize reads texts alone, but model.path reads pictures; remove it")
+    for option, template in (("model.path", policy), ("teacher.path", teacher)):
+        if getattr(template.tokenizer, "backend_tokenizer", None) is None:
+            name = type(template.tokenizer).__name__
+            raise RecipeError(
+                f"teacher.retokenize needs fast tokenizers, but that of {option} is a {name}; choose a model that has "
+                "a tokenizer.json"
             )
 
 

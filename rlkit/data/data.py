@@ -14,7 +14,7 @@ import torch
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.garbage import uncollected
-from rlkit.data.checks import check_sources, check_tokenizers, reference_rewards
+from rlkit.data.checks import check_retokenize, check_sources, check_tokenizers, reference_rewards
 from rlkit.data.lengths import PromptLengths
 from rlkit.data.mixtures import naming_mixture, recipe_of
 from rlkit.data.order import RowOrder
@@ -237,7 +237,10 @@ def load_data(recipe: Recipe) -> Data:
     dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer), reader=reader)
     first_rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     validation = held_out(recipe, pictures=reader is not None)
-    data = Data(recipe, dialogue, train, validation, teacher_prompts(recipe), show=first_rank)
+    prompts = teacher_prompts(recipe)
+    if prompts is not None and prompts.template is not None:
+        check_retokenize(dialogue.template, prompts.template)
+    data = Data(recipe, dialogue, train, validation, prompts, show=first_rank)
     data.select_prompts()
     recipe.train.set_steps(len(data.order.rows))
     for problem in check_profile(recipe):

@@ -12,7 +12,8 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST
 from rlkit.media import Rendered
 from rlkit.models.config import context_length, load_config, naming
-from rlkit.recipe import Attempts, Recipe
+from rlkit.models.load import load_tokenizer, stop_ids
+from rlkit.recipe import Attempts, Model, Recipe
 from rlkit.rollout.lengths import Side, measure, shorten
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks.template import TextTemplate
@@ -69,6 +70,7 @@ class TeacherPrompts:
         overlong: What becomes of a prompt that leaves no room in its context.
         columns: How many its output layer and the policy's have in common.
         attempts: What it reads of the step's samples; None for nothing.
+        template: Its own chat template, with its tokenizer; None for the policy's.
 
     Raises:
         RecipeError: `text` is no such template, or the policy's own text or the attempts are not in it.
@@ -81,8 +83,11 @@ class TeacherPrompts:
         overlong: Literal["error", "drop"] | Side = "error",
         columns: int = LARGEST,
         attempts: Attempts | None = None,
+        *,
+        template: ChatTemplate | None = None,
     ) -> None:
         self.context = context
+        self.template = template
         self.columns = columns
         self.overlong = overlong
         self.attempts = attempts
@@ -102,8 +107,8 @@ class TeacherPrompts:
 
     @property
     def changed(self) -> bool:
-        """Whether the teacher reads other prompts than the policy."""
-        return self._text is not None
+        """Whether the teacher reads other prompts, or other tokens, than the policy."""
+        return self._text is not None or self.template is not None
 
     def prompt(self, prompt: Prompt, attempts: AttemptTexts = NO_TEXTS) -> Prompt:
         """Return a prompt as the teacher reads it, whatever its length; pictures of the message come before its text.
@@ -137,7 +142,7 @@ class TeacherPrompts:
         """Return which prompts leave the teacher room for an answer, or are shortened until they do.
 
         Args:
-            template: Renders them.
+            template: The policy's, which renders them unless the teacher has its own.
             prompts: The policy's.
             lengths: Theirs, in tokens.
 
@@ -145,7 +150,7 @@ class TeacherPrompts:
             RecipeError: One leaves none, and `rollout.overlong` is error; or one cannot be made.
         """
         if self.changed:
-            lengths = measure(template, [self.prompt(prompt) for prompt in prompts])
+            lengths = measure(self.template or template, [self.prompt(prompt) for prompt in prompts])
         if self.overlong == "error" and max(lengths) >= self.context:
             longest = max(range(len(prompts)), key=lengths.__getitem__)
             raise RecipeError(
@@ -160,7 +165,7 @@ class TeacherPrompts:
 
         What an environment said first follows the prompt, as in the policy's conversation.
         """
-        prompt = self.prompt(trajectory.prompt, attempts)
+        template, prompt = self.template or template, self.prompt(trajectory.prompt, attempts)
         if self.overlong != "error" and self.overlong != "drop":  # noqa: PLR1714 (mypy narrows this form alone)
             prompt = shorten(template, prompt, self.context - 1, self.overlong)
         replies = trajectory.messages[len(trajectory.prompt.messages) :]
@@ -190,10 +195,26 @@ def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
     section = recipe.teacher
     if section is None:
         return None
-    contexts, columns = [], []
-    for option, path in ({"model.path": None} | section.paths()).items():
+    contexts, columns, template = [], [], None
+    readers = {} if section.retokenize else {"model.path": None}
+    for option, path in (readers | section.paths()).items():
         with naming(option):
             config = load_config(recipe.model.at(path))
+            if section.retokenize:
+                template = _template(recipe, recipe.model.at(path))
         contexts.append(context_length(config))
         columns.append(config.get_text_config().vocab_size)
-    return TeacherPrompts(min(contexts), section.template, recipe.rollout.overlong, min(columns), section.attempts)
+    return TeacherPrompts(
+        min(contexts),
+        section.template,
+        recipe.rollout.overlong,
+        min(columns),
+        section.attempts,
+        template=template,
+    )
+
+
+def _template(recipe: Recipe, model: Model) -> ChatTemplate:
+    """Return a teacher's own chat template, with its tokenizer."""
+    tokenizer = load_tokenizer(model)
+    return ChatTemplate(tokenizer, stop_ids(model, tokenizer), kwargs=recipe.model.chat_template_kwargs)

@@ -34,6 +34,11 @@ def last_of(x: Tensor, mask: Tensor) -> Tensor:
     return at_last(x.new_ones(len(x)), mask).mul(x).sum(-1)
 
 
+def span_sums(x: Tensor, starts: Tensor) -> Tensor:
+    """Return at each column of x [B,T] the sum over its span; starts [B,T] i64 are the spans' first columns."""
+    return torch.zeros_like(x).scatter_add(1, starts, x).gather(1, starts)
+
+
 def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     """Return the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 for an empty mask."""
     total = reduce(torch.stack((masked_sum(x.float(), mask), mask.sum().float())))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlkit.base.errors import show
 from rlkit.interfaces.loss import Inputs, SequenceLoss
-from rlkit.recipe.model import Attempts
+from rlkit.recipe.model import Attempts, Teacher
 from rlkit.recipe.recipe import Recipe
 from rlkit.recipe.train import Mixture
 
@@ -70,6 +70,7 @@ def check_teacher(recipe: Recipe) -> Iterator[str]:
             'teacher.context, such as "{prompt}\\nThe answer is {answer}.", or the path of another model'
         )
     yield from _check_attempts(recipe, teacher.attempts)
+    yield from _check_retokenize(recipe, teacher)
     if teacher.urls is None:
         if teacher.engine is not None:
             yield "teacher.engine says which product serves teacher.urls, but there are none; add them, or remove it"
@@ -102,6 +103,20 @@ def _check_attempts(recipe: Recipe, attempts: Attempts | None) -> Iterator[str]:
             f"teacher.attempts has feedback: null and solution: {show(attempts.solution)} with rollout.group_size "
             f"{rollout.group_size}, so the teacher reads nothing; set feedback, or solution and a larger group"
         )
+
+
+def _check_retokenize(recipe: Recipe, teacher: Teacher) -> Iterator[str]:
+    if not teacher.retokenize:
+        return
+    problem = "teacher.retokenize is true, but"
+    if teacher.path is None or teacher.sources:
+        yield f"{problem} only the model at teacher.path can have another tokenizer; set it, and remove teacher.sources"
+    if recipe.loss.forward.teacher_top:
+        name = type(recipe.loss).__name__
+        yield f"{problem} loss {name} compares the probabilities of the policy's tokens; choose PolicyGradient"
+    for section in ("tools", "interaction", "environment", "agent"):
+        if getattr(recipe, section):
+            yield f"{problem} the teacher reads one turn of the policy; remove the section `{section}:`"
 
 
 def check_staleness(recipe: Recipe) -> Iterator[str]:

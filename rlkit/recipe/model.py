@@ -156,15 +156,18 @@ class Teacher:
     `Distillation` compares distributions instead, and nothing is added to advantages.
 
     Args:
-        path: A model as in `model.path`, with the policy's tokenizer. null is the initial policy, or with `train.ema`
-            its averaged weights, which reads more in `context`: self-distillation (Shenfeld et al. 2026,
-            arXiv:2601.19897).
+        path: A model as in `model.path`, with the policy's tokenizer unless `retokenize` is set. null is the initial
+            policy, or with `train.ema` its averaged weights, which reads more in `context`: self-distillation
+            (Shenfeld et al. 2026, arXiv:2601.19897).
         urls: Servers of this model, which then takes no memory here; `path` names the model. null loads it.
         engine: The engine whose product serves `urls`, such as `VllmServer`; its options are not read. null for SGLang.
         context: A template that the teacher reads in place of the last user message of a prompt, such as
             `"{prompt}\\nThe answer is {answer}."`: `{prompt}` is that message, `{answer}` the reference answer, and any
             other name a column of the row. null for the policy's prompt, or with `attempts` for the paper's template.
         attempts: What the teacher reads of the step's samples: SDPO. null for nothing.
+        retokenize: Whether the teacher reads the conversation's text with its own tokenizer and chat template, or that
+            of `model.chat_template`: cross-tokenizer distillation (GOLD, Patiño et al. 2025). Log-probs are then those
+            of the shortest texts at whose ends both models' tokens end.
         sources: Models for the prompts of single sources, by the source (a task's name in `Mix`, or the row's
             `data_source`); prompts of other sources have `path`, or no teacher and no signal if `path` and `context`
             are null. null for a single teacher.
@@ -177,6 +180,7 @@ class Teacher:
     engine: RolloutEngine | None = None
     context: str | None = None
     attempts: Attempts | None = None
+    retokenize: bool = False
     sources: dict[SourceName, str] | None = None
     coef: PositiveFloat = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.limits import OverdueError, memory_limit, time_limit
@@ -47,6 +47,25 @@ class TokenCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the text that each id of a tokenizer in Rust completes, special tokens included.
+
+        A piece is empty if the next id continues its character. Bytes that are no text become replacement characters.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        backend: Any = getattr(self.tokenizer, "backend_tokenizer", None)
+        stream, pieces = DecodeStream(skip_special_tokens=False), list[str]()
+        try:
+            for token_id in ids:
+                pieces.append(stream.step(backend, token_id) or "")
+        except Exception:  # tokenizers raises no other type for bytes that are no text
+            pieces += [""] * (len(ids) - len(pieces))
+        complete = max((index + 1 for index, piece in enumerate(pieces) if piece), default=0)
+        if complete < len(ids):
+            pieces[-1] = self.decode(ids[complete:])
+        return pieces
 
     def turn(self, ids: Sequence[int], special: bool) -> str:
         """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""

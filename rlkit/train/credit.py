@@ -15,7 +15,7 @@ from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.ops import correction, kl
-from rlkit.ops.masked import Reducer, masked_mean
+from rlkit.ops.masked import Reducer, masked_mean, span_sums
 from rlkit.recipe import Correction, KLReward, Rejection, Shaping
 from rlkit.registry import calling, require
 from rlkit.types import Batch, TrainBatch, Trajectory
@@ -141,16 +141,22 @@ def mask_truncated(batch: Batch, trajectories: Sequence[Trajectory]) -> None:
 def distill(batch: Batch, coef: float, reduce: Reducer) -> Metrics:
     """Add coef * (log pi_teacher - log pi) to the advantages, 0 where no teacher has read a token.
 
-    Return the mean of the negative, which is the KL to the teacher, and the number of tokens that none has read. A loss
-    that reads the teacher's distributions itself has nothing of it in the advantages.
+    Return the mean of the negative, which is the KL to the teacher, and the number of tokens that none has read. With
+    `teacher_spans` both are log-probs of a span, an action whose gradient all of its tokens have. A loss that reads the
+    teacher's distributions itself has nothing of it in the advantages.
     """
     top = batch.teacher_top_logps
     teacher_logps = batch.required("teacher_logps") if top is None else top[..., 0]
     is_read = batch.mask & ~teacher_logps.isnan()
     metrics = {"teacher/unread": float(reduce((batch.mask & ~is_read).sum().float()))}
     if batch.teacher_top_logps is None:
-        gap = torch.where(is_read, batch.required("trainer_logps") - teacher_logps, 0.0)
+        policy_logps, spans = batch.required("trainer_logps"), batch.teacher_spans
+        if spans is not None:
+            policy_logps = span_sums(policy_logps, spans)
+        gap = torch.where(is_read, policy_logps - teacher_logps, 0.0)
         batch.advantages = batch.required("advantages") - coef * gap
+        if spans is not None:
+            gap = gap / span_sums(torch.ones_like(gap), spans)
         metrics["teacher/kl"] = float(masked_mean(gap, is_read, reduce))
     return metrics
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
-from rlkit.data.teacher import NO_TEXTS, attempt_texts
+from rlkit.data.retokenize import retokenize
+from rlkit.data.teacher import NO_TEXTS, TeacherPrompts, attempt_texts
 from rlkit.engines import connect_teacher
 from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
 from rlkit.media import Media, MediaSegment, Rendered
@@ -20,6 +21,7 @@ from rlkit.ops.logps import MIN_PROB
 from rlkit.ops.masked import masked_sum
 from rlkit.recipe import Teacher
 from rlkit.rollout.collate import collate
+from rlkit.rollout.rendering import TokenCodec
 from rlkit.train.logps import columns_of, frozen_logps, frozen_top
 from rlkit.train.metrics import Meter, source_of
 from rlkit.train.setup import TrainContext
@@ -79,6 +81,71 @@ def teacher_rows(
     positions, limits = torch.arange(batch.mask.shape[1]), torch.tensor(ends, dtype=torch.long)
     read = batch.mask & (positions < limits[:, None]).to(batch.mask.device)
     return TeacherRows(collate(rows).to(batch.tokens.device), batch.mask, read)
+
+
+@dataclass(frozen=True)
+class RetokenizedRows(TeacherRows):
+    """A batch whose completions a teacher reads as tokens of its own.
+
+    Args:
+        starts: [B,T] i64, where the span of each of the policy's tokens begins.
+        teacher_starts: [B,T'] i64, where the span of each token under `batch.mask` begins in the policy's row.
+    """
+
+    starts: Tensor
+    teacher_starts: Tensor
+
+    def restore(self, computed: Tensor) -> Tensor:
+        """Return the sums over spans of the teacher's log-probs [B,T'], at each of the policy's tokens [B,T]."""
+        sums = computed.new_zeros(self.mask.shape)
+        sums.scatter_add_(1, self.teacher_starts, torch.where(self.batch.mask, computed, 0.0))
+        return torch.where(self.read, sums.gather(1, self.starts), torch.where(self.mask, nan, 0.0))
+
+
+def retokenized_rows(
+    batch: RolloutBatch,
+    trajectories: Sequence[Trajectory],
+    starts: Sequence[Rendered | None],
+    codec: TokenCodec,
+    prompts: TeacherPrompts,
+) -> RetokenizedRows:
+    """Return a batch of one turn each as a teacher with its own tokenizer reads it.
+
+    Args:
+        batch: Of these trajectories.
+        trajectories: In its order.
+        starts: The ids with which the teacher's rows start; None for rows that it does not read.
+        codec: Of the policy's tokenizer.
+        prompts: With the teacher's template; what exceeds their context is not read.
+    """
+    assert prompts.template is not None
+    rows, row_starts = [], []
+    read, span_starts = torch.zeros_like(batch.mask, device="cpu"), torch.arange(batch.mask.shape[1])
+    span_starts = span_starts.repeat(len(batch), 1)
+    for index, (trajectory, rendered) in enumerate(zip(trajectories, starts, strict=True)):
+        first = trajectory.mask.index(True) if True in trajectory.mask else len(trajectory.mask)
+        start = [] if rendered is None else rendered.tokens
+        completion = [] if rendered is None else trajectory.tokens[first:]
+        ids, spans = retokenize(completion, codec, prompts.template)
+        tokens = [*start, *ids][: prompts.context]
+        mask, begins = [False] * len(tokens), [0] * len(tokens)
+        for span in spans:
+            own = slice(len(start) + span.teacher_start, len(start) + span.teacher_end)
+            if own.stop <= len(tokens):
+                count = own.stop - own.start
+                mask[own], begins[own] = [True] * count, [first + span.start] * count
+                read[index, first + span.start : first + span.end] = True
+                span_starts[index, first + span.start : first + span.end] = first + span.start
+        zeros = [0] * len(tokens)
+        rows.append(replace(trajectory, tokens=tokens, mask=mask, logps=[0.0] * len(tokens), versions=zeros))
+        row_starts.append(torch.tensor(begins, dtype=torch.long))
+    own_batch = collate(rows)
+    teacher_starts = torch.zeros_like(own_batch.tokens)
+    teacher_starts[own_batch.attention] = torch.cat([*row_starts, torch.zeros(0, dtype=torch.long)])
+    device = batch.tokens.device
+    return RetokenizedRows(
+        own_batch.to(device), batch.mask, read.to(device), span_starts.to(device), teacher_starts.to(device)
+    )
 
 
 def _moved(media: Media | None, start: MediaSegment | None, first: int, begin: int, count: int) -> Media | None:
@@ -186,6 +253,7 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
         batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, tensors)
     else:
         [batch.teacher_logps] = map(rows.restore, tensors)
+        batch.teacher_spans = rows.starts if isinstance(rows, RetokenizedRows) else None
 
 
 def _unread(like: Tensor, tokens: Tensor) -> Tensor:
@@ -223,7 +291,8 @@ def check_servers(context: TrainContext) -> None:
             "null, so that the teacher is loaded here"
         )
     prompt = data.teacher_prompts.prompt(data.prompt(data.order.rows[0]))
-    span = TokenSpan(data.dialogue.template.start(prompt.messages, prompt.tools), 1)
+    template = data.teacher_prompts.template or data.dialogue.template
+    span = TokenSpan(template.start(prompt.messages, prompt.tools), 1)
     for url in section.urls:
         context.rollouts.wait(connect_teacher([url], section.engine).logps([span]))
 
@@ -241,4 +310,6 @@ def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory
         None if prompts.attempts is not None and text == NO_TEXTS else prompts.start(data.dialogue.template, row, text)
         for row, text in zip(trajectories, texts, strict=True)
     ]
+    if prompts.template is not None:
+        return retokenized_rows(batch, trajectories, starts, data.dialogue.template.codec, prompts)
     return teacher_rows(batch, trajectories, starts, prompts.context)

@@ -1,0 +1,79 @@
+"""Completions as a teacher with another tokenizer reads them, aligned with the policy's tokens by their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from os.path import commonprefix
+from typing import NamedTuple
+
+from rlkit.rollout.rendering import TokenCodec
+from rlkit.rollout.template import ChatTemplate
+
+NO_TEXT = "\ufffd"
+"""What decoding returns for bytes that are no text."""
+
+
+class Span(NamedTuple):
+    """The fewest tokens of a completion that have the same text for the policy and for a teacher.
+
+    Args:
+        start: Index of the policy's first token in the completion.
+        end: Index after its last.
+        teacher_start: Index of the teacher's first token.
+        teacher_end: Index after its last.
+    """
+
+    start: int
+    end: int
+    teacher_start: int
+    teacher_end: int
+
+
+def retokenize(ids: Sequence[int], codec: TokenCodec, teacher: ChatTemplate) -> tuple[list[int], list[Span]]:
+    """Return the teacher's ids of a completion, and its spans; what ends the policy's turn ends the teacher's.
+
+    Args:
+        ids: The policy's.
+        codec: Of the policy's tokenizer.
+        teacher: The teacher's chat template, with its tokenizer.
+    """
+    ended = bool(ids) and ids[-1] in codec.stop_ids
+    body = ids[:-1] if ended else ids
+    pieces = codec.pieces(body)
+    teacher_ids = teacher.codec.encode("".join(pieces))
+    spans = align(pieces, teacher.codec.pieces(teacher_ids))
+    if ended:
+        end = teacher.turn({"role": "assistant", "content": ""})
+        spans.append(Span(len(body), len(ids), len(teacher_ids), len(teacher_ids) + len(end)))
+        teacher_ids = teacher_ids + end
+    return teacher_ids, spans
+
+
+def align(pieces: Sequence[str], teacher_pieces: Sequence[str]) -> list[Span]:
+    """Return the spans of two lists of pieces of a text, up to the first character that differs.
+
+    Spans with bytes that are no text are left out.
+
+    Args:
+        pieces: What each of the policy's tokens completes of the text; see `TokenCodec.pieces`.
+        teacher_pieces: What each of the teacher's tokens completes.
+    """
+    text = commonprefix(("".join(pieces), "".join(teacher_pieces)))  # noqa: RUF071 (no paths)
+    ends, teacher_ends = _ends(pieces), _ends(teacher_pieces)
+    common = sorted(end for end in ends.keys() & teacher_ends.keys() if end <= len(text))
+    return [
+        Span(ends[start], ends[end], teacher_ends[start], teacher_ends[end])
+        for start, end in pairwise(common)
+        if NO_TEXT not in text[start:end]
+    ]
+
+
+def _ends(pieces: Sequence[str]) -> dict[int, int]:
+    """Return the number of pieces up to each length of the text at which one ends."""
+    ends, length = {0: 0}, 0
+    for index, piece in enumerate(pieces):
+        if piece:
+            length += len(piece)
+            ends[length] = index + 1
+    return ends
