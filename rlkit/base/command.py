@@ -126,10 +126,10 @@ class Command:
         self.confined = confined
         arguments = self.words if os.sep in self.words[0] else self.words[1:]
         files = {word: os.path.abspath(word) for word in arguments if os.path.isfile(word)}
-        self._files = {word: path for word, path in files.items() if not _within(path, _system())}
+        self._files = {word: path for word, path in files.items() if not within(path, _system())}
         self.readable = [*_system(), *map(os.path.abspath, readable), *self._files.values()]
         program = shutil.which(self.words[0], path=environment_of_run()["PATH"])
-        if confined and program and not _within(os.path.abspath(program), self.readable):
+        if confined and program and not within(os.path.abspath(program), self.readable):
             raise RecipeError(
                 f"{owner} runs {program}, which it cannot read in its sandbox; add its folder to `readable`"
             )
@@ -370,9 +370,9 @@ def _system() -> list[str]:
 
 def _overlap(path: str, other: str) -> bool:
     """Whether two paths are equal, or the folder at one holds the other."""
-    return _within(path, [other]) or _within(other, [path])
+    return within(path, [other]) or within(other, [path])
 
 
-def _within(path: str, folders: Sequence[str]) -> bool:
+def within(path: str, folders: Sequence[str]) -> bool:
     """Whether a path is, or is in, any of folders."""
     return any(path == folder or path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)

@@ -127,9 +127,9 @@ def write(descriptor: int, data: memoryview) -> int:
         return len(data)
 
 
-def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    """Start Python in a session of its own, with pipes from and to it."""
-    command, pipe = [sys.executable, "-B", *arguments], subprocess.PIPE
+def start(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, with pipes from and to it."""
+    pipe = subprocess.PIPE
     return subprocess.Popen(
         command, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -143,9 +143,26 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def run(case: dict[str, Value], deadline: float, tolerance: float) -> bool:
+def compiles(compiler: list[str], seconds: float) -> bool:
+    """Whether a compiler accepts the program within its time; without one, whether it is Python."""
+    if not compiler:
+        try:
+            compile(Path(PROGRAM).read_text(encoding="utf-8"), PROGRAM, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+        return True
+    process = start(compiler)
+    try:
+        return process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        kill(process)
+
+
+def run(case: dict[str, Value], command: list[str], deadline: float, tolerance: float) -> bool:
     """Whether the program writes the expected output and exits with status 0."""
-    process = start([PROGRAM])
+    process = start(command)
     try:
         limit = 2 * len(case["output"]) + OUTPUT_BYTES
         output = exchange(process, case["input"].encode(), limit, deadline, line=False)
@@ -172,7 +189,7 @@ class Program:
         self.questions = 0
         self.ended = False
         if self.process is None:
-            self.process = start(["-c", ANSWER, *sys.argv[1:]])
+            self.process = start([sys.executable, "-B", "-c", ANSWER, *sys.argv[1:]])
 
     def end(self) -> None:
         """End the process, if there is one."""
@@ -282,7 +299,7 @@ def passes(case: dict[str, Value], program: Program, spec: dict[str, Value], dea
     """Whether a case passes before its deadline."""
     try:
         if "input" in case:
-            return run(case, deadline, spec["tolerance"])
+            return run(case, spec["command"], deadline, spec["tolerance"])
         program.begin(deadline)
         if "function" in case:
             return call(case, program, spec["tolerance"])
@@ -292,16 +309,14 @@ def passes(case: dict[str, Value], program: Program, spec: dict[str, Value], dea
 
 
 def grade(report: int) -> None:
-    """Write 1 or 0 for each case, up to the first failure if that decides; or that the program is no Python."""
+    """Write 1 or 0 for each case, up to the first failure if that decides; or that the program does not compile."""
     ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)  # closes this process's memory and files to the program
     sys.set_int_max_str_digits(0)
     spec = json.loads(Path(TESTS).read_text(encoding="utf-8"))
     os.unlink(TESTS)
     memory = spec["memory_mb"] << 20
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    try:
-        compile(Path(PROGRAM).read_text(encoding="utf-8"), PROGRAM, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    if not compiles(spec["compiler"], spec["compile_seconds"]):
         os.write(report, COMPILE_ERROR.encode())
         return
     last = time.monotonic() + spec["total_seconds"]

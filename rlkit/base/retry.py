@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlkit.base.deadlines import deadline
+from rlkit.base.errors import shorten
 from rlkit.base.ranges import Repeats, Seconds
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 
@@ -19,6 +24,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
 
 TRANSIENT_STATUSES = frozenset({408, 429})
 """HTTP statuses below 500 that do not mean that the request itself is wrong."""
+
+MAX_BYTES = 2**22
+"""Of a response; a longer one is an error."""
+MAX_QUOTED = 500
+"""Characters of a response that an error message quotes."""
 
 
 class ServiceError(Exception):
@@ -43,6 +53,10 @@ class ServiceError(Exception):
     def refused(self) -> bool:
         """Whether the service refused the request itself, which would fail again."""
         return self.status is not None and 400 <= self.status < 500 and self.status not in TRANSIENT_STATUSES
+
+
+class OversizedError(ServiceError):
+    """A service answered with more than `MAX_BYTES`."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,42 @@ class RetryPolicy:
         except TimeoutError as error:
             raise TimeoutError(f"there was no answer within {seconds:g} s") from failed or error
         raise AssertionError("unreachable")
+
+
+async def post_json(session: aiohttp.ClientSession, url: str, body: bytes, seconds: float) -> dict[str, Any]:
+    """Return the JSON object with which a service answers one request.
+
+    Raises:
+        ServiceError: There was no answer in time, or it is an error, too long or no JSON object.
+    """
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=seconds)
+    try:
+        async with session.post(url, data=body, timeout=timeout, allow_redirects=False) as response:
+            content = bytearray()
+            async for chunk in response.content.iter_chunked(2**16):
+                content += chunk
+                if len(content) > MAX_BYTES:
+                    raise OversizedError(f"answered more than {MAX_BYTES:,} bytes")
+            if response.status != 200:
+                text = shorten(content.decode(errors="replace"), MAX_QUOTED)
+                error = ServiceError(f"answered {response.status}: {text}", response.status)
+                error.pause = _seconds(response.headers.get("Retry-After", ""))
+                raise error
+            answer = json.loads(content)
+    except TimeoutError as error:
+        raise ServiceError(f"did not answer within {seconds:g} s") from error
+    except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+        raise ServiceError(f"failed with {type(error).__name__}: {error}") from error
+    if not isinstance(answer, dict):
+        raise ServiceError(f"answered {shorten(str(answer), MAX_QUOTED)}, expected an object")
+    return answer
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a Retry-After header; 0 if it states none."""
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
 
 
 def _pause(failures: int) -> float:

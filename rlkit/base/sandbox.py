@@ -143,6 +143,8 @@ def separate(
         restrict_mount(view + path, MOUNT_NOSUID | MOUNT_NODEV)
     if scratch_mb:
         os.makedirs(f"{view}/proc")
+        for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
+            os.symlink(f"/proc/self/fd{target}", f"{view}/dev/{name}")
     restrict_mount(view, MOUNT_RDONLY | MOUNT_NOSUID, below=False)
     os.chdir(view)
     kernel("syscall", PIVOT_ROOT[MACHINES[platform.machine()][1]], b".", b".")

@@ -8,14 +8,13 @@ from rlkit.rewards.code import CodeReward
 from rlkit.rewards.command import CommandReward
 from rlkit.rewards.composite import Composite
 from rlkit.rewards.episode import EpisodeReward
-from rlkit.rewards.exact import ExactReward
 from rlkit.rewards.judge import JudgeReward
 from rlkit.rewards.math import MathReward
 from rlkit.rewards.model import ModelReward
 from rlkit.rewards.overlong import Overlong
 from rlkit.rewards.python import PythonReward
 from rlkit.rewards.python_batch import BatchReward
-from rlkit.rewards.qa import QAReward
+from rlkit.rewards.qa import ExactReward, QAReward
 from rlkit.rewards.remote import RemoteReward
 from rlkit.rewards.router import Router
 from rlkit.rewards.rubric import RubricReward

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import shorten
-from rlkit.base.retry import ServiceError
+from rlkit.base.retry import ServiceError, post_json
 from rlkit.rewards.judge_server import BudgetError, JudgeError, JudgeServer, Spending
 from rlkit.types import JsonObject, Message, Score
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_BYTES = 2**22
-"""Of a response; a longer one is an error."""
 MAX_QUOTED = 500
 """Characters of a response that an error message quotes."""
 MAX_CACHED = 100_000
@@ -169,37 +167,9 @@ class JudgeClient:
         return {name: value for name, value in body.items() if value is not None}
 
     async def _post(self, body: bytes, seconds: float) -> JsonObject:
-        """Return the response to one attempt.
-
-        Raises:
-            ServiceError: There was none in time, or it is an error or no JSON object.
-        """
-        import aiohttp
-
+        """Return the response to one attempt."""
         path = "chat/completions" if self.server.api == "openai" else "messages"
-        url = f"{self.server.url.rstrip('/')}/{path}"
-        timeout = aiohttp.ClientTimeout(total=seconds)
-        try:
-            request = self._open().post(url, data=body, timeout=timeout, allow_redirects=False)
-            async with request as response:
-                content = bytearray()
-                async for chunk in response.content.iter_chunked(2**16):
-                    content += chunk
-                    if len(content) > MAX_BYTES:
-                        raise ServiceError(f"answered more than {MAX_BYTES:,} bytes")
-                if response.status != 200:
-                    text = shorten(content.decode(errors="replace"), MAX_QUOTED)
-                    error = ServiceError(f"answered {response.status}: {text}", response.status)
-                    error.pause = _seconds(response.headers.get("Retry-After", ""))
-                    raise error
-                answer = json.loads(content)
-        except TimeoutError as error:
-            raise ServiceError(f"did not answer within {seconds:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            raise ServiceError(f"failed with {type(error).__name__}: {error}") from error
-        if not isinstance(answer, dict):
-            raise ServiceError(f"answered {shorten(str(answer), MAX_QUOTED)}, expected an object")
-        return answer
+        return await post_json(self._open(), f"{self.server.url.rstrip('/')}/{path}", body, seconds)
 
     def _read(self, response: JsonObject, sent: int) -> JudgeReply:
         """Return the reply in a response, and count its tokens.
@@ -281,8 +251,3 @@ def _tokens(usage: object, name: str, characters: int) -> int:
     if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**31:
         return count
     return ceil(characters / 4)
-
-
-def _seconds(text: str) -> float:
-    """Return the seconds of a Retry-After header; 0 if it states none."""
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0

@@ -227,7 +227,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_hostile_programs_earn_nothing_and_cost_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.rewards.code.GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("rlkit.rewards.code_runners.GRACE_SECONDS", 1.0)
     asserts = [
         "import heapq, colorsys\nassert secret(1) == 70707",
         "import pytest\nassert isinstance(secret(0), int) and abs(secret(0) + 1) < 1e-9",
