@@ -511,6 +511,25 @@ def test_verls_batch_manager_is_batch_reward(manager: str, reward: str) -> None:
     assert conversion.recipe["reward.function"][0] == "reward.py:score"
 
 
+@pytest.mark.parametrize("prefix", ["reward_model.sandbox_fusion", "reward.sandbox_fusion"])
+def test_verls_sandbox_fusion_runs_programs(prefix: str) -> None:
+    url = "http://127.0.0.1:8080/run_code"
+    words = [f"{prefix}.url={url}", f"{prefix}.max_concurrent=128", f"{prefix}.memory_limit_mb=512"]
+    conversion = convert("verl", "", "run.sh", words)
+    options = {"allow_code": True, "url": url, "partial": True, "seconds": 10.0, "compile_seconds": 10.0,
+               "concurrency": 128, "memory_mb": 512}  # fmt: skip
+    code = {"class_path": "CodeReward", "init_args": options}
+    rewards = {"apps": code, "codecontests": code, "codeforces": code, "taco": code, "*": "MathReward"}
+    assert conversion.recipe["reward"][0] == "Router"
+    assert conversion.recipe["reward.rewards"][0] == rewards
+    assert not [key for key in conversion.notes if "sandbox_fusion" in key]
+    buffer = [f"reward_model.overlong_buffer.{word}" for word in ("enable=True", "len=8", "penalty_factor=1.0")]
+    both = convert("verl", "", "run.sh", [*words, *buffer]).recipe
+    assert both["reward"][0] == "Composite"
+    assert both["reward.rewards"][0]["math"] == {"class_path": "Router", "init_args": {"rewards": rewards}}
+    assert convert("verl", "", "run.sh", [f"{prefix}.url=null"]).recipe["reward"][0] == "MathReward"
+
+
 TOOLS = """
 tools:
   - class_name: "verl.tools.sandbox_fusion_tools.SandboxFusionTool"

@@ -240,6 +240,7 @@ RULES: dict[str, Rule] = {
     "critic.ppo_mini_batch_size": NoEquivalent(ONE_BATCH),
     "critic.ppo_epochs": NoEquivalent(ONE_BATCH),
     "reward_model.*": COMBINED,
+    "*sandbox_fusion.*": COMBINED,
     "custom_reward_function.*": COMBINED,
     "algorithm.adv_estimator": COMBINED,
     "algorithm.gamma": COMBINED,

@@ -193,7 +193,7 @@ def reward(conversion: Conversion) -> None:
     else:
         why = "verl chooses by data_source; this one is for GSM8K, MATH and similar data"
         conversion.recipe["reward"] = ("MathReward", why)
-        _overlong(conversion)
+        _overlong(conversion, _programs(conversion))
     for key in conversion.options.values:
         if conversion.carries(key):
             continue
@@ -209,7 +209,28 @@ def reward(conversion: Conversion) -> None:
             conversion.note(key, "see rlkit plugins show ModelReward for its options")
 
 
-def _overlong(conversion: Conversion) -> None:
+def _programs(conversion: Conversion) -> object:
+    """Return the reward by `data_source` where a Sandbox Fusion service runs programs, and set it; else MathReward."""
+    urls = [key for key in conversion.options.values if key.endswith("sandbox_fusion.url")]
+    if not urls or not conversion.get(urls[0], text, ""):
+        return "MathReward"
+    sources = [urls[0]]
+    options: dict[str, object] = {"allow_code": True, "url": conversion.get(urls[0], text, ""), "partial": True}
+    options |= {"seconds": 10.0, "compile_seconds": 10.0}
+    for theirs, ours in (("max_concurrent", "concurrency"), ("memory_limit_mb", "memory_mb")):
+        key = f"{urls[0].removesuffix('url')}{theirs}"
+        if conversion.has(key):
+            options[ours] = conversion.get(key, integer, 64)
+            sources.append(key)
+    code = {"class_path": "CodeReward", "init_args": options}
+    parts = {**dict.fromkeys(("apps", "codecontests", "codeforces", "taco"), code), "*": "MathReward"}
+    del conversion.recipe["reward"]
+    conversion.set("reward", "Router", urls[0])
+    conversion.set("reward.rewards", parts, *sources)
+    return {"class_path": "Router", "init_args": {"rewards": parts}}
+
+
+def _overlong(conversion: Conversion, scorer: object) -> None:
     """Add the penalty of DAPO's reward manager, under any name that a version of verl has for it."""
     switches = [key for key in conversion.options.values if key.endswith(".enable") and "overlong_buffer" in key]
     if not switches or not conversion.get(switches[0], boolean, False):
@@ -223,8 +244,9 @@ def _overlong(conversion: Conversion) -> None:
     if not 0 < buffer <= budget or factor < 0:
         return
     options = {"max_tokens": budget, "buffer": buffer, "factor": factor}
-    parts = {"math": "MathReward", "length": {"class_path": "Overlong", "init_args": options}}
-    del conversion.recipe["reward"]
+    parts = {"math": scorer, "length": {"class_path": "Overlong", "init_args": options}}
+    for key in [key for key in conversion.recipe if key.partition(".")[0] == "reward"]:
+        del conversion.recipe[key]
     conversion.set("reward", "Composite", switches[0])
     conversion.set("reward.rewards", parts, f"{prefix}len", f"{prefix}penalty_factor", switches[0])
 
