@@ -277,7 +277,7 @@ class PolicyOutput(NamedTuple):
         mean_logps: [B,T] f32, mean log-prob over the vocabulary, with a gradient.
         top_ids: [B,T,K] i64, the most likely tokens, of the policy or of a teacher.
         top_logps: [B,T,K+1] f32, their log-probs, and last that of all other tokens together, with a gradient.
-        router_loss: Scalar f32, the router's load-balancing loss over the tokens that predict those under the mask,
+        router_loss: [] f32, the router's load-balancing loss over the tokens that predict those under the mask,
             with a gradient.
     """
 

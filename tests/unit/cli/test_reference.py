@@ -48,7 +48,7 @@ def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
     for cls in (types.TrainBatch, types.PolicyOutput, types.LossOutput):
         for field, hint in get_type_hints(cls, {**vars(types), "torch": torch, "Tensor": Tensor}).items():
             if hint in (Tensor, Tensor | None):
-                shape = r"\[B(,[TK])?(,K(\+1)?)?\] (f32|i32|i64|bool)\b"
+                shape = r"\[(B(,[TK])?(,K(\+1)?)?)?\] (f32|i32|i64|bool)\b"
                 assert re.match(shape, documented(cls)[field]), f"{cls.__name__}.{field}"
 
 

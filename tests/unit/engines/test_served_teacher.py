@@ -113,7 +113,7 @@ def test_rows_are_scored_from_their_starts_in_their_order(serve: Callable[[Answe
 def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[Answer], Server]) -> None:
     first, second = serve(token_response), serve(token_response)
     data = SimpleNamespace(
-        teacher_prompts=SimpleNamespace(prompt=lambda prompt: prompt),
+        teacher_prompts=SimpleNamespace(prompt=lambda prompt: prompt, template=None),
         prompt=lambda row: SimpleNamespace(messages=[row], tools=None),
         order=SimpleNamespace(rows=["the first row", "the second"]),
         dialogue=SimpleNamespace(

@@ -63,7 +63,7 @@ def test_the_actor_computes_what_the_loss_reads_and_no_more() -> None:
         torch.testing.assert_close(CrossEntropy(0.1)(out, ready()).per_token[CHOSEN], expected, rtol=1e-5, atol=1e-5)
         assert out.sum_pi_squared is None
         bare = actor(ROWS, CHOSEN, 1.0, LOGPS)
-        assert [x is None for x in bare] == [False, *[True] * 6]
+        assert [x is None for x in bare] == [False, *[True] * 7]
     assert CrossEntropy().forward.statistics == Reads(entropy=True, squares=False, mean=False)
 
 

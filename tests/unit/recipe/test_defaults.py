@@ -57,7 +57,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Mixture: {"task": None, "loss": None, "prompts_per_step": None},
     sections.Teacher: {
         "path": None, "urls": None, "engine": None, "context": None, "sources": None, "coef": 1.0, "dtype": "float32",
-        "attempts": None,
+        "attempts": None, "retokenize": False,
     },
     sections.Attempts: {
         "success": 1.0, "solution": "\n\nCorrect solution:\n\n{text}",
