@@ -19,7 +19,6 @@ OFF_POLICY = ("--train.minibatches=2", "--train.epochs=2")
 
 LOSSES = (
     "ClipLoss", "GSPO", "CISPO", "SAPO", "GMPO", "DPPO", "ClipCov", "KLCov", "M2PO", "VESPO", "TOPR", "DRO",
-    "PolicyGradient",
 )  # fmt: skip
 ADVANTAGES = (
     "GRPO", "RLOO", "ReMax", "OPO", "GPG", "MaxRL", "PassK", "ReinforcePP", "ReinforcePPBaseline",
@@ -28,6 +27,7 @@ ADVANTAGES = (
 VARIANTS: dict[str, tuple[str, ...]] = {
     **{name: (f"--loss={name}", *OFF_POLICY) for name in LOSSES},
     "LUSPO": ("--loss=GSPO", "--train.aggregation=seq_mean_token_sum", *OFF_POLICY),
+    "PolicyGradient": ("--loss=PolicyGradient",),
     **{name: (f"--advantage={name}",) for name in ADVANTAGES},
 }
 

@@ -74,6 +74,7 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
     yield (f"{steps} of {counted(prompts, 'prompt')} {samples}, {counted(updates, 'optimizer step')} each{passes}")
+    yield from _uncorrected(recipe, updates)
     if prompts % train.minibatches:
         low = prompts // train.minibatches * train.minibatches
         yield (
@@ -88,6 +89,16 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         if prompts % ranks:
             low = prompts // ranks * ranks
             yield f"{low or ranks} or {low + ranks} prompts a step would be even"
+
+
+def _uncorrected(recipe: Recipe, updates: int) -> Iterator[str]:
+    """Warn of several updates from a rollout with a loss that reads neither the old policy nor a reference."""
+    inputs = recipe.loss.inputs
+    if Inputs.ADVANTAGES in inputs and not inputs & (Inputs.OLD_LOGPS | Inputs.REFERENCE) and updates > 1:
+        yield (
+            f"warning: loss {type(recipe.loss).__name__} does not correct for {updates} optimizer steps from a "
+            "rollout, which can make the policy worse; choose ClipLoss, or set train.minibatches and train.epochs to 1"
+        )
 
 
 def adapters(recipe: Recipe) -> Iterator[str]:

@@ -252,6 +252,15 @@ def test_adapters_with_a_rate_for_whole_weights_are_warned_of(capsys: pytest.Cap
         assert "hardly learn" not in capsys.readouterr().out
 
 
+def test_an_uncorrected_loss_with_several_updates_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, several = "--loss=PolicyGradient", "--train.minibatches=2"
+    assert main(["recipe", "check", "quick_grpo", plain, several, "--train.epochs=3"]) == 0
+    assert "warning: loss PolicyGradient does not correct for 6 optimizer steps" in capsys.readouterr().out
+    for words in ([plain, "--train.minibatches=1"], [several], ["--loss=AdvantageRegression", several]):
+        assert main(["recipe", "check", "quick_grpo", *words]) == 0
+        assert "does not correct" not in capsys.readouterr().out
+
+
 def test_a_tiny_model_has_no_time_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("recipe", "check", "quickstart", "--fabric.accelerator=auto", "--train.steps=1", "--train.warmup_steps=0")
     assert main([*words]) == 0
