@@ -1,8 +1,9 @@
 """Whether every loss and every estimator learns: `python -m tests.bench.objectives [NAME ...]`.
 
 Each one is the quickstart for forty steps with that part in the place of GRPO or of the clipped loss, its options at
-their defaults, for two seeds. What is printed are accuracies of greedy and of sampled answers to held-out additions,
-before and after, and how likely a difference as large is where nothing was learned.
+their defaults, for two seeds; `top_p=0.9` is GRPO with truncated sampling. What is printed are accuracies of greedy and
+of sampled answers to held-out additions, before and after, and how likely a difference as large is where nothing was
+learned.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     **{name: (f"--loss={name}", *OFF_POLICY) for name in LOSSES},
     "LUSPO": ("--loss=GSPO", "--train.aggregation=seq_mean_token_sum", *OFF_POLICY),
     "PolicyGradient": ("--loss=PolicyGradient",),
+    "top_p=0.9": ("--rollout.sampling.top_p=0.9", "--rollout.sampling.top_k=1024"),
     **{name: (f"--advantage={name}",) for name in ADVANTAGES},
 }
 
