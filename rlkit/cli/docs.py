@@ -1,8 +1,10 @@
-"""`rlkit docs [TOPIC]`: the pages that come with rlkit; as Markdown, unless a terminal shows them."""
+"""`rlkit docs [TOPIC]`: the pages that come with rlkit; as Markdown, unless a terminal shows them; or a notebook."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.resources import files
@@ -11,10 +13,16 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.base.installed import DISTRIBUTION
+from rlkit.cli.streams import new_file
 
 USAGE = """usage: rlkit docs            the topics
        rlkit docs TOPIC      a page; the beginning of its name is enough
+       rlkit docs TOPIC --notebook FILE
+                             the page `python` as a new notebook (.ipynb), for
+                             Jupyter and Colab
 """
+NOTEBOOK = "--notebook"
 ORDER = (
     "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "judges", "programs", "my-first-gpu-run",
     "why-it-does-not-learn", "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation",
@@ -39,6 +47,8 @@ def run(argv: Sequence[str]) -> int:
         kinds = ", ".join(topic.removeprefix(PLUGINS) for topic in topics()[len(ORDER) :])
         print(f"{PLUGINS + 'KIND':<{width}}  {kinds}")
         return 0
+    if NOTEBOOK in argv:
+        return _write_notebook(argv)
     if len(argv) > 1:
         raise RecipeError(f"rlkit docs takes one topic, not {len(argv)}: {show(' '.join(argv), 80)}")
     text, console = page(find(argv[0])), Console()
@@ -51,6 +61,34 @@ def run(argv: Sequence[str]) -> int:
     else:
         print(text, end="")
     return 0
+
+
+def _write_notebook(argv: Sequence[str]) -> int:
+    if len(argv) != 3 or argv[1] != NOTEBOOK or find(argv[0]) != "python":
+        raise RecipeError("the page `python` alone is a notebook: rlkit docs python --notebook rlkit.ipynb")
+    with new_file(argv[2]) as file:
+        json.dump(notebook(page("python")), file, indent=1, ensure_ascii=False)
+    return 0
+
+
+def notebook(text: str) -> dict[str, object]:
+    """Return a page as a notebook (nbformat 4.4), after a cell that installs rlkit; code blocks are cells."""
+    cells = [_cell("code", f"%pip install -q {DISTRIBUTION}  # in a checkout: %pip install -q -e .")]
+    prose, *blocks = re.split(r"^```(?=\w)", text, flags=re.M)
+    cells.append(_cell("markdown", prose))
+    for block in blocks:
+        code, _, prose = block.partition("\n```\n")
+        language, _, code = code.partition("\n")
+        cells.append(_cell("code", code if language == "python" else f"%%{language}\n{code}"))
+        cells.append(_cell("markdown", prose))
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    shown = [cell for cell in cells if cell["source"]]
+    return {"nbformat": 4, "nbformat_minor": 4, "metadata": {"kernelspec": kernel}, "cells": shown}
+
+
+def _cell(kind: str, text: str) -> dict[str, object]:
+    cell: dict[str, object] = {"cell_type": kind, "metadata": {}, "source": text.strip()}
+    return cell | {"execution_count": None, "outputs": []} if kind == "code" else cell
 
 
 def topics() -> list[str]:

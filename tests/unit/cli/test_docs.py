@@ -8,16 +8,19 @@ import json
 import os
 import re
 import shutil
+import sys
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
+from nbclient import NotebookClient
 
 from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
-from rlkit.cli.docs import ORDER, PLUGINS, find, page, title, topics
+from rlkit.cli.docs import ORDER, PLUGINS, find, notebook, page, title, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.parser import parse
@@ -438,6 +441,45 @@ def test_topics_that_messages_and_pages_name_are_there() -> None:
 def test_two_topics_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["docs", "lora", "metrics"]) == 2
     assert "takes one topic" in capsys.readouterr().err
+
+
+def test_the_notebook_is_the_page_and_replaces_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", "python", "--notebook", "a.ipynb"]) == 0
+    written = nbformat.read(folder / "a.ipynb", as_version=4)
+    nbformat.validate(written)
+    cells = written.cells
+    assert [cell.cell_type for cell in cells[:4]] == ["code", "markdown", "code", "markdown"]
+    assert cells[0].source.startswith("%pip install -q rlkit-fabric")
+    [*shown] = blocks("python")
+    code = [cell.source.removeprefix("%%bash\n") + "\n" for cell in cells[1:] if cell.cell_type == "code"]
+    assert code == [block.text for block in shown]
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    outside = re.sub(r"^```.*?^```$", "", page("python"), flags=re.M | re.S)
+    assert prose.split() == outside.split()
+    before = (folder / "a.ipynb").read_bytes()
+    assert main(["docs", "python", "--notebook", "a.ipynb"]) == 2
+    assert "name a new file" in capsys.readouterr().err
+    assert (folder / "a.ipynb").read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["lora", "--notebook", "a.ipynb"], ["python", "--notebook"], ["--notebook", "a"]])
+def test_a_notebook_of_another_page_is_refused(words: list[str], folder: Path) -> None:
+    assert main(["docs", *words]) == 2
+    assert [*folder.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_notebook_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a kernel; the run is shorter than on the page."""
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+    text = page("python").replace("steps=20", "steps=1, prompts_per_step=2")
+    cells = nbformat.from_dict(notebook(text))
+    NotebookClient(cells, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    [output] = [cell.outputs for cell in cells.cells if "fit(" in cell.source and cell.cell_type == "code"]
+    assert "step 1/1  reward" in "".join(part.text for part in output)
+    assert [len(run.read_text().splitlines()) for run in folder.glob("runs/*/metrics.jsonl")] == [1]
+    [script] = [cell.outputs for cell in cells.cells if cell.source.startswith("%%bash")]
+    assert "from rlkit import" in script[0].text
 
 
 def test_pages_are_in_the_wheel() -> None:
