@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
@@ -64,15 +64,18 @@ class Validation:
 class Profile:
     """Traces of single steps, in `profile/` of the run folder; null for none.
 
-    Each rank writes `step-00003.trace.json.gz` (open it at ui.perfetto.dev), `step-00003.txt` (operators by time)
-    and, on a GPU, `step-00003.memory.pickle` (open it at pytorch.org/memory_viz). Profiled steps are slower; their
-    results are the same.
+    With `torch`, each rank writes `step-00003.trace.json.gz` (open it at ui.perfetto.dev), `step-00003.txt` (operators
+    by time) and, on a GPU, `step-00003.memory.pickle` (open it at pytorch.org/memory_viz). Profiled steps are slower;
+    their results are the same. With `nsight`, the run writes nothing: the phases of these steps are NVTX ranges between
+    cudaProfilerStart and cudaProfilerStop, for `nsys profile --capture-range=cudaProfilerApi`.
 
     Args:
         steps: The steps to profile, from 1.
+        tool: What records them: `torch` or `nsight`.
     """
 
     steps: list[PositiveInt]
+    tool: Literal["torch", "nsight"] = "torch"
 
 
 @dataclass

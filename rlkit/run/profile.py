@@ -1,11 +1,11 @@
-"""Profiles of single steps: time by operator, and memory."""
+"""Profiles of single steps: time by operator, and memory; or NVTX ranges for Nsight Systems."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from rlkit.run.folder import of_rank, write_atomically
+from rlkit.train.metrics import NVTX
 
 ALLOCATIONS = 100_000
 """The last allocations on a GPU that a snapshot holds."""
@@ -24,8 +25,33 @@ QUIET = ("KINETO_LOG_LEVEL", "6")
 OPERATORS = 40
 """Operators that are listed, by the time that they took themselves."""
 
+NO_GPU = "warning: profile.tool is nsight, which profiles GPUs, but this run has none; set it to torch"
+
 Attempt = Callable[[str, Callable[[], object]], None]
 """Runs a named optional action; its failure is a warning."""
+
+
+class NsightCapture:
+    """Marks steps for `nsys profile --capture-range=cudaProfilerApi`: their phases are NVTX ranges.
+
+    Args:
+        steps: The steps to capture.
+    """
+
+    def __init__(self, steps: Container[int]) -> None:
+        self.steps = steps
+
+    def start(self, number: int) -> None:
+        """Start the capture if the step is one of these."""
+        if number in self.steps:
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            NVTX.set(True)
+
+    def stop(self) -> None:
+        """Stop a capture that was started, once the step's checkpoint is saved."""
+        if NVTX.get():
+            NVTX.set(False)
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from rlkit.run.preflight import memory
 from rlkit.run.preflight.picture_check import check_pictures
 from rlkit.run.preflight.start import preflight
 from rlkit.run.preflight.weight_check import check_weights
-from rlkit.run.profile import profiled
+from rlkit.run.profile import NO_GPU, NsightCapture, profiled
 from rlkit.run.progress import Progress
 from rlkit.run.record import RunRecord
 from rlkit.run.signals import Signals
@@ -36,6 +37,7 @@ from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
 from rlkit.train.method import method_of
+from rlkit.train.metrics import phase_range
 from rlkit.train.phases import StepResult
 from rlkit.train.setup import TrainContext
 from rlkit.types import Trajectory
@@ -105,9 +107,11 @@ class Session:
         def content(best: Best | None) -> tuple[dict[str, Tensor], RunState]:
             return tensors(context), self._state(context, best)
 
+        capture = self._capture(context.recipe.profile)
         ending = self._agree_on_end(context)
         while not ending and outcome.steps < replay.last:
             number = outcome.steps + 1
+            capture.start(number)
             with self._profiled(context.recipe.profile, number):
                 result = method.step(context, number, obtain)
             memory_metrics = memory.metrics(context.device)
@@ -125,7 +129,9 @@ class Session:
                 self.record.reporter.step(number, metrics)
             self._check_step(context, result, metrics)
             ending = self._agree_on_end(context)
-            self.checkpoint_metrics = saver.after(number, metrics, content)
+            with phase_range("save"):
+                self.checkpoint_metrics = saver.after(number, metrics, content)
+            capture.stop()
         if self.stream is not None:
             self.stream.close()
         saver.end(outcome.steps, content)
@@ -149,10 +155,18 @@ class Session:
         return TrainedGroups(trained[0], tuple(trained[1:]))
 
     def _profiled(self, section: Profile | None, number: int) -> AbstractContextManager[None]:
-        if section is None or number not in section.steps:
+        if section is None or section.tool != "torch" or number not in section.steps:
             return nullcontext()
         folder = self.record.folder
         return profiled(folder.path / "profile", f"step-{number:05d}", folder.rank, self.record.attempt)
+
+    def _capture(self, section: Profile | None) -> NsightCapture:
+        if section is None or section.tool != "nsight":
+            return NsightCapture(())
+        if torch.cuda.is_available():
+            return NsightCapture(section.steps)
+        self.record.reporter.note(NO_GPU)
+        return NsightCapture(())
 
     def _agree_on_end(self, context: TrainContext) -> bool:
         """Agree with all ranks on whether to stop, and return it; every rank must call this."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from math import ceil, isfinite
 
 import torch
@@ -18,6 +19,17 @@ from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
 from rlkit.ops.statistics import Moments, repeated_ngrams
 from rlkit.types import Prompt, StopReason, TrainBatch, Trajectory
+
+NVTX: ContextVar[bool] = ContextVar("NVTX", default=False)
+"""Whether phases are NVTX ranges, too."""
+
+
+@contextmanager
+def phase_range(phase: str) -> Iterator[None]:
+    """Name a phase in profiles of torch, and of Nsight Systems where `NVTX` is set."""
+    nvtx = torch.cuda.nvtx.range(phase) if NVTX.get() else nullcontext()
+    with torch.profiler.record_function(phase), nvtx:
+        yield
 
 
 class Meter:
@@ -57,7 +69,7 @@ class Meter:
     def timed(self, phase: str) -> Iterator[None]:
         """Log the seconds of a phase as `time/PHASE`, all its parts together, and name it in profiles."""
         start = time.perf_counter()
-        with torch.profiler.record_function(phase):
+        with phase_range(phase):
             yield
         before = self._maxima.get(f"time/{phase}", 0.0)
         self.max(f"time/{phase}", before + time.perf_counter() - start)

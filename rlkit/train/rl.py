@@ -18,7 +18,7 @@ from __future__ import annotations
 from rlkit.interfaces.callback import RolloutsEnd
 from rlkit.rollout.collate import collate
 from rlkit.train.logps import compute_logps, log_mismatch
-from rlkit.train.metrics import Meter
+from rlkit.train.metrics import Meter, phase_range
 from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn, shape_rewards
 from rlkit.train.rollouts import Obtain, await_scores, record_outcome, select_scored, with_branches
 from rlkit.train.setup import TrainContext
@@ -51,8 +51,9 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
     if reads_scores:
         with meter.timed("logps"):
             compute_teacher_logps(context, scored, trajectories)
-    shape_rewards(context, scored, meter)
-    compute_advantages(context, scored, trajectories, meter)
+    with phase_range("advantages"):
+        shape_rewards(context, scored, meter)
+        compute_advantages(context, scored, trajectories, meter)
     batch = learn(context, scored, trajectories, number, meter)
     log_mismatch(context, batch, meter)
     return finish_step(context, rollouts, batch, meter)

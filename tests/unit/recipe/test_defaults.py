@@ -69,7 +69,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Rejection: {
         "statistic": "k1", "level": "token", "low": None, "high": None, "keep_in_denominator": False,
     },
-    sections.Profile: {},
+    sections.Profile: {"tool": "torch"},
     RolloutLog: {"every": 1, "limit": 64},
     Log: {"loggers": list, "rollouts": RolloutLog},
     Recipe: {
