@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import shutil
@@ -33,7 +34,11 @@ DISK_MB = 256
 GRACE_SECONDS = 10.0
 """Between a deadline of the grader or the service and its end by force."""
 SINGLE_THREADED = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+NOT_STARTED = 127
+"""Exit status of a command that is not started; the grader never has it."""
 RETRIES = 3
+BLAMED = (None, 500)
+"""HTTP statuses of failures that a program may cause; None where there is no response, or none that can be used."""
 REQUESTS = 64
 """To a service at once, unless the recipe says how many."""
 
@@ -152,7 +157,7 @@ class SandboxRunner:
         """Return the verdicts of the grader, which may have been killed on the way.
 
         Raises:
-            RolloutError: The program cannot be confined.
+            RolloutError: The program cannot be confined, or the grader does not start.
             OSError: There is no room for its files.
         """
         language = LANGUAGES[tests.language]
@@ -165,9 +170,13 @@ class SandboxRunner:
             environment = environment_of_run() | SINGLE_THREADED | {"HOME": str(folder), "PYTHONHASHSEED": "0"}
             try:
                 async with asyncio.timeout(rules.compile_seconds + rules.total_seconds + GRACE_SECONDS):
-                    return (await self.command.run(folder, environment)).output.partition("\n")[0]
+                    result = await self.command.run(folder, environment)
             except TimeoutError:
                 return ""
+        verdicts = result.output.partition("\n")[0]
+        if result.status == NOT_STARTED:
+            raise RolloutError(f"the grader did not start: {verdicts}")
+        return verdicts
 
 
 def _write(folder: Path, files: dict[str, str], spec: dict[str, object]) -> None:
@@ -214,7 +223,7 @@ class ServiceRunner:
         """Return a verdict for each test up to the end of the time, which is that of the runs themselves.
 
         Raises:
-            RolloutError: The service did not answer, or not with the result of a run.
+            RolloutError: The service did not answer with the result of a run, nor for an empty program.
         """
         import aiohttp
 
@@ -234,34 +243,49 @@ class ServiceRunner:
     async def _verdict(
         self, session: aiohttp.ClientSession, program: str, language: str, case: Case
     ) -> tuple[str, float]:
-        """Return the verdict of one test, and the seconds of the run."""
-        rules = self.rules
-        fields = {
-            "code": program,
-            "language": SERVED[language],
-            "stdin": case["input"],
-            "compile_timeout": rules.compile_seconds,
-            "run_timeout": rules.seconds,
-            "memory_limit_MB": -1 if language in RESERVING else rules.memory_mb,
-        }
-        body = json.dumps(fields).encode()
-        seconds = rules.compile_seconds + rules.seconds + GRACE_SECONDS
+        """Return the verdict of one test, and the seconds of the run: infinity if it breaks its sandbox."""
 
         async def attempt(seconds: float) -> tuple[str, float]:
-            async with slot(self._slots):
-                try:
-                    response = await post_json(session, self.url, body, seconds)
-                except OversizedError:  # the program floods
-                    return "0", rules.seconds
+            try:
+                response = await self._run(session, program, language, str(case["input"]), seconds)
+            except OversizedError:  # the program floods
+                return "0", self.rules.seconds
             return await asyncio.to_thread(self._read, response, str(case["output"]))
 
+        seconds = self.rules.compile_seconds + self.rules.seconds + GRACE_SECONDS
         try:
             return await RetryPolicy(RETRIES, (1 + RETRIES) * (seconds + LONGEST_PAUSE), seconds).call(attempt)
         except (ServiceError, TimeoutError) as error:
+            if getattr(error, "status", None) in BLAMED and await self._works(session, language, seconds):
+                return "0", math.inf
             last = f"; the last attempt: {error.__cause__}" if isinstance(error.__cause__, ServiceError) else ""
             attempts = f" (after {error.attempts} attempts)" if isinstance(error, ServiceError) else ""
             host = urlsplit(self.url).netloc.rpartition("@")[2]
             raise RolloutError(f"Sandbox Fusion at {host}: {error}{attempts}{last}") from error
+
+    async def _works(self, session: aiohttp.ClientSession, language: str, seconds: float) -> bool:
+        """Whether the service tells how an empty program ends."""
+        try:
+            self._read(await self._run(session, "", language, "", seconds), "")
+        except ServiceError:
+            return False
+        return True
+
+    async def _run(
+        self, session: aiohttp.ClientSession, program: str, language: str, text: str, seconds: float
+    ) -> dict[str, Any]:
+        """Return the service's response to a program and its input."""
+        rules = self.rules
+        fields = {
+            "code": program,
+            "language": SERVED[language],
+            "stdin": text,
+            "compile_timeout": rules.compile_seconds,
+            "run_timeout": rules.seconds,
+            "memory_limit_MB": -1 if language in RESERVING else rules.memory_mb,
+        }
+        async with slot(self._slots):
+            return await post_json(session, self.url, json.dumps(fields).encode(), seconds)
 
     def _read(self, response: dict[str, Any], expected: str) -> tuple[str, float]:
         """Return the verdict that a response means, and the seconds of the run.

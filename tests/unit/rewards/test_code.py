@@ -339,3 +339,11 @@ def test_rows_without_usable_tests_are_named(tests: object, message: str) -> Non
 def test_it_needs_allow_code() -> None:
     with pytest.raises(RecipeError, match="set allow_code: true"):
         CodeReward()
+
+
+def test_a_grader_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the tests that the digits of its message would pass."""
+    monkeypatch.setattr("rlkit.base.command.Command.filled", lambda self, folder, values: ["/absent11"])
+    [score] = scores([DOUBLE], PAIRS)
+    assert score.reward is None
+    assert score.error == "CodeReward: the grader did not start: /absent11: No such file or directory"

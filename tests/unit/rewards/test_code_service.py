@@ -121,7 +121,30 @@ def test_what_the_service_does_wrong_is_no_reward(
     assert score.reward is None
     assert message in str(score.error)
     assert str(score.error).startswith("CodeReward: Sandbox Fusion at 127.0.0.1:")
-    assert len(stand_in.bodies) == attempts
+    assert [body["code"] for body in stand_in.bodies].count("x\n") == attempts
+
+
+BREAKS: dict[str, Respond] = {
+    "broken": lambda _: answer(result(status="Error"), status="SandboxError"),
+    "crash": lambda _: web.Response(status=500),
+    "silent": stalls,
+    "cut": lambda _: web.Response(text='{"status": "Succ'),
+}
+
+
+@pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
+def test_a_program_that_breaks_its_sandbox_fails(breaks: Respond, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would leave its group out, which the policy would learn to prefer to a wrong answer."""
+    monkeypatch.setattr("rlkit.rewards.code_runners.GRACE_SECONDS", 0.3)
+
+    def respond(body: Body) -> web.StreamResponse | Awaitable[web.StreamResponse]:
+        return breaks(body) if body["code"] == "break\n" else answer(result("2"))
+
+    scored, stand_in = graded(respond, ["break", "x"], seconds=0.2, language="rust")
+    assert [(score.reward, score.error) for score in scored] == [(0.0, None), (0.5, None)]
+    assert scored[0].components == {"accuracy": 0.0, "compile_error": 0.0, "tests_passed": 0.0}
+    bodies = [(body["code"], body["language"]) for body in stand_in.bodies if body["code"] != "x\n"]
+    assert bodies == [("break\n", "rust")] * 2 + [("", "rust")]  # two attempts of the first test, no second test
 
 
 def test_a_failure_in_passing_is_repeated() -> None:
