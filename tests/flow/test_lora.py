@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.cli.main import main
-from rlkit.models.checkpoints import tensor_shapes
+from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.source import ADAPTER, ADAPTER_WEIGHTS, SHIPPED
 from rlkit.models.store import Store
 from tests.conftest import read_jsonl, rlkit
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 FEW = ("--train.steps=3", "--train.prompts_per_step=4", "--train.schedule=Constant", "--validation.limit=8")
 CHECKPOINT = "checkpoints/step-000003"
+DORA = ("use_dora=true", "use_rslora=true")
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,43 @@ def test_a_critic_with_adapters_learns_and_resumes(tmp_path: Path) -> None:
     assert once["critic/loss"] == twice["critic/loss"] > 0
     assert once["policy/loss"] == twice["policy/loss"]
     assert main(["fit", *options, *resume, "--critic.lora.rank=8", "--force"]) == 2
+
+
+def test_dora_with_rslora_learns_resumes_and_is_peft(tmp_path: Path) -> None:
+    """Bit for bit as without the pause, the critic too; peft computes what the merged export does."""
+    variants = [f"--{key}.lora.{option}" for key in ("model", "critic") for option in ("rank=4", *DORA)]
+    options = ["--recipe=quick_ppo", *FEW, *variants, "--critic.policy_delay_steps=0", "--train.lr=3e-3",
+               "--train.prompts_per_step=8", "--validation=null", "--save.every=1", "--save.keep_last=3"]  # fmt: skip
+    complete, resumed, merged = (tmp_path / name for name in ("complete", "resumed", "merged"))
+    assert main(["fit", *options, "--out", str(complete)]) == 0
+    from_first = ["--resume", str(complete / "checkpoints/step-000001"), "--out", str(resumed)]
+    assert main(["fit", *options, *from_first]) == 0
+    stores = [Store(str(folder / "checkpoints")) for folder in (complete, resumed)]
+    names = [*tensor_shapes(stores[0], "step-000003")]
+    assert all("lora_" in name or ".head." in name for name in names)
+    states = [read_tensors(store, "step-000003", names) for store in stores]
+    magnitudes = [name for name in states[0] if "lora_magnitude" in name]
+    owners = {"policy", "critic", "policy/optimizer", "critic/optimizer"}
+    assert {name.partition(".")[0] for name in magnitudes} == owners
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+    config = json.loads((complete / "final" / ADAPTER).read_text())
+    assert (config["r"], config["use_dora"], config["use_rslora"]) == (4, True, True)
+    base = AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"])
+    start = {name: tensor.norm(dim=1) for name, tensor in base.named_parameters() if tensor.dim() == 2}
+    moved = [
+        (tensor - start[f"{name.removeprefix('base_model.model.').partition('.lora_')[0]}.weight"]).abs().max()
+        for name, tensor in adapter(complete / "final").items()
+        if "lora_magnitude" in name
+    ]
+    assert min(moved) > 1e-4  # each magnitude is trained
+    assert main(["export", "--checkpoint", str(complete), "--out", str(merged), "--merge-lora"]) == 0
+    by_peft: Any = PeftModel.from_pretrained(base, str(complete / "final"))
+    tokens = torch.arange(1, 11)[None]
+    expected = AutoModelForCausalLM.from_pretrained(merged)(tokens).logits
+    torch.testing.assert_close(by_peft(tokens).logits, expected, atol=1e-4, rtol=1e-4)
+    with by_peft.disable_adapter():
+        assert (by_peft(tokens).logits - expected).abs().max() > 0.01
 
 
 def test_two_ranks_go_on_from_one_adapter(run: Path, tmp_path: Path) -> None:
