@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -107,6 +107,24 @@ def load_adapter(policy: CausalLM, file: Path) -> None:
 def has_lora(policy: CausalLM) -> bool:
     """Whether the policy has adapters."""
     return hasattr(policy, "peft_config")
+
+
+def frozen_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights that are not trained, under their names without adapters."""
+    return {
+        name.replace(".base_layer.", "."): weight
+        for name, weight in model.named_parameters()
+        if not weight.requires_grad
+    }
+
+
+@torch.no_grad()
+def share_frozen(weights: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> None:
+    """Hold weights that two models have in common once: where others are equal, they become the same tensors."""
+    for name, other in others.items():
+        weight = weights.get(name)
+        if weight is not None and weight.dtype == other.dtype and torch.equal(weight.to(other.device), other):
+            other.data = weight.data
 
 
 def base_model(policy: CausalLM) -> CausalLM:

@@ -19,8 +19,9 @@ from rlkit.models.actor import Actor, ScoreModel, ValueModel
 from rlkit.models.config import naming
 from rlkit.models.flops import learning_flops
 from rlkit.models.load import load_backbone, load_policy
-from rlkit.models.lora import base_model
+from rlkit.models.lora import base_model, frozen_weights, share_frozen
 from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference, WeightAverage
+from rlkit.models.vision import backbone_of
 from rlkit.recipe import Critic, Recipe, Teacher, Train
 from rlkit.train.optim import make_optimizer
 
@@ -140,12 +141,15 @@ class Models:
     def __init__(self, recipe: Recipe, placer: Placer) -> None:
         self._recipe, train = recipe, recipe.train
         actor = _load(recipe, placer)
+        frozen = frozen_weights(backbone_of(actor.policy))
         self.policy = placer.trainable(actor, train, train)
         self.critic: TrainableModule[ValueModel] | None = None
         if recipe.critic is not None:
             model = recipe.model.at(recipe.critic.path, recipe.critic.lora)
             with naming("critic.path" if recipe.critic.path else "model.path"):
                 values = ValueModel(*load_backbone(model, train.seed, placer.empty))
+            if not placer.sharded and not train.offload_during_rollout:  # which move each model on its own
+                share_frozen(frozen, frozen_weights(backbone_of(values.backbone)))
             self.critic = placer.trainable(values, recipe.critic, train)
         needed = recipe.needs_reference
         self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None

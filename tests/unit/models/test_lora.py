@@ -14,6 +14,7 @@ from peft import PeftModel, get_peft_model_state_dict
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.cli.parsing.parser import parse
+from rlkit.distributed.ranks import Ranks
 from rlkit.engines import SGLangServer
 from rlkit.engines.sglang_launch import Launch
 from rlkit.models.load import load_policy, load_tokenizer
@@ -23,6 +24,8 @@ from rlkit.models.source import locate
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Lora, Model
 from rlkit.testing import random_model, save_random_model
+from rlkit.train.models import Models, Placer
+from rlkit.train.setup import fabric_for
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 11, 12]])
 VARIANTS = [Lora(4, 8, use_rslora=True), Lora(4, 8, use_dora=True), Lora(4, 8, use_rslora=True, use_dora=True)]
@@ -142,3 +145,37 @@ def test_what_cannot_apply_dora_is_refused() -> None:
     )
     with pytest.raises(EngineError, match=r"servers do not apply DoRA; leave it out to send merged weights"):
         SGLangServer(launch=Launch(adapter_only=True)).bind(runtime)
+
+
+def test_policy_and_critic_share_one_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gradients are those of a critic with a base of its own."""
+
+    def gradients(*options: str) -> tuple[int, int, list[torch.Tensor]]:
+        recipe = parse("fit", ["--recipe=quick_ppo", "--model.lora.rank=4", "--critic.lora.rank=2", *options]).recipe
+        fabric = fabric_for(recipe)
+        fabric.launch()
+        models = Models(recipe, Placer(fabric, Ranks(fabric)))
+        assert models.critic is not None
+        policy, critic = ({p.data_ptr(): p.nbytes for p in m.parameters() if not p.requires_grad}
+                          for m in (models.actor, models.critic.inner))  # fmt: skip
+        torch.nn.init.ones_(models.critic.inner.head.weight)
+        tokens = torch.arange(24).view(2, 12)
+        losses = (
+            models.critic.module(tokens, tokens > 0).square().sum(),
+            models.policy.module(tokens, tokens > 0).logps.sum(),
+        )
+        for model, loss in zip((models.critic, models.policy), losses, strict=True):
+            model.backward(loss)
+        trained = [p.grad for m in (models.actor, models.critic.inner) for p in m.parameters() if p.grad is not None]
+        return sum(policy.values()), sum((policy | critic).values()), [*losses, *trained]
+
+    base, both, shared = gradients()
+    assert both == base > 1_900_000
+    assert gradients("--critic.path=tiny")[1] == base  # the same weights, by a path of its own
+    monkeypatch.setattr("rlkit.train.models.share_frozen", lambda weights, others: None)
+    base, both, apart = gradients()
+    assert both == 2 * base
+    assert len(shared) == len(apart) > 20
+    assert sum(gradient.abs().max() > 0 for gradient in shared) > 20
+    assert all(torch.equal(a, b) for a, b in zip(shared, apart, strict=True))
+    assert gradients("--train.offload_during_rollout=true")[1] == 2 * base
