@@ -23,12 +23,15 @@ class Save:
         keep_last: The number of checkpoints to keep; older ones are removed.
         keep_best: A metric of `metrics.jsonl`, such as `validation/accuracy`, of which higher is better: the
             checkpoint of its best step is kept as well.
+        optimizer: Whether checkpoints hold the state of optimizers: with AdamW two of three bytes when all weights are
+            trained. A run that resumes from a checkpoint without it warns that moments start from zero.
         folder: A folder or any fsspec URL; null for `checkpoints/` in the run folder.
     """
 
     every: NonNegativeInt = 100
     keep_last: PositiveInt = 2
     keep_best: str | None = None
+    optimizer: bool = True
     folder: OutputPath | None = None
 
 

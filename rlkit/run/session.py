@@ -18,7 +18,7 @@ from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Profile, Recipe
-from rlkit.run.checkpoint.resume import load, rollout_differences, validation_options
+from rlkit.run.checkpoint.resume import lacks_optimizer, load, rollout_differences, validation_options
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
 from rlkit.run.folder import COMPLETE_TOKENS, first_groups, follows_checkpoint, token_count
@@ -212,6 +212,11 @@ class Session:
                 epochs = context.recipe.train.data_epochs
                 longer = f"train.steps above {steps}" if epochs is None else f"train.data_epochs above {epochs:g}"
                 record.reporter.note(f"nothing is left to train: to go on, set {longer}")
+            if lacks_optimizer(resumed):
+                record.reporter.note(
+                    "warning: the checkpoint has no optimizer state (save.optimizer: false), so moments start from "
+                    "zero, and the next steps differ from those of an uninterrupted run"
+                )
             reasons = [] if self.replay else rollout_differences(context.recipe.rollout)
             if reasons:
                 record.reporter.note(f"the run will differ from an uninterrupted one: {'; '.join(reasons)}")

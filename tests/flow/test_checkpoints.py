@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlkit.models.checkpoints import tensor_shapes
 from rlkit.models.source import SHIPPED
 from rlkit.models.store import Store
 from tests.conftest import ROOT, read_jsonl, rlkit, rlkit_in_process
@@ -251,6 +252,25 @@ def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path: Path) -> No
     assert all(torch.equal(run[name], whole[name]) for name in whole)
     assert [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
     assert Store(str(tmp_path / "run" / "checkpoints")).names() == ["step-000004"]
+
+
+def test_a_killed_sharded_run_resumes_without_optimizer_state(tmp_path: Path) -> None:
+    """Both ranks are killed in step 3."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    args = (
+        *BASE, "--out=run", "--resume=auto", "--train.steps=4", "--save.optimizer=false", "--save.keep_last=1",
+        "--fabric.devices=2", "--fabric.strategy=fsdp2", "--validation=null",
+    )  # fmt: skip
+    done = subprocess.run((sys.executable, "killed.py", *args), cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    store = Store(str(tmp_path / "run" / "checkpoints"))
+    [newest] = store.names()
+    assert {name.partition(".")[0] for name in tensor_shapes(store, newest)} == {"policy"}
+    resumed = rlkit(*args, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resumed from run/checkpoints/{newest}" in resumed.stdout
+    assert resumed.stdout.count("warning: the checkpoint has no optimizer state") == 1
+    assert store.names() == ["step-000004"]
 
 
 POISON = """

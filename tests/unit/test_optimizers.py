@@ -16,7 +16,7 @@ from rlkit.models.optimizer_state import state_bytes
 from rlkit.models.size import size_of
 from rlkit.ops.optimizers import Combined
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
-from rlkit.recipe import FSDP2, Fabric, Lora, Train, check
+from rlkit.recipe import FSDP2, Fabric, Lora, Save, Train, check
 from rlkit.run.checkpoint.state import tensors
 from rlkit.run.preflight.footprint import optimizer_bytes
 from rlkit.schedules import Constant, Cosine, CosineRestarts, Linear, Polynomial, WarmupStableDecay
@@ -110,7 +110,7 @@ def run_of(model: nn.Module, made: torch.optim.Optimizer) -> Any:
     models = SimpleNamespace(policy=policy, critic=None, average=None, reference=None)
     return SimpleNamespace(
         models=models,
-        recipe=SimpleNamespace(reference=None),
+        recipe=SimpleNamespace(reference=None, save=Save()),
         data=SimpleNamespace(order=SimpleNamespace(by_outcome=None)),
     )
 

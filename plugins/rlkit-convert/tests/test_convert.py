@@ -458,6 +458,22 @@ def test_the_routers_loss_is_carried_over() -> None:
     assert not any("router_logits" in name for name in conversion.recipe)
 
 
+@pytest.mark.parametrize(
+    ("contents", "has_optimizer"), [("[model,extra]", False), ("['model','optimizer','extra','hf_model']", True)]
+)
+def test_contents_of_checkpoints_are_carried_over(contents: str, has_optimizer: bool) -> None:
+    option, loaded = (f"{ACTOR}.checkpoint.{which}_contents" for which in ("save", "load"))
+    words = [f"{option}={contents}", f"{loaded}=[model]", "trainer.del_local_ckpt_after_load=True"]
+    conversion = convert("verl", "", "run.sh", words)
+    assert conversion.recipe["save.optimizer"] == (has_optimizer, option)
+    assert "model.path: CHECKPOINT" in conversion.notes[loaded]
+    assert "save.keep_last" in conversion.notes["trainer.del_local_ckpt_after_load"]
+    conversion = convert("verl", "", "run.sh", [f"{option}=model"])
+    assert "expected a list" in conversion.notes[option]
+    text = f"{{model_name_or_path: m, dataset_name: d, save_only_model: {not has_optimizer}}}"
+    assert convert("trl", text, "grpo.yaml", []).recipe["save.optimizer"] == (has_optimizer, "save_only_model")
+
+
 def test_verls_correction_of_the_engine() -> None:
     words = [
         "algorithm.rollout_correction.rollout_is=sequence",

@@ -115,6 +115,11 @@ def load(context: TrainContext, checkpoint: CheckpointRef) -> None:
     load_checkpoint(store, checkpoint.name, tensors(context, tensor_shapes(store, checkpoint.name)))
 
 
+def lacks_optimizer(checkpoint: CheckpointRef) -> bool:
+    """Return whether a checkpoint was saved without the state of optimizers."""
+    return flat(checkpoint.state.recipe).get("save.optimizer") is False
+
+
 def rollout_differences(rollout: Rollout) -> list[str]:
     """Return why a resumed run differs from an uninterrupted one: checkpoints do not hold rollouts ahead of a step."""
     if not rollout.max_staleness:

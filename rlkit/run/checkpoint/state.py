@@ -27,14 +27,17 @@ def tensors(context: TrainContext, saved_names: Collection[str] | None = None) -
 
     Args:
         context: The run's context.
-        saved_names: Names of the tensors in a checkpoint; optimizer state that is among them is also created here.
+        saved_names: Names of the tensors in a checkpoint to load, whose optimizer state is also created here; None for
+            those to save, which have optimizer state if the recipe's `save.optimizer` is true.
     """
     models = context.models
     modules: dict[str, TrainableModule[Any] | None] = {"policy": models.policy, "critic": models.critic}
     state: dict[str, Tensor] = {}
     for name, module in modules.items():
         if module is not None:
-            state |= _module_tensors(name, module, saved_names)
+            state |= trainable(name, module.inner)
+            if saved_names is not None or context.recipe.save.optimizer:
+                state |= _optimizer_tensors(name, module, saved_names)
     if models.average is not None:
         state |= {f"average.{i}": tensor for i, tensor in enumerate(models.average.tensors)}
     if context.recipe.reference is not None and models.reference is not None:
@@ -45,11 +48,13 @@ def tensors(context: TrainContext, saved_names: Collection[str] | None = None) -
     return state
 
 
-def _module_tensors(name: str, module: TrainableModule[Any], saved_names: Collection[str] | None) -> dict[str, Tensor]:
-    """Return a module's trainable weights and the state of its optimizer."""
+def _optimizer_tensors(
+    name: str, module: TrainableModule[Any], saved_names: Collection[str] | None
+) -> dict[str, Tensor]:
+    """Return the state of a module's optimizer."""
     optimizer = module.optimizer.optimizer
     parameters = {key: parameter for key, parameter in module.inner.named_parameters() if parameter.requires_grad}
-    state = trainable(name, module.inner)
+    state: dict[str, Tensor] = {}
     if saved_names is not None:
         saved_parameters = {saved.rpartition(".")[0] for saved in saved_names}
         stepped = [p for key, p in parameters.items() if f"{name}/optimizer.{key}" in saved_parameters]

@@ -27,7 +27,7 @@ from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.cli.main import main
 from rlkit.distributed.ranks import Ranks
 from rlkit.models.checkpoint_schema import MANIFEST, Numbers, RunState
-from rlkit.models.checkpoints import load_checkpoint, newest_intact, open_checkpoint, verify
+from rlkit.models.checkpoints import load_checkpoint, newest_intact, open_checkpoint, tensor_shapes, verify
 from rlkit.models.store import Store, name_of
 from rlkit.models.tensor_files import TensorReader, TensorWriter, _sync, file_of, read_header
 from rlkit.recipe import Save
@@ -532,6 +532,35 @@ def test_a_run_resumed_into_another_folder_has_each_step_once(tmp_path: Path) ->
     assert [row["step"] for row in read_jsonl(new / "metrics.jsonl")] == [2, 3]
     assert steps(Store(str(new / "checkpoints"))) == [3, 2]
     assert steps(Store(str(old / "checkpoints"))) == [1]
+
+
+def final_weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "final" / "model.safetensors")
+
+
+def test_without_optimizer_state_moments_start_from_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """AdamW's first step changes a weight by lr * g / (|g| + eps): by 1e-3. The second, after a first, does not."""
+    changes = {}
+    for held in ("true", "false"):
+        out = tmp_path / held
+        fit = ["fit", *SHORT, "--train.warmup_steps=0", f"--out={out}", f"--save.optimizer={held}"]
+        assert main(fit) == 0
+        before = final_weights(out)
+        capsys.readouterr()
+        assert main([*fit, "--resume=auto", "--train.steps=2"]) == 0
+        warned = capsys.readouterr().out.count("warning: the checkpoint has no optimizer state (save.optimizer: false)")
+        assert warned == (held == "false")
+        after = final_weights(out)
+        changes[held] = torch.cat([(after[name] - before[name]).abs().flatten() for name in before])
+    restarted = {held: ((change - 1e-3).abs() < 1e-5).float().mean() for held, change in changes.items()}
+    assert restarted["false"] > 0.8
+    assert restarted["true"] < 0.1
+    sizes = {}
+    for held in changes:
+        store = Store(str(tmp_path / held / "checkpoints"))
+        assert any("/optimizer." in name for name in tensor_shapes(store, "step-000001")) == (held == "true")
+        sizes[held] = (Path(store.root) / "step-000001" / file_of(0)).stat().st_size
+    assert sizes["true"] / sizes["false"] == pytest.approx(3, abs=0.05)  # weights and AdamW's two moments
 
 
 def test_going_back_leaves_the_abandoned_steps_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto", "precision": "32-true",
         "plugins": None,
     },
-    sections.Save: {"every": 100, "keep_last": 2, "keep_best": None, "folder": None},
+    sections.Save: {"every": 100, "keep_last": 2, "keep_best": None, "optimizer": True, "folder": None},
     sections.Validation: {
         "before": True, "every": 0, "after": True, "tasks": None, "limit": None, "samples": 1, "sampling": None,
         "patience": None, "watch": "accuracy",

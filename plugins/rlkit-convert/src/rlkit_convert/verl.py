@@ -75,6 +75,17 @@ def interval(value: object) -> int:
     return max(integer(value), 0)
 
 
+def has_optimizer(contents: object) -> bool:
+    """Return whether verl's contents of a checkpoint include optimizers.
+
+    Raises:
+        ValueError: They are no list.
+    """
+    if not isinstance(contents, list):
+        raise ValueError("expected a list such as [model, optimizer, extra]")
+    return "optimizer" in contents
+
+
 GROUPED = {
     "actor_rollout_ref.actor.use_remove_padding critic.use_remove_padding": PADDING,
     "actor_rollout_ref.actor.use_fused_kernels actor_rollout_ref.model.fused_kernel_options.*": LOGPS,
@@ -98,11 +109,12 @@ GROUPED = {
     "critic.rollout_n critic.enable critic.shuffle": "nothing to do: the critic trains on the policy's batches",
     "critic.strategy critic.ulysses_*": "the critic is sharded like the policy: fabric.strategy",
     "critic.loss_agg_mode": "the critic's loss is the mean over all tokens",
-    "critic.checkpoint.*": "nothing to do: a checkpoint holds all that a run needs to resume",
+    "critic.checkpoint.*": "nothing to do: a checkpoint also holds the critic; save.optimizer applies to both",
     "critic.model.tokenizer_path critic.model.external_lib": "nothing to do: the critic uses the policy's tokenizer",
     "critic.model.override_config.*": "the critic has the values of model.config if critic.path is null",
     "critic.model.trust_remote_code": "model.trust_remote_code also applies to the critic",
-    "trainer.esi_redundant_time trainer.del_local_*": "nothing to do: a signal saves a checkpoint; save.keep_last",
+    "trainer.esi_redundant_time": "nothing to do: a signal saves a checkpoint",
+    "trainer.del_local_*": "nothing to do: save.keep_last removes a loaded checkpoint once a newer one is complete",
     "trainer.use_legacy_worker_impl": RAY,
 }
 """Remedies for groups of options."""
@@ -168,7 +180,11 @@ RULES: dict[str, Rule] = {
         "train.router_aux_loss_coef", number
     ),
     f"{ACTOR}.megatron.*": NoEquivalent(MEGATRON),
-    f"{ACTOR}.checkpoint.*": NoEquivalent("nothing to do: a checkpoint holds all that a run needs to resume"),
+    f"{ACTOR}.checkpoint.save_contents": Equivalent("save.optimizer", has_optimizer),
+    f"{ACTOR}.checkpoint.load_contents": NoEquivalent(
+        "a run resumes from all that its checkpoint holds; model.path: CHECKPOINT starts from its weights alone"
+    ),
+    f"{ACTOR}.checkpoint.*": NoEquivalent("nothing to do: checkpoints are written while the run continues"),
     f"{ACTOR}.use_torch_compile": NoEquivalent("nothing to do: the trainer is not compiled"),
     f"{ACTOR}.entropy_*": NoEquivalent("nothing to do: entropy is computed in slices"),
     f"{ACTOR}.use_token_level_loss": NoEquivalent("older name of loss_agg_mode=token-mean; false: seq-mean-token-mean"),
