@@ -5,10 +5,11 @@ Each product's folder runs these tests with its own `trainer` and `engine`, so t
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from rlkit.engines import TorchEngine
 from rlkit.engines.server.engine import ServerEngine
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.weights import PolicyWeights
+from rlkit.rollout.collect import BusyTimer, ask_engine
 from rlkit.testing import random_model
-from rlkit.types import Completion
-from tests.served import PROMPTS, RETRY, Trainer, request
+from rlkit.types import Completion, StopReason
+from tests.served import CONTEXT, PROMPTS, RETRY, Trainer, request
 
 TEN_MILLION = {
     "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 5, "num_attention_heads": 6,
@@ -49,19 +51,22 @@ def large(engine: ServerEngine) -> Iterator[tuple[Trainer, ServerEngine]]:
         trainer.runner.close()
 
 
-def with_torch_engine(trainer: Trainer, prompts: list[tuple[int, ...]]) -> list[Completion]:
-    """Return TorchEngine's greedy completions."""
+@contextmanager
+def torch_engine(trainer: Trainer) -> Iterator[TorchEngine]:
+    """Yield a TorchEngine with the trainer's weights."""
     engine = TorchEngine()
     engine.bind(trainer.runtime)
-
-    async def answers() -> list[Completion]:
-        await engine.sync(PolicyWeights(trainer.policy), 1)
-        return list(await asyncio.gather(*(engine.generate(request(prompt, temperature=0.0)) for prompt in prompts)))
-
     try:
-        return trainer.wait(answers())
+        trainer.wait(engine.sync(PolicyWeights(trainer.policy), 1))
+        yield engine
     finally:
         engine.close()
+
+
+def with_torch_engine(trainer: Trainer, prompts: list[tuple[int, ...]]) -> list[Completion]:
+    """Return TorchEngine's greedy completions."""
+    with torch_engine(trainer) as engine:
+        return trainer.ask(engine, [request(prompt, temperature=0.0) for prompt in prompts])
 
 
 def check_tie(trainer: Trainer, prompt: tuple[int, ...], answer: Completion, expected: Completion) -> None:
@@ -100,6 +105,35 @@ def test_200_greedy_answers_of_ten_million_parameters_agree(large: tuple[Trainer
     check_greedy(trainer, engine)
 
 
+def test_a_stop_text_ends_a_turn_as_with_torch_engine(trainer: Trainer, engine: ServerEngine) -> None:
+    """At most 96 tokens are sampled, of which 32 are asked for first; stop texts lie before, across and after these."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(f"<{i}>" for i in ids)
+
+    template = SimpleNamespace(codec=SimpleNamespace(decode=decode), reader=None)
+
+    def turn(engine: RolloutEngine, *stop: str) -> Completion:
+        setup = SimpleNamespace(engine=engine, gate=None, template=template, timer=BusyTimer())
+        setup.limits = SimpleNamespace(context=CONTEXT)
+        asked = request(PROMPTS[0], temperature=0.0, max_tokens=96, stop=stop)
+        return trainer.wait(ask_engine(setup, asked))  # type: ignore[arg-type]
+
+    trainer.publish(engine)
+    with torch_engine(trainer) as reference:
+        everything = turn(reference).tokens
+        assert len(everything) > 40
+        for end in (5, 33, 40):
+            texts = ("never", decode(everything[end - 3 : end]))
+            answer, expected = turn(engine, *texts), turn(reference, *texts)
+            assert (answer.tokens, answer.stop) == (expected.tokens, expected.stop)
+            assert answer.logps == pytest.approx(expected.logps, abs=1e-4)
+            assert answer.versions == [trainer.version] * len(answer.tokens)
+            assert answer.stop is StopReason.STOP
+            assert len(answer.tokens) <= end
+            assert decode(answer.tokens).endswith(texts[1])
+
+
 @pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"min_p": 0.2}, {"top_p": 0.6}])
 def test_sampled_frequencies_are_those_of_the_softmax(
     trainer: Trainer, engine: ServerEngine, limits: dict[str, float]
@@ -114,7 +148,7 @@ def test_sampled_frequencies_are_those_of_the_softmax(
     if "min_p" in limits:
         selected = probs >= 0.2 * probs.max()
     if "top_p" in limits:
-        selected[order[1:]] = probs[order].cumsum(0)[:-1] < 0.6
+        selected[order[1:]] &= probs[order].cumsum(0)[:-1] < 0.6
     expected = SAMPLES * torch.where(selected, probs, 0) / probs[selected].sum()
     asked = [request(PROMPTS[1], i, str(i), max_tokens=1, temperature=0.7, **limits) for i in range(SAMPLES)]
     counts = Counter(answer.tokens[0] for answer in trainer.ask(engine, asked))

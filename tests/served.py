@@ -127,10 +127,35 @@ def server_pid(engine: ServerEngine) -> int:
     return pid
 
 
-def save_teacher(policy: Any, folder: Path) -> None:
-    """Save a policy as the teacher of `DISTILL`."""
-    policy.save_pretrained(folder / "teacher")
-    build_tokenizer().save_pretrained(folder / "teacher")
+def save_teacher(policy: Any, folder: Path, name: str = "teacher") -> None:
+    """Save a policy, by default as the teacher of `DISTILL`."""
+    policy.save_pretrained(folder / name)
+    build_tokenizer().save_pretrained(folder / name)
+
+
+def fit_structured(trainer: Trainer, engine: ServerEngine, folder: Path) -> None:
+    """Run `fit` on a running server; its structured and truncated answers are valid, and the trainer agrees."""
+    save_teacher(trainer.policy, folder, "policy")
+    (folder / "reward.py").write_text("def score(text):\n    return float('\"m\"' in text)\n")
+    sampling = {"max_tokens": 60, "top_p": 0.9, "top_k": 6, "structure": {"json_schema": SCHEMA}}
+    words = ("--recipe=quickstart", "--model.path=policy", *FAST, "--validation=null")
+    reward = ("--reward=PythonReward", "--reward.function=reward.py:score", "--reward.allow_code=true")
+    server = (f"--rollout.engine={type(engine).__name__}", f"--rollout.engine.urls=[{engine.fleet.owned[0].url}]")
+    options = (f"--rollout.sampling={json.dumps(sampling)}", "--rollout.engine.launch.structures=true", "--out=out")
+    process = rlkit_in_process("fit", *words, *server, *options, *reward, cwd=folder)
+    trainer.publish(engine)
+    assert process.returncode == 0, process.stderr
+    rows = read_jsonl(folder / "out" / "metrics.jsonl")
+    assert all(row["mismatch/mean"] < 1e-5 and row["mismatch/max"] < 1e-4 for row in rows), rows
+    assert all(row["rollout/failed"] == row["engine/restarts"] == 0 for row in rows)
+    assert any(row["grad_norm"] > 0 for row in rows)
+    answers = [row for file in sorted((folder / "out" / "rollouts").glob("step-*")) for row in read_jsonl(file)]
+    assert len(answers) == 2 * 16
+    for row in answers:
+        jsonschema.validate(json.loads(row["text"]), SCHEMA)
+        counts = {len(ids) for ids, chosen in zip(row["candidates"], row["mask"], strict=True) if chosen}
+        assert min(counts) == 1
+        assert 1 < max(counts) <= 6
 
 
 def served_as_loaded(folder: Path, url: str, loss: str, *words: str) -> list[dict[str, Any]]:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.engines import SGLangServer
 from rlkit.engines.server.weight_check import TOLERANCES
 from tests.conftest import FAST, read_jsonl, rlkit
-from tests.served import children
+from tests.served import Trainer, children, fit_structured
 
 
 def check_versions(out: Path, steps: int) -> None:
@@ -140,6 +141,10 @@ def run_ahead(folder: Path, *engine: str) -> None:
 def test_rollouts_run_ahead(tmp_path: Path, engine: str) -> None:
     """Beside the trainer, weights arrive during requests; on its device, requests are interrupted and continue."""
     run_ahead(tmp_path, f"--rollout.engine={engine}")
+
+
+def test_structured_answers_train_on_a_running_server(tmp_path: Path, trainer: Trainer, engine: SGLangServer) -> None:
+    fit_structured(trainer, engine, tmp_path)
 
 
 def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:
