@@ -134,7 +134,7 @@ def test_a_stop_text_ends_a_turn_as_with_torch_engine(trainer: Trainer, engine: 
             assert decode(answer.tokens).endswith(texts[1])
 
 
-@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"min_p": 0.2}, {"top_p": 0.6}])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"min_p": 0.2}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.6}])
 def test_sampled_frequencies_are_those_of_the_softmax(
     trainer: Trainer, engine: ServerEngine, limits: dict[str, float]
 ) -> None:

@@ -28,9 +28,9 @@ def trainer() -> Iterator[Trainer]:
 
 @pytest.fixture(scope="session")
 def engine(trainer: Trainer) -> Iterator[VllmServer]:
-    """A server that rlkit started, with the trainer's weights, room for adapters, and log-probs for a teacher."""
-    args = ("--enable-lora", "--max-lora-rank", "8", "--max-logprobs", "64")
-    engine = VllmServer(retry=RETRY, launch=VllmLaunch(args=args))
+    """A server that rlkit started, with the trainer's weights, and room for adapters; it follows structures."""
+    launch = VllmLaunch(structures=True, args=("--enable-lora", "--max-lora-rank", "8"))
+    engine = VllmServer(retry=RETRY, launch=launch)
     try:
         engine.bind(trainer.runtime)
         trainer.publish(engine)

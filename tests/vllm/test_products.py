@@ -16,6 +16,8 @@ from tests.sglang.test_generate import (
     test_logps_equal_the_trainers,
     test_samples_of_one_prompt_differ,
     test_stop_ids_budgets_and_the_context_end_a_completion,
+    test_structured_completions_are_valid,
+    test_truncated_completions_have_candidates,
     test_truncated_sampling_reports_logps_of_the_full_softmax,
 )
 from tests.sglang.test_sync import (
@@ -46,6 +48,8 @@ __all__ = [
     "test_samples_of_one_prompt_differ",
     "test_stale_answers_are_never_taken_for_current_ones",
     "test_stop_ids_budgets_and_the_context_end_a_completion",
+    "test_structured_completions_are_valid",
+    "test_truncated_completions_have_candidates",
     "test_truncated_sampling_reports_logps_of_the_full_softmax",
     "test_weights_of_another_model_are_refused",
 ]

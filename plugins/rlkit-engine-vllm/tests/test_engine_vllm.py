@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +25,14 @@ from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.changes import CheckpointReceiver, RefusedWeights
 from rlkit.engines.server.http import Client, Fault
-from rlkit.types import Request, SampleKey, Sampling
+from rlkit.types import Request, SampleKey, Sampling, Structure
 from tests.conftest import ROOT
 
+TOP = [{"token_id": t, "logprob": math.log(p)} for t, p in ((4, 0.2), (6, 0.5), (5, 0.1))]
+"""The sampled token first, as vLLM returns them."""
 ANSWER: dict[str, Any] = {
     "token_ids": [4, 5, 6],
-    "logprobs": {"content": [{"token_id": t, "logprob": -0.5 * t} for t in (4, 5, 6)]},
+    "logprobs": {"content": [{**entry, "top_logprobs": TOP} for entry in (TOP[0], TOP[2], TOP[1])]},
     "finish_reason": "stop",
     "weight_versions": [{"version": "run-1", "start": 0, "end": 2}, {"version": "run-2", "start": 2, "end": 3}],
 }
@@ -49,9 +52,13 @@ def answer(monkeypatch: pytest.MonkeyPatch, body: Any) -> list[Any]:
     return posted
 
 
-def generate(monkeypatch: pytest.MonkeyPatch, **choice: Any) -> Any:
+def generate(
+    monkeypatch: pytest.MonkeyPatch, structure: Structure | None = None, top_p: float = 1.0, **choice: Any
+) -> Any:
     posted = answer(monkeypatch, {"choices": [ANSWER | choice]})
-    sampling = Sampling(max_tokens=5, temperature=0.7, top_k=3, min_p=0.1, stop_ids=(6,))
+    sampling = Sampling(
+        max_tokens=5, temperature=0.7, top_p=top_p, top_k=3, min_p=0.1, stop_ids=(6,), structure=structure
+    )
     output = asyncio.run(VllmApi(Client("http://x")).generate(Request((1, 2), sampling, SampleKey(3, 1, "p", 0), "s")))
     return posted, output
 
@@ -64,7 +71,10 @@ def test_tokens_carry_log_probs_and_versions(monkeypatch: pytest.MonkeyPatch) ->
     assert (params["temperature"], params["top_k"], params["min_p"]) == (0.7, 3, 0.1)
     assert params["stop_token_ids"] == [6]
     assert 0 <= params["seed"] < 1 << 63
-    assert (output.tokens, output.logps) == ([4, 5, 6], [-2.0, -2.5, -3.0])
+    assert params["logprobs"] == 3
+    assert output.tokens == [4, 5, 6]
+    assert output.logps == pytest.approx([math.log(p / 8) for p in (2, 1, 5)])
+    assert list(map(list, output.candidates)) == [[6, 4, 5]] * 3
     assert output.labels == ["run-1", "run-1", "run-2"]
     assert (output.stopped, output.aborted) == (True, False)
 
@@ -74,6 +84,56 @@ def test_an_abort_after_the_last_token_is_none(monkeypatch: pytest.MonkeyPatch, 
     content = {"content": ANSWER["logprobs"]["content"][:count]}
     _, output = generate(monkeypatch, token_ids=[4, 5, 6][:count], logprobs=content, finish_reason="abort")
     assert output.aborted is aborted
+
+
+def test_a_token_beyond_the_limits_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the mass of 0.8, top-p leaves 0.5 and 0.2."""
+    with pytest.raises(Fault, match=r"vLLM sampled otherwise .* a token is not among those that top_p=0.6, top_k=3"):
+        generate(monkeypatch, top_p=0.6)
+
+
+def test_structures_are_asked_for_in_the_form_of_json_dumps(monkeypatch: pytest.MonkeyPatch) -> None:
+    [(_, body)], _ = generate(monkeypatch, Structure(json_schema={"type": "object"}))
+    form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    sent = body["sampling_params"]["structured_outputs"]
+    assert {name: json.loads(text) for name, text in sent.items()} == {"json": {"x-guidance": form, "type": "object"}}
+    [(_, body)], _ = generate(monkeypatch, Structure(regex="a+"))
+    assert body["sampling_params"]["structured_outputs"] == {"regex": "a+"}
+
+
+def test_structures_need_a_server_that_follows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    structure = Structure(regex="a+")
+    with pytest.raises(RecipeError, match="VllmServer samples any text; .* or set launch.structures: true"):
+        VllmServer().check_structure(structure)
+    VllmServer(launch=VllmLaunch(structures=True)).check_structure(structure)
+    plain, follows = (
+        command(Path("m"), 9, VllmLaunch(structures=structures), "float32", 512, on_gpu=True)
+        for structures in (False, True)
+    )
+    assert ("--tokens-only" in plain, "--tokens-only" in follows) == (True, False)
+    assert follows[follows.index("--structured-outputs-config") + 1] == '{"backend": "guidance"}'
+
+
+@pytest.mark.parametrize(("backend", "skips"), [("auto", False), ("guidance", True)])
+def test_a_running_server_that_follows_no_structure_is_refused(
+    monkeypatch: pytest.MonkeyPatch, backend: str, skips: bool
+) -> None:
+    config = {"structured_outputs_config": {"backend": backend}, "model_config": {"skip_tokenizer_init": skips}}
+
+    async def get(client: Client, path: str, deadline: float) -> Any:
+        return {"version": "0.32.0", "vllm_config": config}
+
+    monkeypatch.setattr(Client, "get", get)
+    with pytest.raises(EngineError, match="does not follow structures .* start it with --enable-scale-out --struct"):
+        asyncio.run(VllmApi(Client("http://x"), structures=True).inspect(False))
+
+
+def test_a_server_that_returns_too_few_log_probs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = Fault("answered 400: Requested sample logprobs of 3, which is greater than max allowed: 2", 400)
+    answer(monkeypatch, fault)
+    request = Request((1, 2), Sampling(top_k=3), SampleKey(3, 1, "p", 0), "s")
+    with pytest.raises(EngineError, match="max allowed: 2; start vLLM server http://x with --max-logprobs -1"):
+        asyncio.run(VllmApi(Client("http://x")).generate(request))
 
 
 def test_other_ends_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +259,7 @@ def test_the_table_of_engines_states_what_the_classes_have() -> None:
         "adapters alone, memory released (`launch`)": ["launch" in names for names in options],
         "reads pictures": [bool(engine.picture_models) for engine in made],
         "scores for a teacher (`teacher.engine`)": [engine.scores for engine in made],
+        "truncated sampling in training (`top_k`)": [engine.returns_candidates for engine in made],
     }
     expected = [f"| | {' | '.join(f'`{engine.__name__}`' for engine in engines)} |"]
     expected += [

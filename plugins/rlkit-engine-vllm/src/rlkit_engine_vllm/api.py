@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import uuid
 from collections.abc import Sequence
 
 from rlkit.base.errors import EngineError
-from rlkit.engines.server.api import ServerOutput
+from rlkit.engines.server.api import ServerOutput, candidates_of
 from rlkit.engines.server.http import Client, Fault
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.teacher import TeacherApi
+from rlkit.interfaces.engine import schema_of
 from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling
-from rlkit_engine_vllm.launch import check_release
+from rlkit_engine_vllm.launch import STRUCTURES, check_release
 
 GENERATE = "/inference/v1/generate"
 LARGEST_SEED = (1 << 63) - 1
@@ -24,12 +26,14 @@ class VllmApi(TeacherApi):
 
     Args:
         client: Sends the calls.
+        structures: Whether the server must follow `sampling.structure`.
     """
 
     product = "vLLM"
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, structures: bool = False) -> None:
         super().__init__(client)
+        self._structures = structures
         self._requests: set[str] = set()
         """Ids of the requests in flight."""
 
@@ -39,6 +43,14 @@ class VllmApi(TeacherApi):
     async def inspect(self, started: bool) -> None:
         info = await self.client.get("/version", 30.0)
         check_release(str(info.get("version")))
+        if self._structures and not started:
+            config = (await self.client.get("/server_info?config_format=json", 60.0))["vllm_config"]
+            reads_no_text = config["model_config"]["skip_tokenizer_init"]
+            if reads_no_text or config["structured_outputs_config"]["backend"] != "guidance":
+                raise EngineError(
+                    f"launch.structures is true, but vLLM server {self.client.url} does not follow structures by "
+                    f"llguidance; start it with {shlex.join(STRUCTURES)} and without --tokens-only"
+                )
         try:
             await self.client.post("/init_weight_transfer_engine", {"init_info": {}}, 30.0)
         except Fault as fault:
@@ -80,20 +92,29 @@ class VllmApi(TeacherApi):
 
     async def generate(self, request: Request) -> ServerOutput:
         sampling = request.sampling
-        params = {
+        params: JsonObject = {
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_tokens,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or 0,
             "min_p": sampling.min_p,
+            "logprobs": sampling.top_k,
             "stop_token_ids": list(sampling.stop_ids),
             "seed": (request.key.hash() + request.resumed) & LARGEST_SEED,
         }
+        if sampling.structure is not None:
+            regex = sampling.structure.regex
+            form = {"json": schema_of(sampling.structure)} if regex is None else {"regex": regex}
+            params["structured_outputs"] = form
         request_id = uuid.uuid4().hex
         self._requests.add(request_id)
         try:
             seconds = request.deadline or DEADLINES[UpdateStep.CHECK]
             response = await self._sample(request.tokens, params, seconds, request_id)
+        except Fault as fault:
+            if sampling.top_k and "greater than max allowed" in str(fault):
+                raise EngineError(f"{fault}; start vLLM server {self.client.url} with --max-logprobs -1") from fault
+            raise
         finally:
             self._requests.discard(request_id)
         return _read(response, sampling)
@@ -165,4 +186,14 @@ def _read(response: JsonObject, sampling: Sampling) -> ServerOutput:
     labels = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
     stopped = bool(tokens) and tokens[-1] in sampling.stop_ids
     complete = stopped or len(tokens) >= sampling.max_tokens
-    return ServerOutput(tokens, logps, labels, stopped, reason == "abort" and not complete)
+    candidates: list[Sequence[int]] = []
+    if sampling.top_k and tokens:
+        top = [sorted(entry["top_logprobs"], key=lambda x: -x["logprob"]) for entry in choice["logprobs"]["content"]]
+        ids = [[entry["token_id"] for entry in entries] for entries in top]
+        top_logps = [[entry["logprob"] for entry in entries] for entries in top]
+        try:
+            candidates, masses = candidates_of(tokens, ids, top_logps, sampling)
+        except ValueError as error:
+            raise Fault(f"vLLM sampled otherwise than it was asked to: {error}", 400) from error
+        logps = [logp - mass for logp, mass in zip(logps, masses, strict=True)]
+    return ServerOutput(tokens, logps, labels, stopped, reason == "abort" and not complete, candidates)

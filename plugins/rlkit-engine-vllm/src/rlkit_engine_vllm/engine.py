@@ -6,6 +6,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -21,7 +22,9 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.teacher import ServerTeacher
 from rlkit.engines.server.transports import Transport, is_local
+from rlkit.interfaces.engine import check_followed
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
+from rlkit.types import Structure
 from rlkit_engine_vllm.api import VllmApi
 from rlkit_engine_vllm.launch import (
     BESIDE_TRAINER,
@@ -51,6 +54,7 @@ class VllmRollouts(ServerEngine):
     """
 
     scores = True
+    returns_candidates = True
 
     def __init__(self, launch: VllmLaunch, retry: ServerRetryPolicy, check_weights: bool) -> None:
         super().__init__(
@@ -62,6 +66,14 @@ class VllmRollouts(ServerEngine):
         )
         self.launch = launch
 
+    def check_structure(self, structure: Structure) -> None:
+        if not self.launch.structures:
+            raise RecipeError(
+                f"{type(self).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine, or set "
+                "launch.structures: true"
+            )
+        check_followed(structure)
+
     @abstractmethod
     def start(self, rank: int) -> list[InferenceServer]: ...
 
@@ -70,7 +82,7 @@ class VllmRollouts(ServerEngine):
         super().bind(runtime)
 
     def api(self, client: Client) -> ServerApi:
-        return VllmApi(client)
+        return VllmApi(client, self.launch.structures)
 
     def teacher(self, urls: Sequence[str]) -> ServerTeacher:
         return ServerTeacher(urls, VllmApi)
@@ -89,6 +101,11 @@ class VllmRollouts(ServerEngine):
             launch = replace(launch, memory_fraction=BESIDE_TRAINER)
         dtype = str(self.weight_dtype).removeprefix("torch.")
 
+        def write_files(folder: Path) -> None:
+            write_model(folder / "model", policy, self.runtime.stop_ids)
+            if launch.structures:
+                self.runtime.tokenizer.save_pretrained(folder / "model")
+
         def words(site: ServerSite) -> list[str]:
             line = command(site.folder / "model", site.port, launch, dtype, self.runtime.context, on_gpu=bool(gpus))
             return [*line, *(adapter_arguments(policy) if launch.adapter_only else ()), *launch.args]
@@ -96,7 +113,7 @@ class VllmRollouts(ServerEngine):
         return ServerCommand(
             "vllm",
             words,
-            lambda folder: write_model(folder / "model", policy, self.runtime.stop_ids),
+            write_files,
             environment(gpus),
             len(gpus),
             gpu,

@@ -46,6 +46,9 @@ WEIGHTS = (
 )  # fmt: skip
 """Arguments of every server that rlkit sends weights to."""
 
+STRUCTURES = ("--enable-scale-out", "--structured-outputs-config", '{"backend": "guidance"}')
+"""Arguments of servers that follow structures, in place of `--tokens-only`: they read a tokenizer."""
+
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the endpoints of weight updates
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -67,6 +70,8 @@ class VllmLaunch:
             mode, level 2).
         adapter_only: With LoRA, push the base to servers once and then the adapters alone, which servers apply;
             otherwise weights arrive merged.
+        structures: Start servers with the policy's tokenizer and llguidance, for `rollout.sampling.structure`. Running
+            servers need `--structured-outputs-config '{"backend": "guidance"}'`, and a tokenizer.
         args: Additional arguments of vLLM's server.
     """
 
@@ -75,6 +80,7 @@ class VllmLaunch:
     memory_fraction: ShareBelowOne | None = None
     release_memory: bool = False
     adapter_only: bool = False
+    structures: bool = False
     args: Annotated[Sequence[str], USER_ONLY] = ()
 
 
@@ -124,11 +130,12 @@ def command(model: Path, port: int, launch: VllmLaunch, dtype: str, context: int
     """
     words = [
         sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
-        "--load-format", "dummy", "--tokens-only", "--generation-config", "vllm", "--host", "127.0.0.1",
+        "--load-format", "dummy", "--max-logprobs", "-1", "--generation-config", "vllm", "--host", "127.0.0.1",
         "--port", str(port), "--dtype", dtype, "--tensor-parallel-size", str(launch.tensor_parallel),
         "--max-model-len", str(context), "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log",
         *WEIGHTS,
     ]  # fmt: skip
+    words += STRUCTURES if launch.structures else ["--tokens-only"]
     if not on_gpu:
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_KV_BYTES)]
         # vLLM fails on a CPU where it splits the prompt of a request with a seed

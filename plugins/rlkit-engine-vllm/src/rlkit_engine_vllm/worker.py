@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
 from rlkit.engines.server.changes import CheckpointReceiver
@@ -131,6 +132,7 @@ def report_full_softmax() -> None:
     """Have vLLM report log-probs of softmax(logits / temperature), also of tokens that top-k, top-p or min-p selected.
 
     vLLM's own are those of the remaining tokens alone, which a trainer cannot reproduce. Needs `processed_logprobs`.
+    Beside top-k, top-p is made a mass of the full softmax too, as in TorchEngine; vLLM's is of what top-k leaves.
     """
     sample = Sampler.sample
 
@@ -138,6 +140,10 @@ def report_full_softmax() -> None:
         self: Sampler, logits: Tensor, sampling_metadata: Any, *args: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         logps = _full_logps(logits, sampling_metadata)
+        if logps is not None and sampling_metadata.top_k is not None and sampling_metadata.top_p is not None:
+            selected = apply_top_k_top_p(logps.clone(), None, sampling_metadata.top_p)
+            logits = logits.masked_fill(selected.isneginf(), -torch.inf)
+            sampling_metadata = replace(sampling_metadata, top_p=None)
         sampled, reported = sample(self, logits, sampling_metadata, *args, **options)
         return sampled, reported if reported is None or logps is None else logps
 
