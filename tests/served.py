@@ -133,17 +133,24 @@ def save_teacher(policy: Any, folder: Path, name: str = "teacher") -> None:
     build_tokenizer().save_pretrained(folder / name)
 
 
-def fit_structured(trainer: Trainer, engine: ServerEngine, folder: Path) -> None:
-    """Run `fit` on a running server; its structured and truncated answers are valid, and the trainer agrees."""
-    save_teacher(trainer.policy, folder, "policy")
+def fit_structured_at(trainer: Trainer, engine: ServerEngine, folder: Path) -> None:
+    """Run `fit` on structured answers of an engine's running server."""
+    server = (f"--rollout.engine={type(engine).__name__}", f"--rollout.engine.urls=[{engine.fleet.owned[0].url}]")
+    try:
+        fit_structured(trainer.policy, folder, *server, "--rollout.engine.launch.structures=true")
+    finally:
+        trainer.publish(engine)
+
+
+def fit_structured(policy: Any, folder: Path, *engine: str) -> None:
+    """Run `fit`; its structured and truncated answers are valid, and the trainer agrees about their log-probs."""
+    save_teacher(policy, folder, "policy")
     (folder / "reward.py").write_text("def score(text):\n    return float('\"m\"' in text)\n")
     sampling = {"max_tokens": 60, "top_p": 0.9, "top_k": 6, "structure": {"json_schema": SCHEMA}}
     words = ("--recipe=quickstart", "--model.path=policy", *FAST, "--validation=null")
     reward = ("--reward=PythonReward", "--reward.function=reward.py:score", "--reward.allow_code=true")
-    server = (f"--rollout.engine={type(engine).__name__}", f"--rollout.engine.urls=[{engine.fleet.owned[0].url}]")
-    options = (f"--rollout.sampling={json.dumps(sampling)}", "--rollout.engine.launch.structures=true", "--out=out")
-    process = rlkit_in_process("fit", *words, *server, *options, *reward, cwd=folder)
-    trainer.publish(engine)
+    options = (f"--rollout.sampling={json.dumps(sampling)}", "--out=out")
+    process = rlkit_in_process("fit", *words, *engine, *options, *reward, cwd=folder)
     assert process.returncode == 0, process.stderr
     rows = read_jsonl(folder / "out" / "metrics.jsonl")
     assert all(row["mismatch/mean"] < 1e-5 and row["mismatch/max"] < 1e-4 for row in rows), rows

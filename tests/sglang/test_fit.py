@@ -18,7 +18,7 @@ import torch
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.weight_check import TOLERANCES
 from tests.conftest import FAST, read_jsonl, rlkit
-from tests.served import Trainer, children, fit_structured
+from tests.served import Trainer, children, fit_structured_at
 
 
 def check_versions(out: Path, steps: int) -> None:
@@ -144,7 +144,7 @@ def test_rollouts_run_ahead(tmp_path: Path, engine: str) -> None:
 
 
 def test_structured_answers_train_on_a_running_server(tmp_path: Path, trainer: Trainer, engine: SGLangServer) -> None:
-    fit_structured(trainer, engine, tmp_path)
+    fit_structured_at(trainer, engine, tmp_path)
 
 
 def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rlkit_engine_vllm import VllmServer
 
 from tests.conftest import read_jsonl
-from tests.served import Trainer, fit_structured, save_teacher, served_as_loaded
+from tests.served import Trainer, fit_structured_at, save_teacher, served_as_loaded
 from tests.sglang.test_fit import fit_and_kill, run_ahead, send_changes, sharded_lora
 
 
@@ -39,7 +39,7 @@ def test_two_ranks_with_adapters_share_a_running_server(tmp_path: Path, engine: 
 
 
 def test_structured_answers_train_on_a_running_server(tmp_path: Path, trainer: Trainer, engine: VllmServer) -> None:
-    fit_structured(trainer, engine, tmp_path)
+    fit_structured_at(trainer, engine, tmp_path)
 
 
 @pytest.mark.parametrize("loss", ["PolicyGradient", "Distillation"])

@@ -52,7 +52,7 @@ class Stub(ThreadingHTTPServer):
             labels.append(self.label)
             logps.append(max(now))
             tokens.append(now.index(max(now)))
-        return {"tokens": tokens, "logps": logps, "labels": labels, "stopped": False}
+        return {"tokens": tokens, "logps": logps, "labels": labels, "stopped": False, "candidates": []}
 
     def probe(self, row: list[int], count: int) -> dict[str, Any]:
         sampled, now = self.write(count), self.logps()

@@ -7,10 +7,12 @@ import gzip
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
+from array import array
 from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,16 +20,18 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
-from rlkit_engine_http import HttpApi
+from rlkit_engine_http import HttpApi, HttpEngine
 from rlkit_engine_http.engine import SharedFiles
 from rlkit_engine_http.server import SamplingServer, ServerRuntime, application, read_request
 from safetensors.torch import load_file, save_file
 
+from rlkit.base.errors import RecipeError
 from rlkit.engines import TorchEngine
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Client, Fault
 from rlkit.testing import random_model
-from rlkit.types import Request, SampleKey, Sampling
+from rlkit.testing.models import build_tokenizer
+from rlkit.types import Request, SampleKey, Sampling, Structure
 from tests.conftest import FAST, ROOT, read_jsonl, rlkit, write_plugin
 
 T = TypeVar("T")
@@ -39,19 +43,21 @@ def request(tokens: tuple[int, ...], sample: int = 0, **sampling: Any) -> Reques
     return Request(tokens, Sampling(**{"max_tokens": 24, **sampling}), SampleKey(3, 1, "p", sample), "s")
 
 
-def torch_engine(policy: Any) -> TorchEngine:
+def torch_engine(policy: Any, tokenizer: Path | None = None) -> TorchEngine:
     engine = TorchEngine()
-    engine.bind(ServerRuntime(policy, 512, torch.device("cpu")))  # type: ignore[arg-type]
+    engine.bind(ServerRuntime(policy, 512, torch.device("cpu"), tokenizer))  # type: ignore[arg-type]
     return engine
 
 
-def server(policy: Any) -> SamplingServer:
-    return SamplingServer(torch_engine(policy), policy)
+def server(policy: Any, tokenizer: Path | None = None) -> SamplingServer:
+    return SamplingServer(torch_engine(policy, tokenizer), policy)
 
 
-async def calls(policy: Any, secret: str = SECRET) -> tuple[TestClient[Any, Any], HttpApi]:
+async def calls(
+    policy: Any, secret: str = SECRET, tokenizer: Path | None = None
+) -> tuple[TestClient[Any, Any], HttpApi]:
     """Return a server, and an api that calls it with a secret."""
-    client = TestClient(TestServer(application(server(policy), SECRET)))
+    client = TestClient(TestServer(application(server(policy, tokenizer), SECRET)))
     await client.start_server()
     return client, HttpApi(Client(str(client.make_url("")), {"Authorization": f"Bearer {secret}"}))
 
@@ -62,12 +68,16 @@ def policy() -> Any:
 
 
 @pytest.mark.parametrize("pauses", [0, 5])
-def test_samples_are_those_of_torch_engine(policy: Any, pauses: int) -> None:
-    """Over HTTP, with and without pauses: tokens, stop reasons and, except for noise, log-probs."""
+def test_samples_are_those_of_torch_engine(policy: Any, pauses: int, tmp_path: Path) -> None:
+    """Over HTTP, with and without pauses: tokens, stop reasons, candidates and, except for noise, log-probs."""
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
     asked = [request(p, i, temperature=0.9, top_k=50, stop_ids=(8, 9)) for i, p in enumerate(PROMPTS * 4)]
+    options = {"structure": Structure(regex="([a-d][0-9]){6}"), "stop_ids": (tokenizer.eos_token_id,)}
+    asked += [request(p, i, top_k=12, top_p=0.9, **options) for i, p in enumerate(PROMPTS * 4)]
 
     async def run() -> None:
-        client, api = await calls(policy)
+        client, api = await calls(policy, tokenizer=tmp_path)
         await api.client.post("/continue", {"label": "run-3"}, 5.0)
         asking = asyncio.gather(*map(api.generate, asked))
         for _ in range(pauses):
@@ -75,13 +85,16 @@ def test_samples_are_those_of_torch_engine(policy: Any, pauses: int) -> None:
             await api.client.post("/pause", {}, 5.0)
             await api.client.post("/continue", {"label": "run-3"}, 5.0)
         outputs = await asking
-        engine = torch_engine(policy)
+        engine = torch_engine(policy, tmp_path)
         plain = await asyncio.gather(*map(engine.generate, asked))
         for answer, completion in zip(outputs, plain, strict=True):
             assert answer.tokens == completion.tokens
             assert answer.logps == pytest.approx(completion.logps, abs=1e-5)
             assert answer.labels == ["run-3"] * len(completion.tokens)
             assert answer.stopped == (completion.stop == "stop")
+            assert answer.candidates == completion.candidates
+        texts = [tokenizer.decode(answer.tokens[:-1]) for answer in outputs[12:]]
+        assert all(re.fullmatch("([a-d][0-9]){6}", text) for text in texts)
         assert len({tuple(answer.tokens) for answer in outputs}) == len(asked)
         api.client.close()
         await client.close()
@@ -200,18 +213,37 @@ def test_calls_without_the_secret_and_hostile_ones_are_refused(policy: Any, tmp_
 
 
 def test_a_request_survives_its_way() -> None:
-    asked = request((5, 6), 7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop_ids=(1, 2))
+    asked = request(
+        (5, 6), 7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop_ids=(1, 2), structure=Structure(regex="a+")
+    )
     sent: list[Any] = []
 
     class Recorder:
         async def post(self, path: str, body: Any, deadline: float) -> Any:
             sent.append(json.loads(json.dumps(body)))
-            return {"tokens": [7], "logps": [-0.5], "labels": ["run-0"], "stopped": True}
+            body = {"tokens": [7], "logps": [-0.5], "labels": ["run-0"], "stopped": True}
+            return body | {"candidates": [[7, 9]]}
 
     answer = asyncio.run(HttpApi(Recorder()).generate(asked))  # type: ignore[arg-type]
-    assert answer == ServerOutput([7], [-0.5], ["run-0"], True)
+    assert answer == ServerOutput([7], [-0.5], ["run-0"], True, candidates=[array("i", [7, 9])])
     received = read_request(sent[0])
     assert (received.tokens, received.sampling, received.key) == (asked.tokens, asked.sampling, asked.key)
+
+
+def test_a_structure_that_cannot_be_followed_is_refused(policy: Any, tmp_path: Path) -> None:
+    build_tokenizer().save_pretrained(tmp_path)
+
+    async def run() -> None:
+        client, api = await calls(policy, tokenizer=tmp_path)
+        await api.client.post("/continue", {"label": "run-0"}, 5.0)
+        with pytest.raises(Fault, match="answered 400: .*structure is invalid"):
+            await api.generate(request(PROMPTS[0], structure=Structure(regex="(")))
+        api.client.close()
+        await client.close()
+
+    asyncio.run(run())
+    with pytest.raises(RecipeError, match="llguidance cannot follow it"):
+        HttpEngine().check_structure(Structure(regex="("))
 
 
 def test_changes_arrive_exactly_and_those_of_others_are_refused(tmp_path: Path) -> None:

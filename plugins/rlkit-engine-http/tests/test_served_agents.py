@@ -1,4 +1,4 @@
-"""Agents over HttpEngine: sessions sample what they do in the trainer's process, whatever dies."""
+"""Agents over HttpEngine: sessions sample what they do in the trainer's process, whatever dies. Structured answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rlkit_engine_http import HttpEngine
 from rlkit import hookimpl
 from rlkit.cli.parsing import parser
 from rlkit.registry import load_plugins
+from rlkit.testing import random_model
 from tests.conftest import read_jsonl
 from tests.flow.test_agent_faults import check_logps
 from tests.flow.test_agents import agent_file, python_agent
 from tests.flow.test_conversations import fit
-from tests.served import killing
+from tests.served import fit_structured, killing
 
 __all__ = ["killing"]
 
@@ -102,3 +103,7 @@ def test_a_server_killed_while_weights_change(tmp_path: Path, killing: list[int]
     assert killing
     assert sum(row["rollout/failed"] for row in rows) == 0
     assert max(check_logps(tmp_path / "run", models, 3, largest_gap=2e-4)) > 0
+
+
+def test_structured_answers_train(tmp_path: Path) -> None:
+    fit_structured(random_model("qwen2"), tmp_path, "--rollout.engine=HttpEngine")

@@ -54,7 +54,7 @@ class StructureMatcher:
 class StructureCompiler:
     """Makes matchers for the texts of a run's tokenizer, a fast one; each structure is compiled once.
 
-    A text whose structure is complete ends with any of the run's stop ids.
+    A text whose structure is complete ends with any of the run's stop ids, or the tokenizer's own if there are none.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -80,7 +80,7 @@ class StructureCompiler:
         tokenizer = self._runtime.tokenizer
         try:
             if self._vocabulary is None:
-                self._vocabulary = from_tokenizer(tokenizer, eos_token=sorted(self._runtime.stop_ids))
+                self._vocabulary = from_tokenizer(tokenizer, eos_token=sorted(self._runtime.stop_ids) or None)
             matcher = LLMatcher(self._vocabulary, grammar_of(structure))
         except (ValueError, RuntimeError) as error:
             name = type(tokenizer).__name__

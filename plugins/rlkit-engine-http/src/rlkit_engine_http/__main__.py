@@ -37,7 +37,7 @@ def main() -> int:
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(options.model), dtype=dtype).to(device).eval()
     engine = TorchEngine(options.max_rows, options.max_kv_tokens)
-    engine.bind(ServerRuntime(policy, options.context, device))  # type: ignore[arg-type]
+    engine.bind(ServerRuntime(policy, options.context, device, options.model))  # type: ignore[arg-type]
     app = application(SamplingServer(engine, policy), secret)
     web.run_app(app, host=options.host, port=options.port, print=None, handler_cancellation=True, access_log=None)
     return 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from array import array
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +21,9 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.transports import FileTransport, Transport, is_local
+from rlkit.interfaces.engine import check_followed
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
-from rlkit.types import Request
+from rlkit.types import Request, Structure
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime
@@ -55,6 +58,7 @@ class HttpApi(ServerApi):
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "stop_ids": sampling.stop_ids,
+            "structure": sampling.structure and asdict(sampling.structure),
         }
         return read_output(await self.client.post("/generate", body, request.deadline or DEADLINES[UpdateStep.CHECK]))
 
@@ -74,7 +78,8 @@ def read_output(response: Any) -> ServerOutput:
     labels = [str(label) for label in response["labels"]]
     tokens = [int(token) for token in response["tokens"]]
     logps = [float(logp) for logp in response["logps"]]
-    return ServerOutput(tokens, logps, labels, response["stopped"] is True)
+    candidates: list[Sequence[int]] = [array("i", map(int, ids)) for ids in response["candidates"]]
+    return ServerOutput(tokens, logps, labels, response["stopped"] is True, candidates=candidates)
 
 
 class SharedFiles(FileTransport):
@@ -112,6 +117,7 @@ class HttpEngine(ServerEngine):
     """
 
     beside = True
+    returns_candidates = True
 
     def __init__(
         self,
@@ -131,6 +137,9 @@ class HttpEngine(ServerEngine):
         self.max_rows = max_rows
         self.max_kv_tokens = max_kv_tokens
         self._secret = secrets.token_urlsafe(32)
+
+    def check_structure(self, structure: Structure) -> None:
+        check_followed(structure)
 
     def bind(self, runtime: Runtime) -> None:
         self._secret = runtime.gather_world(self._secret)[0]
@@ -156,10 +165,15 @@ class HttpEngine(ServerEngine):
         on_gpu = self.runtime.device.type != "cpu"
         variables = {TOKEN: self._secret, "OMP_NUM_THREADS": str(self.threads)}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
+
+        def write_files(folder: Path) -> None:
+            write_model(folder / "model", self.runtime.policy, frozenset())
+            self.runtime.tokenizer.save_pretrained(folder / "model")
+
         return ServerCommand(
             "engine-http",
             self.words,
-            lambda folder: write_model(folder / "model", self.runtime.policy, frozenset()),
+            write_files,
             variables,
             gpus=int(on_gpu),
             first_gpu=self.first_gpu + number if on_gpu else None,

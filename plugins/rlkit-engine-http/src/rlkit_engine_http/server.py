@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import hmac
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from aiohttp import web
 from safetensors import SafetensorError, safe_open
 
+from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.changes import WeightReceiver
 from rlkit.engines.server.http import UNREADABLE
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit.rollout.gate import Gate
-from rlkit.types import Request, SampleKey, Sampling, StopReason
+from rlkit.types import Request, SampleKey, Sampling, StopReason, Structure
 
 LARGEST_BODY = 64 * 1024 * 1024
 
@@ -33,9 +36,17 @@ class ServerRuntime:
     policy: Any
     context: int
     device: torch.device
+    folder: Path | None = None
+    """The folder with the tokenizer, which structures need."""
     stop_ids: frozenset[int] = frozenset()
     """Empty: each request names its own."""
     tensor_parallel: int = 1
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder)
 
     def unsharded(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -72,7 +83,9 @@ class SamplingServer:
         """Continue a request's tokens; after a pause in the middle, the new weights continue them."""
         completion = await self._gate.ask(request, self.engine.generate)
         labels = [self._labels[version] for version in completion.versions]
-        return ServerOutput(completion.tokens, completion.logps, labels, completion.stop is StopReason.STOP)
+        stopped = completion.stop is StopReason.STOP
+        candidates: list[Sequence[int]] = [list(ids) for ids in completion.candidates]
+        return ServerOutput(completion.tokens, completion.logps, labels, stopped, candidates=candidates)
 
     async def probe(self, row: list[int], count: int) -> ServerOutput:
         """Return a row's tokens after the first, and then `count` greedy ones, with their log-probs."""
@@ -128,7 +141,7 @@ def application(server: SamplingServer, secret: str) -> web.Application:
             return web.json_response({"error": "the secret is missing or wrong"}, status=403)
         try:
             return await handler(request)
-        except (*UNREADABLE, OSError, SafetensorError) as error:
+        except (*UNREADABLE, OSError, SafetensorError, EngineError, RolloutError) as error:
             return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
 
     async def health(_: web.Request) -> web.Response:
@@ -181,6 +194,7 @@ def read_request(body: Any) -> Request:
         min_p=float(body["min_p"]),
         max_tokens=int(body["max_tokens"]),
         stop_ids=tuple(map(int, body["stop_ids"])),
+        structure=body["structure"] and Structure(**body["structure"]),
     )
     key = SampleKey(int(seed), int(step), str(prompt), int(sample), int(attempt))
     if sampling.max_tokens < 1 or not body["tokens"]:
