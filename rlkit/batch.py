@@ -66,6 +66,8 @@ class RolloutBatch:
             are of single tokens.
         teacher_top_ids: [B,T,K] i64, the tokens that the teacher finds most likely in each place.
         teacher_top_logps: [B,T,K+1] f32, its log-probs of them, and last that of all others together; NaN as above.
+            With `teacher.retokenize`, [B,T,K+L+1]: after K shared tokens follow L that the policy lacks; NaN in spans
+            of several tokens.
         values: [B,T] f32, the critic's value of the state before each token was chosen; 0 outside the mask.
         sum_pi_squared: [B,T] f32, the sum of squared probabilities over the vocabulary, at each token.
         media: [B] the pictures of each row, None for a row without; None if no row has any. They stay on the CPU.
@@ -251,6 +253,8 @@ class Reads(NamedTuple):
         top: Number of most likely tokens whose ids and log-probs to compute.
         columns: Size of the vocabulary's beginning to which `top` is limited; None for all of it.
         ids: [B,T,K] i64, tokens whose log-probs are `top_logps`; None for the most likely ones.
+        split: The ids that another vocabulary shares, and all others, [S] and [V-S] i64: after `ids`, or the `top` of
+            the first, `top_logps` are those of the `top` of the others. None for one list.
         candidates: [B,T,K] i32, ids to which each token's distribution is restricted, then -1; None for no restriction.
         router: Whether to compute the router's load-balancing loss.
     """
@@ -261,6 +265,7 @@ class Reads(NamedTuple):
     top: int = 0
     columns: int | None = None
     ids: Tensor | None = None
+    split: tuple[Tensor, Tensor] | None = None
     candidates: Tensor | None = None
     router: bool = False
 

@@ -19,6 +19,7 @@ from rlkit.data.lengths import PromptLengths
 from rlkit.data.mixtures import naming_mixture, recipe_of
 from rlkit.data.order import RowOrder
 from rlkit.data.prompts import held_out, make_prompt, rows_of
+from rlkit.data.retokenize import Vocabularies
 from rlkit.data.teacher import TeacherPrompts, teacher_prompts
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
@@ -51,6 +52,7 @@ class Data:
         train: Training rows of the task.
         held_out: All validation prompts of the task, or of the recipe's validation tasks.
         teacher_prompts: Makes the prompts that a teacher reads; None without a teacher.
+        vocabularies: Which tokens it shares with the policy; None unless the loss compares other vocabularies.
         show: Whether to show progress.
     """
 
@@ -59,6 +61,7 @@ class Data:
     train: Sequence[Row]
     held_out: list[Prompt]
     teacher_prompts: TeacherPrompts | None = None
+    vocabularies: Vocabularies | None = None
     show: bool = False
     longest: int = 0
     """Tokens of the longest prompt that the run will use."""
@@ -238,9 +241,13 @@ def load_data(recipe: Recipe) -> Data:
     first_rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     validation = held_out(recipe, pictures=reader is not None)
     prompts = teacher_prompts(recipe)
+    vocabularies = None
     if prompts is not None and prompts.template is not None:
         check_retokenize(dialogue.template, prompts.template)
-    data = Data(recipe, dialogue, train, validation, prompts, show=first_rank)
+        if recipe.loss.forward.teacher_top:
+            columns = config.get_text_config().vocab_size
+            vocabularies = Vocabularies.of(dialogue.template, prompts.template, columns, prompts.columns)
+    data = Data(recipe, dialogue, train, validation, prompts, vocabularies, show=first_rank)
     data.select_prompts()
     recipe.train.set_steps(len(data.order.rows))
     for problem in check_profile(recipe):

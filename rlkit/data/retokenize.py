@@ -7,6 +7,9 @@ from itertools import pairwise
 from os.path import commonprefix
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from rlkit.rollout.rendering import TokenCodec
 from rlkit.rollout.template import ChatTemplate
 
@@ -28,6 +31,44 @@ class Span(NamedTuple):
     end: int
     teacher_start: int
     teacher_end: int
+
+
+class Vocabularies(NamedTuple):
+    """Which tokens the policy and a teacher share: those of the same name, and those that end a turn.
+
+    Args:
+        shared: [S] i64, the policy's ids of these tokens.
+        others: Its other ids.
+        teacher_shared: [S] i64, the teacher's ids of the same tokens.
+        teacher_others: Its other ids.
+    """
+
+    shared: Tensor
+    others: Tensor
+    teacher_shared: Tensor
+    teacher_others: Tensor
+
+    @classmethod
+    def of(cls, policy: ChatTemplate, teacher: ChatTemplate, columns: int, teacher_columns: int) -> Vocabularies:
+        """Compare the vocabularies of two models, whose output layers have these numbers of columns."""
+        own, other = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+        pairs = {own[token]: other[token] for token in own.keys() & other.keys()}
+        ends = [template.turn({"role": "assistant", "content": ""})[0] for template in (policy, teacher)]
+        pairs = {mine: theirs for mine, theirs in pairs.items() if mine != ends[0] and theirs != ends[1]}
+        pairs = {a: b for a, b in sorted({**pairs, ends[0]: ends[1]}.items()) if a < columns and b < teacher_columns}
+        rest = (sorted(set(range(columns)) - pairs.keys()), sorted(set(range(teacher_columns)) - set(pairs.values())))
+        ids = (list(pairs), rest[0], list(pairs.values()), rest[1])
+        return cls(*(torch.tensor(part, dtype=torch.long) for part in ids))
+
+    def to(self, device: torch.device) -> Vocabularies:
+        """Return the ids on a device."""
+        return Vocabularies(*(ids.to(device) for ids in self))
+
+    def own(self, ids: Tensor) -> Tensor:
+        """Return the policy's ids of shared tokens, from the teacher's."""
+        table = self.shared.new_zeros(int(self.teacher_shared.max()) + 1)
+        table[self.teacher_shared] = self.shared
+        return table[ids]
 
 
 def retokenize(ids: Sequence[int], codec: TokenCodec, teacher: ChatTemplate) -> tuple[list[int], list[Span]]:

@@ -59,12 +59,15 @@ class FrozenPolicy:
     @torch.no_grad()
     def top(
         self, tokens: Tensor, mask: Tensor, temperature: float, reads: Reads, media: RowMedia | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the most likely tokens [B,T,K] i64 and their log-probs [B,T,K+1] f32, 0 outside the mask."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the most likely tokens [B,T,K] i64, their log-probs [B,T,K+1] f32, and the tokens' [B,T] f32.
+
+        All are 0 outside the mask.
+        """
         out: PolicyOutput = self.actor(tokens, mask, temperature, reads, media=media)
         assert out.top_ids is not None
         assert out.top_logps is not None
-        return out.top_ids, out.top_logps
+        return out.top_ids, out.top_logps, out.logps
 
 
 class Reference(FrozenPolicy):

@@ -44,6 +44,26 @@ def importance_weighted(divergence: Tensor, logps: Tensor, old_logps: Tensor) ->
     return (logps - old_logps).clamp(-20, 20).exp() * divergence
 
 
+def with_rest(logps: Tensor) -> Tensor:
+    """Return log-probs [...,K] and that of all other outcomes together; [...,K+1]."""
+    rest = -torch.expm1(logps.logsumexp(-1, keepdim=True))
+    return torch.cat((logps, rest.clamp(min=torch.finfo(rest.dtype).tiny).log()), -1)
+
+
+def sorted_distance(teacher: Tensor, policy: Tensor) -> Tensor:
+    """Return the sum [...] of the differences of probabilities, of the same rank each; the shorter list ends in 0.
+
+    It is the ULD loss of distributions over different vocabularies (Boizard et al. 2024, arXiv:2402.12030).
+
+    Args:
+        teacher: [...,K] the highest log-probs, in falling order.
+        policy: [...,L] those of the other distribution.
+    """
+    size = max(teacher.shape[-1], policy.shape[-1])
+    probs = [torch.nn.functional.pad(x.exp(), (0, size - x.shape[-1])) for x in (teacher, policy)]
+    return (probs[0] - probs[1]).abs().sum(-1)
+
+
 def jensen_shannon(teacher: Tensor, policy: Tensor, beta: float) -> Tensor:
     """Return the generalised Jensen-Shannon divergence [...] of two distributions [...,K], given their log-probs.
 

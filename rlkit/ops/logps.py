@@ -81,7 +81,7 @@ def token_logps(
         layer: The model's last layer.
         targets: [N] i64.
         reads: Statistics to compute besides log-probs.
-        ids: [N,K] i64, distinct tokens whose log-probs are `top`; None for the most likely ones.
+        ids: [N,K] i64, distinct tokens whose log-probs are `top`; None for the most likely ones. See `Reads.split`.
         memory: Maximum bytes of logits to keep.
 
     Returns:
@@ -239,10 +239,19 @@ def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
 
 def _top_ids(logits: Tensor, reads: Reads, ids: Tensor | None) -> Tensor:
     """Return the ids [n,K] of the tokens to read: the requested ones, or the most likely ones of logits [n,V]."""
+    if reads.split is not None:
+        shared, others = reads.split
+        first = _top_among(logits, shared, reads.top) if ids is None else ids
+        return torch.cat((first, _top_among(logits, others, reads.top)), -1)
     if ids is not None:
         return ids
     candidates = logits[:, : reads.columns]
     return candidates.topk(min(reads.top, candidates.shape[-1]), -1).indices
+
+
+def _top_among(logits: Tensor, columns: Tensor, count: int) -> Tensor:
+    """Return the ids of the most likely tokens [n,K] of some columns [C] i64, the most likely first."""
+    return columns[logits[:, columns].topk(min(count, len(columns)), -1).indices]
 
 
 def _tail_probs(probs: Tensor, ids: Tensor) -> Tensor:

@@ -111,9 +111,9 @@ def _check_retokenize(recipe: Recipe, teacher: Teacher) -> Iterator[str]:
     problem = "teacher.retokenize is true, but"
     if teacher.path is None or teacher.sources:
         yield f"{problem} only the model at teacher.path can have another tokenizer; set it, and remove teacher.sources"
-    if recipe.loss.forward.teacher_top:
+    if recipe.loss.forward.teacher_top and teacher.urls:
         name = type(recipe.loss).__name__
-        yield f"{problem} loss {name} compares the probabilities of the policy's tokens; choose PolicyGradient"
+        yield f"{problem} loss {name} needs one that is loaded here; remove teacher.urls, or choose PolicyGradient"
     for section in ("tools", "interaction", "environment", "agent"):
         if getattr(recipe, section):
             yield f"{problem} the teacher reads one turn of the policy; remove the section `{section}:`"

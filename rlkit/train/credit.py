@@ -146,7 +146,7 @@ def distill(batch: Batch, coef: float, reduce: Reducer) -> Metrics:
     teacher's distributions itself has nothing of it in the advantages.
     """
     top = batch.teacher_top_logps
-    teacher_logps = batch.required("teacher_logps") if top is None else top[..., 0]
+    teacher_logps = batch.required("teacher_logps") if top is None or batch.teacher_spans is not None else top[..., 0]
     is_read = batch.mask & ~teacher_logps.isnan()
     metrics = {"teacher/unread": float(reduce((batch.mask & ~is_read).sum().float()))}
     if batch.teacher_top_logps is None:

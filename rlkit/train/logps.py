@@ -67,16 +67,24 @@ def columns_of(actor: Actor) -> int:
     return base_model(actor.policy).config.get_text_config().vocab_size
 
 
-def frozen_top(context: TrainContext, batch: RolloutBatch, frozen: FrozenPolicy, count: int) -> list[Tensor]:
+def frozen_top(
+    context: TrainContext,
+    batch: RolloutBatch,
+    frozen: FrozenPolicy,
+    count: int,
+    split: tuple[Tensor, Tensor] | None = None,
+) -> list[Tensor]:
     """Return the ids [B,T,K] i64 and log-probs [B,T,K+1] f32 of the tokens that a model finds most likely.
 
-    They are among those that the policy has, too: models of one tokenizer may have unlike numbers of columns.
+    They are among those that the policy has, too: models of one tokenizer may have unlike numbers of columns. With
+    `split` (see `Reads`), which says so for another tokenizer, the log-probs [B,T] f32 of the batch's tokens follow.
     """
     temperature = context.recipe.rollout.sampling.temperature
-    reads = Reads(entropy=False, top=count, columns=columns_of(context.models.actor))
+    reads = Reads(entropy=False, top=count, columns=columns_of(context.models.actor), split=split)
 
     def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
-        return frozen.top(tokens, mask, temperature, reads, part.media)
+        top = frozen.top(tokens, mask, temperature, reads, part.media)
+        return top[:2] if split is None else top
 
     with frozen.applied():
         return _forward(context, batch, forward, frozen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import nan
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from rlkit.engines import connect_teacher
 from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
 from rlkit.media import Media, MediaSegment, Rendered
 from rlkit.ops.logps import MIN_PROB
-from rlkit.ops.masked import masked_sum
+from rlkit.ops.masked import masked_sum, span_sums
 from rlkit.recipe import Teacher
 from rlkit.rollout.collate import collate
 from rlkit.rollout.rendering import TokenCodec
@@ -101,6 +102,16 @@ class RetokenizedRows(TeacherRows):
         sums.scatter_add_(1, self.teacher_starts, torch.where(self.batch.mask, computed, 0.0))
         return torch.where(self.read, sums.gather(1, self.starts), torch.where(self.mask, nan, 0.0))
 
+    def restore_single(self, computed: Tensor) -> Tensor:
+        """Return what was computed of the teacher's tokens [B,T',K] at the policy's [B,T,K], as `TeacherRows.restore`.
+
+        What is computed in spans of several tokens, of either model, is left out.
+        """
+        counts = torch.zeros_like(self.starts).scatter_add(1, self.teacher_starts, self.batch.mask.long())
+        single = self.read & (span_sums(self.read.long(), self.starts) == 1) & (counts == 1)
+        teacher_single = self.batch.mask & single.gather(1, self.teacher_starts)
+        return TeacherRows(replace(self.batch, mask=teacher_single), self.mask, single).restore(computed)
+
 
 def retokenized_rows(
     batch: RolloutBatch,
@@ -109,7 +120,7 @@ def retokenized_rows(
     codec: TokenCodec,
     prompts: TeacherPrompts,
 ) -> RetokenizedRows:
-    """Return a batch of one turn each as a teacher with its own tokenizer reads it.
+    """Return a batch as a teacher with its own tokenizer reads it, up to the end of each row's first turn.
 
     Args:
         batch: Of these trajectories.
@@ -125,7 +136,8 @@ def retokenized_rows(
     for index, (trajectory, rendered) in enumerate(zip(trajectories, starts, strict=True)):
         first = trajectory.mask.index(True) if True in trajectory.mask else len(trajectory.mask)
         start = [] if rendered is None else rendered.tokens
-        completion = [] if rendered is None else trajectory.tokens[first:]
+        turn = first + sum(1 for _ in takewhile(bool, trajectory.mask[first:]))
+        completion = [] if rendered is None else trajectory.tokens[first:turn]
         ids, spans = retokenize(completion, codec, prompts.template)
         tokens = [*start, *ids][: prompts.context]
         mask, begins = [False] * len(tokens), [0] * len(tokens)
@@ -237,6 +249,10 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
     teacher_top = context.recipe.loss.forward.teacher_top
     prompts = context.data.teacher_prompts
     count = teacher_top if prompts is None else min(teacher_top, prompts.columns)
+    vocabularies = context.data.vocabularies
+    if vocabularies is not None:
+        vocabularies = vocabularies.to(context.device)
+    split = None if vocabularies is None else vocabularies[2:]
     for path, teacher in context.models.teachers.items():
         indices = torch.tensor(
             [i for i, row_path in enumerate(paths) if row_path == path and is_read[i]], device=batch.tokens.device
@@ -245,15 +261,21 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
         if teacher is None:
             pieces = top_on_servers(context, part, count) if count else [logps_on_servers(context, part)]
         else:
-            pieces = frozen_top(context, part, teacher, count) if count else [frozen_logps(context, part, teacher)]
+            pieces = (
+                frozen_top(context, part, teacher, count, split) if count else [frozen_logps(context, part, teacher)]
+            )
         tensors = tensors or [_unread(piece, rows.batch.tokens) for piece in pieces]
         for tensor, piece in zip(tensors, pieces, strict=True):
             tensor[indices, : piece.shape[1]] = piece
-    if count:
+    if isinstance(rows, RetokenizedRows):
+        batch.teacher_logps, batch.teacher_spans = rows.restore(tensors[-1]), rows.starts
+        if vocabularies is not None:
+            ids, batch.teacher_top_logps = map(rows.restore_single, tensors[:2])
+            batch.teacher_top_ids = vocabularies.own(ids[..., : min(count, len(vocabularies.shared))])
+    elif count:
         batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, tensors)
     else:
         [batch.teacher_logps] = map(rows.restore, tensors)
-        batch.teacher_spans = rows.starts if isinstance(rows, RetokenizedRows) else None
 
 
 def _unread(like: Tensor, tokens: Tensor) -> Tensor:
@@ -266,13 +288,13 @@ def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajec
     for texts in attempt_texts(section.attempts, trajectories) if section.attempts is not None else ():
         meter.mean("teacher/solutions", float(texts.solution is not None))
         meter.mean("teacher/feedback", float(texts.feedback is not None))
-    if batch.teacher_logps is None:  # the loss reads distributions instead
+    if batch.teacher_logps is None or not section.sources:  # the loss reads distributions instead, or one teacher
         return
     gap = batch.required("trainer_logps") - batch.teacher_logps
     is_read = batch.mask & ~gap.isnan()
     totals, counts = masked_sum(gap, is_read, dim=-1).tolist(), is_read.sum(-1).tolist()
     for trajectory, total, count in zip(trajectories, totals, counts, strict=True):
-        if trajectory.prompt.source_name in (section.sources or ()):
+        if trajectory.prompt.source_name in section.sources:
             meter.mean(f"teacher/kl/{source_of(trajectory.prompt)}", total / max(count, 1), weight=count)
 
 

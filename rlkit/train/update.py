@@ -238,6 +238,10 @@ def policy_term(
         reads = recipe.loss.forward.statistics._replace(candidates=part.candidates, router=router)
         if micro and recipe.loss.forward.teacher_top:
             reads = reads._replace(ids=part.teacher_top_ids)
+            vocabularies = context.data.vocabularies
+            if vocabularies is not None:
+                split = vocabularies.to(context.device)[:2]
+                reads = reads._replace(top=recipe.loss.forward.teacher_top, split=split)
         out: PolicyOutput = policy.module(
             tokens,
             mask,

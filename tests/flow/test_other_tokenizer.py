@@ -17,6 +17,7 @@ from tests.conftest import rlkit_in_process
 from tests.other_tokenizer import save_other_model
 
 SEED = 0
+LOSSES = ("PolicyGradient", "Distillation")
 MERGES = ("# #", "1 +")
 """Answers begin with `#### `: three tokens of the teacher, and five of the policy."""
 
@@ -37,16 +38,19 @@ def right_answers(path: str) -> int:
 
 @pytest.mark.slow
 def test_a_policy_learns_from_a_teacher_of_other_tokens(tmp_path: Path) -> None:
-    """The teacher has learned from recorded additions; the policy has its log-probs of texts alone, and no reward."""
+    """The teacher has learned from recorded additions; policies have its log-probs or its distributions, no reward."""
     start = save_other_model(tmp_path / "other", *MERGES)
     teacher = json.dumps({"path": str(tmp_path / "teacher"), "retokenize": True})
     sft = ("--train.steps=40", "--train.prompts_per_step=64", "--train.lr=2e-3")
+    distill = ("--recipe=quick_distill", f"--teacher={teacher}", "--train.steps=25", "--reward=null")
     runs = {
         "teacher": ("--recipe=quick_sft", f"--model.path={start}", *sft),
-        "policy": ("--recipe=quick_distill", f"--teacher={teacher}", "--train.steps=25", "--reward=null"),
+        **{loss: (*distill, f"--loss={loss}") for loss in LOSSES},
     }
     for name, words in runs.items():
         options = ("--validation=null", f"--train.seed={SEED}", f"--out={name}")
         done = rlkit_in_process("fit", *words, *options, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    assert right_answers(str(tmp_path / "policy" / "final")) > right_answers("tiny") + 20
+    before = right_answers("tiny")
+    for loss in LOSSES:
+        assert right_answers(str(tmp_path / loss / "final")) > before + 20

@@ -199,8 +199,8 @@ def test_the_same_tokenizer_reads_the_same(tmp_path: Path) -> None:
         (("--teacher.path=null", "--teacher.context={prompt}!"), "only the model at teacher.path can have another"),
         (("--teacher.path=tiny", "--teacher.sources={a: tiny}"), "set it, and remove teacher.sources"),
         (
-            ("--teacher.path=tiny", "--loss=Distillation"),
-            "loss Distillation compares the probabilities of",
+            ("--teacher.path=tiny", "--loss=Distillation", '--teacher.urls=["http://127.0.0.1:9"]'),
+            "loss Distillation needs one that is loaded here; remove teacher.urls",
         ),
         (
             ("--teacher.path=tiny", "--tools={calculator: Calculator}"),
