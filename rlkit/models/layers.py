@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlkit.ops import layers
+from rlkit.ops.attention import autocasted
 
 Forward = Callable[[Any, Tensor], Tensor]
 """A function from a layer and its input [N,I] to its output [N,O]."""
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Make the layers of a model take fewer passes over memory when their inputs and weights are float32 on a CPU."""
+    """Make the layers of a model take fewer passes over memory, in float32 and under bfloat16 autocast on a CPU."""
     for layer in model.modules():
         forward = _forward_of(layer)
         if forward is not None:
@@ -38,12 +39,15 @@ def _forward_of(layer: nn.Module) -> Forward | None:
 
 
 def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **options: object) -> Tensor:
-    tensors = (x, *layer.parameters())
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+    dtypes = {torch.float32, dtype}
     if (
         args
         or options
-        or torch.is_autocast_enabled("cpu")
-        or any(t.dtype != torch.float32 or t.device.type != "cpu" or isinstance(t, DTensor) for t in tensors)
+        or dtype not in {torch.float32, torch.bfloat16}
+        or any(
+            t.dtype not in dtypes or t.device.type != "cpu" or isinstance(t, DTensor) for t in (x, *layer.parameters())
+        )
     ):
         return type(layer).forward(layer, x, *args, **options)  # type: ignore[no-any-return]
     out = forward(layer, x.reshape(-1, x.shape[-1]))
@@ -51,7 +55,7 @@ def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **op
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    return layers.LinearFunction.apply(x, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+    return layers.LinearFunction.apply(autocasted(x), layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _adapted(layer: Any, x: Tensor) -> Tensor:
@@ -64,7 +68,7 @@ def _adapted(layer: Any, x: Tensor) -> Tensor:
     if not isinstance(layer.lora_dropout[name], nn.Identity):
         return type(layer).forward(layer, x)  # type: ignore[no-any-return]
     down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
-    return layers.AdaptedLinearFunction.apply(x, base.weight, base.bias, down, up, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
+    return layers.AdaptedLinearFunction.apply(autocasted(x), base.weight, base.bias, down, up, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _rms_norm(layer: Any, x: Tensor) -> Tensor:
@@ -72,4 +76,5 @@ def _rms_norm(layer: Any, x: Tensor) -> Tensor:
 
 
 def _mlp(layer: Any, x: Tensor) -> Tensor:
+    x = autocasted(x)
     return layer.down_proj(layers.SwiGLUFunction.apply(layer.gate_proj(x), layer.up_proj(x)))  # type: ignore[no-any-return, no-untyped-call]

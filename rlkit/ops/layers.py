@@ -1,4 +1,7 @@
-"""Transformer layers with fewer passes over memory than PyTorch's own, in float32 on a CPU."""
+"""Transformer layers with fewer passes over memory than PyTorch's own, in float32 and in mixed precision on a CPU.
+
+In mixed precision inputs are bfloat16; weights may be float32, and products use copies of them in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from rlkit.ops.attention import autocasted
 from rlkit.ops.autograd import Context
 
-HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Return whether this build of PyTorch and this CPU have oneDNN's products in a dtype."""
+    if not all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x @ weight.T + bias` for x [...,I] and weight [O,I] by oneDNN, 1.2 times as fast as MKL on AMD."""
-    if not HAS_ONEDNN:
+    if not has_onednn(x.dtype):
         return torch.nn.functional.linear(x, weight, bias)
     output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return output
@@ -33,15 +44,15 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+        return product(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        d_x = product(grad, weight.T) if needs_x else None
+        d_x = product(grad, weight.to(x.dtype).T) if needs_x else None
         d_weight = grad.T @ x if needs_weight else None
-        d_bias = grad.sum(0) if needs_bias else None
+        d_bias = grad.sum(0, dtype=torch.float32) if needs_bias else None
         return d_x, d_weight, d_bias
 
 
@@ -61,36 +72,43 @@ class AdaptedLinearFunction(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, down, up)
         ctx.scale = scale
-        return product(x, torch.addmm(weight, up, down, alpha=scale), bias)
+        merged = _merged(weight, down, up, scale).to(x.dtype)
+        return product(x, merged, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: _AdaptedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, down, up = ctx.saved_tensors
         d_x = None
         if ctx.needs_input_grad[0]:
-            d_x = product(grad, torch.addmm(weight, up, down, alpha=ctx.scale).T)
-        d_down = product(grad, up.T).mul_(ctx.scale).T @ x
-        d_up = grad.T @ product(x, down).mul_(ctx.scale)
+            d_x = product(grad, _merged(weight, down, up, ctx.scale).to(x.dtype).T)
+        d_down = product(grad, up.to(x.dtype).T).mul_(ctx.scale).T @ x
+        d_up = grad.T @ product(x, down.to(x.dtype)).mul_(ctx.scale)
         return d_x, None, None, d_down, d_up, None
 
 
+def _merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """Return `weight + scale * up @ down` [O,I] in float32."""
+    with torch.autocast("cpu", enabled=False):
+        return torch.addmm(weight.float(), up, down, alpha=scale)
+
+
 class RMSNormFunction(torch.autograd.Function):
-    """`weight * x / rms(x)` (Zhang and Sennrich 2019, eq. 4) for x [N,H] and weight [H]."""
+    """`weight * x / rms(x)` (Zhang and Sennrich 2019, eq. 4) for x [N,H] and weight [H], computed in float32."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = inverse_rms(x, eps)
+        scale = inverse_rms(x.float(), eps)
         ctx.save_for_backward(x, weight, scale)
-        output: Tensor = (x * scale).mul_(weight)
-        return output
+        return autocasted((x * scale).mul_(weight))
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
+        grad = grad.float()
         normalized = x * scale
         products = grad * normalized
         d_weight = products.sum(0) if ctx.needs_input_grad[1] else None
-        radial = (products @ weight).div_(x.shape[-1])[:, None]  # [N,1], the part along x, which has no effect
+        radial = (products @ weight.float()).div_(x.shape[-1])[:, None]  # [N,1], the part along x, which has no effect
         return (grad * weight).sub_(normalized.mul_(radial)).mul_(scale), d_weight, None
 
 

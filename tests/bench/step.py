@@ -1,5 +1,7 @@
 """A whole GRPO step of rlkit and of TRL: `python -m tests.bench.step [ROW ...]`, with the extra `bench` for TRL.
 
+`--only rlkit --only rlkit-bf16` compares precisions.
+
 16 prompts of about 100 tokens, 8 samples each, Qwen2 models with random weights, float32, one thread. Each side is a
 process of its own that makes one step when asked; they alternate, and what is measured is CPU seconds of the whole
 tree of processes. rlkit runs with its defaults, TRL with the micro-batch that is best for it.
@@ -21,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PROMPTS, SAMPLES = 16, 8
@@ -47,6 +49,9 @@ ROWS = {
     "10m/64-lora": Row("10m", 64, lora=True, goal=2.6),
     "10m/256": Row("10m", 256, goal=3.2),
 }
+SIDES = ["trl", "rlkit", "rlkit-bf16"]
+
+Precision = Literal["32-true", "bf16-mixed"]
 
 
 class Gate:
@@ -70,11 +75,11 @@ def reward(completions: Any, **_: Any) -> list[float]:
     return [0.2 * any(ch.isdigit() for ch in text) + 0.001 * len(text) for text in texts]
 
 
-def rlkit_side(row: Row, model: Path, steps: int, options: dict[str, Any]) -> None:
+def rlkit_side(row: Row, model: Path, steps: int, precision: Precision, options: dict[str, Any]) -> None:
     """Train with rlkit's defaults."""
     from rlkit import Recipe, fit
     from rlkit.interfaces.callback import Callback, RunStart, StepEnd
-    from rlkit.recipe import KLLoss, Log, Lora, Model, Rollout, Save, Train
+    from rlkit.recipe import Fabric, KLLoss, Log, Lora, Model, Rollout, Save, Train
     from rlkit.types import Sampling
     from tests.bench.work import questions
 
@@ -103,6 +108,7 @@ def rlkit_side(row: Row, model: Path, steps: int, options: dict[str, Any]) -> No
                 rollout=Rollout(group_size=row.samples, sampling=Sampling(max_tokens=row.length)),
                 train=Train(steps=steps, prompts_per_step=row.prompts, lr=1e-6, **options),
                 kl_loss=KLLoss(coef=row.kl) if row.kl else None,
+                fabric=Fabric(precision=precision),
                 save=Save(every=0),
                 callbacks=[Turns()],
                 log=Log(),
@@ -294,8 +300,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--side", choices=["trl", "rlkit"])
-    parser.add_argument("--only", action="append", choices=["trl", "rlkit"])
+    parser.add_argument("--side", choices=SIDES)
+    parser.add_argument("--only", action="append", choices=SIDES)
     parser.add_argument("--train", action="append", default=[], help="an option of the section train, as NAME=JSON")
     parser.add_argument("--model")
     parser.add_argument("--point", help=argparse.SUPPRESS)
@@ -305,7 +311,8 @@ def main() -> None:
         model = Path(given.model)
         if given.side == "trl":
             return trl_side(row, model, given.steps)
-        return rlkit_side(row, model, given.steps, dict(_options(given.train)))
+        precision: Precision = "bf16-mixed" if given.side == "rlkit-bf16" else "32-true"
+        return rlkit_side(row, model, given.steps, precision, dict(_options(given.train)))
     from tests.bench.work import save_model
 
     more = [f"--train={option}" for option in given.train]

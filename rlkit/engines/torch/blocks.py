@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from rlkit.models.lora import merged_weight
-from rlkit.ops.layers import inverse_rms
+from rlkit.ops.layers import has_onednn, inverse_rms
 
 MODEL_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Classes whose blocks are RMSNorm, rotary attention, RMSNorm and a gated SiLU."""
@@ -184,9 +184,8 @@ class FusedModel:
 
 
 def should_pack(weight: Tensor) -> bool:
-    """Whether a weight is large enough to be packed, and this build of PyTorch has the operators."""
-    large = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= PACKED_SIZE
-    return large and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+    """Whether a weight is large enough to be packed, and this CPU has oneDNN's products in its dtype."""
+    return weight.device.type == "cpu" and weight.numel() >= PACKED_SIZE and has_onednn(weight.dtype)
 
 
 def why_not_fused(model: Any) -> str | None:

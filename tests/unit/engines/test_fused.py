@@ -14,6 +14,7 @@ from rlkit.engines.torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
 from rlkit.engines.torch.fused import GROWTH, FusedDecoder
 from rlkit.engines.torch.row_attention import RowAttention
 from rlkit.ops.attention import packed_attention
+from rlkit.ops.layers import has_onednn
 from rlkit.ops.ragged import by_sdpa
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling
@@ -21,21 +22,31 @@ from rlkit.types import Completion, Request, SampleKey, Sampling
 
 @pytest.mark.parametrize("rows", [1, 7, 128])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_packed_layers_compute_what_plain_ones_do(rows: int, with_bias: bool) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_packed_layers_compute_what_plain_ones_do(
+    rows: int, with_bias: bool, dtype: torch.dtype, tolerance: float
+) -> None:
     torch.manual_seed(rows)
-    plain = FusedLinear(torch.randn(500, 300) / 17, torch.randn(500) if with_bias else None)
-    packed = plain.to(torch.float32)
-    assert isinstance(packed, PackedLinear)
-    x, other = torch.randn(rows, 300), torch.randn(rows, 500)
-    torch.testing.assert_close(packed(x), plain(x), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(packed.plus(x, other), plain(x) + other, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(packed.times(x, other), plain(x) * other, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(packed.silu(x), torch.nn.functional.silu(plain(x)), rtol=1e-5, atol=1e-5)
+    weight, bias = torch.randn(500, 300) / 17, torch.randn(500) if with_bias else None
+    plain = FusedLinear(weight.to(dtype).float(), None if bias is None else bias.to(dtype).float())
+    packed = FusedLinear(weight, bias).to(dtype)
+    assert isinstance(packed, PackedLinear) == has_onednn(dtype)
+    x, other = torch.randn(rows, 300).to(dtype), torch.randn(rows, 500).to(dtype)
+    expected = plain(x.float())
+    for actual, exact in (
+        (packed(x), expected),
+        (packed.plus(x, other), expected + other),
+        (packed.times(x, other), expected * other),
+        (packed.silu(x), torch.nn.functional.silu(expected)),
+    ):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.float(), exact, rtol=tolerance, atol=tolerance)
 
 
-def test_small_layers_and_half_precision_ones_are_not_packed() -> None:
+def test_small_layers_and_those_in_float16_are_not_packed() -> None:
+    assert has_onednn(torch.float32)
     assert not isinstance(FusedLinear(torch.zeros(PACKED_SIZE // 8 - 1, 8), None).to(torch.float32), PackedLinear)
-    assert not isinstance(FusedLinear(torch.zeros(500, 300), None).to(torch.bfloat16), PackedLinear)
+    assert not isinstance(FusedLinear(torch.zeros(500, 300), None).to(torch.float16), PackedLinear)
 
 
 def test_rows_that_join_a_smaller_cache_may_move() -> None:
