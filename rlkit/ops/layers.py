@@ -5,6 +5,7 @@ In mixed precision inputs are bfloat16; weights may be float32, and products use
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from rlkit.ops.attention import autocasted
 from rlkit.ops.autograd import Context
 
 
+@cache
 def has_onednn(dtype: torch.dtype) -> bool:
     """Return whether this build of PyTorch and this CPU have oneDNN's products in a dtype."""
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):

@@ -334,6 +334,44 @@ def test_trls_gspo() -> None:
     assert (recipe["train"]["prompts_per_step"], recipe["train"]["minibatches"]) == (8, 4)
 
 
+GOLD = """
+from trl.experimental.gold import GOLDConfig, GOLDTrainer
+args = GOLDConfig(use_uld_loss=True, uld_use_hybrid_loss=True, uld_hybrid_matched_weight=0.5, beta=0.2, lmbda=1.0,
+    uld_hybrid_unmatched_weight=0.75, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10)
+GOLDTrainer(model="m", teacher_model="t", args=args, train_dataset=load_dataset("d", split="train")).train()
+"""
+
+
+def test_trls_gold() -> None:
+    """Its weights are relative to that of the divergence; a step has 4 x 2 prompts, and there is no reward."""
+    conversion = convert("trl", GOLD, "gold.py", [])
+    recipe = yaml.safe_load(recipe_text(conversion))
+    assert recipe["teacher"] == {"path": "t", "retokenize": True}
+    assert recipe["loss"] == {"class_path": "Distillation", "init_args": {"beta": 0.2, "unmatched": 1.5}}
+    assert recipe["rollout"]["sampling"] == {"max_tokens": 128, "temperature": 0.9}
+    assert (recipe["train"]["prompts_per_step"], recipe["train"]["steps"]) == (8, 10)
+    assert recipe["rollout"]["group_size"] == 1
+    assert recipe["rollout"]["engine"] == "TorchEngine"
+    assert recipe.get("reward") is None
+    assert "advantage" not in recipe
+    assert recipe_problems(recipe_text(conversion)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "loss", "listed"),
+    [
+        ("trl gold --use_uld_loss --lmbda 0.3", {"beta": 0.5}, {"lmbda", "uld_use_hybrid_loss"}),
+        ("gold.py --use_uld_loss --uld_use_hybrid_loss", {"beta": 0.5}, {"lmbda", "uld_hybrid_matched_weight"}),
+    ],
+)
+def test_what_trls_gold_does_otherwise_is_listed(words: str, loss: object, listed: set[str]) -> None:
+    line = f"{words} --model_name_or_path m --teacher_model_name_or_path t"
+    conversion = convert("trl", line if line.startswith("trl") else f"python {line}", "run.sh", [])
+    recipe = yaml.safe_load(recipe_text(conversion))
+    assert recipe["loss"] == {"class_path": "Distillation", "init_args": loss}
+    assert listed <= set(conversion.notes)
+
+
 def test_trls_rloo_of_several_updates_differs() -> None:
     note = "TRL's RLOO clips the ratio of whole answers"
     words = ["--model_name_or_path", "m", "--gradient_accumulation_steps", "2"]

@@ -16,7 +16,7 @@ from rlkit.base.errors import RecipeError, shorten
 from rlkit.base.text import HIDDEN, SECRET_NAME
 from rlkit_convert.source import LARGEST, PeerOptions
 
-KINDS = ("GRPO", "RLOO", "PPO")
+KINDS = ("GRPO", "RLOO", "PPO", "GOLD")
 """Before `Config` and `Trainer` in the names of TRL's classes."""
 ADAPTERS = {
     "r": "lora_r",
@@ -204,6 +204,8 @@ def _read_trainer(options: PeerOptions, script: Script, call: ast.Call, name: st
     for key, node in _arguments(call, script, TRAINER_ARGUMENTS):
         if key == "model":
             _add(options, script, "model_name_or_path", _model_of(script.resolve(node)))
+        elif key == "teacher_model":
+            _add(options, script, "teacher_model_name_or_path", _model_of(script.resolve(node)))
         elif key == "reward_funcs":
             _read_rewards(options, script, node, name)
         elif key == "peft_config":

@@ -1,7 +1,8 @@
-"""TRL's options (GRPO, RLOO and PPO, with their scripts), and the rule of each."""
+"""TRL's options (GRPO, RLOO, PPO and GOLD, with their scripts), and the rule of each."""
 
 from __future__ import annotations
 
+from rlkit_convert import trl_gold
 from rlkit_convert.conversion import (
     COMBINED,
     Equivalent,
@@ -18,8 +19,8 @@ from rlkit_convert.shell import commands
 from rlkit_convert.source import PeerOptions, read_yaml
 
 TRAINER = "the trainer"
-"""The key under which the trainer of the options is kept: grpo, rloo or ppo."""
-TRAINERS = ("grpo", "rloo", "ppo")
+"""The key under which the trainer of the options is kept: grpo, rloo, ppo or gold."""
+TRAINERS = ("grpo", "rloo", "ppo", "gold")
 
 ENGINE = "an argument of the engine; SGLang's belong in rollout.engine.launch.args"
 MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default: auto), and the gradient is the same"
@@ -42,6 +43,7 @@ ALL_DEFAULTS: dict[str, object] = {
 OWN_DEFAULTS: dict[str, dict[str, object]] = {
     "grpo": {"num_generations": 8, "beta": 0.0, "loss_type": "dapo", "scale_rewards": "group"},
     "rloo": {"num_generations": 2, "beta": 0.05},
+    "gold": trl_gold.DEFAULTS,
     "ppo": {
         "kl_coef": 0.05, "cliprange": 0.2, "cliprange_value": 0.2, "gamma": 1.0, "lam": 0.95, "response_length": 53,
         "temperature": 0.7, "num_ppo_epochs": 4, "num_mini_batches": 1, "learning_rate": 5e-5,
@@ -51,6 +53,7 @@ OWN_DEFAULTS: dict[str, dict[str, object]] = {
 
 HINTS = {
     "rloo": {"normalize_advantages", "rloo_k", "reward_clip_range"},
+    "gold": trl_gold.HINTS,
     "ppo": {"kl_coef", "vf_coef", "cliprange", "cliprange_value", "num_ppo_epochs", "reward_model_path"},
 }
 """Options that only one trainer has."""
@@ -103,6 +106,7 @@ GROUPED = {
 
 RULES: dict[str, Rule] = {
     TRAINER: COMBINED,
+    **trl_gold.RULES,
     "model_name_or_path": Equivalent("model.path", text),
     "sft_model_path": Equivalent("model.path", text),
     "trust_remote_code": Equivalent("model.trust_remote_code", boolean),

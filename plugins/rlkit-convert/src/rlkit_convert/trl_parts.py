@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from math import ceil
 
+from rlkit_convert import trl_gold
 from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
 from rlkit_convert.steps import set_steps
 from rlkit_convert.trl import TRAINER
@@ -18,7 +19,7 @@ REWARDS = "write f(text, answer), or a function in TRL's form, to a file; Python
 
 
 def trainer(conversion: Conversion) -> str:
-    """Return the trainer of the options: grpo, rloo or ppo."""
+    """Return the trainer of the options: grpo, rloo, ppo or gold."""
     return str(conversion.options.values[TRAINER])
 
 
@@ -41,7 +42,9 @@ def batches(conversion: Conversion) -> None:
     else:
         per_update = device * processes * accumulated
         per_generation = max(conversion.get("steps_per_generation", integer, accumulated), 1)
-        completions = conversion.get("generation_batch_size", integer, device * processes * per_generation)
+        completions = device * processes * per_generation
+        if trainer(conversion) != "gold":  # there it counts the prompts of a process
+            completions = conversion.get("generation_batch_size", integer, completions)
         key = "rloo_k" if conversion.has("rloo_k") else "num_generations"
         group_size = max(conversion.get(key, integer, 8), 1)
         updates = max(round(completions / per_update), 1)
@@ -133,6 +136,8 @@ def optimizer(conversion: Conversion) -> None:
 
 def advantage(conversion: Conversion) -> None:
     """Set the estimator, and PPO's critic."""
+    if trainer(conversion) == "gold":
+        return
     if trainer(conversion) == "ppo":
         conversion.set("advantage", "GAE", TRAINER)
         for name in ("gamma", "lam"):
@@ -163,6 +168,9 @@ def advantage(conversion: Conversion) -> None:
 
 def loss(conversion: Conversion) -> None:
     """Set the loss, its bounds and the weight of tokens."""
+    if trainer(conversion) == "gold":
+        trl_gold.loss(conversion)
+        return
     if trainer(conversion) == "grpo":
         _grpo_loss(conversion)
         return
@@ -208,7 +216,7 @@ def _grpo_loss(conversion: Conversion) -> None:
 def divergence(conversion: Conversion) -> None:
     """Set KL in the loss (GRPO) or in the reward (RLOO, PPO), and how the reference follows the policy."""
     key = "kl_coef" if trainer(conversion) == "ppo" else "beta"
-    if conversion.get(key, number, 0.0) <= 0:
+    if trainer(conversion) == "gold" or conversion.get(key, number, 0.0) <= 0:
         return
     if trainer(conversion) == "grpo":
         conversion.carry("kl_loss.coef", key, number, 0.0)
@@ -225,6 +233,9 @@ def divergence(conversion: Conversion) -> None:
 
 def reward(conversion: Conversion) -> None:
     """Set the reward if rlkit has an equivalent; user code is named and not run."""
+    if trainer(conversion) == "gold":
+        conversion.set("reward", None)
+        return
     names = conversion.raw("reward_funcs", [])
     functions = [str(name) for name in names] if isinstance(names, list) else [str(names)]
     for key in ("reward_model_name_or_path", "reward_model_path"):
