@@ -264,7 +264,7 @@ class ServiceRunner:
             raise RolloutError(f"Sandbox Fusion at {host}: {error}{attempts}{last}") from error
 
     async def _works(self, session: aiohttp.ClientSession, language: str, seconds: float) -> bool:
-        """Whether the service tells how an empty program ends."""
+        """Whether the service returns the result of an empty program."""
         try:
             self._read(await self._run(session, "", language, "", seconds), "")
         except ServiceError:
