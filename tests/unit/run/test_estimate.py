@@ -201,6 +201,11 @@ def test_a_critic_counts(shapes: dict[str, Path]) -> None:
     states = [footprint.memory(known)["weights and optimizer"] * 2**20 for known in (alone, with_lora)]
     frozen_too = base * (12 + 2 + 2) + lora * 12 + head * (2 + 12)
     assert states == pytest.approx([base * (12 + 12 + 4) + head * 12, frozen_too])
+    adapters = ("--model.dtype=bfloat16", "--model.lora.rank=32", "--critic.lora.rank=32")
+    for more, bases in ((), 1), (("--train.offload_during_rollout=true",), 2):
+        recipe = parse("fit", ["--recipe=ppo_gsm8k", *options, *adapters, *more]).recipe
+        states = footprint.memory(estimate.setting(recipe, 100, 200))["weights and optimizer"] * 2**20
+        assert states == pytest.approx(bases * base * 2 + 2 * lora * 12, rel=1e-4)  # the head is 896 numbers
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(rlkit_recipes().glob("*_gsm8k*.yaml"))])
