@@ -56,6 +56,8 @@ def _misfit(recipe: Recipe, engine: type[DeviceEngine]) -> str | None:
     model = recipe.model
     if model.trust_remote_code:
         return "model.trust_remote_code is true"
+    if model.quantization is not None:
+        return f"model.quantization is {model.quantization}"
     if precision_of(model, recipe.fabric) != "mixed":
         return f"fabric.precision is {recipe.fabric.precision}, expected bf16-mixed, in which servers are fast"
     try:

@@ -34,7 +34,8 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
         raise CheckpointError(f"{FLAG} is {path!r}, expected a run folder, its final/ or a checkpoint")
     lora = "null" if source.lora is None else json.dumps(asdict(source.lora))
-    return [*_with_recipe(argv, [path]), f"--model.path={source.location}", f"--model.lora={lora}"]
+    quantization = [] if source.quantization is None else [f"--model.quantization={source.quantization}"]
+    return [*_with_recipe(argv, [path]), f"--model.path={source.location}", f"--model.lora={lora}", *quantization]
 
 
 def each_checkpoint(argv: Sequence[str]) -> dict[str, list[str]]:

@@ -182,6 +182,7 @@ def _teacher(teacher: Teacher, averaged: bool) -> str:
 def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:
     train, lora = recipe.train, recipe.model.lora
     weights = "all weights" if lora is None else f"{lora} on {lora.targets}, the rest is frozen"
+    weights += f" in {recipe.model.quantization}" if recipe.model.quantization else ""
     yield "policy" if recipe.generates else "reward model", f"{recipe.model.path}: {weights}; {_optimizer(train)}"
     critic = recipe.critic
     if critic is not None:

@@ -62,7 +62,7 @@ def _adapted(layer: Any, x: Tensor) -> Tensor:
     base = layer.base_layer
     names = layer.active_adapters
     plain = layer.disable_adapters or layer.merged or len(names) != 1 or names[0] not in layer.lora_A
-    if plain or base.weight.requires_grad or layer.lora_variant or type(base) is not nn.Linear:
+    if plain or type(base) is not nn.Linear or base.weight.requires_grad or layer.lora_variant:
         return type(layer).forward(layer, x)  # type: ignore[no-any-return]
     [name] = names
     if not isinstance(layer.lora_dropout[name], nn.Identity):

@@ -20,7 +20,9 @@ from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, 
 from rlkit.models.store import Store
 from rlkit.models.vision import backbone_of, freeze_vision, language_targets, reads_pictures
 from rlkit.models.weights import trainable
+from rlkit.ops.quantization import QuantizedLinear, replace_layers
 from rlkit.recipe import Model
+from rlkit.recipe.model import Quantization
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
@@ -145,7 +147,7 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
     loader = _Loader(AutoModelForCausalLM, model, empty)
     dtype = getattr(torch, model.dtype) if frozen or model.lora is not None else torch.float32
     if model.lora is not None and source.lora is not None and source.scores == scores:
-        return loader.load(replace(source, lora=model.lora), dtype)
+        return loader.load(replace(source, lora=model.lora, quantization=model.quantization), dtype)
     policy = loader.load_merged(source, dtype)
     quantizer = getattr(policy, "hf_quantizer", None)
     if not frozen and model.lora is None and quantizer is not None and not quantizer.is_serializable():
@@ -154,6 +156,7 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
             f"model.path is {show(model.path)}, quantized with {method}, which cannot be saved once it is trained; "
             "choose an unquantized model"
         )
+    policy = loader.quantized(policy, model.quantization)
     if scores:
         policy = with_score_head(policy)
     if model.lora is not None:
@@ -256,7 +259,7 @@ class _Loader:
         """Load a model; an adapter or a checkpoint is loaded into its base."""
         if source.base is None:
             return self._pretrained(source, dtype)
-        policy = self.load_merged(source.base, dtype)
+        policy = self.quantized(self.load_merged(source.base, dtype), source.quantization)
         if source.scores:
             policy = with_score_head(policy)
         if source.lora is not None:
@@ -281,6 +284,23 @@ class _Loader:
             return self.load_merged(source.base, dtype)
         policy = self.load(source, torch.float32)
         return cast_weights(merge_adapters(policy) if has_lora(policy) else policy, dtype)
+
+    def quantized(self, policy: CausalLM, quantization: Quantization | None) -> CausalLM:
+        """Quantize the linear layers of a model besides its output layer.
+
+        Raises:
+            RecipeError: bitsandbytes is not installed, or the model's layers are of another kind.
+        """
+        if quantization is None or self.empty:
+            return policy
+        problem = why_not_quantized(policy)
+        if problem is not None:
+            raise RecipeError(f"model.quantization is {quantization!r}, but {problem}; set it to null")
+        try:
+            replace_layers(policy, nn.Linear, QuantizedLinear, but=score_head(policy) or policy.get_output_embeddings())
+        except ImportError as error:
+            raise RecipeError(f"model.quantization is {quantization!r}: {error}; install rlkit-fabric[4bit]") from error
+        return policy
 
     def _pretrained(self, source: Source, dtype: torch.dtype) -> CausalLM:
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -323,6 +343,17 @@ def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
         parameter.data = parameter.data.to(dtype)
     policy.config.dtype = dtype
     return policy
+
+
+def why_not_quantized(policy: CausalLM) -> str | None:
+    """Return why a model cannot be quantized; None if it can."""
+    if reads_pictures(policy.config):
+        return "the model reads pictures"
+    if any(parameter.dim() > 2 for parameter in policy.parameters()):
+        return "the model has weights of more than two dimensions, such as experts, which would stay as they are"
+    if getattr(policy, "hf_quantizer", None) is not None:
+        return "the model's files are quantized already"
+    return None
 
 
 def stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from rlkit.base.errors import RecipeError
 from rlkit.distributed.fsdp2 import full_tensor
 from rlkit.models.source import MAGNITUDES
+from rlkit.ops.quantization import QuantizedLinear, replace_layers
 from rlkit.recipe import Lora
 from rlkit.types import JsonObject
 
@@ -212,7 +213,11 @@ def delta(layer: AdapterLayer) -> Tensor:
 
 @torch.no_grad()
 def merge_adapters(policy: CausalLM) -> CausalLM:
-    """Merge the adapters into the weights, in float32 with one rounding to the weights' type, and return the model."""
+    """Merge the adapters into the weights, in float32 with one rounding to the weights' type, and return the model.
+
+    Weights in 4 bits are dequantized first.
+    """
+    replace_layers(policy, QuantizedLinear, QuantizedLinear.dequantized)
     for adapter in adapter_layers(policy):
         weight = adapter.get_base_layer().weight
         weight.copy_(merged_weight(adapter, weight))

@@ -18,8 +18,9 @@ from transformers.utils import cached_file
 from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.base.text import counted, part_name, safe
 from rlkit.models.lora import base_model, has_lora, score_head
-from rlkit.models.source import ADAPTER, BASE, OVERRIDES, SHIPPED, locate, merge_overrides
+from rlkit.models.source import ADAPTER, BASE, NF4, OVERRIDES, SHIPPED, locate, merge_overrides
 from rlkit.models.vision import reads_pictures
+from rlkit.ops.quantization import QuantizedLinear
 from rlkit.recipe import Recipe
 from rlkit.types import JsonObject
 
@@ -74,6 +75,8 @@ def save_policy(
         save_processor(base_model(policy), tokenizer, partial)
         if has_lora(policy):
             _add_shipped_base(partial, folder)
+            if any(isinstance(layer, QuantizedLinear) for layer in policy.modules()):
+                overrides = {**(overrides or {}), "quantization_config": NF4}
             if overrides:
                 _add_overrides(partial, base_model(policy), overrides)
         shutil.rmtree(folder, ignore_errors=True)
@@ -156,7 +159,7 @@ def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str,
     overrides = merge_overrides(source.overrides, recipe.model.config)
     facts = {
         "base model": base_model,
-        "weights": "all" if recipe.model.lora is None else f"adapters: {recipe.model.lora}",
+        "weights": "all" if recipe.model.lora is None else f"adapters: {recipe.model.lora}{_base_type(recipe)}",
         "data": as_code(part_name(recipe.task)),
         "reward": "none" if recipe.reward is None else as_code(part_name(recipe.reward)),
         "advantage": "none" if recipe.advantage is None else as_code(part_name(recipe.advantage)),
@@ -186,6 +189,10 @@ def load_snippet(is_adapter: bool, is_scorer: bool) -> str:
     adapter_loader = loader.replace("AutoModel", "AutoPeftModel")
     package, loader = ("peft", adapter_loader) if is_adapter else ("transformers", loader)
     return LOAD.format(package=package, loader=loader)
+
+
+def _base_type(recipe: Recipe) -> str:
+    return "" if recipe.model.quantization is None else f" on a base in {recipe.model.quantization} (QLoRA)"
 
 
 def _validation_rows(validation: Mapping[str, Mapping[str, float] | None]) -> str:

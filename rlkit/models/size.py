@@ -17,7 +17,7 @@ from rlkit.distributed.fsdp2 import blocks
 from rlkit.interfaces.optimizer import WeightKind
 from rlkit.models.config import auto_class_of, load_config, override
 from rlkit.models.load import is_reward_model, task_of, with_score_head
-from rlkit.models.lora import add_lora
+from rlkit.models.lora import add_lora, score_head
 from rlkit.models.source import source_of
 from rlkit.models.vision import freeze_vision, language_targets, reads_pictures
 from rlkit.recipe import Lora, Model, Vision
@@ -37,6 +37,7 @@ class Size:
         config: The configuration of the text model.
         outputs: The number of outputs of its head per token: the size of the vocabulary, or 1 for a score.
         base: The number of its parameters; tied parameters count once.
+        linear: The number of weights in its linear layers besides the head.
         lora: The number of parameters of its adapters.
         shapes: The number of trained weights by kind and shape.
     """
@@ -44,6 +45,7 @@ class Size:
     config: ModelConfig
     outputs: int
     base: int
+    linear: int
     lora: int
     shapes: Counter[tuple[WeightKind, torch.Size]]
 
@@ -103,13 +105,15 @@ def size_of(
         if scores and not reads_pictures(config):  # no classifier of transformers reads pictures; the head is small
             model = with_score_head(model)
         base = _count(model)
+        head = score_head(model) or model.get_output_embeddings()
+        linear = sum(x.weight.numel() for x in model.modules() if type(x) is nn.Linear and x is not head)
         if lora is None:
             trained = model if vision.train else freeze_vision(model)
         else:
             trained = add_lora(model, language_targets(model, lora, vision), task=task_of(model))
     shapes = Counter((kind, weight.shape) for kind, weights in by_kind(trained).items() for weight in weights)
     text = config.get_text_config()
-    return Size(text, 1 if scores else text.vocab_size, base, _count(trained) - base, shapes)
+    return Size(text, 1 if scores else text.vocab_size, base, linear, _count(trained) - base, shapes)
 
 
 def by_kind(module: nn.Module) -> dict[WeightKind, list[Tensor]]:

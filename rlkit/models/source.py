@@ -20,6 +20,7 @@ from rlkit.models.checkpoint_schema import MANIFEST, STATE
 from rlkit.models.checkpoints import CheckpointRef, open_checkpoint
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Lora, Model
+from rlkit.recipe.model import Quantization
 from rlkit.types import JsonObject
 
 SHIPPED = {
@@ -35,6 +36,13 @@ MAGNITUDES = "lora_magnitude_vector"
 """peft's name of what DoRA trains beside the matrices of an adapter."""
 OVERRIDES = "model_config.json"
 """The file in an adapter's folder with the values of `model.config` that it was trained with."""
+NF4 = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+}
+"""`quantization_config` in `OVERRIDES`: transformers' name of `model.quantization: nf4`."""
 BASE = "base"
 """The folder in an adapter's folder that has its base model, if that ships with rlkit."""
 
@@ -59,6 +67,7 @@ class Source:
         checkpoint: Whether `location` is a checkpoint of rlkit.
         scores: Whether it is a reward model: a sequence classifier, or an adapter or a checkpoint of one.
         overrides: Values of `model.config` that an adapter or a checkpoint was trained with.
+        quantization: The type of the base's weights under the adapters, as in `model.quantization`.
     """
 
     location: str
@@ -67,6 +76,7 @@ class Source:
     checkpoint: bool = False
     scores: bool = False
     overrides: JsonObject = field(default_factory=dict)
+    quantization: Quantization | None = None
 
     @property
     def model(self) -> str:
@@ -151,6 +161,12 @@ def source_of(model: Model) -> Source:
     saved = source.lora if source.scores == (model.head == "score") else None
     if lora is None or saved is None:
         return source
+    if saved is not None and source.quantization not in (None, model.quantization):
+        raise RecipeError(
+            f"model.path is {source}, trained with model.quantization: {source.quantization}, but it is "
+            f"{model.quantization} now; set it to {source.quantization}, or merge the adapter first: rlkit export "
+            f"--merge-lora --checkpoint {model.path} --out DIR, and set model.path: DIR"
+        )
     if (lora.rank, lora.scale, lora.use_dora) != (saved.rank, saved.scale, saved.use_dora):
         raise RecipeError(
             f"model.path is {source}, of alpha {saved.alpha:g}, but model.lora has rank {lora.rank} and alpha "
@@ -240,8 +256,14 @@ def _adapter(folder: Path, depth: int) -> Source:
         targets = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in shapes}
     lora = Lora(rank, float(alpha), sorted(targets), bool(config.get("use_rslora")), with_magnitudes)
     base = _base(folder, config.get("base_model_name_or_path"), depth)
-    overrides = merge_overrides(base.overrides, _json(folder / OVERRIDES))
-    return Source(str(folder), base, lora, scores=config.get("task_type") == "SEQ_CLS", overrides=overrides)
+    own = _json(folder / OVERRIDES)
+    stored = own.pop("quantization_config", None)
+    if stored not in (None, NF4):
+        raise RecipeError(f"{folder / OVERRIDES} has quantization_config {stored}, expected none or {NF4}")
+    quantization: Quantization | None = None if stored is None else "nf4"
+    overrides = merge_overrides(base.overrides, own)
+    scores = config.get("task_type") == "SEQ_CLS"
+    return Source(str(folder), base, lora, scores=scores, overrides=overrides, quantization=quantization)
 
 
 def _tensor_shapes(file: Path) -> dict[str, list[int]]:
@@ -282,7 +304,10 @@ def _checkpoint(checkpoint: CheckpointRef, depth: int) -> Source:
     if model.lora is not None and base.lora is not None and base.base is not None:
         base = base.base  # the run trained these adapters further, so their values are in the checkpoint
     scores = model.head == "score"
-    return Source(checkpoint.location, base, model.lora, checkpoint=True, scores=scores, overrides=overrides)
+    return Source(
+        checkpoint.location, base, model.lora, checkpoint=True, scores=scores, overrides=overrides,
+        quantization=model.quantization,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -98,6 +98,8 @@ def check_model(recipe: Recipe) -> Iterator[str]:
     yield from _check_attention(recipe)
     yield from _check_dora(recipe)
     yield from _check_router(recipe)
+    if recipe.model.quantization is not None:
+        yield from _check_quantization(recipe)
 
 
 def _check_path(key: str, path: object) -> Iterator[str]:
@@ -149,6 +151,22 @@ def _check_dora(recipe: Recipe) -> Iterator[str]:
                 f"{key}.lora.use_dora is true, but fabric.strategy has tensor_parallel={strategy.tensor_parallel}, "
                 "which divides the rows that DoRA scales; set tensor_parallel: 1, or use_dora: false"
             )
+
+
+def _check_quantization(recipe: Recipe) -> Iterator[str]:
+    quantized = f"model.quantization is {recipe.model.quantization!r}, but"
+    if recipe.model.lora is None:
+        yield f"{quantized} all weights are trained, which needs more than 4 bits; add model.lora, or set it to null"
+    if isinstance(recipe.fabric.strategy, FSDP2):
+        yield f"{quantized} fabric.strategy FSDP2 cannot shard weights in 4 bits; choose ddp, or set it to null"
+    engine = recipe.rollout.engine
+    if not engine.reads_policy:
+        yield (
+            f"{quantized} rollout.engine {type(engine).__name__} needs weights in 16 bits; choose rollout.engine: "
+            "TorchEngine, or set it to null"
+        )
+    if find_spec("bitsandbytes") is None:
+        yield f"{quantized} bitsandbytes is not installed; install rlkit-fabric[4bit]"
 
 
 def _check_router(recipe: Recipe) -> Iterator[str]:

@@ -29,6 +29,9 @@ from rlkit.schedules import Constant
 Overrides = dict[str, Any]
 """Values of a configuration of transformers by their keys, nested as in `{text_config: {rope_parameters: {...}}}`."""
 
+Quantization = Literal["nf4"]
+"""Types of 4 bits in which frozen weights are kept."""
+
 
 @dataclass
 class Lora:
@@ -85,6 +88,8 @@ class Model:
         head: `lm` predicts tokens: a policy. `score` returns a number for a conversation: a reward model, which starts
             with a head of zeros unless `path` is a sequence classifier with one label, and is saved as one.
         dtype: The type of frozen weights: the base under adapters, and the reference. Trained weights are float32.
+        quantization: `nf4` keeps the linear layers of the base under adapters in 4 bits (QLoRA, Dettmers et al. 2023,
+            arXiv:2305.14314), by bitsandbytes, and computes in `dtype`. null for none.
         attention: The implementation of attention in transformers; `auto` is `sdpa` if the model has it, else `eager`.
             Only `sdpa` trains on rows without padding; flash attention needs its package, a GPU and bf16. TorchEngine
             has its own attention.
@@ -103,6 +108,7 @@ class Model:
     lora: Lora | None = None
     head: Literal["lm", "score"] = "lm"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    quantization: Quantization | None = None
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     config: Overrides = field(default_factory=dict)
     vision: Vision = field(default_factory=Vision)
@@ -111,8 +117,8 @@ class Model:
     trust_remote_code: bool = False
 
     def at(self, path: str | None, lora: Lora | None = None) -> Model:
-        """Return the model at another path, with other adapters; one of None is this model, with `config`."""
-        return replace(self, path=path or self.path, lora=lora, config={} if path else self.config)
+        """Return the model at another path, with other adapters, not quantized; None is this model, with `config`."""
+        return replace(self, path=path or self.path, lora=lora, config={} if path else self.config, quantization=None)
 
 
 @dataclass

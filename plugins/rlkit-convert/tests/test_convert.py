@@ -512,6 +512,16 @@ def test_contents_of_checkpoints_are_carried_over(contents: str, has_optimizer: 
     assert convert("trl", text, "grpo.yaml", []).recipe["save.optimizer"] == (has_optimizer, "save_only_model")
 
 
+@pytest.mark.parametrize(("value", "quantization"), [("true", "nf4"), ("false", None)])
+def test_a_base_in_four_bits_is_carried_over(value: str, quantization: str | None) -> None:
+    text = (
+        f"{{model_name_or_path: m, dataset_name: d, use_peft: true, load_in_4bit: {value}, use_bnb_nested_quant: true}}"
+    )
+    conversion = convert("trl", text, "grpo.yaml", [])
+    assert conversion.recipe["model.quantization"] == (quantization, "load_in_4bit")
+    assert "double quantization" in conversion.notes["use_bnb_nested_quant"]
+
+
 def test_verls_correction_of_the_engine() -> None:
     words = [
         "algorithm.rollout_correction.rollout_is=sequence",

@@ -21,6 +21,7 @@ from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler
 from rlkit.engines.torch.structure import StructureCompiler
 from rlkit.engines.torch.worker import Worker
 from rlkit.interfaces.engine import COPIES_SHARE, RolloutEngine, check_followed
+from rlkit.ops.quantization import QuantizedLinear
 from rlkit.types import Completion, Request, StopReason, Structure
 
 if TYPE_CHECKING:
@@ -184,4 +185,7 @@ def _has_room(runtime: Runtime) -> bool:
     with runtime.autocast():
         half = torch.is_autocast_enabled("cuda")
     size = sum(weight.numel() * (2 if half else weight.element_size()) for weight in runtime.policy.parameters())
+    for layer in runtime.policy.modules():
+        if isinstance(layer, QuantizedLinear):  # copies are dequantized
+            size += layer.in_features * layer.out_features * (2 if half else layer.dtype.itemsize)
     return bool(size <= COPIES_SHARE * torch.cuda.get_device_properties(runtime.device).total_memory)

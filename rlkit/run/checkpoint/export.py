@@ -52,6 +52,7 @@ def export(
     if merge and source.lora is None:
         raise CheckpointError(f"{source.location} has no adapter to merge; leave out --merge-lora")
     model = Model(source.location, source.lora, config=config or {}, trust_remote_code=trust_remote_code)
+    model.quantization = source.quantization
     if is_reward_model(model):
         model.head = "score"
     policy = load_policy(model)

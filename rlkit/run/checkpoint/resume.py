@@ -15,6 +15,7 @@ FIXED = (
     "model.path",
     "model.head",
     "model.lora",
+    "model.quantization",
     "train.optimizer.class_path",
     "train.optimizer.init_args.name",
     "critic.path",

@@ -12,6 +12,7 @@ from rlkit.models.activations import activation_bytes, token_limit
 from rlkit.models.optimizer_state import state_size
 from rlkit.models.size import Size, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
+from rlkit.ops.quantization import BITS
 from rlkit.registry import calling
 from rlkit.run.preflight.estimate import Setting
 
@@ -66,6 +67,10 @@ def _remedies(setting: Setting) -> str:
     remedies = {
         "model.lora": model.lora is None,
         "model.dtype: bfloat16": model.lora is not None and setting.frozen_weight_bytes == 4,
+        "model.quantization: nf4": model.lora is not None
+        and model.quantization is None
+        and setting.shards == 1
+        and setting.recipe.rollout.engine.reads_policy,
         "train.checkpoint_activations: true": not train.checkpoint_activations,
         "fabric.precision: bf16-mixed": setting.precision == "float32",
         "fabric.strategy: fsdp2 on more GPUs": setting.shards == 1,
@@ -79,7 +84,7 @@ def memory(setting: Setting) -> dict[str, float]:
     models = [setting.policy] + ([] if setting.critic is None else [setting.critic])
     states = gradients = casts = 0.0
     for model, section in zip(models, (train, recipe.critic), strict=False):
-        states += model.base * (setting.frozen_weight_bytes if model.lora else 4) + model.lora * 4
+        states += (_frozen_bytes(setting, model) if model.lora else 4 * model.base) + model.lora * 4
         states += 0 if section is None else optimizer_bytes(section.optimizer, model)
         gradients += 4 * model.trained
         if setting.precision == "mixed":  # autocast keeps cast copies of weights that are not in bfloat16
@@ -112,6 +117,13 @@ def memory(setting: Setting) -> dict[str, float]:
     if setting.samples_from_copies and (gpu_bytes is None or copies <= COPIES_SHARE * gpu_bytes):
         phases[COPIES] = float(copies)
     return {phase: size / 2**20 for phase, size in phases.items()}
+
+
+def _frozen_bytes(setting: Setting, model: Size) -> float:
+    """Return the bytes of the base under adapters; the policy's may be quantized."""
+    width = setting.frozen_weight_bytes
+    quantized = model.linear if model is setting.policy and setting.recipe.model.quantization is not None else 0
+    return model.base * width - quantized * (width - BITS / 8)
 
 
 def optimizer_bytes(part: Optimizer, model: Size) -> float:

@@ -179,3 +179,22 @@ def test_policy_and_critic_share_one_base(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(gradient.abs().max() > 0 for gradient in shared) > 20
     assert all(torch.equal(a, b) for a, b in zip(shared, apart, strict=True))
     assert gradients("--train.offload_during_rollout=true")[1] == 2 * base
+
+
+def test_what_cannot_use_four_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--model.quantization=nf4", "--fabric.strategy=FSDP2", "--rollout.engine=SGLangServer"]
+    monkeypatch.setattr("rlkit.recipe.check_model.find_spec", lambda name: None)
+    with pytest.raises(RecipeError) as caught:
+        parse("fit", ["--recipe=quickstart", *options])
+    start = "model.quantization is 'nf4', but "
+    assert [line.partition(start)[2].partition("; ")[0] for line in str(caught.value).splitlines()] == [
+        "all weights are trained, which needs more than 4 bits",
+        "fabric.strategy FSDP2 cannot shard weights in 4 bits",
+        "rollout.engine SGLangServer needs weights in 16 bits",
+        "bitsandbytes is not installed",
+    ]
+    lora = Lora(2)
+    with pytest.raises(RecipeError, match=r"the model reads pictures; set it to null"):
+        load_policy(Model("tiny-vision", lora=lora, quantization="nf4"))
+    with pytest.raises(RecipeError, match=r"expected null|expected 'nf4'|expected nf4"):
+        parse("fit", ["--recipe=quick_lora", "--model.quantization=int3"])

@@ -18,6 +18,7 @@ TRAINED = {
 DEFAULTS: dict[type, dict[str, Any]] = {
     sections.Lora: {"rank": 16, "alpha": 32.0, "targets": "all-linear", "use_rslora": False, "use_dora": False},
     sections.Model: {"head": "lm", "attention": "auto", "lora": None, "dtype": "float32", "chat_template": None,
+        "quantization": None,
         "chat_template_kwargs": None, "config": dict, "trust_remote_code": False, "vision": sections.Vision,
     },
     sections.Vision: {"min_pixels": None, "max_pixels": 1_003_520, "train": False},

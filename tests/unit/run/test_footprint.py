@@ -18,7 +18,8 @@ from rlkit.models.activations import token_limit
 from rlkit.models.size import find_config, known_shapes, kv_bytes, size_of
 from rlkit.ops import logps
 from rlkit.ops.logps import CHUNK_BYTES
-from rlkit.recipe import Model, Recipe
+from rlkit.recipe import Lora, Model, Recipe
+from rlkit.recipe.model import Quantization
 from rlkit.registry.builtin import rlkit_recipes
 from rlkit.run.preflight import estimate, footprint
 from rlkit.run.preflight.gpus import GPUS, H100, gpu_named
@@ -81,6 +82,18 @@ def test_a_gpu_that_is_too_small_says_what_helps(check: Callable[..., str]) -> N
     assert "time, estimated" not in output  # its speed is unknown
     server = check("grpo_gsm8k", "--gpu=h100", "--rollout.engine=SGLangServer")
     assert "not included: the server of SGLangServer" in server
+
+
+def test_a_base_in_four_bits_is_an_eighth_of_a_float32_one() -> None:
+    """Of Qwen2.5-7B, 6,525,288,448 weights are in linear layers: 28 blocks of 233,046,016."""
+    path = "Qwen/Qwen2.5-7B-Instruct"
+    quantizations: tuple[Quantization | None, ...] = (None, "nf4")
+    sizes = []
+    for quantization in quantizations:
+        recipe = parse("fit", ["--recipe=quick_lora"]).recipe
+        recipe.model = Model(path, Lora(8), quantization=quantization)
+        sizes.append(footprint.memory(setting_of(recipe))[footprint.STATES] * 2**20)
+    assert sizes[0] - sizes[1] == pytest.approx(6_525_288_448 * (4 - 4.126953125 / 8))
 
 
 def test_a_large_model_with_a_tiny_ones_options_is_warned_of(check: Callable[..., str]) -> None:

@@ -25,7 +25,7 @@ TRAINERS = ("grpo", "rloo", "ppo", "gold")
 ENGINE = "an argument of the engine; SGLang's belong in rollout.engine.launch.args"
 MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default: auto), and the gradient is the same"
 HUB = "rlkit export writes a Hugging Face folder for `hf upload`"
-QUANTISED = "rlkit has no quantised base models; model.dtype: bfloat16 is the smallest"
+QUANTISED = "model.quantization: nf4, with double quantization, is the only type; it computes in model.dtype"
 ROLLOUTS = "nothing to do: rollouts are saved in the run folder; log.rollouts"
 TOOLS = "see rlkit docs tools-and-environments"
 ROUTER = "output_router_logits: train.router_aux_loss_coef above 0 requests them"
@@ -119,6 +119,7 @@ RULES: dict[str, Rule] = {
     "lora_*": COMBINED,
     "use_rslora": COMBINED,
     "use_dora": COMBINED,
+    "load_in_4bit": Equivalent("model.quantization", lambda value: "nf4" if boolean(value) else None),
     "load_in_*": NoEquivalent(QUANTISED),
     "bnb_*": NoEquivalent(QUANTISED),
     "use_bnb_*": NoEquivalent(QUANTISED),

@@ -1,0 +1,158 @@
+"""Adapters over a base in 4 bits, with bitsandbytes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from bitsandbytes.nn import Linear4bit, Params4bit
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from torch import nn
+
+from rlkit.base.errors import RecipeError
+from rlkit.cli.main import main
+from rlkit.models.load import load_policy
+from rlkit.models.lora import adapters_off, merge_adapters
+from rlkit.models.source import OVERRIDES, locate, source_of
+from rlkit.ops.quantization import BITS, QuantizedLinear, replace_layers
+from rlkit.recipe import Lora, Model
+from tests.conftest import read_jsonl
+
+TOKENS = torch.arange(2, 26).view(2, 12)
+LORA = Lora(32, 32.0)
+
+
+def reference_layer(layer: nn.Linear) -> Linear4bit:
+    """Return bitsandbytes' own layer, with double quantization, of a weight that bfloat16 holds."""
+    quantized = Linear4bit(layer.in_features, layer.out_features, bias=layer.bias is not None, quant_type="nf4")
+    rounded = layer.weight.detach().bfloat16().float()
+    quantized.weight = Params4bit(rounded, requires_grad=False, quant_type="nf4", compress_statistics=True)
+    quantized.bias = layer.bias
+    return quantized.to("cpu").train()  # in training mode it computes in float32 on every CPU
+
+
+def trained(policy: Any) -> Any:
+    torch.manual_seed(1)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(weight, 0, 0.1)
+    return policy
+
+
+def logits(policy: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return policy(TOKENS).logits  # type: ignore[no-any-return]
+
+
+def test_outputs_and_gradients_are_those_of_bitsandbytes() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(1024, 512)
+    own, reference = QuantizedLinear(layer), reference_layer(layer)
+    x = torch.randn(2, 3, 1024, requires_grad=True)
+    outputs = own(x), reference(x)
+    assert torch.equal(*outputs)
+    assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in outputs))
+    assert 0.05 < (own.weight - layer.weight).norm() / layer.weight.norm() < 0.12
+    tables = 4 * (16 + 256 + 1)  # the 16 values of NF4, 256 of scales and their offset, whatever the layer's size
+    assert own.nbytes == 1024 * 512 * BITS / 8 + tables
+    assert layer.weight.nbytes / own.nbytes > 7.7
+    assert [name for name, _ in own.named_parameters()] == ["bias"] == list(own.state_dict())
+
+
+def test_a_cast_or_a_move_changes_no_bits() -> None:
+    layer = QuantizedLinear(nn.Linear(64, 32))
+    weight = layer.weight
+    layer.to(torch.bfloat16)
+    assert torch.equal(layer.weight, weight.bfloat16())
+    layer.to(torch.float32)
+    assert torch.equal(layer.weight, weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        x = torch.ones(1, 64, requires_grad=True)
+        out = layer(x)
+        out.float().sum().backward()
+    assert (out.dtype, x.grad.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(x.grad[0], weight.sum(0), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_the_adapted_and_merged_policy_is_pefts(use_dora: bool) -> None:
+    """peft merges into 4 bits again, so that its merged weights are compared after the same second quantization."""
+    own = trained(load_policy(Model("tiny", Lora(4, use_dora=use_dora), quantization="nf4")))
+    plain: Any = load_policy(Model("tiny"))
+    replace_layers(plain, nn.Linear, reference_layer, but=plain.lm_head)
+    plain.is_loaded_in_4bit = True  # so that peft takes its own layers for 4 bits
+    config = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM", use_dora=use_dora)
+    theirs = trained(get_peft_model(plain, config))
+    with torch.no_grad():
+        values = dict(own.named_parameters())
+        for name, weight in theirs.named_parameters():
+            if "lora_" in name:
+                weight.copy_(values[name])
+    expected = logits(theirs)
+    torch.testing.assert_close(logits(own), expected, atol=2e-5, rtol=1e-5)
+    merged = merge_adapters(own)
+    torch.testing.assert_close(logits(merged), expected, atol=1e-4, rtol=1e-4)
+    assert not any(isinstance(layer, QuantizedLinear) for layer in merged.modules())
+    theirs_merged = theirs.merge_and_unload().model.layers[0].mlp.up_proj.weight
+    weight = merged.model.layers[0].mlp.up_proj.weight
+    again = dequantize_4bit(*quantize_4bit(weight, compress_statistics=True, quant_type="nf4"))
+    difference = again - dequantize_4bit(theirs_merged.data, theirs_merged.quant_state)
+    assert (difference.abs() > 1e-5).float().mean() < 0.001  # noise at the border of two values of NF4
+
+
+FIT = (
+    "fit", "--recipe=quick_lora", "--model.quantization=nf4", "--kl_loss.coef=0.001", "--validation=null",
+    "--train.schedule=Constant", "--save.every=1", "--train.prompts_per_step=16",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quantized") / "run"
+    assert main([*FIT, f"--out={out}", "--train.steps=25"]) == 0
+    return out
+
+
+def test_it_learns_and_engine_and_trainer_agree(run: Path) -> None:
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert max(row["mismatch/mean"] for row in rows) < 1e-5
+    assert max(row["mismatch/max"] for row in rows) < 1e-4
+    assert rows[0]["policy/kl_ref"] == 0  # the reference is the quantized base
+    assert rows[-1]["policy/kl_ref"] > 0.01
+    first, last = (sum(row["reward/mean"] for row in part) / 5 for part in (rows[:5], rows[-5:]))
+    assert last > first + 0.15
+
+
+def test_a_resumed_run_ends_with_the_same_bits(run: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*FIT, f"--out={whole}", "--train.steps=2"]) == 0
+    for steps in (1, 2):
+        assert main([*FIT, f"--out={parts}", "--resume=auto", f"--train.steps={steps}"]) == 0
+    one, other = (load_file(out / "final" / "adapter_model.safetensors") for out in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_export_is_over_the_quantized_base(run: Path, tmp_path: Path) -> None:
+    """Merged weights are the dequantized base and the adapter, from the checkpoint and from `final/` alike."""
+    policy = load_policy(Model(str(run), LORA, quantization="nf4"))
+    expected = logits(policy)
+    checkpoint = max((run / "checkpoints").iterdir())
+    for source, name in ((run / "final", "final"), (checkpoint, "checkpoint")):
+        assert locate(str(source)).quantization == "nf4"
+        merged = tmp_path / name
+        assert main(["export", f"--checkpoint={source}", "--merge-lora", f"--out={merged}"]) == 0
+        torch.testing.assert_close(logits(load_policy(Model(str(merged)))), expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(RecipeError, match=r"trained with model.quantization: nf4, but it is None now; set it to nf4"):
+        source_of(Model(str(run), LORA))
+    damaged = shutil.copytree(run / "final", tmp_path / "damaged")
+    (damaged / OVERRIDES).write_text('{"quantization_config": {"load_in_8bit": true}}')
+    with pytest.raises(RecipeError, match=r"has quantization_config \{'load_in_8bit': True\}, expected none or"):
+        locate(str(damaged))
+    base = trained(load_policy(Model("tiny", LORA, quantization="nf4")))
+    with adapters_off(policy), adapters_off(base):
+        assert torch.equal(logits(policy), logits(base))
