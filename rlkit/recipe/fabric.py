@@ -44,7 +44,8 @@ class Fabric:
         strategy: How ranks share the work: `ddp` replicates the model; `fsdp2` shards it, and so does `FSDP2`, which
             has options; `auto` is `ddp` on several devices.
         precision: The precision of computations; trained weights are always float32, and `bf16-true` is for frozen
-            weights under adapters. `32-true` is float32 on GPUs too: TF32 is off.
+            weights under adapters. `32-true` is float32 on GPUs too: TF32 is off. On a CPU `bf16-mixed` is faster only
+            if `lscpu` lists `avx512_bf16` or `amx_bf16`.
         plugins: The cluster environment, if Fabric does not detect it.
     """
 

@@ -109,7 +109,9 @@ def test_pages_are_in_the_fields_words(topic: str) -> None:
 def test_every_fence_is_of_a_language_that_is_tested(topic: str) -> None:
     fences = re.findall(r"^```(.*)$", text_of(topic), re.M)
     assert len(fences) == 2 * (len(list(blocks(topic))) + 2 * (topic == README))
-    assert {block.language for block in blocks(topic)} <= {"bash", "python", "yaml", "csv", "text", "toml"}
+    assert {block.language for block in blocks(topic)} <= {
+        "bash", "python", "yaml", "csv", "text", "toml", "dockerfile",
+    }  # fmt: skip
     assert all(block.file for block in blocks(topic) if block.language in ("csv", "text"))
 
 
@@ -122,6 +124,18 @@ def test_the_first_commands_of_readme_are_those_that_ci_runs() -> None:
     assert "README.md" in script
     assert "block 1" in script
     assert "block 2" in script
+
+
+def test_the_image_is_installed_as_the_readme_does() -> None:
+    [image] = [block.text for topic in PAGES for block in blocks(topic) if block.language == "dockerfile"]
+    instructions = [line.split(" ", 1) for line in image.splitlines()]
+    assert [name for name, _ in instructions] == ["FROM", "COPY", "RUN", "WORKDIR", "ENTRYPOINT"]
+    base, copied, installs, _, entry = (words for _, words in instructions)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert base.removeprefix("python:") == project["requires-python"].removeprefix(">=")
+    assert installs == f"cd {copied.split()[1]} && pip install --no-cache-dir -q -e ."
+    assert json.loads(entry) == ["rlkit"]
+    assert "rlkit" in project["scripts"]
 
 
 @pytest.mark.parametrize("topic", PAGES)
