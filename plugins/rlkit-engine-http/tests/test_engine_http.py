@@ -176,8 +176,11 @@ def test_calls_without_the_secret_and_hostile_ones_are_refused(policy: Any, tmp_
         "top_k": 0,
         "min_p": 0.0,
         "stop_ids": [],
+        "structure": None,
     }
     refused = [
+        ("/generate", {**good, "tokens": [5], "structure": {"pattern": "a"}}, "TypeError"),
+        ("/generate", {**good, "tokens": [5], "structure": "a"}, "TypeError"),
         ("/generate", {**good, "tokens": []}, "expected 1 or more"),
         ("/generate", {**good, "tokens": [5], "max_tokens": 0}, "expected 1 or more"),
         ("/generate", {**good, "tokens": [5], "key": "x"}, "ValueError"),
