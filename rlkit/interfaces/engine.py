@@ -40,6 +40,9 @@ class RolloutEngine(BoundPart):
     returns_candidates: bool = False
     """Whether completions have `candidates` where `sampling.top_k` is set, so that training may truncate."""
 
+    resumes_structures: bool = False
+    """Whether a request continues a text in the middle of its structure, as turns with stop texts need."""
+
     recorded: bool = False
     """Whether the run trains on recorded completions, and the engine samples for validation only."""
 

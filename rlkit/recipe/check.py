@@ -202,6 +202,12 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
                 recipe.rollout.engine.check_structure(section.structure)
             except RecipeError as error:
                 yield f"{key}.sampling.structure: {error}"
+            if section.stop and not recipe.rollout.engine.resumes_structures:
+                engine = type(recipe.rollout.engine).__name__
+                yield (
+                    f"{key}.sampling has stop texts and a structure, which {engine} begins anew in each request; "
+                    "remove one of them, or choose rollout.engine: TorchEngine"
+                )
         if 0 < section.temperature < COLDEST:
             yield (
                 f"{key}.sampling.temperature is {section.temperature}, by which logits are divided; set it to "

@@ -47,6 +47,7 @@ class TorchEngine(RolloutEngine):
     reads_policy = True
     interruptible = True
     returns_candidates = True
+    resumes_structures = True
 
     def __init__(self, max_rows: Count = 256, max_kv_tokens: PositiveInt = 262144) -> None:
         self.max_rows = max_rows

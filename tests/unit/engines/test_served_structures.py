@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlkit.base.errors import EngineError, RecipeError
+from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.api import ServerOutput, candidates_of
 from rlkit.engines.sglang_api import SGLangApi
@@ -110,3 +111,13 @@ def test_a_structure_is_checked_before_a_run() -> None:
     server.check_structure(YES_NO)
     with pytest.raises(RecipeError, match="llguidance cannot follow it"):
         server.check_structure(Structure(regex="("))
+
+
+def test_stop_texts_beside_a_structure_are_refused_before_a_run() -> None:
+    engine = "--rollout.engine={class_path: SGLangServer, init_args: {launch: {structures: true}}}"
+    words = ["--recipe=quickstart", "--rollout.sampling.structure.regex=yes|no", "--rollout.sampling.top_k=50"]
+    stop = '--rollout.sampling.stop=["no"]'
+    parse("fit", [*words, stop])
+    parse("fit", [*words, engine])
+    with pytest.raises(RecipeError, match="stop texts and a structure, which SGLangServer begins anew in each request"):
+        parse("fit", [*words, engine, stop])
