@@ -91,7 +91,7 @@ class AdaptedLinearFunction(torch.autograd.Function):
 def _merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """Return `weight + scale * up @ down` [O,I] in float32."""
     with torch.autocast("cpu", enabled=False):
-        return torch.addmm(weight.float(), up, down, alpha=scale)
+        return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale)
 
 
 class RMSNormFunction(torch.autograd.Function):

@@ -230,7 +230,7 @@ def test_hostile_programs_earn_nothing_and_cost_others_nothing(monkeypatch: pyte
     monkeypatch.setattr("rlkit.rewards.code_runners.GRACE_SECONDS", 1.0)
     asserts = [
         "import heapq, colorsys\nassert secret(1) == 70707",
-        "import pytest\nassert isinstance(secret(0), int) and abs(secret(0) + 1) < 1e-9",
+        "import yaml\nassert isinstance(secret(0), int) and abs(secret(0) + 1) < 1e-9",
         "assert math.isclose(secret(2), 70707)",
     ]
     programs = [code for hostile in HOSTILE.values() for code in (hostile, HONEST)]
