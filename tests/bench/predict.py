@@ -1,0 +1,113 @@
+"""What a GRPO step should take on an H100: `python -m tests.bench.predict [passes] [step] [cpu]`.
+
+`passes` runs rlkit's own decode step, prefill, log-prob pass and update on a GPU without numbers (`ghost_gpu.py`),
+with one and two layers of Qwen2.5-0.5B and of 7B with LoRA; further layers cost what the second does. `step` also runs
+the scheduler, row by row, and prints where the seconds of a step go. `cpu` holds the same counts, at this machine's own
+rates, against what a small model takes here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from tests.bench.predict_passes import MICRO_GROUPS, PROMPTS, SAMPLES, SHAPES, decode, learn, make_model, predict
+from tests.bench.predict_rollout import completion_lengths, decode_prices, server_rollout, trace
+from tests.bench.roofline import Clock, Costs, Meter, Rates
+
+
+def passes(name: str) -> dict[str, Costs]:
+    """Print and return the costs of all passes."""
+    costs = predict(name, lambda model, cast: decode(model, cast, 32, 160) | learn(model, cast, MICRO_GROUPS))
+    for key, cost in costs.items():
+        print(
+            f"| {name} | {key} | {cost.kernels:.0f} | {cost.bytes / 1e9:.2f} | {cost.flops / 1e12:.2f} | "
+            f"{cost.syncs:.0f} | {cost.allocations:.0f} | {cost.device * 1e3:.1f} | {cost.host * 1e3:.1f} | "
+            f"{cost.seconds * 1e3:.1f} |",
+            flush=True,
+        )
+    return costs
+
+
+def step_table(name: str) -> None:
+    """Print where the seconds of a step go, and what the scheduler does with 2,000 completions."""
+    lengths, prices = completion_lengths(PROMPTS * SAMPLES), decode_prices(name)
+    costs = passes(name)
+    rollout = trace(prices, lengths)
+    learning = costs["update"].seconds * PROMPTS / MICRO_GROUPS + costs["optimizer step"].seconds
+    for engine, seconds in (
+        ("TorchEngine", rollout["seconds"]),
+        ("SGLang beside, at least", server_rollout(name, lengths)),
+    ):
+        print(f"| {name} | {engine} | {seconds:.1f} | {learning:.1f} | {seconds + learning:.1f} |", flush=True)
+    for count, metrics in ((len(lengths), rollout), (2000, trace(prices, completion_lengths(2000)))):
+        print(f"{count} completions: {', '.join(f'{key} {value:.3g}' for key, value in metrics.items())}", flush=True)
+
+
+def cpu_rates() -> Rates:
+    """Return this machine's rates on one thread, from single operators."""
+    from tests.bench.step import product_rate
+
+    many, target, small = torch.randn(2**24), torch.zeros(2**24), torch.zeros(16)
+    heads, few, keys = torch.randn(8, 6, 300, 64), torch.randn(256, 3, 64), torch.randn(256, 100, 64).transpose(1, 2)
+    attend, gradient = (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+    forward, backward = (getattr(torch.ops.aten, kernel) for kernel in (attend, gradient))
+    output, lse = forward(heads, heads, heads, 0.0, True)
+    pairs = heads.numel() * heads.shape[2] / 2
+    attention = 4 * pairs / cpu_seconds(lambda: forward(heads, heads, heads, 0.0, True))
+    kinds = {
+        "bmm": 2 * few.numel() * keys.shape[2] / cpu_seconds(lambda: few @ keys),
+        attend: attention,
+        "scaled_dot_product_attention": attention,
+        gradient: 10 * pairs / cpu_seconds(lambda: backward(*[heads] * 4, output, lse, 0.0, True)),
+    }
+    products = product_rate(1.0)
+    copied = 2 * many.nbytes / cpu_seconds(lambda: target.copy_(many))
+    return Rates(
+        copied, products, products, cpu_seconds(lambda: [small.add_(1) for _ in range(1000)]) / 1000, kinds=kinds
+    )
+
+
+def cpu_seconds(work: Callable[[], Any]) -> float:
+    """Return the least CPU seconds of five runs."""
+    seconds = []
+    for _ in range(5):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def compare_here() -> None:
+    """Print predicted and measured CPU seconds of the passes of a small model on this machine."""
+    rates, model = cpu_rates(), make_model("10M", SHAPES["10M"]["num_hidden_layers"], "cpu")
+    for key, work in (decode(model, nullcontext, 16, 40) | learn(model, nullcontext, 1)).items():
+        work()
+        meter = Meter(Clock(rates))
+        with meter:
+            work()
+        predicted, measured = meter.clock.total.host + meter.clock.total.device, cpu_seconds(work)
+        print(f"| 10M | {key} | {predicted:.3f} | {measured:.3f} | {predicted / measured:.2f} |", flush=True)
+
+
+def main(parts: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    for part in parts or ("passes", "step", "cpu"):
+        if part == "passes":
+            passes("7B LoRA")
+        elif part == "step":
+            step_table("0.5B")
+        else:
+            compare_here()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
