@@ -20,6 +20,7 @@ from rlkit.engines.torch import blocks, decoder, samplers
 from rlkit.engines.torch.blocks import FusedModel, why_not_fused
 from rlkit.engines.torch.decoder import Decoder, _CacheLayer, why_not
 from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.engines.torch.graphs import GraphDecoder
 from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora, base_model
@@ -245,6 +246,24 @@ def test_the_decoder_and_generate_sample_the_same_tokens(kind: str) -> None:
     assert len({tuple(a.tokens) for a in fast}) == len(fast)
 
 
+def test_waiting_rows_replace_finished_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 requests of 4 to 25 tokens, 4 rows: each is replaced as it ends, or two at once."""
+    admitted: list[int] = []
+    admit = DecoderSampler._admit
+
+    def noted(self: DecoderSampler, batch: Any, joined: Any) -> Any:
+        admitted.extend([len(joined)] if joined else [])
+        return admit(self, batch, joined)
+
+    monkeypatch.setattr(DecoderSampler, "_admit", noted)
+    requests = [request(PROMPTS[0], s, temperature=0.0, max_tokens=4 + 3 * s) for s in range(8)]
+    for refill, expected in ((0.0, [4, 1, 1, 1, 1]), (0.5, [4, 2, 2])):
+        monkeypatch.setattr(FusedDecoder, "refill", refill)
+        admitted.clear()
+        ask(bound("qwen2", max_rows=4), requests)
+        assert admitted == expected
+
+
 def test_requests_join_between_decode_steps() -> None:
     engine = bound("qwen2")
     widths: list[int] = []
@@ -383,7 +402,17 @@ def test_stop_ids_budgets_and_the_context_end_a_completion() -> None:
 
 
 @pytest.mark.parametrize(
-    "technique", ["modules", "alone", "refilled", "never dropped", "prompts apart", "packed layers"]
+    "technique",
+    [
+        "modules",
+        "alone",
+        "refilled",
+        "refilled in pairs",
+        "recorded",
+        "never dropped",
+        "prompts apart",
+        "packed layers",
+    ],
 )
 def test_each_technique_has_equal_greedy_tokens(technique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against fused steps of all rows at once, that share prompts and drop rows: 15 of 3 to 24 tokens."""
@@ -392,9 +421,14 @@ def test_each_technique_has_equal_greedy_tokens(technique: str, monkeypatch: pyt
     ]
     expected = [a.tokens for a in ask(bound("qwen2"), requests)]
     assert len({len(tokens) for tokens in expected}) > 10  # rows end at different steps
-    engine = bound("qwen2", max_rows=4 if technique == "refilled" else 256)
+    engine = bound("qwen2", max_rows=4 if technique.startswith("refilled") or technique == "recorded" else 256)
     if technique == "modules":
         engine._use(Decoder(model("qwen2")))
+    elif technique == "refilled in pairs":
+        monkeypatch.setattr(FusedDecoder, "refill", 0.5)
+    elif technique == "recorded":
+        monkeypatch.setattr(GraphDecoder, "refill", 0.5)
+        engine._use(GraphDecoder(model("qwen2"), record=lambda run, before: run))
     elif technique == "never dropped":
         monkeypatch.setattr(FusedDecoder, "spare", 2.0)
     elif technique == "packed layers":  # which this model's are too small for

@@ -73,6 +73,9 @@ class AnyDecoder(Protocol):
     spare: float
     """The share of finished rows, which are still computed, from which on they are dropped."""
 
+    refill: float
+    """The share of finished rows from which on waiting rows replace them; fewer waiting rows join later, together."""
+
     resumes: bool
     """Whether rows may be admitted with their own tokens after a shared prompt."""
 
@@ -113,6 +116,7 @@ class Decoder:
     """
 
     spare = SPARE
+    refill = 0.0
     resumes = False
 
     def __init__(self, model: CausalLM, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:

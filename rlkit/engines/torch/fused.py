@@ -110,6 +110,7 @@ class FusedDecoder:
     """
 
     spare = SPARE
+    refill = 0.0
     resumes = True
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 PREFILL_TOKENS = 16384
 """Tokens of one prefill pass, padding included."""
 
+MAX_DELAY = 32
+"""Decode steps after which waiting rows join, however few they are."""
+
 
 class Sampler(ABC):
     """Selects waiting rows, and samples those of a batch."""
@@ -72,10 +75,14 @@ class DecoderSampler(Sampler):
         self._max_rows = max_rows
         self._max_kv_tokens = max_kv_tokens
         self._peak = 0
+        self._steps = 0
+        """Decode steps since rows were last admitted."""
 
     def select(self, rows: Sequence[Row]) -> list[Row]:
         joined: list[Row] = []
         waiting = self._queue.waiting
+        if len(waiting) < self.decoder.refill * len(rows) and self._steps < MAX_DELAY:
+            return joined
         widest = max((len(r.request.tokens) + r.budget for r in rows), default=0)
         while waiting and len(rows) + len(joined) < self._max_rows:
             row = waiting[0]
@@ -95,16 +102,18 @@ class DecoderSampler(Sampler):
         ended = self._admit(batch, joined)
         while batch.rows and not ended:
             ended = batch.sample(self.decoder.step(batch.last), queue.version)
+            self._steps += 1
             if queue.waiting or self._worker.has_calls or queue.interrupting:
                 break
         self.compact(batch)
         return ended
 
     def compact(self, batch: DecodeBatch) -> None:
-        """Drop finished rows once there are enough, or once other rows wait; the last rows fill the gaps."""
+        """Drop finished rows once there are enough, or enough to replace; the last rows fill the gaps."""
         active = [i for i, row in enumerate(batch.rows) if not row.finished]
         count, total = len(active), len(batch.rows)
-        if count == total or (total - count < self.decoder.spare * total and not self._queue.waiting):
+        share = self.decoder.refill if self._queue.waiting else self.decoder.spare
+        if count == total or total - count < share * total:
             return
         tail = [i for i in active if i >= count]
         remaining = [i if not batch.rows[i].finished else tail.pop() for i in range(count)]
@@ -135,6 +144,7 @@ class DecoderSampler(Sampler):
             batch.add(rows)
             ended += batch.sample(logits, self._queue.version, first)
         self._peak = max(self._peak, len(batch.rows))
+        self._steps = 0 if joined else self._steps
         return ended
 
 
