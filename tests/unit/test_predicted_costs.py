@@ -95,9 +95,9 @@ def test_the_gradient_of_a_product_takes_two() -> None:
 
 
 def test_completions_of_one_length_are_replayed() -> None:
-    """99 steps after the prefill: 64 columns and 35 more are recorded at their third step; each has its price."""
+    """99 steps after the prefill: 64 columns and 35 more are recorded at their first step; each has its price."""
     price = {"prefill": Costs(), "decode step": Costs(kernels=10, device=1.0), "sampling": Costs()}
     metrics = trace({(rows, own): price for rows in (64, 256) for own in (64, 512)}, [100] * 8)
     assert metrics["steps"] == 99
-    assert metrics["replayed"] == (61 + 32) / 99
+    assert metrics["replayed"] == (63 + 34) / 99
     assert metrics["device"] == 99 + 2  # both recordings are replayed once as a check

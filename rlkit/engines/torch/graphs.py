@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 COLUMNS = 64
 """A recorded step reads a multiple of this many columns of the cache."""
 
-EAGER = 2
-"""Steps of the same rows and columns that are run before one is recorded: the first of them loads kernels."""
+EAGER = 0
+"""Steps of the same rows and columns that are run before the one that is recorded, which is run first too: it loads
+kernels.
+"""
 
 MAX_GAP = 0.05
 """The largest accepted distance of a replayed step's logits from those of the step itself, in standard deviations."""
