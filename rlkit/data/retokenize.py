@@ -51,13 +51,16 @@ class Vocabularies(NamedTuple):
     @classmethod
     def of(cls, policy: ChatTemplate, teacher: ChatTemplate, columns: int, teacher_columns: int) -> Vocabularies:
         """Compare the vocabularies of two models, whose output layers have these numbers of columns."""
-        own, other = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
-        pairs = {own[token]: other[token] for token in own.keys() & other.keys()}
-        ends = [template.turn({"role": "assistant", "content": ""})[0] for template in (policy, teacher)]
-        pairs = {mine: theirs for mine, theirs in pairs.items() if mine != ends[0] and theirs != ends[1]}
-        pairs = {a: b for a, b in sorted({**pairs, ends[0]: ends[1]}.items()) if a < columns and b < teacher_columns}
-        rest = (sorted(set(range(columns)) - pairs.keys()), sorted(set(range(teacher_columns)) - set(pairs.values())))
-        ids = (list(pairs), rest[0], list(pairs.values()), rest[1])
+        vocabulary, teacher_vocabulary = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+        end, teacher_end = (template.turn({"role": "assistant", "content": ""})[0] for template in (policy, teacher))
+        tokens = vocabulary.keys() & teacher_vocabulary.keys()
+        pairs = [(vocabulary[token], teacher_vocabulary[token]) for token in tokens]
+        pairs = [(a, b) for a, b in pairs if a != end and b != teacher_end] + [(end, teacher_end)]
+        pairs = sorted((a, b) for a, b in pairs if a < columns and b < teacher_columns)
+        shared, teacher_shared = [a for a, _ in pairs], [b for _, b in pairs]
+        others = sorted(set(range(columns)).difference(shared))
+        teacher_others = sorted(set(range(teacher_columns)).difference(teacher_shared))
+        ids = (shared, others, teacher_shared, teacher_others)
         return cls(*(torch.tensor(part, dtype=torch.long) for part in ids))
 
     def to(self, device: torch.device) -> Vocabularies:

@@ -37,7 +37,7 @@ from rlkit.engines.sglang_launch import (
 )
 from rlkit.engines.sglang_pictures import ARGUMENTS, ENVIRONMENT, MODEL_TYPES, RequestPictures
 from rlkit.engines.sglang_transports import SGLANG_NCCL, SGLangChanges, SGLangDisk, SGLangGroup, SGLangTensors
-from rlkit.interfaces.engine import check_followed
+from rlkit.interfaces.engine import check_launched
 from rlkit.interfaces.launcher import ServerCommand, ServerSite, is_launched
 from rlkit.types import Completion, Request, Structure
 
@@ -78,12 +78,7 @@ class SGLangRollouts(ServerEngine):
         """Writes pictures into requests, from `bind` on, for models that read them."""
 
     def check_structure(self, structure: Structure) -> None:
-        if not self.launch.structures:
-            raise RecipeError(
-                f"{type(self).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine, or set "
-                "launch.structures: true"
-            )
-        check_followed(structure)
+        check_launched(self, self.launch.structures, structure)
 
     @abstractmethod
     def start(self, rank: int) -> list[InferenceServer]: ...

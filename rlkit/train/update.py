@@ -230,6 +230,8 @@ def policy_term(
         return None
     if recipe.loss.selects:
         select_tokens(context, batch, rows, record)
+    vocabularies = context.data.vocabularies if recipe.loss.forward.teacher_top else None
+    split = None if vocabularies is None else vocabularies.to(context.device)[:2]
 
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
@@ -238,9 +240,7 @@ def policy_term(
         reads = recipe.loss.forward.statistics._replace(candidates=part.candidates, router=router)
         if micro and recipe.loss.forward.teacher_top:
             reads = reads._replace(ids=part.teacher_top_ids)
-            vocabularies = context.data.vocabularies
-            if vocabularies is not None:
-                split = vocabularies.to(context.device)[:2]
+            if split is not None:
                 reads = reads._replace(top=recipe.loss.forward.teacher_top, split=split)
         out: PolicyOutput = policy.module(
             tokens,

@@ -22,7 +22,7 @@ from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.server.server import InferenceServer
 from rlkit.engines.server.teacher import ServerTeacher
 from rlkit.engines.server.transports import Transport, is_local
-from rlkit.interfaces.engine import check_followed
+from rlkit.interfaces.engine import check_launched
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Structure
 from rlkit_engine_vllm.api import VllmApi
@@ -67,12 +67,7 @@ class VllmRollouts(ServerEngine):
         self.launch = launch
 
     def check_structure(self, structure: Structure) -> None:
-        if not self.launch.structures:
-            raise RecipeError(
-                f"{type(self).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine, or set "
-                "launch.structures: true"
-            )
-        check_followed(structure)
+        check_launched(self, self.launch.structures, structure)
 
     @abstractmethod
     def start(self, rank: int) -> list[InferenceServer]: ...
