@@ -8,8 +8,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -17,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +83,7 @@ def _ask(process: subprocess.Popen[str], request: dict[str, Any]) -> Any:
 def _serve() -> None:
     """Answer each line of the standard input with a status; return only in a fork, which then is the run."""
     for name in IMPORTS:
-        __import__(name)
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     answers = os.fdopen(os.dup(1), "w")
@@ -118,6 +121,46 @@ def _wait(children: list[int], timeout: float) -> int | None:
     return None if late else status
 
 
+class _Rank:
+    """A fork that waits to become a rank which Fabric starts as a process of its own.
+
+    Args:
+        waiting: Those that were made before it.
+    """
+
+    def __init__(self, waiting: Sequence[_Rank]) -> None:
+        self.returncode: int | None = None
+        received, self._sent = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for rank in (self, *waiting):
+                os.close(rank._sent)
+            with os.fdopen(received) as start:
+                text = start.read()
+            if text:
+                request = json.loads(text)
+                os.environ.clear()
+                os.environ.update(request["env"])
+                _run(request["words"])
+            sys.exit()
+        os.close(received)
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], cwd: None) -> _Rank:
+        with os.fdopen(self._sent, "w") as start:
+            json.dump({"words": command[1:], "env": dict(env)}, start)
+        return self
+
+    def poll(self) -> None:
+        if self.returncode is None:
+            ended, code = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(code) if ended else None
+
+    def send_signal(self, number: int) -> None:
+        self.poll()
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+
 def _become(request: dict[str, Any], rank: int, port: int) -> None:
     """Make this fork the process that `python WORDS` starts."""
     os.setpgid(0, 0)
@@ -135,10 +178,21 @@ def _become(request: dict[str, Any], rank: int, port: int) -> None:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
-    words = request["words"]
+    waiting: list[_Rank] = []
+    for word in request["words"]:
+        if re.fullmatch(r"--fabric\.devices=\d", word):
+            for _ in range(1, int(word[-1])):
+                waiting.append(_Rank(waiting))
+    if waiting:
+        launcher: Any = importlib.import_module("lightning.fabric.strategies.launchers.subprocess_script")
+        launcher.subprocess = SimpleNamespace(Popen=lambda *args, **options: waiting.pop().start(*args, **options))
+    _run(request["words"])
+
+
+def _run(words: Sequence[str]) -> None:
     if words[0] == "-m":
         sys.argv = [words[1], *words[2:]]
-        sys.path[0] = request["cwd"]
+        sys.path[0] = os.getcwd()
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words

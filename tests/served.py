@@ -145,7 +145,7 @@ def fit_structured_at(trainer: Trainer, engine: ServerEngine, folder: Path) -> N
 def fit_structured(policy: Any, folder: Path, *engine: str) -> None:
     """Run `fit`; its structured and truncated answers are valid, and the trainer agrees about their log-probs."""
     save_teacher(policy, folder, "policy")
-    (folder / "reward.py").write_text("def score(text):\n    return float('\"m\"' in text)\n")
+    (folder / "reward.py").write_text("import zlib\n\ndef score(text):\n    return zlib.crc32(text.encode()) % 8 / 8\n")
     sampling = {"max_tokens": 60, "top_p": 0.9, "top_k": 6, "structure": {"json_schema": SCHEMA}}
     words = ("--recipe=quickstart", "--model.path=policy", *FAST, "--validation=null")
     reward = ("--reward=PythonReward", "--reward.function=reward.py:score", "--reward.allow_code=true")
