@@ -10,6 +10,10 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+THRESHOLD = 50_000
+"""New objects after which the collector looks for cycles in a run, in which there are almost none; Python's 700 are
+ten conversations."""
+
 HEAP = ((-8, 1), (-1, 512 << 20), (-3, 32 << 20))
 """glibc's parameters M_ARENA_MAX, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD (the most it takes), and their values."""
 
@@ -28,11 +32,14 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Leave what exists now out of collections meanwhile: for what is loaded and lives as long as a run."""
+    """Collect rarely meanwhile, and leave out what exists now: for what is loaded and lives as long as a run."""
+    thresholds = gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(THRESHOLD, *thresholds[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
+
+from rlkit.base.garbage import THRESHOLD, lasting
 
 SCRIPT = """
 import resource, sys, threading
@@ -34,3 +38,26 @@ def pages(mode: str) -> int:
 def test_what_one_thread_frees_another_uses_without_new_pages() -> None:
     assert pages("reuse") < PAGES / 4
     assert pages("leave") > PAGES / 2, "the C library does so itself: then `reuse_memory` can go"
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_run_collects_rarely_and_only_what_is_new() -> None:
+    before = gc.get_threshold()
+    with lasting():
+        assert gc.get_threshold() == (THRESHOLD, *before[1:])
+        assert gc.get_freeze_count() > 0
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_cycles_of_a_run_are_collected() -> None:
+    with lasting():
+        cycle = weakref.ref(Cycle())
+        assert cycle() is not None
+        objects = [Cycle() for _ in range(2 * THRESHOLD)]
+    assert cycle() is None
+    assert len(objects) == 2 * THRESHOLD
