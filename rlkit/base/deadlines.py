@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
@@ -30,10 +30,14 @@ async def deadline(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
             clock.ended = True
 
 
-@contextmanager
-def queued() -> Iterator[None]:
+def queued() -> AbstractContextManager[None]:
     """Stop the clocks of all deadlines around the caller: for time in a queue, in which no work is done."""
     clock = _current.get()
+    return nullcontext() if clock is None else _all_stopped(clock)
+
+
+@contextmanager
+def _all_stopped(clock: _Clock | None) -> Iterator[None]:
     with ExitStack() as stack:
         while clock is not None:
             stack.enter_context(clock.stopped())
@@ -52,12 +56,10 @@ async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
         slots.release()
 
 
-@contextmanager
-def paused() -> Iterator[None]:
+def paused() -> AbstractContextManager[None]:
     """Stop the clock of the innermost deadline around the caller: for work that has a deadline of its own."""
     clock = _current.get()
-    with nullcontext() if clock is None else clock.stopped():
-        yield
+    return nullcontext() if clock is None else clock.stopped()
 
 
 async def in_executor(executor: Executor, work: Callable[[Callable[[], object]], T]) -> T:

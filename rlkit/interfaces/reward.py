@@ -25,6 +25,9 @@ LONGEST_ANSWER = 500
 LONGEST_FEEDBACK = 4000
 """Most characters of feedback."""
 
+NUMBERS = (float, int, Real)
+"""Types of numbers; those that are checked fastest first."""
+
 OnError = Literal["drop", "retry", "raise"]
 """What a run does with a group in which a reward failed."""
 
@@ -155,10 +158,10 @@ def as_number(value: object) -> float:
     Raises:
         Exception: It is not a number, not finite, or could overflow float32.
     """
-    item = getattr(value, "item", None)
-    if not isinstance(value, Real) and callable(item):
-        value = item()
-    number = float(value) if isinstance(value, Real) else nan
+    if not isinstance(value, NUMBERS):
+        item = getattr(value, "item", None)
+        value = item() if callable(item) else value
+    number = float(value) if isinstance(value, NUMBERS) else nan
     if not abs(number) <= LARGEST_FLOAT:  # also for NaN
         raise ValueError(f"got {show(value)}, expected a finite number up to {LARGEST_FLOAT:g}")
     return number

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -33,25 +33,22 @@ Finish = Callable[[list[Trajectory]], Awaitable[None]]
 
 @dataclass
 class BusyTimer:
-    """Measures in what share of the time no request was in the engine."""
+    """Measures in what share of the time no request was in the engine: each is a context that enters the timer."""
 
     busy: float = 0.0
     requests: int = 0
     since: float = 0.0
     measured: float = field(default_factory=time.perf_counter)
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request while it is in the engine."""
+    def __enter__(self) -> None:
         if self.requests == 0:
             self.since = time.perf_counter()
         self.requests += 1
-        try:
-            yield
-        finally:
-            self.requests -= 1
-            if self.requests == 0:
-                self.busy += time.perf_counter() - self.since
+
+    def __exit__(self, *_: object) -> None:
+        self.requests -= 1
+        if self.requests == 0:
+            self.busy += time.perf_counter() - self.since
 
     def idle_share(self) -> float:
         """Return the share of the time since the last call in which no request was in the engine."""
@@ -154,7 +151,7 @@ async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample:
     key = SampleKey(setup.seed, setup.step, f"{group}/{prompt.id}", sample, setup.attempt)
     conversation = Conversation(prompt, group, setup.limits)
     texts: list[str] = []
-    async with setup.admission, setup.participants.open_session(conversation, key) as session:
+    async with setup.admission, ParticipantSession(setup.participants, conversation, key) as session:
         clock: asyncio.Timeout | None = None
         try:
             async with nullcontext() if setup.seconds is None else deadline(setup.seconds) as clock:
@@ -277,7 +274,7 @@ async def ask_engine(setup: ConversationSetup, request: Request) -> Completion:
     Raises:
         RolloutError: The request failed, or the policy sampled what it cannot show.
     """
-    with setup.timer.request():
+    with setup.timer:
         answer = await _until_stop(setup, request)
     if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
         counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -67,15 +67,6 @@ class Participants:
             for name, tool in self.tools.items()
         ]
 
-    @asynccontextmanager
-    async def open_session(self, conversation: Conversation, key: SampleKey) -> AsyncIterator[ParticipantSession]:
-        """Open one conversation's states and close them, however it ends."""
-        session = ParticipantSession(self, conversation, key)
-        try:
-            yield session
-        finally:
-            await session.close()
-
     def slot(self, tool: str) -> AbstractAsyncContextManager[None]:
         """Hold one of a tool's `concurrency` calls; the wait for it counts in no deadline."""
         slots = self._slots.get(tool)
@@ -83,7 +74,7 @@ class Participants:
 
 
 class ParticipantSession:
-    """One conversation's side of its participants."""
+    """One conversation's side of its participants; as a context it closes their states, however the conversation ends."""
 
     def __init__(self, participants: Participants, conversation: Conversation, key: SampleKey) -> None:
         self.participants = participants
@@ -96,6 +87,12 @@ class ParticipantSession:
         self._user: State = {}
         self._episode: State = {}
         self._started: list[str] = []
+
+    async def __aenter__(self) -> ParticipantSession:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def open(self) -> list[Message]:
         """Prepare all states; return an environment's first observation as a user's message.

@@ -171,9 +171,8 @@ class Renderer:
 
 def pictures_of(messages: Sequence[Message]) -> list[Picture]:
     """Return the pictures in messages, in the order in which they are rendered."""
-    contents = (message.get("content") for message in messages)
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    return [part["image"] for part in parts if part.get("type") == "image"]
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return [part["image"] for content in contents for part in content if part.get("type") == "image"]
 
 
 def texts_of(message: Message) -> list[str]:

@@ -83,10 +83,11 @@ async def _attempt(reward: RewardManager, trajectories: Sequence[Trajectory], wo
 
 def _fitting(reward: RewardManager, trajectory: Trajectory, score: Score) -> Score:
     """Return a score, or a failure where its rewards by turn are not those of the conversation's turns."""
-    turns = sum(turn.role == "assistant" for turn in trajectory.turns)
-    if score.turn_rewards is None or len(score.turn_rewards) == turns:
+    if score.turn_rewards is None:
         return score
-    count = len(score.turn_rewards)
+    count, turns = len(score.turn_rewards), sum(turn.role == "assistant" for turn in trajectory.turns)
+    if count == turns:
+        return score
     return _failure(reward, f"returned {count} turn_rewards, expected {turns}: one for each turn of the policy")
 
 

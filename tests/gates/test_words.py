@@ -24,7 +24,7 @@ NAMES = {
     "Meeting": "ParticipantSession",
     "Gauge": "BusyTimer",
     "Patience": "RetryPolicy",
-    "meet": "open_session, bind_tools or wait_ready",
+    "meet": "bind_tools or wait_ready",
     "settle": "await_scores",
     "played": "sampled",
     "learnt": "train_on",

@@ -15,7 +15,7 @@ from rlkit.ops.answers.extract import FinalAnswer, final_answer, marked_or_all
 from rlkit.ops.answers.forms import MAX_LENGTH, parse_answer
 from rlkit.ops.answers.markup import without_markup
 from rlkit.ops.answers.nodes import UngradableError
-from rlkit.ops.answers.values import Named, Number, Words, form_of
+from rlkit.ops.answers.values import Answer, Named, Number, Words, form_of
 
 __all__ = [
     "FinalAnswer",
@@ -29,6 +29,9 @@ __all__ = [
     "reference_of",
 ]
 
+SIMPLE = (Number, Words, type(None))
+"""Forms that are compared in microseconds; no form, too."""
+
 
 def equal(actual: str, expected: str) -> bool:
     """Whether two answers are the same number, formula, words or collection of these; 50% is both 50 and 0.5.
@@ -36,16 +39,17 @@ def equal(actual: str, expected: str) -> bool:
     Raises:
         UngradableError: The answer is too large to be compared.
     """
-    actual_answer, expected_answer = parse_answer(actual), parse_answer(expected)
-    return actual_answer is not None and expected_answer is not None and compare.same(actual_answer, expected_answer)
+    return _same(parse_answer(actual), parse_answer(expected))
 
 
 def equal_at_once(actual: str, expected: str) -> bool | None:
     """Return `equal` for numbers and words, in microseconds; None for all other forms."""
     answers = parse_answer(actual), parse_answer(expected)
-    if all(isinstance(answer, Number | Words | None) for answer in answers):
-        return equal(actual, expected)
-    return None
+    return _same(*answers) if all(isinstance(answer, SIMPLE) for answer in answers) else None
+
+
+def _same(actual: Answer | None, expected: Answer | None) -> bool:
+    return actual is not None and expected is not None and compare.same(actual, expected)
 
 
 @lru_cache(1024)  # the samples of a prompt have one reference
@@ -95,5 +99,7 @@ def canonical(answer: str) -> str:
 
 
 def _decimal(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value)
     decimal = repr(float(value)) if abs(value) < 2**53 else ""
-    return str(value) if value.denominator == 1 or not decimal or Fraction(decimal) != value else decimal
+    return str(value) if not decimal or Fraction(decimal) != value else decimal

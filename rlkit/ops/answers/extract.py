@@ -79,8 +79,9 @@ def _after_marker(text: str) -> FinalAnswer:
     lines = [line.strip() for line in text.splitlines()]
     same_line = lines[0].rstrip("# ") if lines else ""
     following = next(filter(None, lines[1:]), "")
-    if same_line and (is_marked(same_line) or not following):
-        return FinalAnswer(same_line, is_marked(same_line))
+    marked = is_marked(same_line)
+    if marked or (same_line and not following):
+        return FinalAnswer(same_line, marked)
     return FinalAnswer((following if _parse_or_none(following) is not None else same_line) or None, False)
 
 

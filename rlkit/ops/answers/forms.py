@@ -62,6 +62,7 @@ _COUNTED_NOUN = re.compile(r"((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 _OPENING, _CLOSING = "([{", ")]}"
 
 
+@lru_cache(2048)  # the samples of a prompt have one reference, and often one answer
 def parse_answer(text: str) -> Answer | None:
     """Return the complete text as an answer; None if it has no supported form.
 
@@ -72,11 +73,6 @@ def parse_answer(text: str) -> Answer | None:
         raise UngradableError(f"the answer {text[:100]!r} is longer than {MAX_LENGTH} characters")
     if text.count("(") + text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise UngradableError(f"the answer {text[:100]!r} is nested too deeply to be compared")
-    return _parse(text)
-
-
-@lru_cache(2048)  # the samples of a prompt have one reference, and often one answer
-def _parse(text: str) -> Answer | None:
     number = parse_number(text)
     if number is not None:
         return number

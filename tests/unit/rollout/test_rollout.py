@@ -263,13 +263,13 @@ def test_the_engine_is_busy_while_at_least_one_request_is_in_it(monkeypatch: pyt
     now = 0.0
     monkeypatch.setattr(collect_module, "time", SimpleNamespace(perf_counter=lambda: now))
     timer = BusyTimer()
-    with timer.request():
+    with timer:
         now = 1.0
-        with timer.request():
+        with timer:
             now = 3.0
         now = 4.0
     now = 10.0
-    with timer.request():
+    with timer:
         now = 12.0
     assert (timer.busy, timer.requests) == (6.0, 0)
 
