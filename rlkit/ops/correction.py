@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rlkit.ops.masked import Reducer, masked_mean, masked_sum
+from rlkit.ops.masked import Reducer, masked_means, masked_sum
 
 WeightLevel = Literal["token", "sequence"]
 Statistic = Literal["k1", "k2", "k3", "binary_kl"]
@@ -159,21 +159,26 @@ def logp_mismatch(
     per_row = mask.sum(-1).clamp(min=1)
 
     def perplexity(logps: Tensor) -> Tensor:
-        return masked_mean((-masked_sum(logps, mask, -1) / per_row).exp(), rows, reduce)
-
-    def mean(x: Tensor) -> Tensor:
-        return masked_mean(x, mask, reduce)
+        return (-masked_sum(logps, mask, -1) / per_row).exp()
 
     p, q = old_logps.exp(), rollout_logps.exp()
-    dp, dq = p - mean(p), q - mean(q)
+    kl, k3, weight, squared_weight, difference, mean_p, mean_q = masked_means(
+        (-log_ratio, ratio - 1 - log_ratio, ratio, ratio**2, (p - q).abs(), p, q), mask, reduce
+    )
+    dp, dq = p - mean_p, q - mean_q
+    covariance, *variances = masked_means((dp * dq, dp**2, dq**2), mask, reduce)
+    ratio_of_row = (2 * masked_sum(log_ratio, mask, -1).clamp(-20, 20)).exp()
+    ppl_engine, ppl_trainer, squared_weight_of_row = masked_means(
+        (perplexity(rollout_logps), perplexity(old_logps), ratio_of_row), rows, reduce
+    )
     return LogpMismatch(
-        kl=mean(-log_ratio),
-        k3=mean(ratio - 1 - log_ratio),
-        ppl_engine=perplexity(rollout_logps),
-        ppl_trainer=perplexity(old_logps),
-        chi2_token=mean(ratio**2) - 1,
-        chi2_sequence=masked_mean((2 * masked_sum(log_ratio, mask, -1).clamp(-20, 20)).exp(), rows, reduce) - 1,
-        ess=mean(ratio) ** 2 / mean(ratio**2).clamp(min=1e-12),
-        probs_diff_mean=mean((p - q).abs()),
-        probs_correlation=mean(dp * dq) / (mean(dp**2) * mean(dq**2)).sqrt().clamp(min=1e-12),
+        kl=kl,
+        k3=k3,
+        ppl_engine=ppl_engine,
+        ppl_trainer=ppl_trainer,
+        chi2_token=squared_weight - 1,
+        chi2_sequence=squared_weight_of_row - 1,
+        ess=weight**2 / squared_weight.clamp(min=1e-12),
+        probs_diff_mean=difference,
+        probs_correlation=covariance / (variances[0] * variances[1]).sqrt().clamp(min=1e-12),
     )

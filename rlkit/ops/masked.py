@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,9 +41,14 @@ def span_sums(x: Tensor, starts: Tensor) -> Tensor:
 
 def masked_mean(x: Tensor, mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
     """Return the mean of x where the mask is True, over all ranks if `reduce` sums over them; 0 for an empty mask."""
-    total = reduce(torch.stack((masked_sum(x.float(), mask), mask.sum().float())))
-    mean: Tensor = total[0] / total[1].clamp(min=1)
-    return mean
+    return masked_means((x,), mask, reduce)[0]
+
+
+def masked_means(tensors: Sequence[Tensor], mask: Tensor, reduce: Reducer = lambda x: x) -> Tensor:
+    """Return the means [N] of N tensors where the mask is True, with one call of `reduce`: see `masked_mean`."""
+    totals = reduce(torch.stack((*(masked_sum(x.float(), mask) for x in tensors), mask.sum().float())))
+    means: Tensor = totals[:-1] / totals[-1].clamp(min=1)
+    return means
 
 
 def sample_std(x: Tensor, reduce: Reducer = lambda x: x) -> Tensor:

@@ -294,3 +294,15 @@ def test_zero_signal_keeps_groups_whose_rewards_differ() -> None:
     assert not ZeroSignal().keep(equal)
     assert ZeroSignal(component="accuracy").keep(equal)
     assert ZeroSignal().keep(group(Score(1.0), Score(0.5)))
+
+
+def test_the_mismatch_of_all_ranks_takes_three_reductions() -> None:
+    """Two ranks with the same rows: sums and counts double, and means stay."""
+    reductions = []
+
+    def reduce(x: torch.Tensor) -> torch.Tensor:
+        reductions.append(x)
+        return 2 * x
+
+    torch.testing.assert_close(logp_mismatch(TRAINER, ENGINE, MASK, reduce), logp_mismatch(TRAINER, ENGINE, MASK))
+    assert len(reductions) == 3
