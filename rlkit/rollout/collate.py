@@ -20,8 +20,7 @@ def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
 
     def padded(values: Callable[[Trajectory], Iterable[float]], code: str, kind: torch.dtype, fill: float) -> Tensor:
         full = torch.full(attention.shape, fill, dtype=kind)
-        full[attention] = _flat(map(values, trajectories), code, kind)
-        return full
+        return full.masked_scatter_(attention, _flat(map(values, trajectories), code, kind))
 
     media = tuple(t.media for t in trajectories)
     has_candidates = any(t.candidates for t in trajectories)
@@ -86,6 +85,6 @@ def _rewards(trajectory: Trajectory) -> list[tuple[int, float]]:
     if score is None or score.reward is None or True not in trajectory.mask:
         raise ValueError(f"trajectory of prompt {trajectory.prompt.id!r} has no reward, or no token of the policy")
     last = len(trajectory.mask) - 1 - trajectory.mask[::-1].index(True)
-    ends = [turn.end - 1 for turn in trajectory.turns if turn.role == "assistant"]
-    turns = [rewards for rewards in (score.turn_rewards, trajectory.turn_rewards) if rewards]
+    turns = [rewards for rewards in (score.turn_rewards, trajectory.turn_rewards) if rewards and any(rewards)]
+    ends = [turn.end - 1 for turn in trajectory.turns if turn.role == "assistant"] if turns else []
     return [(last, score.reward), *(pair for rewards in turns for pair in zip(ends, rewards, strict=True))]

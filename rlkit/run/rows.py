@@ -38,6 +38,7 @@ Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]
 def as_row(trajectory: Trajectory) -> JsonObject:
     """Return a trajectory as a row of JSON data; an agent's rollout has its session's further samples and its log."""
     score, prompt = trajectory.score, trajectory.prompt
+    error = trajectory.error or (score and score.error)
     return {
         "prompt": prompt.id,
         "group": trajectory.group,
@@ -52,7 +53,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "score": None if score is None else {name: getattr(score, name) for name in SCORE_FIELDS},
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
-        "error": redact(shorten(trajectory.error or (score and score.error) or "")) or None,
+        "error": redact(shorten(error)) if error else None,
         "failed": trajectory.error is not None,
         **_sample(trajectory),
         "counts": trajectory.counts,
@@ -84,8 +85,8 @@ def _sample(trajectory: Trajectory) -> JsonObject:
     return {
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,
-        "mask": [int(m) for m in trajectory.mask],
-        "logps": [float(f"{x:.9g}") for x in trajectory.logps],  # a float32, to the bit
+        "mask": list(map(int, trajectory.mask)),
+        "logps": [float(f"{x:.9g}") if x else x for x in trajectory.logps],  # a float32, to the bit
         "versions": trajectory.versions,
         **({"candidates": list(map(list, trajectory.candidates))} if trajectory.candidates else {}),
         "turns": [list(turn) for turn in trajectory.turns],

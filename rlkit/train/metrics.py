@@ -48,10 +48,10 @@ class Meter:
 
     def means(self, name: str, values: Sequence[float]) -> None:
         """Add values to a mean."""
-        for value in values:
-            self._sums[name][0] += value
         if values:
-            self._sums[name][1] += len(values)
+            total = self._sums[name]
+            total[0] += sum(values)
+            total[1] += len(values)
 
     def count(self, name: str, value: float) -> None:
         """Add to a sum."""
@@ -120,7 +120,8 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
     meter.count("reward/ungradable", sum(t.score is not None and t.score.ungradable for t in trajectories))
     meter.count("reward/groups_dropped", len({t.group for t in unscored}))
     lengths = [t.response_length for t in trajectories]
-    meter.count("rollout/tokens", sum(sample.response_length for t in trajectories for sample in t.samples))
+    branches = [branch for t in trajectories for branch in t.branches]
+    meter.count("rollout/tokens", sum(lengths) + sum(branch.response_length for branch in branches))
     meter.means("rollout/length", lengths)
     meter.means("conversation/turns", [len(t.turn_rewards) for t in trajectories])
     meter.means("rollout/stopped", [t.stop is StopReason.STOP for t in trajectories])
@@ -129,13 +130,26 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
     for trajectory in trajectories:
         for name, count in trajectory.counts.items():
             meter.count(f"conversation/{name}", count)
-        if rewarded and trajectory.score is not None and trajectory.reward is not None:
-            meter.mean("reward/mean", trajectory.reward)
-            for sample in trajectory.samples:
-                if sample.role:
-                    meter.mean(f"reward/role/{sample.role}", sum(sample.turn_rewards))
-            for name, value in trajectory.score.components.items():
-                meter.mean("accuracy" if name == "accuracy" else f"reward/{name}", value)
+    if rewarded:
+        _describe_scores(trajectories, meter)
+
+
+def _describe_scores(trajectories: Sequence[Trajectory], meter: Meter) -> None:
+    rewards: list[float] = []
+    components: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        reward = trajectory.reward
+        if trajectory.score is None or reward is None:
+            continue
+        rewards.append(reward)
+        for sample in trajectory.samples:
+            if sample.role:
+                components[f"reward/role/{sample.role}"].append(sum(sample.turn_rewards))
+        for name, value in trajectory.score.components.items():
+            components["accuracy" if name == "accuracy" else f"reward/{name}"].append(value)
+    meter.means("reward/mean", rewards)
+    for name, values in components.items():
+        meter.means(name, values)
 
 
 def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Meter) -> None:
