@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -32,20 +33,27 @@ class PolicyWeights:
     def __init__(self, policy: CausalLM, bucket_bytes: int = 1024**3) -> None:
         self.bucket_bytes = bucket_bytes
         self._policy = policy
-        base = base_model(policy)
+
+    @cached_property
+    def _sources(self) -> dict[str, tuple[AdapterLayer | None, Tensor]]:
+        """Each parameter with its adapter, if it has one; an engine that reads the policy itself needs none."""
+        base = base_model(self._policy)
         adapters = {
             f"{name}.weight": cast("AdapterLayer", module)
             for name, module in base.named_modules()
             if hasattr(module, "get_delta_weight")
         }
-        self._sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
+        sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
         for name, parameter in base.named_parameters():  # tied weights appear once, under their first name
             if "lora_" not in name:
                 plain = name.replace(".base_layer.", ".")
-                self._sources[_checkpoint_name(base, plain)] = (adapters.get(plain), parameter)
-        self.specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            name: (tuple(parameter.shape), parameter.dtype) for name, (_, parameter) in self._sources.items()
-        }
+                sources[_checkpoint_name(base, plain)] = (adapters.get(plain), parameter)
+        return sources
+
+    @cached_property
+    def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and type of each tensor, by name."""
+        return {name: (tuple(parameter.shape), parameter.dtype) for name, (_, parameter) in self._sources.items()}
 
     @torch.no_grad()
     def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:

@@ -29,6 +29,7 @@ from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Samplin
 Converse = Callable[["ConversationSetup", Prompt, int, int], Awaitable[Trajectory]]
 """Returns a sample of a prompt, given the numbers of its group and of the sample."""
 Finish = Callable[[list[Trajectory]], Awaitable[None]]
+Ask = Callable[[Request], Awaitable[Completion]]
 
 
 @dataclass
@@ -244,15 +245,12 @@ async def _ask(setup: ConversationSetup, conversation: Conversation, key: Sample
     return await ask_engine(setup, request)
 
 
-async def _until_stop(setup: ConversationSetup, request: Request) -> Completion:
+async def _until_stop(setup: ConversationSetup, request: Request, ask: Ask) -> Completion:
     """Return a turn up to its first stop text, which is looked for after 32 tokens, 64 more, and so on.
 
     So any engine may sample it: a request asks for more tokens of the turn, as after an interruption.
     """
-    generate, stops = setup.engine.generate, request.sampling.stop
-    ask = generate if setup.gate is None else partial(setup.gate.ask, generate=generate)
-    if not stops:
-        return await ask(request)
+    stops = request.sampling.stop
     request = replace(request, sampling=replace(request.sampling, stop=()))
     limit, chunk = request.sampling.max_tokens, STOP_CHUNK
     answer = Completion([], [], [], StopReason.LENGTH)
@@ -274,8 +272,11 @@ async def ask_engine(setup: ConversationSetup, request: Request) -> Completion:
     Raises:
         RolloutError: The request failed, or the policy sampled what it cannot show.
     """
+    ask: Ask = setup.engine.generate
+    if setup.gate is not None:
+        ask = partial(setup.gate.ask, generate=ask)
     with setup.timer:
-        answer = await _until_stop(setup, request)
+        answer = await (_until_stop(setup, request, ask) if request.sampling.stop else ask(request))
     if not len(answer.tokens) == len(answer.logps) == len(answer.versions):
         counts = f"{len(answer.tokens)} tokens, {len(answer.logps)} log-probs and {len(answer.versions)} versions"
         require(setup.engine, "generate", f"returned {counts}, expected as many of each")

@@ -74,7 +74,7 @@ class Participants:
 
 
 class ParticipantSession:
-    """One conversation's side of its participants; as a context it closes their states, however the conversation ends."""
+    """One conversation's side of its participants; a context that closes their states, however it ends."""
 
     def __init__(self, participants: Participants, conversation: Conversation, key: SampleKey) -> None:
         self.participants = participants

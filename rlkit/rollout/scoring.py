@@ -109,18 +109,19 @@ async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> 
 
 
 async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    scores = [_grade_at_once(reward, trajectory) for trajectory in trajectories]
+    name = part_name(reward)
+    scores = [_grade_at_once(reward, trajectory, name) for trajectory in trajectories]
     sent = [t for t, score in zip(trajectories, scores, strict=True) if score is None]
     worker_scores = iter(await _grade_in_workers(reward, sent, workers) if sent else ())
     return [next(worker_scores) if score is None else score for score in scores]
 
 
-def _grade_at_once(reward: RewardFunction, trajectory: Trajectory) -> Score | None:
+def _grade_at_once(reward: RewardFunction, trajectory: Trajectory, name: str) -> Score | None:
     try:
         score = reward.grade_at_once(trajectory)
     except Exception:  # a worker's to report
         return None
-    return None if score is None else as_score(score, part_name(reward))
+    return None if score is None else as_score(score, name)
 
 
 async def _grade_in_workers(

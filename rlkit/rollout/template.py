@@ -94,7 +94,7 @@ class ChatTemplate:
         Raises:
             RecipeError: The template or the processor refuses the messages, or a text holds a placeholder.
         """
-        pictures = pictures_of(messages)
+        pictures = [] if self.reader is None else pictures_of(messages)
         if self.reader is None or not pictures:
             self._check_markers(messages)
             return Rendered(self._start_of_texts(messages, tools))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -120,7 +120,7 @@ class TorchEngine(RolloutEngine):
             row.matcher = self._structures.matcher(request.sampling.structure)
             row.matcher.consume(request.tokens[len(request.tokens) - request.resumed :])
         self._loop.add(row)
-        async with asyncio.timeout(request.deadline):
+        async with nullcontext() if request.deadline is None else asyncio.timeout(request.deadline):
             return await future
 
     def interrupt(self) -> None:
