@@ -1,21 +1,27 @@
-"""What a barrier between turns costs: `python tests/bench/conversations.py`.
+"""What conversations cost besides the engine: `python -m tests.bench.conversations [loop] [barrier]`.
 
-512 conversations through TorchEngine, at most 64 rows at once, on one thread: three turns of 24 tokens, and after each
-but the last a tool that takes 0.1 to 1 s. Without the barrier each goes its own way; with it, no turn begins before all
-tools have answered. Printed is the share of the time in which nobody waits for the engine, and the time itself.
+`loop`: the CPU time of 1,024 conversations of one turn with an engine that answers at once, scored by `MathReward`.
+
+`barrier`: what a barrier between turns costs. 512 conversations through TorchEngine, at most 64 rows at once, on one
+thread: three turns of 24 tokens, and after each but the last a tool that takes 0.1 to 1 s. Without the barrier each
+goes its own way; with it, no turn begins before all tools have answered. Printed is the share of the time in which
+nobody waits for the engine, and the time itself.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import time
 from contextlib import nullcontext
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from rlkit.base.garbage import lasting
 from rlkit.engines import TorchEngine
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.parser import ParsedTurn, ToolCall
@@ -28,7 +34,10 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Prompt, Request, Sampling, StopReason, Trajectory
+from tests.bench.step_costs import conversations, instant_engine, tiny
 
+LOOP, ROUNDS, GOAL = 1024, 9, 100
+"""Conversations of `loop`, how often they are held, and the milliseconds that they may take."""
 CONVERSATIONS, TURNS, TOKENS, ROWS = 512, 3, 24, 64
 
 
@@ -95,8 +104,18 @@ def play(engine: RolloutEngine, tokenizer: Any, together: bool) -> tuple[float, 
     return asyncio.run(all_of_them())
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def loop() -> None:
+    """Print the CPU time of conversations without the engine's own."""
+    _, tokenizer = tiny()
+    engine = instant_engine(tokenizer, 8)
+    with lasting():  # as in a run
+        spent = [1000 * LOOP * conversations(engine, tokenizer, "1+1=", LOOP)[0] for _ in range(ROUNDS)]
+    print(f"{LOOP:,} conversations: {min(spent):.0f} to {max(spent):.0f} ms of CPU, median {median(spent):.0f}", end="")
+    print(f" (goal {GOAL})")
+
+
+def barrier() -> None:
+    """Print the engine's idle share with a barrier between turns and without."""
     model = random_model("qwen2", hidden_size=128, intermediate_size=256, num_hidden_layers=3, initializer_range=0.02)
     tokenizer = build_tokenizer()
     for together in (False, True):
@@ -109,6 +128,15 @@ def main() -> None:
         )  # fmt: skip
         idle, seconds = play(engine, tokenizer, together)
         print(f"{'a barrier between turns' if together else 'each its own way'}: idle {idle:.0%}, {seconds:.1f} s")
+
+
+def main() -> None:
+    rows = {"loop": loop, "barrier": barrier}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", default=list(rows), metavar="ROW", help=", ".join(rows))
+    torch.set_num_threads(1)
+    for row in parser.parse_args().rows:
+        rows[row]()
 
 
 if __name__ == "__main__":
