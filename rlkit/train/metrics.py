@@ -160,7 +160,8 @@ def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Met
         grouped: Whether a prompt has several samples: length and reward are then compared within each group.
         meter: Takes the metrics.
     """
-    scored = [(t, t.reward) for t in trajectories if t.error is None and t.reward is not None]
+    rewards = [(t, t.reward) for t in trajectories if t.error is None]
+    scored = [(t, reward) for t, reward in rewards if reward is not None]
     finished = [reward for t, reward in scored if t.stop is StopReason.STOP]
     truncated = [reward for t, reward in scored if t.stop.truncated]
     meter.means("rollout/reward_finished", finished)
