@@ -219,13 +219,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Side:
-    """A trainer in a process of its own."""
+    """A trainer in a process of its own, which a bench starts with `--side`."""
 
-    def __init__(self, name: str, arguments: list[str]) -> None:
+    def __init__(self, name: str, arguments: list[str], module: str = "tests.bench.step") -> None:
         self.name = name
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
-            (sys.executable, "-W", "ignore", "-m", "tests.bench.step", *arguments, "--side", name),
+            (sys.executable, "-W", "ignore", "-m", module, *arguments, "--side", name),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log(), text=True, env=environment, cwd=ROOT,
         )  # fmt: skip
         self.base = self._read()["rss"]
