@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.base.errors import RecipeError
-from rlkit.models.layers import fuse_layers
+from rlkit.models.layers import fuse_layers, narrow_last_mlp
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
 from rlkit.models.vision import Backbone, RowMedia, backbone_of, picture_inputs, zero_of_vision
@@ -39,6 +39,7 @@ class Actor(nn.Module):
         super().__init__()
         self.policy = policy
         fuse_layers(policy)
+        narrow_last_mlp(backbone_of(policy))
         self.chunked = self._probe()
         self.passes = PackedPasses(backbone_of(policy) if self.chunked else None)
 
@@ -261,6 +262,7 @@ class ValueModel(nn.Module):
         super().__init__()
         self.backbone = backbone
         fuse_layers(backbone)
+        narrow_last_mlp(backbone)
         self.passes = PackedPasses(backbone)
         if head is None:
             head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)

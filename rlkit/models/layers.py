@@ -25,6 +25,37 @@ def fuse_layers(model: nn.Module) -> None:
             layer.forward = partial(_dispatch, layer, forward)  # type: ignore[assignment]
 
 
+def narrow_last_mlp(backbone: nn.Module) -> None:
+    """Let the last layer's MLP compute only the tokens of a packed pass whose hidden states are read: `Layout.read`.
+
+    Prompts have no loss. Only their keys and values in the last layer matter, not what follows.
+    """
+    layers: Any = getattr(backbone, "layers", None)
+    mlp: Any = getattr(layers[-1], "mlp", None) if layers else None
+    if type(mlp).__name__.endswith("MLP") and not isinstance(mlp.forward, _NarrowMLP):
+        mlp.forward = _NarrowMLP(mlp.forward)
+        layers[-1].register_forward_pre_hook(mlp.forward.begin, with_kwargs=True)
+
+
+class _NarrowMLP:
+    """The forward pass of an MLP, which returns 0 for tokens that are not read."""
+
+    def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
+        self._forward = forward
+        self._read: Tensor | None = None
+
+    def begin(self, _: nn.Module, __: object, options: dict[str, Any]) -> None:
+        """Get the tokens to read from the arguments of the layer."""
+        layout = options.get("layout")
+        self._read = None if layout is None else layout.read
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._read is None or isinstance(x, DTensor):
+            return self._forward(x)
+        output = self._forward(x.index_select(1, self._read))
+        return output.new_zeros(*x.shape[:2], output.shape[-1]).index_copy(1, self._read, output)
+
+
 def _forward_of(layer: nn.Module) -> Forward | None:
     kind = type(layer)
     if kind is nn.Linear:

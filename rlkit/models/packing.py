@@ -179,14 +179,15 @@ def packed_pass(
     position_ids = positions[None]
     if grid is not None:
         position_ids = grid[:, None, rows, positions.clamp(max=grid.shape[-1] - 1)]  # the padding may be longer
+    read = predicts.nonzero().squeeze(-1)
     options = {
         "position_ids": position_ids,
         "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
-        "layout": Layout(packing.segments, packing.shared, device),
+        "layout": Layout(packing.segments, packing.shared, device, read if sequence is None else None),
     }
     with embedding_noise(backbone, noise, rows, positions):
         hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state[0]
-    return MaskedHidden(hidden[predicts], indices, predicts)
+    return MaskedHidden(hidden.index_select(0, read), indices, predicts)
 
 
 class PlainInputs(NamedTuple):

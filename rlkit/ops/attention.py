@@ -76,6 +76,7 @@ class Layout:
         shared: (start, end, last) of each shared prompt: the tokens of the segments in [end, last) attend to the
             prompt in [start, end) too.
         device: Device of the index tensors.
+        read: [N] i64, the tokens whose final hidden states are read; None for all. The last layer may skip the others.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ class Layout:
         segments: Sequence[tuple[int, int]],
         shared: Sequence[tuple[int, int, int]],
         device: torch.device,
+        read: Tensor | None = None,
     ) -> None:
         self.segments = segments
         self.shared = shared
         self.device = device
+        self.read = read
         self._derived: dict[Callable[[Layout], object], object] = {}
 
     def derived(self, function: Callable[[Layout], T]) -> T:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlkit.distributed.fsdp2 import checkpoint_activations
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.packing import PackedPasses, Packing
 from rlkit.ops.attention import WASTE, divide_by_length, packed_attention
@@ -100,6 +101,28 @@ def test_a_prompt_is_computed_once_and_nothing_is_padded() -> None:
         module(tokens, mask)
     hook.remove()  # type: ignore[union-attr]
     assert shapes == [(1, 6 + 3 + 10 + 1 + 3 + 2 + 2)]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_the_last_mlp_computes_only_tokens_with_a_loss(recomputed: bool) -> None:
+    """Prompts of 7 and 4 tokens: each layer before has all 26 tokens, the last one those that predict an answer's."""
+    module, rows = Actor(random_model("qwen2")), []
+    if recomputed:
+        checkpoint_activations(module)
+    first, last = module.policy.get_decoder().layers
+    for layer in (first, last):
+        layer.mlp.down_proj.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[-2]))
+    tokens, mask = rows_of([7, 4], [[3, 10, 1], [2, 2]], 0)
+    module(tokens, mask).logps.sum().backward()
+    forward = [6 + 3 + 10 + 1 + 3 + 2 + 2, int(mask.sum())]
+    assert mask.sum() < 18
+    assert rows == forward + forward[::-1] * recomputed
+    gradients = [weight.grad.clone() for weight in module.parameters()]
+    module.zero_grad()
+    module.passes.packed = False
+    module(tokens, mask).logps.sum().backward()
+    for weight, gradient in zip(module.parameters(), gradients, strict=True):
+        torch.testing.assert_close(gradient, weight.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_long_sequences_are_padded_to_few_lengths() -> None:
