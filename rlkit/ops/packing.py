@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,10 +13,18 @@ if TYPE_CHECKING:
     from rlkit.media import Media, MediaSegment
 
 
+MIN_BEGINNING, MIN_SAVED = 16, 0.1
+"""The tokens that a common beginning must have, and the share of all tokens that it must save."""
+
+Prompt = tuple[tuple[int, ...], tuple[str, ...]]
+"""What rows share: tokens, and the keys of their pictures."""
+
+
 class Packing:
     """The tokens of rows in one sequence: each shared prompt once, followed by the rest of each of its rows.
 
-    The last token of a prompt is repeated at the start of each row's rest, where it predicts the next token.
+    The last token of a prompt is repeated at the start of each row's rest, where it predicts the next token. If rows
+    have long beginnings in common, such as a system prompt with tools, all of them share that instead of their prompts.
 
     Args:
         tokens: [B,T] i64.
@@ -32,11 +41,13 @@ class Packing:
         columns = mask.int()
         firsts = columns.argmax(1).tolist()
         ends = (mask.shape[1] - 1 - columns.flip(1).argmax(1)).tolist()
-        rows_by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]] = {}
+        rows_by_prompt: dict[Prompt, list[int]] = {}
         for i, has_tokens in enumerate(mask[:, 1:].any(1).tolist()):
             if has_tokens:
                 prompt = tuple(rows[i][: max(firsts[i] - 1, 0)])
                 rows_by_prompt.setdefault((prompt, _shared_key(pictures[i], len(prompt), i)), []).append(i)
+        if media is None and share_prompts:
+            rows_by_prompt = _by_beginning(rows_by_prompt, sum(ends))
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.rows: list[int] = []
@@ -85,6 +96,18 @@ class Packing:
         """Add the pictures of a row whose placeholders end after `start` and up to `end`."""
         if media is not None:
             self.media += [segment for segment in media.segments if start < segment.end <= end]
+
+
+def _by_beginning(rows_by_prompt: dict[Prompt, list[int]], tokens: int) -> dict[Prompt, list[int]]:
+    """Return all rows by the beginning of all prompts if that saves more than to share whole prompts, and enough."""
+    columns = zip(*(prompt for prompt, _ in rows_by_prompt), strict=False)
+    beginning = tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
+    rows = list(chain.from_iterable(rows_by_prompt.values()))
+    saved = len(beginning) * (len(rows) - 1)
+    saved_by_prompts = sum(len(prompt) * (len(members) - 1) for (prompt, _), members in rows_by_prompt.items())
+    if len(beginning) < MIN_BEGINNING or saved < max(saved_by_prompts + 1, MIN_SAVED * tokens):
+        return rows_by_prompt
+    return {(beginning, ()): rows}
 
 
 def _shared_key(media: Media | None, prompt: int, row: int) -> tuple[str, ...]:

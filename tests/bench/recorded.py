@@ -5,7 +5,8 @@ side is a process of its own that makes one step when asked (see `step.py`); the
 seconds. rlkit runs with its defaults; TRL (the extra `bench`) with its defaults but for gradient checkpointing, which
 computes each forward pass twice to save memory: `--checkpointing` leaves it on. Losses of all steps are compared.
 
-The rows of the tiny model are those of `Arithmetic`; those of other models have 50 to 400 tokens, as in GSM8K.
+The rows of the tiny model are those of `Arithmetic`; those of other models have 50 to 400 tokens, as in GSM8K. Rows of
+`-system` begin with a system prompt; with the template's tokens these are 25, as by Qwen2.5's template.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ RATE, BETA = 1e-4, 0.1
 
 
 class Row(NamedTuple):
-    """One line of the table: the rows or pairs of an optimizer step, and of TRL's micro-batch."""
+    """One line of the table: rows or pairs of a step and of TRL's micro-batch, and tokens of a system message."""
 
     size: str
     pairs: bool
     batch: int
     micro_batch: int
+    system: int = 0
 
 
 ROWS = {
     "sft-tiny": Row("tiny", False, 128, 128),
     "sft-10m": Row("10m", False, 32, 8),
+    "sft-10m-system": Row("10m", False, 32, 8, system=13),
     "dpo-tiny": Row("tiny", True, 64, 64),
     "dpo-10m": Row("10m", True, 16, 8),
 }
@@ -160,7 +163,7 @@ def tiny_rows(count: int, pairs: bool) -> list[dict[str, Any]]:
     ]
 
 
-def long_rows(count: int, pairs: bool, tokenizer: Any) -> list[dict[str, Any]]:
+def long_rows(count: int, row: Row, tokenizer: Any) -> list[dict[str, Any]]:
     """Return rows of 50 to 400 tokens: one or two questions, and answers of 10 to 250 tokens."""
     from tests.bench.work import TASK, questions
 
@@ -172,9 +175,11 @@ def long_rows(count: int, pairs: bool, tokenizer: Any) -> list[dict[str, Any]]:
         return str(tokenizer.decode(ids[: int(10 * 25 ** rng.random())]))
 
     rows = []
+    instruction = tokenizer.decode(tokenizer.encode(TASK)[: row.system])
+    system = [{"role": "system", "content": instruction}] if row.system else []
     for i in range(count):
-        prompt = [{"role": "user", "content": " ".join(texts[2 * i : 2 * i + rng.randint(1, 2)])}]
-        answers = {"chosen": answer(), "rejected": answer()} if pairs else {"completion": answer()}
+        prompt = [*system, {"role": "user", "content": " ".join(texts[2 * i : 2 * i + rng.randint(1, 2)])}]
+        answers = {"chosen": answer(), "rejected": answer()} if row.pairs else {"completion": answer()}
         rows.append({"prompt": prompt, **answers})
     return rows
 
@@ -200,7 +205,7 @@ def compare(name: str, steps: int, sides: list[str], options: list[str]) -> None
         first, last = rounds[0][1]["loss"], rounds[-1][1]["loss"]
         cells.append(f"ratio {ratio:.2f}, losses {first:.4f} to {last:.4f}, at most {gap:.1e} apart")
     cells.append(f"products {statistics.median(rates) / 1e9:.0f} GFLOP/s")
-    print(f"{name:9}", " | ".join(cells), flush=True)
+    print(f"{name:14}", " | ".join(cells), flush=True)
 
 
 def main() -> None:
@@ -233,7 +238,7 @@ def main() -> None:
                 rows = tiny_rows(count, row.pairs)
             else:
                 model = save_model(folder / row.size, row.size)
-                rows = long_rows(count, row.pairs, AutoTokenizer.from_pretrained(model))
+                rows = long_rows(count, row, AutoTokenizer.from_pretrained(model))
             (folder / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
             compare(name, arguments.steps, arguments.only or ["trl", "rlkit"], options)
     return None

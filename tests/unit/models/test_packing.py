@@ -195,6 +195,47 @@ def test_prompts_end_before_the_first_token_of_the_policy() -> None:
     assert packing.longest == 4
 
 
+def beginning_alike(prompts: list[int], answers: list[list[int]], common: int) -> tuple[Tensor, Tensor]:
+    """Return `rows_of` these lengths after tokens that all rows have in common."""
+    tokens, mask = rows_of(prompts, answers, 0)
+    beginning = torch.arange(3, 3 + common).expand(len(tokens), -1)
+    return torch.cat((beginning, tokens), 1), torch.cat((torch.zeros_like(beginning, dtype=torch.bool), mask), 1)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_a_common_beginning_is_computed_once(kind: str) -> None:
+    """A beginning of 20 tokens, then 2 + 3, 3 + 2 and 4 + 1 of prompts and answers, whose last predict nothing."""
+    tokens, mask = beginning_alike([2, 3, 4], [[3], [2], [1]], 20)
+    packing = Packing(tokens, mask)
+    assert packing.segments == [(0, 20), (20, 24), (24, 28), (28, 32)]
+    assert packing.positions[20:24] == [20, 21, 22, 23]
+    assert packing.shared == [(0, 20, 32)]
+    module, results = Actor(random_model(kind)), []
+    for packed in (True, False):
+        module.passes.packed = packed
+        out = module(tokens, mask)
+        out.logps.sum().backward()
+        results.append([out.logps.detach(), *(weight.grad.clone() for weight in module.parameters())])
+        module.zero_grad()
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers", "common", "shared"),
+    [
+        ([2, 3], [[3], [2]], 15, []),
+        ([90, 90], [[3], [2]], 18, []),
+        ([20, 25], [[3, 2], [1, 2]], 20, [(0, 39, 44), (44, 88, 91)]),
+    ],
+    ids=["short", "less than a tenth", "prompts that save more"],
+)
+def test_beginnings_that_save_little_are_not_shared(
+    prompts: list[int], answers: list[list[int]], common: int, shared: list[tuple[int, int, int]]
+) -> None:
+    assert Packing(*beginning_alike(prompts, answers, common)).shared == shared
+
+
 @given(st.lists(st.integers(0, 50), max_size=30))
 def test_passes_hold_every_row_with_little_padding(lengths: list[int]) -> None:
     buckets = divide_by_length(lengths)
