@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlkit.media import Media, MediaSegment
 
 
-MIN_BEGINNING, MIN_SAVED = 16, 0.1
+MIN_BEGINNING, MIN_SAVED = 16, 0.05
 """The tokens that a common beginning must have, and the share of all tokens that it must save."""
 
 Prompt = tuple[tuple[int, ...], tuple[str, ...]]

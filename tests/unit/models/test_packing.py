@@ -225,10 +225,10 @@ def test_a_common_beginning_is_computed_once(kind: str) -> None:
     ("prompts", "answers", "common", "shared"),
     [
         ([2, 3], [[3], [2]], 15, []),
-        ([90, 90], [[3], [2]], 18, []),
+        ([190, 190], [[3], [2]], 18, []),
         ([20, 25], [[3, 2], [1, 2]], 20, [(0, 39, 44), (44, 88, 91)]),
     ],
-    ids=["short", "less than a tenth", "prompts that save more"],
+    ids=["short", "less than a twentieth", "prompts that save more"],
 )
 def test_beginnings_that_save_little_are_not_shared(
     prompts: list[int], answers: list[list[int]], common: int, shared: list[tuple[int, int, int]]
