@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from rlkit.ops.autograd import Context
+from rlkit.ops.fusion import StatisticGrads, softmax_grads, softmax_statistics
 from rlkit.types import Reads
 
 CHUNK_BYTES = 256 * 1024**2
@@ -96,21 +97,10 @@ def token_logps(
     return TokenStatistics(*_TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, memory, ids))  # type: ignore[no-untyped-call]
 
 
-class _StatisticGrads(NamedTuple):
-    """The gradients of a loss by the statistics of n tokens; None for a statistic that it does not depend on."""
-
-    logps: Tensor | None  # [n] f32
-    entropy: Tensor | None  # [n] f32
-    mean: Tensor | None  # [n] f32
-    top: Tensor | None  # [n,K+1] f32
-
-    def select(self, rows: slice) -> _StatisticGrads:
-        return _StatisticGrads(*(None if grad is None else grad[rows] for grad in self))
-
-
 class _LogpsContext(Context, Protocol):
     temperature: float
     memory: int
+    fused: bool
 
 
 class _TokenLogps(torch.autograd.Function):
@@ -132,29 +122,33 @@ class _TokenLogps(torch.autograd.Function):
         ids: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3]) and ids is None
+        fused = _fuses(hidden, reads, ids)
         columns = [hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5)]
         logps, lse, entropy, squares, mean = columns
         logp_grad = torch.empty_like(hidden) if frozen else None  # [N,H], of the targets' log-probs by `hidden`
-        probs = None
-        parts = _slices(len(targets), weight.shape[0], memory)
+        parts = _slices(len(targets), weight.shape[0] * (hidden.element_size() if fused else 4), memory)
+        saved: Tensor | None = None  # probabilities [N,V], or logits if passes are fused
         tops: list[tuple[Tensor, Tensor]] = []
         for part in parts:
-            probs = _logits(hidden[part], weight, bias, temperature)
-            part_ids = _top_ids(probs, reads, None if ids is None else ids[part])
-            part_logps = probs.gather(-1, part_ids)
-            statistics = _softmax_(probs, targets[part], reads)
-            part_logps -= statistics[1][:, None]
-            tail_logps = _tail_probs(probs, part_ids).clamp(min=MIN_PROB).log()
-            tops.append((part_ids, torch.cat((part_logps, tail_logps), -1)))
+            logits = _product(hidden[part], weight, bias)
+            if fused:
+                statistics, probs = softmax_statistics(logits, targets[part], temperature, reads, frozen)
+                tops.append((targets.new_empty(len(logits), 0), logits.new_empty(0)))
+            else:
+                part_ids = None if ids is None else ids[part]
+                statistics, logits, top = _statistics_(logits, targets[part], temperature, reads, part_ids)
+                probs = logits
+                tops.append(top)
             for column, statistic in zip(columns, statistics, strict=True):
                 column[part] = statistic
-            if logp_grad is not None:
+            if logp_grad is not None and probs is not None:
                 logp_grad[part] = weight[targets[part]] - probs.to(weight.dtype) @ weight
-        saved_probs = probs if len(parts) == 1 and not frozen else None
-        top_ids, top = (torch.cat(column) for column in zip(*tops, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, saved_probs, top_ids)
+            saved = logits if len(parts) == 1 and not frozen else None
+            del logits, probs
+        top_ids, top_logps = (torch.cat(column) for column in zip(*tops, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, saved, top_ids)
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.memory = temperature, memory
+        ctx.temperature, ctx.memory, ctx.fused = temperature, memory, fused
         ctx.mark_non_differentiable(squares, top_ids)
         return (
             logps,
@@ -162,14 +156,14 @@ class _TokenLogps(torch.autograd.Function):
             squares if reads.squares else None,
             mean if reads.mean else None,
             top_ids if top_ids.shape[-1] else None,
-            top if top_ids.shape[-1] else None,
+            top_logps if top_ids.shape[-1] else None,
         )
 
     @staticmethod
     def backward(ctx: _LogpsContext, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, entropy, logp_grad, saved_probs, top_ids = ctx.saved_tensors
+        hidden, weight, bias, targets, lse, entropy, logp_grad, saved, top_ids = ctx.saved_tensors
         logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in output_grads)
-        grads = _StatisticGrads(logps, by_entropy, mean, top)
+        grads = StatisticGrads(logps, by_entropy, mean, top)
         d_hidden, d_weight, d_bias = (
             torch.zeros_like(x, dtype=None if x is hidden else torch.float32) if needed else None
             for x, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
@@ -177,38 +171,66 @@ class _TokenLogps(torch.autograd.Function):
         if logp_grad is not None and grads.logps is not None:
             d_hidden += logp_grad * grads.logps[:, None].to(logp_grad.dtype)
             grads = grads._replace(logps=None)
-        memory = ctx.memory if saved_probs is None else ctx.memory // 4
+        memory = ctx.memory if saved is None else ctx.memory // 4
         has_grads = any(g is not None for g in grads)
-        for part in _slices(len(targets), weight.shape[0], memory) if has_grads else ():
-            probs = (
-                _probs(hidden[part], weight, bias, ctx.temperature, lse[part])
-                if saved_probs is None
-                else saved_probs[part].clone()
-            )
-            _logit_grads_(probs, targets[part], entropy[part], top_ids[part], grads.select(part))
-            d_logits = probs.to(hidden.dtype)
+        row_bytes = weight.shape[0] * (hidden.element_size() if ctx.fused else 4)
+        for part in _slices(len(targets), row_bytes, memory) if has_grads else ():
+            logits = _product(hidden[part], weight, bias) if saved is None else saved[part]
+            part_grads = grads.select(part)
+            if ctx.fused:
+                statistics = lse[part], entropy[part]
+                d_logits = softmax_grads(logits, targets[part], ctx.temperature, statistics, part_grads)
+            else:
+                d_logits = logits.clone() if saved is not None else _probs_(logits, ctx.temperature, lse[part])
+                _logit_grads_(d_logits, targets[part], entropy[part], top_ids[part], part_grads)
+            del logits
+            if d_bias is not None:
+                d_bias += d_logits.sum(0, dtype=torch.float32)
+            d_logits = d_logits.to(hidden.dtype)
             if d_hidden is not None:
                 d_hidden[part] += d_logits @ weight
             if d_weight is not None:
                 _add_outer_(d_weight, d_logits, hidden[part])
-            if d_bias is not None:
-                d_bias += probs.sum(0)
+            del d_logits
         d_weight, d_bias = (None if d is None else d.to(x.dtype) for d, x in ((d_weight, weight), (d_bias, bias)))
         return d_hidden, d_weight, d_bias, None, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _fuses(hidden: Tensor, reads: Reads, ids: Tensor | None) -> bool:
+    """Whether passes over logits are compiled: on a GPU, unless log-probs of several tokens are read."""
+    return hidden.is_cuda and ids is None and reads.split is None and not reads.top
+
+
+def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     with torch.autocast(hidden.device.type, enabled=False):
-        logits = linear(hidden, weight, bias).float()
+        return linear(hidden, weight, bias)
+
+
+def _scaled_(logits: Tensor, temperature: float) -> Tensor:
+    """Return logits in float32, divided by the temperature; logits in float32 are overwritten."""
+    logits = logits.float()
     return logits if temperature == 1 else logits.div_(temperature)
 
 
-def _probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, lse: Tensor) -> Tensor:
-    """Recompute probabilities [n,V]."""
-    logits = _logits(hidden, weight, bias, temperature)
+def _probs_(logits: Tensor, temperature: float, lse: Tensor) -> Tensor:
+    """Return probabilities [n,V] in float32; logits in float32 are overwritten."""
+    logits = _scaled_(logits, temperature)
     for rows in _blocks(logits):
         logits[rows].sub_(lse[rows, None]).exp_()
     return logits
+
+
+def _statistics_(
+    logits: Tensor, targets: Tensor, temperature: float, reads: Reads, ids: Tensor | None
+) -> tuple[list[Tensor], Tensor, tuple[Tensor, Tensor]]:
+    """Return what `_softmax_` does, probabilities [n,V], and token ids [n,K] with their log-probs [n,K+1]."""
+    probs = _scaled_(logits, temperature)
+    top_ids = _top_ids(probs, reads, ids)
+    top = probs.gather(-1, top_ids)
+    statistics = _softmax_(probs, targets, reads)
+    top -= statistics[1][:, None]
+    tail_logps = _tail_probs(probs, top_ids).clamp(min=MIN_PROB).log()
+    return statistics, probs, (top_ids, torch.cat((top, tail_logps), -1))
 
 
 def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
@@ -219,19 +241,22 @@ def _softmax_(logits: Tensor, targets: Tensor, reads: Reads) -> list[Tensor]:
             [n]. Statistics that are not read hold arbitrary numbers.
     """
     blocks: list[list[Tensor]] = []
-    for rows in _blocks(logits):
+    parts = _blocks(logits)
+    scratch = torch.empty_like(logits[parts[0]]) if reads.entropy or reads.squares else logits
+    for rows in parts:
         block = logits[rows]
+        buffer = scratch[: len(block)]  # one for all blocks: what they return would lie between their own
         highest = block.amax(-1, keepdim=True)
         block.sub_(highest)
         target_logits = block.gather(-1, targets[rows, None])
-        shifted = block.clone() if reads.entropy else None
+        shifted = buffer.copy_(block) if reads.entropy else None
         mean = block.mean(-1, keepdim=True) if reads.mean else 0.0
         total = block.exp_().sum(-1, keepdim=True)
         block.div_(total)
         log_total = total.log()
         statistics = [target_logits - log_total, highest + log_total]
         statistics.append(log_total - shifted.mul_(block).sum(-1, keepdim=True) if shifted is not None else log_total)
-        statistics.append(block.square().sum(-1, keepdim=True) if reads.squares else log_total)
+        statistics.append(torch.square(block, out=buffer).sum(-1, keepdim=True) if reads.squares else log_total)
         statistics.append(mean - log_total)
         blocks.append([x.squeeze(-1) for x in statistics])
     return [torch.cat(column) for column in zip(*blocks, strict=True)]
@@ -265,7 +290,7 @@ def _tail_probs(probs: Tensor, ids: Tensor) -> Tensor:
     return tail
 
 
-def _logit_grads_(probs: Tensor, targets: Tensor, entropy: Tensor, top_ids: Tensor, grads: _StatisticGrads) -> None:
+def _logit_grads_(probs: Tensor, targets: Tensor, entropy: Tensor, top_ids: Tensor, grads: StatisticGrads) -> None:
     """Turn probabilities [n,V] into the gradient of a loss by the logits, in place.
 
     Args:
@@ -311,17 +336,18 @@ def _add_outer_(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
         return
     for start in range(0, len(total), WEIGHT_ROWS):
         columns = slice(start, start + WEIGHT_ROWS)
-        total[columns] += (d_logits[:, columns].T @ hidden).float()
+        total[columns] += d_logits[:, columns].T @ hidden
 
 
-def _slices(rows: int, vocabulary: int, memory: int) -> list[slice]:
-    size = max(1, memory // (4 * vocabulary))
+def _slices(rows: int, row_bytes: int, memory: int) -> list[slice]:
+    size = max(1, memory // row_bytes)
     return [slice(start, min(start + size, rows)) for start in range(0, max(rows, 1), size)]
 
 
 def _blocks(logits: Tensor) -> list[slice]:
+    """Return the slices of logits in float32 that fit a CPU's cache; all of them on other devices."""
     rows, vocabulary = logits.shape
-    return _slices(rows, vocabulary, BLOCK_BYTES if logits.device.type == "cpu" else logits.nbytes)
+    return _slices(rows, 4 * vocabulary, BLOCK_BYTES if logits.device.type == "cpu" else logits.nbytes)
 
 
 def logits_logps(

@@ -10,6 +10,7 @@ Not modelled: Python's own time beyond `Rates.launch`, the allocator, fragmentat
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,11 +22,14 @@ from torch.nn import functional
 from torch.nn.attention import varlen
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rlkit.ops.fusion import Fused
 from tests.bench.roofline import H100, Clock, Costs, Meter, Rates, mapped, size, tensors
 from tests.flow.virtual_gpu import Functions, VirtualGpu
 
 aten = torch.ops.aten
 READS = ("item", "__float__", "__bool__", "__int__", "__index__")
+READS_OF = {"softmax_statistics": 2}
+"""How often a compiled function reads its inputs, unless once: here for the maximum of a row, then for its sums."""
 HALF = (
     functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, torch.bmm,
     torch.addmm, torch.baddbmm, functional.scaled_dot_product_attention,
@@ -91,6 +95,7 @@ class GhostGpu(VirtualGpu):
             for name, value in {**options, "autocast": autocast}.items():
                 stack.enter_context(patch.object(torch, name, value))
             stack.enter_context(patch.object(varlen, "varlen_attn", attend))
+            stack.enter_context(patch.object(Fused, "__call__", lambda *args: fused(self.clock, *args)))
             stack.enter_context(patch("rlkit.ops.ragged._supports_gqa", lambda kernel: True))
             stack.enter_context(patch("torch.nn.utils.clip_grad._device_has_foreach_support", lambda *_: True))
             stack.enter_context(GhostFunctions(self))
@@ -109,6 +114,20 @@ def record(clock: Clock, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return output
 
     return replay
+
+
+def fused(clock: Clock, function: Fused[..., Any], *args: Any) -> Any:
+    """Run a compiled function as one kernel, which reads its inputs and writes its outputs once.
+
+    A function with a maximum or sum of long rows, of which others depend, reads them once more for each.
+    """
+    before = copy.copy(clock.__dict__) | {"total": copy.copy(clock.total), "spent": copy.copy(clock.spent)}
+    output = function.function(*args)
+    clock.__dict__.update(before)
+    probs = function.function.__name__ == "softmax_statistics" and args[-1]
+    reads = READS_OF.get(function.function.__name__, 1) + probs
+    clock.kernel(0, reads * sum(map(size, tensors(args))) + sum(map(size, tensors(output))))
+    return output
 
 
 def is_ghost(tensor: Tensor) -> bool:

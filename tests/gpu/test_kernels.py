@@ -12,7 +12,9 @@ from torch import Tensor
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.engines.torch.graphs import COLUMNS, GraphDecoder
 from rlkit.models.actor import Actor
+from rlkit.ops import logps
 from rlkit.ops.attention import Layout
+from rlkit.ops.logps import ALL, OutputLayer, token_logps
 from rlkit.ops.ragged import by_flash, by_sdpa
 from rlkit.ops.sampling import choose
 from rlkit.testing import random_model
@@ -65,6 +67,25 @@ def test_packed_passes_are_used_and_equal_plain_ones(half: bool) -> None:
             found.append([out.logps.detach(), gradient])
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= (0.05 if half else 1e-4) * one.norm() + 1e-6
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.filterwarnings("error:.*torch.compile failed")
+def test_compiled_passes_over_logits_equal_those_in_place(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16, in chunks of 7 rows and the rest."""
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 64, device="cuda").bfloat16() for n in (20, 5000))
+    hidden, targets = hidden.requires_grad_(), torch.arange(20, device="cuda")
+    weight.requires_grad_(trained)
+    inputs, results = [hidden, weight] if trained else [hidden], []
+    for fused in (True, False):
+        monkeypatch.setattr(logps, "_fuses", lambda *_, fused=fused: fused)
+        statistics = token_logps(hidden, OutputLayer(weight, None, 0.8), targets, reads=ALL, memory=7 * 5000 * 2)
+        assert statistics.entropy is not None
+        loss = (statistics.logps.square() + statistics.entropy.square()).sum()
+        results.append([statistics.logps, statistics.entropy, *torch.autograd.grad(loss, inputs)])
+    for compiled, plain in zip(*results, strict=True):
+        assert (compiled - plain).float().norm() <= 0.02 * plain.float().norm()
 
 
 def test_flash_attention_where_queries_share_no_head_of_keys() -> None:

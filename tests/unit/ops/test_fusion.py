@@ -1,0 +1,95 @@
+"""What a GPU compiles equals what runs elsewhere, and is compiled without a break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from rlkit.ops import logps
+from rlkit.ops.fusion import Fused, softmax_grads, softmax_statistics
+from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, OutputLayer, token_logps
+from rlkit.types import Reads
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile as on a GPU, without its kernels."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    for function in (softmax_statistics, softmax_grads):
+        monkeypatch.setattr(function, "_compiled", None)
+
+
+@pytest.fixture
+def fuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    return lambda value: monkeypatch.setattr(logps, "_fuses", lambda *_: value)
+
+
+def statistics_and_grads(inputs: list[torch.Tensor], targets: torch.Tensor, reads: Reads, **options: Any) -> list[Any]:
+    statistics = token_logps(inputs[0], OutputLayer(*inputs[1:], temperature=0.7), targets, reads=reads, **options)
+    read = [x for x in (statistics.logps, statistics.entropy, statistics.mean) if x is not None]
+    weights = torch.linspace(-1, 2, len(targets))
+    loss = sum((x.square() * weights).sum() for x in read)
+    trained = [x for x in inputs if x.requires_grad]
+    return [*(x for x in statistics if x is not None), *torch.autograd.grad(loss, trained)]
+
+
+@pytest.mark.parametrize(
+    ("memory", "reads", "trained"),
+    [(10**9, ALL, True), (4 * 11 * 3, LOGPS, True), (4 * 11 * 3, DEFAULT_READS, False)],
+)
+@pytest.mark.usefixtures("traced")
+def test_fused_passes_equal_those_in_place(
+    memory: int, reads: Reads, trained: bool, fuses: Callable[[bool], None]
+) -> None:
+    """With logits that are kept and computed again, and an output layer with and without a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [3 * torch.randn(*shape, generator=generator) for shape in ((7, 4), (11, 4), (11,))]
+    for x in inputs[: 3 if trained else 1]:
+        x.requires_grad_()
+    targets = torch.randint(11, (7,), generator=generator)
+    results = []
+    for value in (False, True):
+        fuses(value)
+        results.append(statistics_and_grads(inputs, targets, reads, memory=memory))
+    for plain, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+    assert softmax_grads._compiled is not None or not trained
+
+
+@pytest.mark.usefixtures("traced")
+def test_fused_passes_over_bfloat16_return_it() -> None:
+    """p = (1/4, 3/4) of logits (0, ln 3): the gradient of log p_1 is (-1/4, 1/4)."""
+    logits = torch.tensor([[0.0, 3.0]]).log().clamp(min=0).bfloat16()
+    (logps_, lse, entropy, *_), probs = softmax_statistics(logits, torch.tensor([1]), 1.0, DEFAULT_READS, True)
+    assert logps_.dtype == torch.float32
+    assert logps_.exp().item() == pytest.approx(0.75, abs=2e-3)
+    assert entropy.item() == pytest.approx(0.5623, abs=2e-3)
+    grads = logps.StatisticGrads(torch.ones(1), None, None, None)
+    d_logits = softmax_grads(logits, torch.tensor([1]), 1.0, (lse, entropy), grads)
+    assert probs is not None
+    assert d_logits.dtype == probs.dtype == torch.bfloat16
+    torch.testing.assert_close(d_logits.float(), torch.tensor([[-0.25, 0.25]]), rtol=0.01, atol=0)
+
+
+def test_a_function_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no triton\nin detail")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
+    double = Fused(lambda x: 2 * x)
+    with pytest.warns(UserWarning, match="torch.compile failed with RuntimeError: no triton; install triton"):
+        assert double(torch.ones(1)).item() == 2
+    assert double(torch.ones(1)).item() == 2
+
+
+def test_a_compiled_function_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("tried to allocate")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        Fused(lambda x: 2 * x)(torch.ones(1))
