@@ -18,7 +18,7 @@ Forward = Callable[[Any, Tensor], Tensor]
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Make the layers of a model take fewer passes over memory, in float32 and under bfloat16 autocast on a CPU."""
+    """Make the layers of a model take fewer passes over memory, in float32 and bfloat16."""
     for layer in model.modules():
         forward = _forward_of(layer)
         if forward is not None:
@@ -70,14 +70,16 @@ def _forward_of(layer: nn.Module) -> Forward | None:
 
 
 def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **options: object) -> Tensor:
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
-    dtypes = {torch.float32, dtype}
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    dtypes = {torch.float32, dtype} if device == "cpu" else {torch.float32, torch.bfloat16}
     if (
         args
         or options
+        or not (device == "cpu" or (device == "cuda" and forward in ON_GPUS))
         or dtype not in {torch.float32, torch.bfloat16}
         or any(
-            t.dtype not in dtypes or t.device.type != "cpu" or isinstance(t, DTensor) for t in (x, *layer.parameters())
+            t.dtype not in dtypes or t.device.type != device or isinstance(t, DTensor) for t in (x, *layer.parameters())
         )
     ):
         return type(layer).forward(layer, x, *args, **options)  # type: ignore[no-any-return]
@@ -109,3 +111,7 @@ def _rms_norm(layer: Any, x: Tensor) -> Tensor:
 def _mlp(layer: Any, x: Tensor) -> Tensor:
     x = autocasted(x)
     return layer.down_proj(layers.SwiGLUFunction.apply(layer.gate_proj(x), layer.up_proj(x)))  # type: ignore[no-any-return, no-untyped-call]
+
+
+ON_GPUS = {_rms_norm, _mlp}
+"""Functions that serve GPUs too, whose products need no other kernels."""

@@ -20,12 +20,12 @@ VARIANTS = 64
 
 
 class Fused(Generic[P, T]):
-    """A function for tensors on a GPU, compiled at its first call.
+    """A function that is compiled when it is first called with a tensor on a GPU.
 
-    If it cannot be compiled, as without Triton, a warning says so once, and it runs operator by operator.
+    Elsewhere, and if it cannot be compiled, as without Triton, which a warning says once, it runs operator by operator.
 
     Args:
-        function: Has no side effects, and no graph breaks.
+        function: Has no side effects and no graph breaks; its first argument is a tensor.
     """
 
     def __init__(self, function: Callable[P, T]) -> None:
@@ -33,6 +33,8 @@ class Fused(Generic[P, T]):
         self._compiled: Callable[P, T] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not _on_gpu(args[0]):
+            return self.function(*args, **kwargs)
         try:
             if self._compiled is None:
                 self._compiled = _compiled(self.function)
@@ -48,6 +50,10 @@ class Fused(Generic[P, T]):
             )
             self._compiled = self.function
             return self.function(*args, **kwargs)
+
+
+def _on_gpu(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_cuda
 
 
 def _compiled(function: Callable[P, T]) -> Callable[P, T]:

@@ -1,6 +1,7 @@
-"""Transformer layers with fewer passes over memory than PyTorch's own, in float32 and in mixed precision on a CPU.
+"""Transformer layers with fewer passes over memory than PyTorch's own, in float32 and in mixed precision.
 
-In mixed precision inputs are bfloat16; weights may be float32, and products use copies of them in bfloat16.
+Products are for CPUs; norms and activations are for GPUs too, where they are compiled. In mixed precision inputs are
+bfloat16; weights may be float32, and products use copies of them in bfloat16.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.nn.functional import silu
 
 from rlkit.ops.attention import autocasted
 from rlkit.ops.autograd import Context
+from rlkit.ops.fusion import Fused
 
 
 @cache
@@ -99,19 +101,34 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = inverse_rms(x.float(), eps)
+        output, scale = rms_norm(x, weight, eps, autocasted(x[:0]).dtype)
         ctx.save_for_backward(x, weight, scale)
-        return autocasted((x * scale).mul_(weight))
+        return output
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        grad = grad.float()
-        normalized = x * scale
-        products = grad * normalized
-        d_weight = products.sum(0) if ctx.needs_input_grad[1] else None
-        radial = (products @ weight.float()).div_(x.shape[-1])[:, None]  # [N,1], the part along x, which has no effect
-        return (grad * weight).sub_(normalized.mul_(radial)).mul_(scale), d_weight, None
+        return *rms_norm_grads(grad, x, weight, scale, ctx.needs_input_grad[1]), None
+
+
+@Fused
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the output [N,H] of `RMSNormFunction` in a dtype, and `1 / rms(x)` [N,1]."""
+    scale = inverse_rms(x.float(), eps)
+    return (x * scale).mul_(weight).to(dtype), scale
+
+
+@Fused
+def rms_norm_grads(
+    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, needs_weight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients by x and weight, None unless it is needed."""
+    grad = grad.float()
+    normalized = x * scale
+    products = grad * normalized
+    d_weight = products.sum(0) if needs_weight else None
+    radial = (products @ weight.float()).div_(x.shape[-1])[:, None]  # [N,1], the part along x, which has no effect
+    return (grad * weight).sub_(normalized.mul_(radial)).mul_(scale).to(x.dtype), d_weight
 
 
 class SwiGLUFunction(torch.autograd.Function):
@@ -120,9 +137,20 @@ class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return silu(gate).mul_(up)
+        return swiglu(gate, up)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)
+        return swiglu_grads(grad, *ctx.saved_tensors)
+
+
+@Fused
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return `silu(gate) * up`."""
+    return silu(gate).mul_(up)
+
+
+@Fused
+def swiglu_grads(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients by gate and up."""
+    return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)

@@ -188,7 +188,7 @@ class _TokenLogps(torch.autograd.Function):
                 d_bias += d_logits.sum(0, dtype=torch.float32)
             d_logits = d_logits.to(hidden.dtype)
             if d_hidden is not None:
-                d_hidden[part] += d_logits @ weight
+                d_hidden[part].add_(d_logits @ weight)
             if d_weight is not None:
                 _add_outer_(d_weight, d_logits, hidden[part])
             del d_logits
@@ -336,7 +336,7 @@ def _add_outer_(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
         return
     for start in range(0, len(total), WEIGHT_ROWS):
         columns = slice(start, start + WEIGHT_ROWS)
-        total[columns] += d_logits[:, columns].T @ hidden
+        total[columns].add_(d_logits[:, columns].T @ hidden)  # `+=` would copy the sum onto itself
 
 
 def _slices(rows: int, row_bytes: int, memory: int) -> list[slice]:

@@ -28,8 +28,8 @@ from tests.flow.virtual_gpu import Functions, VirtualGpu
 
 aten = torch.ops.aten
 READS = ("item", "__float__", "__bool__", "__int__", "__index__")
-READS_OF = {"softmax_statistics": 2}
-"""How often a compiled function reads its inputs, unless once: here for the maximum of a row, then for its sums."""
+READS_OF = {"softmax_statistics": 2, "rms_norm_grads": 2}
+"""How often a compiled function reads its inputs, unless once: for a row's maximum and sums; for rows and columns."""
 HALF = (
     functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, torch.bmm,
     torch.addmm, torch.baddbmm, functional.scaled_dot_product_attention,

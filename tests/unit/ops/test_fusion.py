@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.ops import logps
+from rlkit.ops import fusion, layers, logps
 from rlkit.ops.fusion import Fused, softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, OutputLayer, token_logps
 from rlkit.types import Reads
+
+FUSED: list[Fused[Any, Any]] = [softmax_statistics, softmax_grads, layers.rms_norm, layers.rms_norm_grads]
+FUSED += [layers.swiglu, layers.swiglu_grads]
 
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile as on a GPU, without its kernels."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    for function in (softmax_statistics, softmax_grads):
+    monkeypatch.setattr(fusion, "_on_gpu", lambda _: True)
+    for function in FUSED:
         monkeypatch.setattr(function, "_compiled", None)
 
 
@@ -75,12 +79,32 @@ def test_fused_passes_over_bfloat16_return_it() -> None:
     torch.testing.assert_close(d_logits.float(), torch.tensor([[-0.25, 0.25]]), rtol=0.01, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("traced")
+def test_fused_layers_equal_their_functions(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    grad, x, up = (torch.randn(6, 8).to(dtype) for _ in range(3))
+    weight = torch.rand(8)
+    scale = layers.inverse_rms(x.float(), 1e-6)
+    calls: list[tuple[Fused[Any, Any], tuple[Any, ...]]] = [
+        (layers.rms_norm, (x, weight, 1e-6, torch.bfloat16)),
+        (layers.rms_norm_grads, (grad, x, weight, scale, True)),
+        (layers.swiglu, (x, up)),
+        (layers.swiglu_grads, (grad, x, up)),
+    ]
+    for fused, inputs in calls:
+        torch.testing.assert_close(fused(*inputs), fused.function(*inputs))
+        assert fused._compiled not in {None, fused.function}
+
+
 def test_a_function_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no triton\nin detail")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
     double = Fused(lambda x: 2 * x)
+    assert double(torch.ones(1)).item() == 2  # on a CPU, where nothing is compiled
+    monkeypatch.setattr(fusion, "_on_gpu", lambda _: True)
     with pytest.warns(UserWarning, match="torch.compile failed with RuntimeError: no triton; install triton"):
         assert double(torch.ones(1)).item() == 2
     assert double(torch.ones(1)).item() == 2
@@ -91,5 +115,6 @@ def test_a_compiled_function_without_memory_says_so(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("tried to allocate")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
+    monkeypatch.setattr(fusion, "_on_gpu", lambda _: True)
     with pytest.raises(torch.OutOfMemoryError):
         Fused(lambda x: 2 * x)(torch.ones(1))
