@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
@@ -124,8 +125,8 @@ def padded_of(layout: Layout) -> list[Padded]:
 def prompts_of(layout: Layout) -> list[Span]:
     """Return the span of each segment's shared prompt; (0, 0) for a segment without one."""
     prompts = [(0, 0)] * len(layout.segments)
+    starts = [start for start, _ in layout.segments]  # in order
     for start, end, last in layout.shared:
-        for i, (segment_start, _) in enumerate(layout.segments):
-            if end <= segment_start < last:
-                prompts[i] = (start, end)
+        first, after = bisect_left(starts, end), bisect_left(starts, last)
+        prompts[first:after] = [(start, end)] * (after - first)
     return prompts

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
+from rlkit.ops.fusion import softmax_statistics
+from rlkit.types import Reads
 from tests.bench.ghost_gpu import GhostGpu, record
+from tests.bench.predict_passes import decode, make_model
 from tests.bench.predict_rollout import trace
 from tests.bench.roofline import Clock, Costs, Meter, Rates
 
@@ -101,3 +104,25 @@ def test_completions_of_one_length_are_replayed() -> None:
     assert metrics["steps"] == 99
     assert metrics["replayed"] == (63 + 34) / 99
     assert metrics["device"] == 99 + 2  # both recordings are replayed once as a check
+
+
+def test_a_compiled_function_is_one_kernel() -> None:
+    """Logits [2,5] f32 and targets [2] i64, read for the maxima and for the sums; five statistics [2] are written."""
+    gpu = GhostGpu()
+    with gpu.running():
+        logits, targets = torch.ones(2, 5, device="cuda"), torch.arange(2, device="cuda")
+        before = costs(gpu)
+        softmax_statistics(logits, targets, 1.0, Reads(squares=True, mean=True), False)
+    launches, _, moved, syncs, _ = (b - a for a, b in zip(before, costs(gpu), strict=True))
+    assert (launches, moved, syncs) == (1, 2 * (40 + 16) + 5 * 8, 0)
+
+
+def test_the_waits_of_a_prefill_do_not_grow_with_layers() -> None:
+    """Nor those of copying the weights before it."""
+    waits = []
+    for layers in (1, 3):
+        gpu, model = GhostGpu(), make_model("tiny", layers)
+        with gpu.running():
+            decode(model, gpu.autocast, 2, 3)["prefill"]()
+        waits.append(gpu.clock.total.syncs)
+    assert waits[0] == waits[1] > 0

@@ -52,7 +52,7 @@ class FusedLinear:
 
     def interleaved(self, size: int) -> FusedLinear:
         """Return a layer with the outputs of each head of `size` in the order of `rotation_order`."""
-        channels = rotation_order(size).to(self.weight.device)
+        channels = rotation_order(size, self.weight.device)
         weight = self.weight.view(-1, size, self.weight.shape[1])[:, channels].flatten(0, 1)
         return FusedLinear(weight, None if self.bias is None else self.bias.view(-1, size)[:, channels].flatten())
 
@@ -216,7 +216,7 @@ def fuse(layer: Any, dtype: torch.dtype) -> Block:
     if hasattr(attention, "q_norm"):
         heads = [layer.weight.shape[0] // size for layer in (queries, keys)]
         norms = (attention.q_norm.weight * query_scale, attention.k_norm.weight)
-        channels = rotation_order(size).to(norms[0].device)
+        channels = rotation_order(size, norms[0].device)
         head_norms = torch.cat([n[channels].expand(h, -1) for n, h in zip(norms, heads, strict=True)])
     else:
         queries = queries.scaled(query_scale)
@@ -238,9 +238,9 @@ def fuse_head(head: Any, norm: Any, dtype: torch.dtype) -> FusedLinear:
     return _scaled(head, norm).to(dtype)
 
 
-def rotation_order(size: int) -> Tensor:
+def rotation_order(size: int, device: torch.device) -> Tensor:
     """Return the channels [size] 0, size/2, 1, size/2 + 1 …: pairs of channels that are rotated together."""
-    return torch.arange(size).view(2, -1).T.flatten()
+    return torch.arange(size, device=device).view(2, -1).T.flatten()
 
 
 def _merged(projection: Any) -> FusedLinear:

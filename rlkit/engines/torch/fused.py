@@ -182,7 +182,8 @@ class FusedDecoder:
     def _prefill(self, new: _Admission) -> Callable[[int, Tensor], Tensor]:
         """Return the attention of a pass over new rows, which also adds their keys and values to the cache."""
         heads = self.config.num_attention_heads
-        prompt_indices, real = token_indices(new.prompts, self.device)
+        prompt_indices, is_real = token_indices(new.prompts, self.device)
+        real = () if new.layout.shared else is_real.nonzero(as_tuple=True)  # once for all layers: the host waits
         row_indices, _ = token_indices(new.rows, self.device)
         packed = packed_attention if self.device.type == "cpu" else by_sdpa
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from rlkit.ops.fusion import Fused
+
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
 
@@ -26,17 +28,35 @@ class PartialAttention(NamedTuple):
     @classmethod
     def to_values(cls, scores: Tensor, values: Tensor) -> PartialAttention:
         """Return the attention by scores [B,Q,K] to values [B,K,D]."""
-        highest = scores.amax(-1, keepdim=True).float()
-        weights = torch.sub(scores, highest).exp_()
-        return cls(torch.bmm(weights.to(values.dtype), values), weights.sum(-1, keepdim=True), highest)
+        weights, total, highest = softmax_weights(scores, values.dtype)
+        return cls(torch.bmm(weights, values), total, highest)
 
-    def joined(self, part: PartialAttention) -> Tensor:
-        """Return the attention [B,Q,D] to the keys of this part and another."""
-        highest = torch.maximum(self.highest, part.highest)
-        scale, part_scale = (self.highest - highest).exp_(), (part.highest - highest).exp_()
-        total = (self.total * scale).addcmul_(part.total, part_scale)
-        output = (self.weighted_sum * scale).addcmul_(part.weighted_sum, part_scale).div_(total)
-        return output.to(self.weighted_sum.dtype)
+
+@Fused
+def softmax_weights(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights of scores [B,Q,K] in a dtype, their sums, and the highest scores, both [B,Q,1] f32."""
+    highest = scores.amax(-1, keepdim=True).float()
+    weights = torch.sub(scores, highest).exp_()
+    return weights.to(dtype), weights.sum(-1, keepdim=True), highest
+
+
+@Fused
+def join(query_indices: Tensor, own: PartialAttention, prompts: PartialAttention) -> Tensor:
+    """Return the attention [B,Q,D] to a row's own keys, and to those of prompts.
+
+    Args:
+        query_indices: [B*Q] i64, the index of each query in the P*S ones of prompts.
+        own: The attention of B*Q queries.
+        prompts: The attention of P*S queries.
+    """
+    weighted_sum, total, highest = own
+    size = highest.shape[:2]
+    sums, totals, peaks = (x.flatten(0, 1).index_select(0, query_indices).view(*size, -1) for x in prompts)
+    peak = torch.maximum(highest, peaks)
+    scale, prompt_scale = (highest - peak).exp_(), (peaks - peak).exp_()
+    total = (total * scale).addcmul_(totals, prompt_scale)
+    output = (weighted_sum * scale).addcmul_(sums, prompt_scale).div_(total)
+    return output.to(weighted_sum.dtype)
 
 
 def _scores(queries: Tensor, keys: Tensor) -> Tensor:
@@ -110,19 +130,17 @@ class RowAttention:
         if mask is not None:
             scores.view(rows, -1, scores.shape[-1]).add_(mask)
         own_part = PartialAttention.to_values(scores, values)
-        prompt_part = PartialAttention(*(x.view(*by_head[:2], x.shape[-1]) for x in prompt_part))
-        return own_part.joined(prompt_part).view(rows, heads, size)
+        return join(self.query_indices, own_part, prompt_part).view(rows, heads, size)
 
     def _to_prompts(self, queries: Tensor, prompts: Tensor) -> PartialAttention:
-        """Return the attention of queries [R,heads,D] to their prompts, as [R*heads,…]."""
+        """Return the attention of queries [R,heads,D] to their prompts, in the order of `slots`."""
         size = queries.shape[-1]
         keys, values = prompts.flatten(1, 2)
         by_prompt = queries.reshape(-1, size).index_select(0, self.slots).view(len(keys), -1, size)
         scores = _scores(by_prompt, keys)
         if self._prompt_mask is not None:
             scores.view(self._prompts, -1, scores.shape[-1]).add_(self._prompt_mask)
-        part = PartialAttention.to_values(scores, values)
-        return PartialAttention(*(x.flatten(0, 1).index_select(0, self.query_indices) for x in part))
+        return PartialAttention.to_values(scores, values)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.engines.torch import row_attention
+from rlkit.engines.torch.row_attention import PartialAttention
 from rlkit.ops import fusion, layers, logps
 from rlkit.ops.fusion import Fused, softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, OutputLayer, token_logps
 from rlkit.types import Reads
 
 FUSED: list[Fused[Any, Any]] = [softmax_statistics, softmax_grads, layers.rms_norm, layers.rms_norm_grads]
-FUSED += [layers.swiglu, layers.swiglu_grads]
+FUSED += [layers.swiglu, layers.swiglu_grads, row_attention.softmax_weights, row_attention.join]
 
 
 @pytest.fixture
@@ -94,6 +96,24 @@ def test_fused_layers_equal_their_functions(dtype: torch.dtype) -> None:
     ]
     for fused, inputs in calls:
         torch.testing.assert_close(fused(*inputs), fused.function(*inputs))
+        assert fused._compiled not in {None, fused.function}
+
+
+@pytest.mark.usefixtures("traced")
+def test_fused_attention_of_rows_equals_its_functions() -> None:
+    """Of any number of rows, prompts and columns."""
+    torch.manual_seed(0)
+    for rows, prompts, columns in ((3, 2, 5), (7, 3, 9)):
+        parts = []
+        for count in (rows, prompts):
+            scores = 4 * torch.randn(count, 4, columns)
+            weights = row_attention.softmax_weights(scores, torch.bfloat16)
+            torch.testing.assert_close(weights, row_attention.softmax_weights.function(scores, torch.bfloat16))
+            values = torch.bmm(weights[0], torch.randn(count, columns, 6).bfloat16())
+            parts.append(PartialAttention(values, *weights[1:]))
+        inputs = (torch.randint(prompts * 4, (rows * 4,)), *parts)
+        torch.testing.assert_close(row_attention.join(*inputs), row_attention.join.function(*inputs))
+    for fused in FUSED[-2:]:
         assert fused._compiled not in {None, fused.function}
 
 
