@@ -10,7 +10,6 @@ Not modelled: Python's own time beyond `Rates.launch`, the allocator, fragmentat
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -117,13 +116,11 @@ def record(clock: Clock, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def fused(clock: Clock, function: Fused[..., Any], *args: Any) -> Any:
-    """Run a compiled function as one kernel, which reads its inputs and writes its outputs once.
-
-    A function with a maximum or sum of long rows, of which others depend, reads them once more for each.
-    """
-    before = copy.copy(clock.__dict__) | {"total": copy.copy(clock.total), "spent": copy.copy(clock.spent)}
+    """Run a compiled function as one kernel that reads its inputs (see `READS_OF`) and writes its outputs."""
+    counted = clock.__dict__
+    clock.__dict__ = vars(Clock(clock.rates))
     output = function.function(*args)
-    clock.__dict__.update(before)
+    clock.__dict__ = counted
     probs = function.function.__name__ == "softmax_statistics" and args[-1]
     reads = READS_OF.get(function.function.__name__, 1) + probs
     clock.kernel(0, reads * sum(map(size, tensors(args))) + sum(map(size, tensors(output))))
