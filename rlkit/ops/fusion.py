@@ -60,6 +60,8 @@ def _compiled(function: Callable[P, T]) -> Callable[P, T]:
     import torch._dynamo
 
     config = torch._dynamo.config
+    if config.disable:  # by TORCH_COMPILE_DISABLE
+        return function
     config.recompile_limit = max(config.recompile_limit, VARIANTS)
     return torch.compile(function, fullgraph=True)
 

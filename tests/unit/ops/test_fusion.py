@@ -130,6 +130,15 @@ def test_a_function_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.Mo
     assert double(torch.ones(1)).item() == 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_compiled_where_torch_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_on_gpu", lambda _: True)
+    double = Fused(lambda x: 2 * x)
+    with torch._dynamo.config.patch(disable=True):
+        assert double(torch.ones(1)).item() == 2
+    assert double._compiled is double.function
+
+
 def test_a_compiled_function_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise torch.OutOfMemoryError("tried to allocate")
