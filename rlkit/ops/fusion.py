@@ -18,23 +18,32 @@ T = TypeVar("T")
 VARIANTS = 64
 """The number of times that a function may be compiled, for other types, ranks and options; 8 by default."""
 
+MIN_ELEMENTS = 2**20
+"""The least elements of a tensor that are worth the seconds of a compilation: those of tiny models are not."""
+
 
 class Fused(Generic[P, T]):
-    """A function that is compiled when it is first called with a tensor on a GPU.
+    """A function that is compiled when it is first called with a large tensor on a GPU.
 
-    Elsewhere, and if it cannot be compiled, as without Triton, which a warning says once, it runs operator by operator.
+    Otherwise, and if it cannot be compiled, as without Triton, which a warning says once, it runs operator by operator.
 
     Args:
-        function: Has no side effects and no graph breaks; its first argument is a tensor.
+        function: Has no side effects and no graph breaks.
+        min_elements: The elements of a large tensor.
     """
 
-    def __init__(self, function: Callable[P, T]) -> None:
+    def __init__(self, function: Callable[P, T], min_elements: int = MIN_ELEMENTS) -> None:
         self.function = function
+        self.min_elements = min_elements
         self._compiled: Callable[P, T] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not _on_gpu(args[0]):
+        if not _has_large(args, self.min_elements):
             return self.function(*args, **kwargs)
+        return self.compiled(*args, **kwargs)
+
+    def compiled(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the function as one that is compiled, at the first call."""
         try:
             if self._compiled is None:
                 self._compiled = _compiled(self.function)
@@ -52,8 +61,14 @@ class Fused(Generic[P, T]):
             return self.function(*args, **kwargs)
 
 
-def _on_gpu(x: object) -> bool:
-    return isinstance(x, Tensor) and x.is_cuda
+def _has_large(x: object, elements: int) -> bool:
+    if isinstance(x, tuple):
+        return any(_has_large(item, elements) for item in x)
+    return isinstance(x, Tensor) and on_gpu(x) and x.numel() >= elements
+
+
+def on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def _compiled(function: Callable[P, T]) -> Callable[P, T]:

@@ -94,7 +94,8 @@ class GhostGpu(VirtualGpu):
             for name, value in {**options, "autocast": autocast}.items():
                 stack.enter_context(patch.object(torch, name, value))
             stack.enter_context(patch.object(varlen, "varlen_attn", attend))
-            stack.enter_context(patch.object(Fused, "__call__", lambda *args: fused(self.clock, *args)))
+            stack.enter_context(patch.object(Fused, "compiled", lambda *args: fused(self.clock, *args)))
+            stack.enter_context(patch("rlkit.ops.fusion.on_gpu", is_ghost))  # also in a backward pass
             stack.enter_context(patch("rlkit.ops.ragged._supports_gqa", lambda kernel: True))
             stack.enter_context(patch("torch.nn.utils.clip_grad._device_has_foreach_support", lambda *_: True))
             stack.enter_context(GhostFunctions(self))

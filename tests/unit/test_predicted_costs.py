@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn.functional import linear
 
@@ -106,15 +107,22 @@ def test_completions_of_one_length_are_replayed() -> None:
     assert metrics["device"] == 99 + 2  # both recordings are replayed once as a check
 
 
-def test_a_compiled_function_is_one_kernel() -> None:
-    """Logits [2,5] f32 and targets [2] i64, read for the maxima and for the sums; five statistics [2] are written."""
+@pytest.mark.parametrize(("elements", "kernels", "moved"), [(10, 1, 2 * (40 + 16) + 5 * 8), (11, 19, 896)])
+def test_a_compiled_function_is_one_kernel(
+    elements: int, kernels: int, moved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits [2,5] f32 and targets [2] i64, read for the maxima and for the sums; five statistics [2] are written.
+
+    The function runs operator by operator if the logits have fewer elements than are worth its compilation.
+    """
+    monkeypatch.setattr(softmax_statistics, "min_elements", elements)
     gpu = GhostGpu()
     with gpu.running():
         logits, targets = torch.ones(2, 5, device="cuda"), torch.arange(2, device="cuda")
         before = costs(gpu)
         softmax_statistics(logits, targets, 1.0, Reads(squares=True, mean=True), False)
-    launches, _, moved, syncs, _ = (b - a for a, b in zip(before, costs(gpu), strict=True))
-    assert (launches, moved, syncs) == (1, 2 * (40 + 16) + 5 * 8, 0)
+    launches, _, size, syncs, _ = (b - a for a, b in zip(before, costs(gpu), strict=True))
+    assert (launches, size, syncs) == (kernels, moved, 0)
 
 
 def test_the_waits_of_a_prefill_do_not_grow_with_layers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,6 +13,10 @@ from rlkit.ops.fusion import Fused
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
+
+
+MIN_ELEMENTS = 2**17
+"""The elements of a tensor that are worth a compilation here: what it saves is saved in each layer for each token."""
 
 
 class PartialAttention(NamedTuple):
@@ -32,7 +37,7 @@ class PartialAttention(NamedTuple):
         return cls(torch.bmm(weights, values), total, highest)
 
 
-@Fused
+@partial(Fused, min_elements=MIN_ELEMENTS)
 def softmax_weights(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights of scores [B,Q,K] in a dtype, their sums, and the highest scores, both [B,Q,1] f32."""
     highest = scores.amax(-1, keepdim=True).float()
@@ -40,7 +45,7 @@ def softmax_weights(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor,
     return weights.to(dtype), weights.sum(-1, keepdim=True), highest
 
 
-@Fused
+@partial(Fused, min_elements=MIN_ELEMENTS)
 def join(query_indices: Tensor, own: PartialAttention, prompts: PartialAttention) -> Tensor:
     """Return the attention [B,Q,D] to a row's own keys, and to those of prompts.
 

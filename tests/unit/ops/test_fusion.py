@@ -24,7 +24,7 @@ FUSED += [layers.swiglu, layers.swiglu_grads, row_attention.softmax_weights, row
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile as on a GPU, without its kernels."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(fusion, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(fusion, "_has_large", lambda *_: True)
     for function in FUSED:
         monkeypatch.setattr(function, "_compiled", None)
 
@@ -124,7 +124,7 @@ def test_a_function_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
     double = Fused(lambda x: 2 * x)
     assert double(torch.ones(1)).item() == 2  # on a CPU, where nothing is compiled
-    monkeypatch.setattr(fusion, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(fusion, "_has_large", lambda *_: True)
     with pytest.warns(UserWarning, match="torch.compile failed with RuntimeError: no triton; install triton"):
         assert double(torch.ones(1)).item() == 2
     assert double(torch.ones(1)).item() == 2
@@ -132,7 +132,7 @@ def test_a_function_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.Mo
 
 @pytest.mark.filterwarnings("error")
 def test_nothing_is_compiled_where_torch_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(fusion, "_has_large", lambda *_: True)
     double = Fused(lambda x: 2 * x)
     with torch._dynamo.config.patch(disable=True):
         assert double(torch.ones(1)).item() == 2
@@ -144,6 +144,6 @@ def test_a_compiled_function_without_memory_says_so(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("tried to allocate")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
-    monkeypatch.setattr(fusion, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(fusion, "_has_large", lambda *_: True)
     with pytest.raises(torch.OutOfMemoryError):
         Fused(lambda x: 2 * x)(torch.ones(1))
