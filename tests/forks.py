@@ -122,7 +122,7 @@ def _wait(children: list[int], timeout: float) -> int | None:
 
 
 class _Rank:
-    """A fork that waits to become a rank which Fabric starts as a process of its own.
+    """A fork that waits to become a rank which Fabric starts as a process of its own: a `Popen` as far as it is used.
 
     Args:
         waiting: Those that were made before it.
@@ -150,15 +150,21 @@ class _Rank:
             json.dump({"words": command[1:], "env": dict(env)}, start)
         return self
 
-    def poll(self) -> None:
+    def poll(self) -> int | None:
         if self.returncode is None:
             ended, code = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(code) if ended else None
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
-        self.poll()
-        if self.returncode is None:
+        if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _become(request: dict[str, Any], rank: int, port: int) -> None:
