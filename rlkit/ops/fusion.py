@@ -68,6 +68,7 @@ def _has_large(x: object, elements: int) -> bool:
 
 
 def on_gpu(x: Tensor) -> bool:
+    """Whether a tensor is on a GPU, for which functions are compiled."""
     return x.is_cuda
 
 
