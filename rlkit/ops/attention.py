@@ -178,11 +178,11 @@ class _PackedAttention(torch.autograd.Function):
         ctx: _AttentionContext, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout
     ) -> Tensor:
         query, key, value = (autocasted(x) for x in (query, key, value))
-        output = torch.empty_like(_widened(query), memory_format=torch.contiguous_format)  # [N,heads,D]
+        output = torch.empty_like(widened(query), memory_format=torch.contiguous_format)  # [N,heads,D]
         lse = query.new_empty(query.shape[:2], dtype=torch.float32)  # [N,heads]
         for queries, keys, causal in layout.derived(attention_parts):
             gathered = [queries.gather(query), keys.gather(key), keys.gather(value)]
-            part, part_lse = _attend([_widened(x) for x in gathered], causal, scale)
+            part, part_lse = _attend([widened(x) for x in gathered], causal, scale)
             if not causal:
                 own_lse = queries.gather(lse)
                 joint_lse = torch.logaddexp(own_lse, part_lse)
@@ -200,17 +200,17 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _AttentionContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        grads = [torch.zeros_like(_widened(x), memory_format=torch.contiguous_format) for x in saved[:3]]
+        grads = [torch.zeros_like(widened(x), memory_format=torch.contiguous_format) for x in saved[:3]]
         for queries, keys, causal in ctx.layout.derived(attention_parts):
             buckets = (queries, keys, keys, queries, queries)
-            gathered = [_widened(bucket.gather(x)) for x, bucket in zip(saved, buckets, strict=True)]
-            part_grads = _attention_grads(_widened(queries.gather_padded(grad)), gathered, causal, ctx.scale)
+            gathered = [widened(bucket.gather(x)) for x, bucket in zip(saved, buckets, strict=True)]
+            part_grads = _attention_grads(widened(queries.gather_padded(grad)), gathered, causal, ctx.scale)
             for target, part_grad, bucket in zip(grads, part_grads, buckets, strict=False):
                 bucket.scatter_add(target, part_grad)
         return *grads, None, None
 
 
-def _widened(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
     """Return a tensor in float32 if it has 16 bits, in which the kernel's backward pass is 3 times slower."""
     return x.float() if x.dtype in {torch.bfloat16, torch.float16} else x
 

@@ -264,6 +264,16 @@ def test_waiting_rows_replace_finished_ones_together(monkeypatch: pytest.MonkeyP
         assert admitted == expected
 
 
+def test_steps_are_of_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 rows of 2 to 41 tokens: 8 sizes in each doubling, since oneDNN compiles kernels for each."""
+    sizes: set[int] = set()
+    step = FusedDecoder.step
+    monkeypatch.setattr(FusedDecoder, "step", lambda self, tokens: (sizes.add(self.rows), step(self, tokens))[1])
+    requests = [request(PROMPTS[0], s, max_tokens=2 + s) for s in range(40)]
+    assert [len(a.tokens) for a in ask(bound("qwen2"), requests)] == list(range(2, 42))
+    assert sorted(sizes) == [*range(1, 16), *range(16, 32, 2), 32, 36, 40]
+
+
 def test_requests_join_between_decode_steps() -> None:
     engine = bound("qwen2")
     widths: list[int] = []

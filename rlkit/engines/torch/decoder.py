@@ -79,6 +79,9 @@ class AnyDecoder(Protocol):
     resumes: bool
     """Whether rows may be admitted with their own tokens after a shared prompt."""
 
+    few_sizes: bool
+    """Whether finished rows are dropped down to few numbers of rows: see `rounded_rows`."""
+
     @property
     def rows(self) -> int: ...
 
@@ -118,6 +121,7 @@ class Decoder:
     spare = SPARE
     refill = 0.0
     resumes = False
+    few_sizes = False
 
     def __init__(self, model: CausalLM, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model

@@ -15,7 +15,7 @@ from rlkit.engines.torch.blocks import FusedModel
 from rlkit.engines.torch.decoder import SPARE
 from rlkit.engines.torch.row_attention import RowAttention, additive_mask
 from rlkit.models.vision import RowMedia
-from rlkit.ops.attention import Layout, packed_attention, token_indices
+from rlkit.ops.attention import Layout, packed_attention, token_indices, widened
 from rlkit.ops.ragged import Span, by_sdpa
 
 GROWTH = 16
@@ -112,6 +112,7 @@ class FusedDecoder:
     spare = SPARE
     refill = 0.0
     resumes = True
+    few_sizes = True
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model
@@ -191,12 +192,13 @@ class FusedDecoder:
             queries = projected[:, :heads]
             keys_values = projected[:, heads:].view(len(projected), 2, -1, projected.shape[-1]).transpose(0, 1)
             prompts = keys_values[:, prompt_indices].transpose(2, 3)
-            self.layers[index].add_prompts(prompts)
+            self.layers[index].add_prompts(_as_cached(prompts))
             if not new.layout.shared:
                 q, (k, v) = queries[prompt_indices].transpose(1, 2), prompts
                 k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
                 return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0).transpose(1, 2)[real]
-            self.layers[index].add_rows(keys_values[:, row_indices].transpose(2, 3), self.rows, self.width)
+            rows = _as_cached(keys_values[:, row_indices].transpose(2, 3))
+            self.layers[index].add_rows(rows, self.rows, self.width)
             return packed(queries, keys_values[0], keys_values[1], 1.0, new.layout)
 
         return attend
@@ -225,7 +227,7 @@ class FusedDecoder:
 
         def attend(index: int, projected: Tensor) -> Tensor:
             layer = self.layers[index]
-            new = projected[:, heads:].view(rows, 2, -1, projected.shape[-1])
+            new = _as_cached(projected[:, heads:].view(rows, 2, -1, projected.shape[-1]))
             own = layer.reserve(rows, width)
             if last is None:
                 own[:, :rows, :, width - 1] = new.transpose(0, 1)
@@ -283,3 +285,12 @@ class FusedDecoder:
                 return torch.get_autocast_dtype(self.device.type)
         dtype: torch.dtype = self.model.model.norm.weight.dtype
         return dtype
+
+
+def _as_cached(keys_values: Tensor) -> Tensor:
+    """Return keys and values in the dtype of the cache, which is not below float32 on a CPU.
+
+    There each step would convert all keys for its scores, and oneDNN would compile 16-bit products of values for each
+    number of columns.
+    """
+    return widened(keys_values) if keys_values.device.type == "cpu" else keys_values

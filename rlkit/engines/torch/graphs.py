@@ -92,6 +92,7 @@ class GraphDecoder(FusedDecoder):
 
     spare = 1 / 4  # on a GPU a step of fewer rows is hardly faster, and must be recorded anew
     refill = 1 / 8  # as must one of other rows
+    few_sizes = False
 
     def __init__(
         self,

@@ -135,7 +135,7 @@ class RowAttention:
         if mask is not None:
             scores.view(rows, -1, scores.shape[-1]).add_(mask)
         own_part = PartialAttention.to_values(scores, values)
-        return join(self.query_indices, own_part, prompt_part).view(rows, heads, size)
+        return join(self.query_indices, own_part, prompt_part).view(rows, heads, size).to(queries.dtype)
 
     def _to_prompts(self, queries: Tensor, prompts: Tensor) -> PartialAttention:
         """Return the attention of queries [R,heads,D] to their prompts, in the order of `slots`."""

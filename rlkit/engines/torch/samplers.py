@@ -16,7 +16,7 @@ from torch import Tensor
 from rlkit.engines.torch.batch import DecodeBatch, Row, group_by_prompt
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.worker import Worker
-from rlkit.ops.batching import micro_batches
+from rlkit.ops.batching import micro_batches, rounded_rows
 from rlkit.types import Request
 
 if TYPE_CHECKING:
@@ -111,12 +111,14 @@ class DecoderSampler(Sampler):
     def compact(self, batch: DecodeBatch) -> None:
         """Drop finished rows once there are enough, or enough to replace; the last rows fill the gaps."""
         active = [i for i, row in enumerate(batch.rows) if not row.finished]
-        count, total = len(active), len(batch.rows)
+        size, total = len(active), len(batch.rows)
         share = self.decoder.refill if self._queue.waiting else self.decoder.spare
-        if count == total or total - count < share * total:
+        if self.decoder.few_sizes and not self._queue.waiting:
+            size = rounded_rows(size)
+        if size >= total or total - size < share * total:
             return
-        tail = [i for i in active if i >= count]
-        remaining = [i if not batch.rows[i].finished else tail.pop() for i in range(count)]
+        tail = [i for i in active if i >= size]
+        remaining = [tail.pop() if tail and batch.rows[i].finished else i for i in range(size)]
         self.decoder.keep(remaining)
         batch.keep(remaining)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import weakref
 
+import pytest
+
 from rlkit.base.garbage import THRESHOLD, lasting
 
 SCRIPT = """
@@ -61,3 +63,34 @@ def test_cycles_of_a_run_are_collected() -> None:
         objects = [Cycle() for _ in range(2 * THRESHOLD)]
     assert cycle() is None
     assert len(objects) == 2 * THRESHOLD
+
+
+KERNELS = """
+import ctypes, sys
+import torch
+from rlkit.base.garbage import reuse_memory
+if sys.argv[1] == "reuse":
+    reuse_memory()
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena b c d e f g used free keep".split()]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Heap
+def multiply(rows):
+    for n in rows:
+        torch.ops.mkldnn._linear_pointwise(torch.zeros(n, 16), weight, None, "none", [], "")
+    return libc.mallinfo2().used >> 20
+weight = torch.zeros(16, 16)
+before = multiply(range(1, 600))
+print(multiply(range(600, 900)) - before)
+"""
+
+
+@pytest.mark.slow
+def test_onednn_keeps_no_more_than_512_compiled_kernels() -> None:
+    """MB of the 600th to 900th, each of another number of rows."""
+    growth = [
+        int(subprocess.run([sys.executable, "-c", KERNELS, mode], capture_output=True, text=True, check=True).stdout)
+        for mode in ("reuse", "leave")
+    ]
+    assert growth[0] < 10
+    assert growth[1] > 50, "oneDNN does so itself: then `KERNELS` can go"

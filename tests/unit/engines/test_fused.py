@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,6 +48,22 @@ def test_small_layers_and_those_in_float16_are_not_packed() -> None:
     assert has_onednn(torch.float32)
     assert not isinstance(FusedLinear(torch.zeros(PACKED_SIZE // 8 - 1, 8), None).to(torch.float32), PackedLinear)
     assert not isinstance(FusedLinear(torch.zeros(500, 300), None).to(torch.float16), PackedLinear)
+
+
+def test_a_cpu_caches_keys_and_values_of_16_bits_in_float32() -> None:
+    """Logits are those of a plain pass in bfloat16, but for its rounding."""
+    model = random_model("qwen2").eval()
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    decoder = FusedDecoder(model, autocast)
+    decoder.admit([[5, 3, 4]], [2], [[6], [8, 9]])
+    logits = decoder.step(torch.tensor([7, 5]))
+    for layer in decoder.layers:
+        assert layer.prompts is not None
+        assert layer.rows is not None
+        assert (layer.prompts.dtype, layer.rows.dtype) == (torch.float32, torch.float32)
+    with torch.no_grad(), autocast():
+        rows = [model(input_ids=torch.tensor([row])).logits[0, -1] for row in ([5, 3, 4, 6, 7], [5, 3, 4, 8, 9, 5])]
+    assert (logits - torch.stack(rows)).float().norm() < 0.02 * logits.float().norm()
 
 
 def test_rows_that_join_a_smaller_cache_may_move() -> None:
