@@ -1,6 +1,6 @@
 """A whole GRPO step of rlkit and of TRL: `python -m tests.bench.step [ROW ...]`, with the extra `bench` for TRL.
 
-`--only rlkit --only rlkit-bf16` compares precisions.
+`--only rlkit --only rlkit-bf16` compares precisions; `trl-bf16` has bfloat16 and gradient checkpointing, its defaults.
 
 16 prompts of about 100 tokens, 8 samples each, Qwen2 models with random weights, float32, one thread. Each side is a
 process of its own that makes one step when asked; they alternate, and what is measured is CPU seconds of the whole
@@ -49,7 +49,7 @@ ROWS = {
     "10m/64-lora": Row("10m", 64, lora=True, goal=2.6),
     "10m/256": Row("10m", 256, goal=3.2),
 }
-SIDES = ["trl", "rlkit", "rlkit-bf16"]
+SIDES = ["trl", "trl-bf16", "rlkit", "rlkit-bf16"]
 
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -118,8 +118,8 @@ def rlkit_side(row: Row, model: Path, steps: int, precision: Precision, options:
         )
 
 
-def trl_side(row: Row, model: Path, steps: int) -> None:
-    """Train with TRL's GRPOTrainer."""
+def trl_side(row: Row, model: Path, steps: int, frugal: bool) -> None:
+    """Train with TRL's GRPOTrainer, with less memory by bfloat16 and gradient checkpointing if `frugal`."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -152,8 +152,8 @@ def trl_side(row: Row, model: Path, steps: int) -> None:
             output_dir=folder, per_device_train_batch_size=row.trl_micro_batch, num_generations=SAMPLES,
             gradient_accumulation_steps=PROMPTS * SAMPLES // row.trl_micro_batch, max_completion_length=row.length,
             beta=row.kl, learning_rate=1e-6, max_steps=steps, logging_steps=1, save_strategy="no", report_to="none",
-            use_cpu=True, temperature=1.0, top_k=0, top_p=1.0, disable_tqdm=True, bf16=False,
-            gradient_checkpointing=False,
+            use_cpu=True, temperature=1.0, top_k=0, top_p=1.0, disable_tqdm=True, bf16=frugal,
+            gradient_checkpointing=frugal,
         )  # fmt: skip
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=measured, args=config,
@@ -309,8 +309,8 @@ def main() -> None:
     if given.side is not None:
         row = Row(**json.loads(given.point)) if given.point else ROWS[given.rows[0]]
         model = Path(given.model)
-        if given.side == "trl":
-            return trl_side(row, model, given.steps)
+        if given.side.startswith("trl"):
+            return trl_side(row, model, given.steps, given.side == "trl-bf16")
         precision: Precision = "bf16-mixed" if given.side == "rlkit-bf16" else "32-true"
         return rlkit_side(row, model, given.steps, precision, dict(_options(given.train)))
     from tests.bench.work import save_model
