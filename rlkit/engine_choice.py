@@ -1,9 +1,9 @@
-"""The choice of the rollout engine on GPUs for a recipe that names none; no product is named here."""
+"""The choices of a rollout engine and a precision for this machine; no product is named here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -23,6 +23,24 @@ SHARE = 0.4
 
 BESIDE_WEIGHTS = 3 * GIB
 """Memory that an engine needs beside its weights: a small cache of keys and values, graphs, CUDA's context."""
+
+
+BFLOAT16 = ("avx512_bf16", "amx_bf16")
+"""Features of a CPU that multiplies bfloat16 about twice as fast as float32, by their names in `lscpu`."""
+
+
+def choose_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:
+    """Return what `fabric.precision: auto` is on this machine: `bf16-mixed` if it is the faster one there.
+
+    Args:
+        accelerator: That of the recipe.
+    """
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        is_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available())
+        fast = is_cpu and any(torch.cpu.get_capabilities().get(name) for name in BFLOAT16)
+    return "bf16-mixed" if fast else "32-true"
 
 
 def choose_engine(recipe: Recipe, parts: Iterable[type]) -> tuple[type[DeviceEngine] | None, str]:

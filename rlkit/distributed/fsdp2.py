@@ -266,6 +266,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
     )
     strategy = section.strategy
     frozen_half = section.precision == "bf16-true"
+    assert section.precision != "auto", "chosen with the recipe"
     try:
         plugins: list[Any] = [getattr(environments, name)() for name in section.plugins or ()]
         with _without_notes():

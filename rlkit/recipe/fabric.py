@@ -44,8 +44,8 @@ class Fabric:
         strategy: How ranks share the work: `ddp` replicates the model; `fsdp2` shards it, and so does `FSDP2`, which
             has options; `auto` is `ddp` on several devices.
         precision: The precision of computations; trained weights are always float32, and `bf16-true` is for frozen
-            weights under adapters. `32-true` is float32 on GPUs too: TF32 is off. On a CPU `bf16-mixed` is faster only
-            if `lscpu` lists `avx512_bf16` or `amx_bf16`.
+            weights under adapters. `32-true` is float32 on GPUs too: TF32 is off. `auto` is `bf16-mixed` on GPUs that
+            have bfloat16 and on CPUs for which `lscpu` lists `avx512_bf16` or `amx_bf16`, else `32-true`.
         plugins: The cluster environment, if Fabric does not detect it.
     """
 
@@ -53,7 +53,7 @@ class Fabric:
     devices: Literal["auto"] | Count | list[NonNegativeInt] = "auto"
     num_nodes: Count = 1
     strategy: Literal["auto", "ddp", "fsdp2"] | FSDP2 = "auto"
-    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true"] = "32-true"
+    precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "auto"] = "32-true"
     plugins: list[Environment] | None = None
 
     @property

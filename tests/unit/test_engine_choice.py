@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlkit.cli.parsing.parser import parse
-from rlkit.engine_choice import GIB, choose_engine
+from rlkit.engine_choice import GIB, choose_engine, choose_precision
 from rlkit.engines import SGLangEngine, TorchEngine, sglang
 from rlkit.engines.server.engine import DeviceEngine, names_model
 from rlkit.recipe import FSDP2, Model, Recipe
@@ -169,3 +169,25 @@ def test_models_of_a_package_are_read_without_its_import() -> None:
     assert names_model("transformers", "models/qwen2/*.py", "Qwen2ForCausalLM")
     assert not names_model("transformers", "models/qwen2/*.py", "Qwen2For")
     assert not names_model("rlkit_absent", "*.py", "Qwen2ForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "expected"),
+    [
+        ("auto", {"cuda"}, "bf16-mixed"), ("gpu", {"cuda"}, "bf16-mixed"), ("auto", {"old cuda", "cpu"}, "32-true"),
+        ("cpu", {"cuda"}, "32-true"), ("cpu", {"cpu"}, "bf16-mixed"), ("auto", {"cpu"}, "bf16-mixed"),
+        ("auto", {"mps", "cpu"}, "32-true"), ("mps", {"mps", "cpu"}, "32-true"), ("auto", set(), "32-true"),
+    ],
+)  # fmt: skip
+def test_auto_is_the_faster_precision(
+    accelerator: str, devices: set[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the devices that compute in bfloat16, and an old GPU that does not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices & {"cuda", "old cuda"}))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: "cuda" in devices)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in devices)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": "cpu" in devices, "amx_bf16": False})
+    assert choose_precision(accelerator) == expected
+    parsed = parse("fit", ["--recipe=quickstart", "--fabric.precision=auto", "--fabric.accelerator=cpu"])
+    assert parsed.recipe.fabric.precision == choose_precision("cpu")
+    assert f"precision: {choose_precision('cpu')}" in parsed.yaml

@@ -23,7 +23,7 @@ from rlkit.cli.parsing.help import print_help
 from rlkit.cli.parsing.instantiate import instantiate
 from rlkit.cli.parsing.objects import plain
 from rlkit.cli.parsing.reader import find, read
-from rlkit.engine_choice import choose_engine
+from rlkit.engine_choice import choose_engine, choose_precision
 from rlkit.recipe import Recipe, check
 from rlkit.registry import Registry, load_plugins
 
@@ -97,6 +97,10 @@ def build(composer: Composer, problems: Sequence[str] = ()) -> tuple[Recipe, str
     if problems or composer.problems:
         raise RecipeError("\n".join((*problems, *composer.problems)))
     recipe = _instantiate(tree, composer.registry)
+    if recipe.fabric.precision == "auto":
+        composer.add({"fabric": {"precision": choose_precision(recipe.fabric.accelerator)}})
+        tree = composer.finish()
+        recipe = _instantiate(tree, composer.registry)
     if engine_in(tree) is composer.default_engine:
         parts = composer.registry.parts["engines"].values()
         engine, reason = choose_engine(recipe, [part.cls for part in parts])
