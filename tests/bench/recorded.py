@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.step import ROOT, Gate, Side, product_rate, reset_peak
+from tests.bench.step import ROOT, Gate, Side, gated_steps, product_rate, reset_peak
 
 RATE, BETA = 1e-4, 0.1
 
@@ -47,26 +47,13 @@ def rlkit_side(row: Row, model: Path, rows: list[dict[str, Any]], steps: int) ->
     """Train with rlkit's defaults."""
     from rlkit import Recipe, fit
     from rlkit.engines.torch.recorded import Recorded
-    from rlkit.interfaces.callback import Callback, RunStart, StepEnd
     from rlkit.losses.cross_entropy import CrossEntropy
     from rlkit.losses.dpo import DPO
     from rlkit.recipe import Fabric, Model, Rollout, Save, Train
     from rlkit.schedules import Constant
     from rlkit.types import Sampling
 
-    gate = Gate()
-
-    class Turns(Callback):
-        budgets = dict.fromkeys(Callback.budgets, 1e6)
-
-        def on_run_start(self, event: RunStart) -> None:
-            gate.report(rss=reset_peak())
-            gate.wait()
-
-        def on_step_end(self, event: StepEnd) -> None:
-            gate.report(loss=event.metrics["policy/loss"], tokens=event.metrics["update/tokens"])
-            gate.wait()
-
+    turns = gated_steps(lambda metrics: {"loss": metrics["policy/loss"], "tokens": metrics["update/tokens"]})
     with tempfile.TemporaryDirectory() as folder:
         fit(
             Recipe(
@@ -82,7 +69,7 @@ def rlkit_side(row: Row, model: Path, rows: list[dict[str, Any]], steps: int) ->
                 fabric=Fabric(accelerator="cpu"),
                 validation=None,
                 save=Save(every=0),
-                callbacks=[Turns()],
+                callbacks=[turns],
             ),
             out=Path(folder) / "run",
             quiet=True,
@@ -200,8 +187,8 @@ def compare(name: str, steps: int, sides: list[str], options: list[str]) -> None
     seconds = [statistics.median(side["cpu"] for side in column[1:]) for column in zip(*rounds, strict=True)]
     cells = [f"{side.name} {cpu:.3f} s" for side, cpu in zip(running, seconds, strict=True)]
     if len(running) == 2:
-        ratio = statistics.median(theirs["cpu"] / mine["cpu"] for theirs, mine in rounds[1:])
-        gap = max(abs(theirs["loss"] - mine["loss"]) for theirs, mine in rounds)
+        ratio = statistics.median(trl["cpu"] / rlkit["cpu"] for trl, rlkit in rounds[1:])
+        gap = max(abs(trl["loss"] - rlkit["loss"]) for trl, rlkit in rounds)
         first, last = rounds[0][1]["loss"], rounds[-1][1]["loss"]
         cells.append(f"ratio {ratio:.2f}, losses {first:.4f} to {last:.4f}, at most {gap:.1e} apart")
     cells.append(f"products {statistics.median(rates) / 1e9:.0f} GFLOP/s")

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -69,19 +69,9 @@ class Gate:
         print(json.dumps(metrics | {"peak": peak()}), file=self.answers, flush=True)
 
 
-def reward(completions: Any, **_: Any) -> list[float]:
-    """Score by digits and length: something that varies."""
-    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-    return [0.2 * any(ch.isdigit() for ch in text) + 0.001 * len(text) for text in texts]
-
-
-def rlkit_side(row: Row, model: Path, steps: int, precision: Precision, options: dict[str, Any]) -> None:
-    """Train with rlkit's defaults."""
-    from rlkit import Recipe, fit
+def gated_steps(measures: Callable[[dict[str, float]], dict[str, float]]) -> Any:
+    """Return a callback by which rlkit's steps wait for the parent and report `measures` of their metrics."""
     from rlkit.interfaces.callback import Callback, RunStart, StepEnd
-    from rlkit.recipe import Fabric, KLLoss, Log, Lora, Model, Rollout, Save, Train
-    from rlkit.types import Sampling
-    from tests.bench.work import questions
 
     gate = Gate()
 
@@ -93,12 +83,31 @@ def rlkit_side(row: Row, model: Path, steps: int, precision: Precision, options:
             gate.wait()
 
         def on_step_end(self, event: StepEnd) -> None:
-            times = {k.removeprefix("time/"): v for k, v in event.metrics.items() if k.startswith("time/")}
-            length = event.metrics["rollout/length"]
-            rows = row.prompts * row.samples
-            gate.report(length=length, prompt=event.metrics["update/tokens"] / rows - length, **times)
+            gate.report(**measures(event.metrics))
             gate.wait()
 
+    return Turns()
+
+
+def reward(completions: Any, **_: Any) -> list[float]:
+    """Score by digits and length: something that varies."""
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [0.2 * any(ch.isdigit() for ch in text) + 0.001 * len(text) for text in texts]
+
+
+def rlkit_side(row: Row, model: Path, steps: int, precision: Precision, options: dict[str, Any]) -> None:
+    """Train with rlkit's defaults."""
+    from rlkit import Recipe, fit
+    from rlkit.recipe import Fabric, KLLoss, Log, Lora, Model, Rollout, Save, Train
+    from rlkit.types import Sampling
+    from tests.bench.work import questions
+
+    def measures(metrics: dict[str, float]) -> dict[str, float]:
+        times = {k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/")}
+        length = metrics["rollout/length"]
+        return {"length": length, "prompt": metrics["update/tokens"] / (row.prompts * row.samples) - length, **times}
+
+    turns = gated_steps(measures)
     with tempfile.TemporaryDirectory() as folder:
         fit(
             Recipe(
@@ -110,7 +119,7 @@ def rlkit_side(row: Row, model: Path, steps: int, precision: Precision, options:
                 kl_loss=KLLoss(coef=row.kl) if row.kl else None,
                 fabric=Fabric(precision=precision),
                 save=Save(every=0),
-                callbacks=[Turns()],
+                callbacks=[turns],
                 log=Log(),
             ),
             out=Path(folder) / "run",
