@@ -193,7 +193,7 @@ def test_trls_grpo_config() -> None:
     assert recipe["loss"]["init_args"] == {"clip_low": 0.2, "clip_high": 0.28}
     assert recipe["kl_loss"] == {"coef": 0.01, "importance_weighted": True}
     assert recipe["reward"] == "MathReward"
-    assert recipe["validation"] == {"every": 50}
+    assert recipe["validation"] == {"every": 25}  # as eval_steps
     assert any(line.startswith("push_to_hub=False: rlkit export") for line in listed)
     assert recipe_problems(recipe_text(convert("trl", TRL_YAML, "grpo.yaml", []))) == []
 
@@ -264,7 +264,7 @@ TRLS_REST = {
     "gspo": {"config_file", "output_dir", "reward_funcs"},
     "agent": {"push_to_hub", "output_dir", "reward_funcs", "use_vllm", "report_to"},
     "ppo": {"output_dir", "missing_eos_penalty", "model_name_or_path"},
-    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "use_vllm"},
+    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "use_vllm", "use_peft"},
 }
 
 
@@ -591,7 +591,7 @@ def test_verls_sandbox_fusion_runs_programs(prefix: str) -> None:
     both = convert("verl", "", "run.sh", [*words, *buffer]).recipe
     assert both["reward"][0] == "Composite"
     assert both["reward.rewards"][0]["math"] == {"class_path": "Router", "init_args": {"rewards": rewards}}
-    assert convert("verl", "", "run.sh", [f"{prefix}.url=null"]).recipe["reward"][0] == "MathReward"
+    assert convert("verl", "", "run.sh", [f"{prefix}.url=null", "trainer.nnodes=1"]).recipe["reward"][0] == "MathReward"
 
 
 TOOLS = """
@@ -792,7 +792,7 @@ def test_any_value_is_carried_over_or_listed(peer: str, rules: dict, shift: int)
 
     alone = [words(key, ODD[(index + shift) % len(ODD)]) for index, key in enumerate(keys)]
     for more in [*alone, *([word for key in keys for word in words(key, value)] for value in ODD)]:
-        conversion = convert(peer, "", "run.sh", [*usual, *more])
+        conversion = convert(peer, "", "run.sh", [*usual, *more, *words("no.rule", "1")])  # beside null, which is none
         assert yaml.safe_load(recipe_text(conversion))["task"]
         names = set(conversion.options.values) | set(conversion.options.unresolved)
         sources = {source for _, text in conversion.recipe.values() for source in text.split(", ")}

@@ -27,13 +27,15 @@ class PeerOptions:
     unresolved: dict[str, str] = field(default_factory=dict)
 
     def add(self, key: str, text: str) -> None:
-        """Set an option from the text on a command line; the last one counts."""
+        """Set an option from the text on a command line; the last one counts, and null unsets it."""
         self.values.pop(key, None)
         self.unresolved.pop(key, None)
         if MARK in text or "$(" in text or "${" in text:
             self.unresolved[key] = f"its value is `{shorten(unmarked(text), 300)}`, which is not run"
         else:
-            self.values[key] = parse_text(text)
+            value = parse_text(text)
+            if value is not None:
+                self.values[key] = value
 
 
 def marked(text: str) -> str:
@@ -120,6 +122,6 @@ def _resolve_references(values: Mapping[str, object]) -> PeerOptions:
             value = values.get(name, raw if default is None else parse_text(default.strip()))
         if isinstance(value, str) and "${" in value:
             options.unresolved[key] = f"its value {value!r} is computed by another program"
-        elif value != "???":
+        elif value is not None and value != "???":
             options.values[key] = value
     return options

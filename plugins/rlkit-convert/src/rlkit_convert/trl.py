@@ -238,7 +238,7 @@ RULES: dict[str, Rule] = {
     "logging_*": NoEquivalent("nothing to do: every step is logged"),
     "log_*": NoEquivalent(ROLLOUTS),
     "num_completions_to_print": NoEquivalent(ROLLOUTS),
-    "save_steps": Equivalent("save.every", steps_between),
+    "save_steps": COMBINED,
     "save_only_model": Equivalent("save.optimizer", lambda value: not boolean(value)),
     "save_total_limit": Equivalent("save.keep_last", integer),
     "save_strategy": COMBINED,

@@ -8,13 +8,20 @@ from math import ceil
 from rlkit_convert import trl_gold
 from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
 from rlkit_convert.steps import set_steps
-from rlkit_convert.trl import TRAINER
+from rlkit_convert.trl import TRAINER, steps_between
 
 AGGREGATION = {
     "grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "cispo": "token_mean",
     "dr_grpo": "seq_mean_token_sum_norm", "sapo": "seq_mean_token_mean",
     "luspo": "seq_mean_token_sum", "vespo": "token_mean",
 }  # fmt: skip
+UPDATE = ("per_device_train_batch_size", "num_processes", "gradient_accumulation_steps")
+ROLLOUT = (*UPDATE, "steps_per_generation", "generation_batch_size", "num_mini_batches")
+"""Options that set the number of completions of a rollout."""
+PEFT_TARGETS = (
+    "without lora_target_modules peft chooses by the model's type, such as [q_proj, v_proj] for Llama and Qwen2; set "
+    "model.lora.targets, which is all-linear by default"
+)
 REWARDS = "write f(text, answer), or a function in TRL's form, to a file; PythonReward with function: file.py:name"
 
 
@@ -28,32 +35,44 @@ def task(conversion: Conversion) -> None:
     conversion.set("task", "TRL")
 
 
-def batches(conversion: Conversion) -> None:
-    """Set a step's prompts, samples, mini-batches and epochs; TRL counts completions and optimizer steps."""
-    names = ("per_device_train_batch_size", "num_processes", "gradient_accumulation_steps")
-    device, processes, accumulated = (max(conversion.get(name, integer, 1), 1) for name in names)
+def _rollout(conversion: Conversion) -> tuple[int, int]:
+    """Return the completions of a rollout, and the optimizer updates of one pass over them."""
+    device, processes, accumulated = (max(conversion.get(name, integer, 1), 1) for name in UPDATE)
+    per_update = device * processes * accumulated
     if trainer(conversion) == "ppo":
         minibatches = max(conversion.get("num_mini_batches", integer, 1), 1)
-        completions = device * processes * accumulated * minibatches
+        return per_update * minibatches, minibatches
+    completions = device * processes * max(conversion.get("steps_per_generation", integer, accumulated), 1)
+    if trainer(conversion) != "gold":  # there it counts the prompts of a process
+        completions = conversion.get("generation_batch_size", integer, completions)
+    return completions, max(round(completions / per_update), 1)
+
+
+def _set_rollouts(conversion: Conversion, key: str, steps: int, source: str, *also: str) -> None:
+    """Set an option that counts rollouts from one that counts optimizer updates; PPO's options count rollouts too."""
+    updates = 1
+    if trainer(conversion) != "ppo":
+        if conversion.is_unknown(*ROLLOUT, "num_iterations"):
+            conversion.leave_out(key)
+        updates = _rollout(conversion)[1] * max(conversion.get("num_iterations", integer, 1), 1)
+    conversion.set(key, ceil(steps / updates), source, *also)
+
+
+def batches(conversion: Conversion) -> None:
+    """Set a step's prompts, samples, mini-batches and epochs; TRL counts completions and optimizer steps."""
+    completions, updates = _rollout(conversion)
+    if trainer(conversion) == "ppo":
         group_size = 1
-        updates = minibatches
         conversion.carry("train.epochs", "num_ppo_epochs", integer, 4)
         conversion.set("rollout.group_size", 1)
     else:
-        per_update = device * processes * accumulated
-        per_generation = max(conversion.get("steps_per_generation", integer, accumulated), 1)
-        completions = device * processes * per_generation
-        if trainer(conversion) != "gold":  # there it counts the prompts of a process
-            completions = conversion.get("generation_batch_size", integer, completions)
         key = "rloo_k" if conversion.has("rloo_k") else "num_generations"
         group_size = max(conversion.get(key, integer, 8), 1)
-        updates = max(round(completions / per_update), 1)
         conversion.set("rollout.group_size", group_size, key)
         conversion.carry("train.epochs", "num_iterations", integer, 1)
     prompts = max(completions // group_size, 1)
-    sources = (*names, "steps_per_generation", "generation_batch_size", "num_mini_batches")
-    conversion.set("train.prompts_per_step", prompts, *sources)
-    conversion.set("train.minibatches", min(updates, prompts), *sources)
+    conversion.set("train.prompts_per_step", prompts, *ROLLOUT)
+    conversion.set("train.minibatches", min(updates, prompts), *ROLLOUT)
     if prompts * group_size != completions:
         why = f"{completions} completions are not a multiple of {group_size}; prompts_per_step is {prompts}"
         conversion.note("num_generations", why)
@@ -63,24 +82,23 @@ def batches(conversion: Conversion) -> None:
     if updates > prompts:
         why = f"{updates} updates of {prompts} prompts: rlkit does not split a group of samples"
         conversion.note("gradient_accumulation_steps", why)
-    if processes > 1:
-        conversion.set("fabric.devices", processes, "num_processes")
-    if conversion.is_unknown(*sources, "num_generations", "rloo_k", "num_iterations", "num_ppo_epochs"):
+    if conversion.get("num_processes", integer, 1) > 1:
+        conversion.carry("fabric.devices", "num_processes", integer, 1)
+    if conversion.is_unknown(*ROLLOUT, "num_generations", "rloo_k", "num_iterations", "num_ppo_epochs"):
         conversion.leave_out("train.steps")
     else:
-        _set_rollout_steps(conversion, completions, updates, prompts)
+        _set_steps(conversion, completions, prompts)
 
 
-def _set_rollout_steps(conversion: Conversion, completions: int, updates: int, prompts: int) -> None:
-    """Set the number of rollout steps, if it is known."""
-    epochs = int(conversion.recipe["train.epochs"][0])  # type: ignore[call-overload]
+def _set_steps(conversion: Conversion, completions: int, prompts: int) -> None:
+    """Set the number of rollouts, if it is known."""
     if conversion.is_unknown("max_steps", "total_episodes"):
         conversion.leave_out("train.steps")
         return
     max_steps = conversion.get("max_steps", integer, -1)
     episodes = conversion.get("total_episodes", integer, 0)
     if max_steps > 0:
-        conversion.set("train.steps", max(ceil(max_steps / (updates * epochs)), 1), "max_steps")
+        _set_rollouts(conversion, "train.steps", max_steps, "max_steps")
     elif episodes > 0:
         conversion.set("train.steps", max(ceil(episodes / max(completions, 1)), 1), "total_episodes")
     else:
@@ -100,6 +118,8 @@ def model(conversion: Conversion) -> None:
             targets = conversion.options.values["lora_target_modules"]
             modules = [str(module).strip(", ") for module in targets] if isinstance(targets, list) else targets
             conversion.set("model.lora.targets", modules, "lora_target_modules")
+        elif not conversion.is_unknown("lora_target_modules"):
+            conversion.note("use_peft", PEFT_TARGETS)
         for name in ("lora_dropout", "lora_modules_to_save", "lora_target_parameters", "lora_task_type"):
             if conversion.has(name):
                 conversion.note(name, "rlkit's adapters have no dropout and no such targets")
@@ -127,7 +147,7 @@ def optimizer(conversion: Conversion) -> None:
         conversion.set("train.optimizer.betas", betas, "adam_beta1", "adam_beta2")
     warmup = conversion.get("warmup_steps", number, 0.0)
     if warmup >= 1:
-        conversion.set("train.warmup_steps", int(warmup), "warmup_steps")
+        _set_rollouts(conversion, "train.warmup_steps", int(warmup), "warmup_steps")
     elif warmup:  # a fraction of all steps
         conversion.set("train.warmup_ratio", warmup, "warmup_steps")
     if not conversion.get("optim", text, "adamw_torch").startswith("adamw_torch"):
@@ -226,9 +246,9 @@ def divergence(conversion: Conversion) -> None:
         conversion.carry("kl_reward.coef", key, number, 0.0)
         conversion.carry("kl_reward.estimator", "kl_estimator", text, "k1")
     if conversion.get("sync_ref_model", boolean, False):
-        conversion.carry("reference.refresh_every", "ref_model_sync_steps", integer, 512, "sync_ref_model")
-        reference_weight = conversion.get("ref_model_mixup_alpha", number, 0.6)
-        conversion.set("reference.mix", round(1 - reference_weight, 9), "ref_model_mixup_alpha")
+        sync_steps = conversion.get("ref_model_sync_steps", integer, 512)
+        _set_rollouts(conversion, "reference.refresh_every", sync_steps, "ref_model_sync_steps", "sync_ref_model")
+        conversion.carry("reference.mix", "ref_model_mixup_alpha", number, 0.6)
 
 
 def reward(conversion: Conversion) -> None:
@@ -304,7 +324,7 @@ def engine(conversion: Conversion) -> None:
         conversion.note("vllm_mode", "rollout.engine: SGLangServer, with first_gpu or urls")
     if conversion.get("vllm_tensor_parallel_size", integer, 1) > 1:
         conversion.carry("rollout.engine.launch.tensor_parallel", "vllm_tensor_parallel_size", integer, 1)
-    if conversion.get("vllm_importance_sampling_correction", boolean, True):
+    if trainer(conversion) == "grpo" and conversion.get("vllm_importance_sampling_correction", boolean, True):
         _correction(conversion, "vllm_importance_sampling")
 
 
@@ -325,13 +345,16 @@ def running(conversion: Conversion) -> None:
     strategy = conversion.get("eval_strategy", text, "no")
     interval = conversion.get("eval_steps", number, 0.0)
     if strategy == "steps" and interval >= 1:
-        conversion.set("validation.every", int(interval), "eval_steps", "eval_strategy")
+        _set_rollouts(conversion, "validation.every", int(interval), "eval_steps", "eval_strategy")
     elif strategy == "no":
         conversion.set("validation", None, "eval_strategy")
         if conversion.recipe.pop("validation.before", None) is not None:
             conversion.note("eval_on_start", "without eval_strategy there is no validation; remove `validation: null`")
     else:
         conversion.note("eval_strategy", "validation.every counts steps")
+    save_steps = conversion.get("save_steps", steps_between, None)
+    if save_steps is not None:
+        _set_rollouts(conversion, "save.every", save_steps, "save_steps")
     if conversion.get("save_strategy", text, "steps") != "steps":
         conversion.note("save_strategy", "save.every counts steps; the last step is always saved")
     _loggers(conversion)

@@ -35,6 +35,7 @@ MEGATRON = "rlkit shards with FSDP2: fabric.strategy"
 DEFAULTS: dict[str, object] = {
     "actor_rollout_ref.actor.clip_ratio_c": 3.0,
     "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.policy_loss.ppo_kl_coef": 0.1,
     "actor_rollout_ref.actor.optim.weight_decay": 0.01,
     "algorithm.adv_estimator": "gae",
     "data.max_prompt_length": 512,

@@ -143,7 +143,7 @@ def loss(conversion: Conversion) -> None:
         conversion.set("train.aggregation", "seq_mean_token_mean", key)
     for theirs, ours in LOSS_OPTIONS.get(name, {}).items():
         source = f"{ACTOR}.policy_loss.{theirs}"
-        if conversion.has(source):
+        if conversion.has(source) or source in conversion.defaults:
             conversion.carry(f"loss.{ours}", source, number, 1.0)
 
 
@@ -183,28 +183,32 @@ def reward(conversion: Conversion) -> None:
         name = conversion.get("custom_reward_function.name", text, "compute_score")
         managers = [key for key in conversion.options.values if key.endswith(("reward_manager", "reward_manager.name"))]
         batch = any(conversion.get(key, text, "") == "batch" for key in managers)
-        conversion.set("reward", "BatchReward" if batch else "PythonReward", path, *(managers if batch else ()))
+        cls = "BatchReward" if batch else "PythonReward"
+        conversion.set("reward", cls, path, *(managers if batch else ()))
         function = f"{conversion.get(path, text, '')}:{name}"
-        conversion.set("reward.function", function, path, "custom_reward_function.name")
-        return
-    if conversion.get("reward_model.enable", boolean, False):
+        sources = (path, "custom_reward_function.name")
+        conversion.set("reward.function", function, *sources)
+        _overlong(conversion, {"score": {"class_path": cls, "init_args": {"function": function}}}, *sources)
+    elif conversion.get("reward_model.enable", boolean, False):
         conversion.set("reward", "ModelReward", "reward_model.enable")
         conversion.carry("reward.path", "reward_model.model.path", text, "")
     else:
         why = "verl chooses by data_source; this one is for GSM8K, MATH and similar data"
         conversion.recipe["reward"] = ("MathReward", why)
-        _overlong(conversion, _programs(conversion))
+        _overlong(conversion, {"math": _programs(conversion)})
     for key in conversion.options.values:
         if conversion.carries(key):
             continue
-        if key.endswith("reward_manager"):
+        if "overlong_buffer" in key or key.endswith("max_resp_len"):
+            conversion.note(key, "options of Overlong, in a Composite with the reward; recipe dapo_gsm8k has one")
+        elif conversion.has(path):
+            continue
+        elif key.endswith("reward_manager"):
             prime = conversion.get(key, text, "") == "prime"
             code = "CodeReward grades programs, by Router where there are other rows too: rlkit docs from-verl"
             conversion.note(
                 key, code if prime else "nothing to do: rewards run in worker processes with a deadline each"
             )
-        elif "overlong_buffer" in key or key.endswith("max_resp_len"):
-            conversion.note(key, "options of Overlong, in a Composite with the reward; recipe dapo_gsm8k has one")
         elif key.startswith("reward_model."):
             conversion.note(key, "see rlkit plugins show ModelReward for its options")
 
@@ -230,7 +234,7 @@ def _programs(conversion: Conversion) -> object:
     return {"class_path": "Router", "init_args": {"rewards": parts}}
 
 
-def _overlong(conversion: Conversion, scorer: object) -> None:
+def _overlong(conversion: Conversion, scorer: dict[str, object], *sources: str) -> None:
     """Add the penalty of DAPO's reward manager, under any name that a version of verl has for it."""
     switches = [key for key in conversion.options.values if key.endswith(".enable") and "overlong_buffer" in key]
     if not switches or not conversion.get(switches[0], boolean, False):
@@ -244,11 +248,11 @@ def _overlong(conversion: Conversion, scorer: object) -> None:
     if not 0 < buffer <= budget or factor < 0:
         return
     options = {"max_tokens": budget, "buffer": buffer, "factor": factor}
-    parts = {"math": scorer, "length": {"class_path": "Overlong", "init_args": options}}
+    parts = {**scorer, "length": {"class_path": "Overlong", "init_args": options}}
     for key in [key for key in conversion.recipe if key.partition(".")[0] == "reward"]:
         del conversion.recipe[key]
     conversion.set("reward", "Composite", switches[0])
-    conversion.set("reward.rewards", parts, f"{prefix}len", f"{prefix}penalty_factor", switches[0])
+    conversion.set("reward.rewards", parts, *sources, f"{prefix}len", f"{prefix}penalty_factor", switches[0])
 
 
 def engine(conversion: Conversion) -> None:
@@ -292,10 +296,15 @@ def validation(conversion: Conversion) -> None:
     groups = "algorithm.filter_groups"
     if conversion.get(f"{groups}.enable", boolean, False):
         conversion.set("rollout.filter", "ZeroSignal", f"{groups}.enable")
-        batches = conversion.get(f"{groups}.max_num_gen_batches", integer, 10)
-        conversion.set("rollout.filter.max_refills", max(batches - 1, 0), f"{groups}.max_num_gen_batches")
+        limit = f"{groups}.max_num_gen_batches"
+        batches = conversion.get(limit, integer, 0)
+        if batches <= 0:
+            batches = 10
+            conversion.note(limit, "verl has no limit; rollout.filter.max_refills is 9, at most 1000")
+        conversion.set("rollout.filter.max_refills", batches - 1, limit)
         if conversion.get(f"{groups}.metric", text, "acc") == "acc":
-            conversion.set("rollout.filter.component", "accuracy", f"{groups}.metric")
+            component = "acc" if conversion.has("custom_reward_function.path") else "accuracy"
+            conversion.set("rollout.filter.component", component, f"{groups}.metric")
 
 
 def model(conversion: Conversion) -> None:
