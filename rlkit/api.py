@@ -164,6 +164,7 @@ def fit(
         RlkitError: The run failed; its checkpoints remain in its folder.
     """
     from rlkit.models.save import save_object
+    from rlkit.run.folder import RunFolder
     from rlkit.run.launch import Job, launch
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -171,7 +172,8 @@ def fit(
         model = sections.get("model", getattr(recipe, "model", None))
         if hasattr(model, "save_pretrained"):
             out = _folder_for_model(out, resume)
-            if not os.path.isdir(out / "base"):  # by an earlier start of the run
+            # a run that goes on has its base; several processes share the one that the first of them writes
+            if not os.path.isdir(out / "base") or not (_has_peers() or RunFolder(out, "").has_steps()):
                 save_object(model, tokenizer, out / "base")
             sections["model"] = str(out / "base")
             recipe = replace(recipe, model=sections["model"]) if isinstance(recipe, Recipe) else recipe
@@ -186,6 +188,11 @@ def fit(
     return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics, outcome.verdict)
 
 
+def _has_peers() -> bool:
+    """Return whether other processes make the same run."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def _folder_for_model(out: str | Path | None, resume: str | Path | None) -> Path:
     """Return the run folder of a run whose model is an object."""
     from rlkit.run.folder import default_folder, output_path
@@ -194,7 +201,7 @@ def _folder_for_model(out: str | Path | None, resume: str | Path | None) -> Path
     if out is not None:
         return output_path(str(out))
     home = None if resume in (None, "auto") else home_of(str(resume))
-    if home is None and os.environ.get("WORLD_SIZE", "1") != "1":
+    if home is None and _has_peers():
         raise RecipeError("fit has a model object and several processes, which must agree on its folder; set out")
     return home or default_folder("python")
 

@@ -134,8 +134,8 @@ class RolloutBatch:
 
     def rows(self, index: Tensor) -> Self:
         """Return the chosen rows, cut to the longest of them."""
-        width = int(self.attention[index].sum(-1).max()) if len(index) else 0
         chosen = {name: value[index] for name, value in self.tensors().items()}
+        width = int(chosen["attention"].sum(-1).max()) if len(index) else 0
         cut = {name: x[:, : self.columns(name, width)] for name, x in chosen.items() if name not in PER_ROW}
         media = None if self.media is None else tuple(self.media[i] for i in index.tolist())
         return replace(self, **{**chosen, **cut}, media=media)
@@ -201,7 +201,12 @@ class Batch(RolloutBatch):
 
     def outcomes(self) -> Tensor:
         """Return each trajectory's whole reward [B], KL in the reward included."""
-        return self.token_rewards.sum(-1)
+        return self.row_sums(self.token_rewards)
+
+    @staticmethod
+    def row_sums(token_rewards: Tensor) -> Tensor:
+        """Return the sum [B] of each row, made in float64: exact in any order, so equal rewards have equal sums."""
+        return token_rewards.double().sum(-1).float()
 
 
 @dataclass(kw_only=True)

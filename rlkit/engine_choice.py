@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from rlkit.base.errors import RlkitError
 from rlkit.engines.server.engine import DeviceEngine
-from rlkit.recipe import Recipe
+from rlkit.recipe import FSDP2, Fabric, Recipe
 
 if TYPE_CHECKING:
     from rlkit.models.size import Size
@@ -96,16 +96,34 @@ def _misfit(recipe: Recipe, engine: type[DeviceEngine]) -> str | None:
 
 
 def _shortage(recipe: Recipe, size: Size) -> str | None:
-    """Return the memory that an engine lacks on the smallest GPU, if it does."""
-    gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
-    free = min(gpus) - (0 if recipe.train.offload_during_rollout else _trainer_bytes(recipe, size, len(gpus)))
+    """Return the memory that an engine lacks on the smallest GPU of a run, if it does."""
+    count = torch.cuda.device_count()
+    gpus = _gpus(recipe.fabric, count)
+    memory = [torch.cuda.get_device_properties(index).total_memory for index in gpus if index < count]
+    trainer = 0 if recipe.train.offload_during_rollout else _trainer_bytes(recipe, size, _shards(recipe.fabric, gpus))
+    free = min(memory, default=0) - trainer
     needed = 2 * size.base + BESIDE_WEIGHTS
     if needed <= SHARE * free:
         return None
     return f"it needs {needed / GIB:.1f} GiB, and beside the trainer it has {max(0.0, SHARE * free) / GIB:.1f}"
 
 
-def _trainer_bytes(recipe: Recipe, size: Size, gpus: int) -> float:
+def _gpus(fabric: Fabric, count: int) -> Sequence[int]:
+    """Return the indices of the GPUs that train on a machine with `count` of them; Fabric refuses indices beyond."""
+    if isinstance(fabric.devices, list):
+        return fabric.devices
+    return range(count if fabric.devices == "auto" else fabric.devices)
+
+
+def _shards(fabric: Fabric, gpus: Sequence[int]) -> int:
+    """Return the number of ranks that a model's weights are divided among, given a node's GPUs."""
+    if not fabric.shards:
+        return 1
+    replicate = fabric.strategy.replicate if isinstance(fabric.strategy, FSDP2) else 1
+    return max(1, len(gpus) * fabric.num_nodes // replicate)
+
+
+def _trainer_bytes(recipe: Recipe, size: Size, shards: int) -> float:
     """Return the bytes of weights, gradients and optimizer states on a rank, and of models that are not trained."""
     from rlkit.models.activations import frozen_bytes
 
@@ -113,7 +131,7 @@ def _trainer_bytes(recipe: Recipe, size: Size, gpus: int) -> float:
     frozen_models = (recipe.needs_reference and not size.lora) + _loaded_teachers(recipe)
     trained = 16 * size.trained + frozen_width * (size.base + size.lora - size.trained)
     models = trained * (1 if recipe.critic is None else 2) + frozen_models * frozen_width * size.base
-    return models / (gpus * recipe.fabric.num_nodes if recipe.fabric.shards else 1)
+    return models / shards
 
 
 def _loaded_teachers(recipe: Recipe) -> int:

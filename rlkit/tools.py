@@ -30,6 +30,8 @@ BINARY: dict[type, Callable[[float, float], float]] = {
 }
 UNARY: dict[type, Callable[[float], float]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 LONGEST = 200
+LARGEST_EXACT = 2**53
+"""Whole numbers beyond it are rounded in floating point."""
 
 
 class Calculator(Tool):
@@ -55,7 +57,8 @@ class Calculator(Tool):
     async def call(self, arguments: dict[str, object], state: State, **kwargs: object) -> ToolReply:
         value = evaluate(str(arguments[self.argument]))
         state["answered"] = True
-        return ToolReply(f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value))
+        is_whole = isinstance(value, float) and value.is_integer() and abs(value) < LARGEST_EXACT
+        return ToolReply(str(int(value) if is_whole else value))
 
     async def reward(self, state: State, **kwargs: object) -> float:
         return self.bonus if state.get("answered") else 0.0

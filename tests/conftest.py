@@ -29,14 +29,18 @@ settings.load_profile("rlkit")
 ROOT = Path(__file__).parents[1]
 
 
-def rlkit(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own: a new one if it has variables of its own, else a fork."""
+def rlkit(*args: str, cwd: Path, site: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own: a new one if it has variables of its own, else a fork.
+
+    Args:
+        site: Folders of plugins, as PYTHONPATH has them.
+    """
     if not env and forks.can_run():
-        return forks.run(("-m", "rlkit", *args), cwd)
+        return forks.run(("-m", "rlkit", *args), cwd, site=site)
     return subprocess.run(
         (sys.executable, "-m", "rlkit", *args),
         cwd=cwd,
-        env={**os.environ, **env},
+        env={**forks.with_site(site), **env},
         capture_output=True,
         text=True,
         timeout=500,

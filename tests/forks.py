@@ -25,6 +25,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rlkit.base.garbage import KERNELS
+
 ROOT = Path(__file__).parents[1]
 
 IMPORTS = (
@@ -34,21 +36,108 @@ IMPORTS = (
 )  # fmt: skip
 """Modules that most runs import; none of a plugin."""
 
+CHANGED = {"PYTEST_CURRENT_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR", *KERNELS}
+"""Variables that pytest, Lightning, Inductor and runs set in their process; no import depends on them."""
 
-def run(words: Sequence[str], cwd: Path, ranks: int = 1, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+
+def run(
+    words: Sequence[str], cwd: Path, ranks: int = 1, timeout: float = 500, site: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` in a fork, or in one for each rank as torchrun does.
+
+    Args:
+        site: Folders of plugins, as PYTHONPATH has them, which come before those of the environment.
 
     Raises:
         subprocess.TimeoutExpired: It took longer; its processes are killed.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder, name) for name in ("out", "err"))
-        request = {"words": words, "cwd": str(cwd), "env": dict(os.environ), "out": str(out), "err": str(err)}
-        status = _ask(_start()[0], {**request, "ranks": ranks, "timeout": timeout})
+        request = {"words": words, "cwd": str(cwd), "env": with_site(site), "out": str(out), "err": str(err)}
+        status = _ask(_start()[0], {**request, "site": site, "ranks": ranks, "timeout": timeout})
         written = out.read_text(), err.read_text()
     if status is None:
         raise subprocess.TimeoutExpired(words, timeout, *written)
     return subprocess.CompletedProcess(words, status, *written)
+
+
+def start(words: Sequence[str], cwd: Path, site: str = "", **variables: str) -> Started:
+    """Start `python WORDS` in a process group of its own: a fork if it can be one.
+
+    Args:
+        words: Its command line.
+        cwd: Its folder.
+        site: Folders of plugins, as PYTHONPATH has them, which come before those of the environment.
+        variables: Other variables of its environment; no import depends on them.
+    """
+    env = {**with_site(site), **variables}
+    if can_run():
+        return Process({"words": words, "cwd": str(cwd), "env": env, "site": site, "ranks": 1})
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen((sys.executable, *words), cwd=cwd, env=env, start_new_session=True, **pipes)
+
+
+class _Fork:
+    """As much of a `Popen` as is used of a fork."""
+
+    pid: int
+    returncode: int | None = None
+
+    def _status(self) -> int | None:
+        return _status(self.pid)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._status()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Process(_Fork):
+    """A fork that `start` has started, and that is a child of the process that forks."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._printed = tempfile.NamedTemporaryFile()  # noqa: SIM115  (it goes with this object)
+        self.pid = _ask(_start()[0], {**request, "out": self._printed.name, "err": self._printed.name})
+
+    def _status(self) -> int | None:
+        status: int | None = _ask(_start()[0], {"child": self.pid})
+        return status
+
+    def wait(self, timeout: float = 500) -> int:
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a fork", timeout, self._read())
+            time.sleep(0.02)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float = 500) -> tuple[str, None]:
+        """Wait until it has ended; return what it has written to both streams."""
+        self.wait(timeout)
+        return self._read(), None
+
+    def _read(self) -> str:
+        return Path(self._printed.name).read_text()
+
+
+Started = Process | subprocess.Popen[str]
+
+
+def with_site(site: str) -> dict[str, str]:
+    """Return the environment, with folders before those of PYTHONPATH."""
+    path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path} if site else dict(os.environ)
 
 
 def can_run() -> bool:
@@ -57,7 +146,7 @@ def can_run() -> bool:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {name: value for name, value in os.environ.items() if name not in CHANGED}
 
 
 @cache
@@ -89,6 +178,9 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
+        if "child" in request:
+            print(json.dumps(_status(request["child"])), file=answers, flush=True)
+            continue
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -100,7 +192,14 @@ def _serve() -> None:
                 _become(request, rank, port)
                 return
             children.append(child)
-        print(json.dumps(_wait(children, request["timeout"])), file=answers, flush=True)
+        timeout = request.get("timeout")
+        print(json.dumps(children[0] if timeout is None else _wait(children, timeout)), file=answers, flush=True)
+
+
+def _status(child: int) -> int | None:
+    """Return the status with which a child has ended; None if it has not."""
+    ended, code = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(code) if ended else None
 
 
 def _wait(children: list[int], timeout: float) -> int | None:
@@ -108,10 +207,10 @@ def _wait(children: list[int], timeout: float) -> int | None:
     end, status = time.monotonic() + timeout, 0
     while children and time.monotonic() < end and status == 0:
         for child in list(children):
-            ended, code = os.waitpid(child, os.WNOHANG)
-            if ended:
+            ended = _status(child)
+            if ended is not None:
                 children.remove(child)
-                status = status or os.waitstatus_to_exitcode(code)
+                status = status or ended
         time.sleep(0.01)
     late = bool(children) and status == 0
     for child in children:
@@ -121,15 +220,14 @@ def _wait(children: list[int], timeout: float) -> int | None:
     return None if late else status
 
 
-class _Rank:
-    """A fork that waits to become a rank which Fabric starts as a process of its own: a `Popen` as far as it is used.
+class _Rank(_Fork):
+    """A fork that waits to become a rank which Fabric starts as a process of its own.
 
     Args:
         waiting: Those that were made before it.
     """
 
     def __init__(self, waiting: Sequence[_Rank]) -> None:
-        self.returncode: int | None = None
         received, self._sent = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -150,22 +248,6 @@ class _Rank:
             json.dump({"words": command[1:], "env": dict(env)}, start)
         return self
 
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            ended, code = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(code) if ended else None
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
 
 def _become(request: dict[str, Any], rank: int, port: int) -> None:
     """Make this fork the process that `python WORDS` starts."""
@@ -173,6 +255,7 @@ def _become(request: dict[str, Any], rank: int, port: int) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path[1:1] = filter(None, request["site"].split(os.pathsep))
     if request["ranks"] > 1:
         count = str(request["ranks"])
         os.environ |= {

@@ -29,7 +29,7 @@ from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 
-from rlkit.base.program import PROGRAM, Value, pack, unpack
+from rlkit.base.program import PRELUDE, PROGRAM, Value, pack, unpack
 
 TESTS = "tests.json"
 COMPILE_ERROR = "C"
@@ -180,13 +180,11 @@ class Program:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.deadline = 0.0
-        self.questions = 0
         self.ended = False
 
     def begin(self, deadline: float) -> None:
         """Begin a case."""
         self.deadline = deadline
-        self.questions = 0
         self.ended = False
         if self.process is None:
             self.process = start([sys.executable, "-B", "-c", ANSWER, *sys.argv[1:]])
@@ -203,7 +201,6 @@ class Program:
         Raises:
             Ended: There is no answer.
         """
-        self.questions += 1
         question = json.dumps([action, pack(list(values), lambda value: value._reference)]).encode() + b"\n"
         reply = b""
         if self.process is not None:
@@ -238,23 +235,27 @@ class Remote:
     def __getitem__(self, key: Value) -> Value:
         return self.__getattr__("__getitem__")(key)
 
-    def __len__(self) -> int:
-        return int(self.__getattr__("__len__")())
+    def __len__(self) -> Value:
+        return self._program.ask("len", self)
+
+    def __bool__(self) -> Value:
+        return self._program.ask("bool", self)
 
     def __iter__(self) -> Value:
-        return self.__getattr__("__iter__")()
+        return self._program.ask("iter", self)
 
     def __next__(self) -> Value:
-        return self.__getattr__("__next__")()
+        return self._program.ask("next", self)
 
-    def __str__(self) -> str:
-        return str(self.__getattr__("__str__")())
+    def __str__(self) -> Value:
+        return self._program.ask("str", self)
 
 
 def names_of_program(code: str) -> tuple[set[str], dict[str, str]]:
     """Return the names in tests that are the program's, and the modules that tests use without an import.
 
-    A builtin is the program's only if the tests name nothing else of it, as in `assert sum(10, 15) == 6`.
+    A builtin is the program's only if the tests name nothing else of it, as in `assert sum(10, 15) == 6`. A module's
+    name is the program's unless the tests read an attribute of it.
     """
     nodes = list(ast.walk(ast.parse(code)))
     loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -266,26 +267,34 @@ def names_of_program(code: str) -> tuple[set[str], dict[str, str]]:
     stored |= {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
     program = [node for node in imports if isinstance(node, ast.ImportFrom) and node.module == "solution"]
     free = loaded - stored
-    modules = {name: MODULES.get(name, name) for name in free if name in MODULES or name in sys.stdlib_module_names}
+    owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    used = {name for name in free & owners if name in MODULES or name in sys.stdlib_module_names}
+    modules = {name: MODULES.get(name, name) for name in used}
     names = {name for name in free - modules.keys() if not hasattr(builtins, name)}
     names |= {alias.name for node in program for alias in node.names}
     return names or {n for n in free - modules.keys() if callable(getattr(builtins, n, None))}, modules
 
 
 def check(case: dict[str, Value], program: Program, setup: str) -> bool:
-    """Whether the code of a case runs to its end; the names that it lacks are the program's."""
+    """Whether the code of a case runs to its end; the names that it lacks are the program's, one of them at least."""
     code = f"{setup}\n{case['code']}"
     names, modules = names_of_program(code)
-    space: dict[str, Value] = {}
+    defined: dict[str, Value] = {}
     for name in names:
         with contextlib.suppress(NameError):
-            space[name] = program.ask("name", name)
+            defined[name] = program.ask("name", name)
+    if not defined:
+        return False
+    space: dict[str, Value] = {}
+    if len(defined) < len(names):
+        exec(PRELUDE, space)
+    space.update(defined)
     sys.modules["solution"] = types.ModuleType("solution")  # from which tests may import the program
-    vars(sys.modules["solution"]).update(space)
+    vars(sys.modules["solution"]).update(defined)
     for name, module in modules.items():
         space[name] = importlib.import_module(module)
     exec(compile(code, "tests", "exec", dont_inherit=True), space)
-    return program.questions > 0
+    return True
 
 
 def call(case: dict[str, Value], program: Program, tolerance: float) -> bool:

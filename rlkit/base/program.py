@@ -5,8 +5,10 @@ It imports only the standard library.
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +24,9 @@ from functools import *
 from heapq import *
 from itertools import *
 from typing import *
-sys.setrecursionlimit(50000)
 """
-"""What functions may use without an import, as on the sites whose problems they solve."""
+"""What programs and tests may use without an import, as on the sites whose problems they solve."""
+RECURSION_LIMIT = 50_000
 
 
 def pack(value: Value, refer: Callable[[Value], Value]) -> Value:
@@ -66,8 +68,10 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    space: dict[str, Value] = {"__name__": "solution"}
-    exec(PRELUDE, space)
+    builtin: dict[str, Value] = dict(vars(builtins))
+    exec(PRELUDE, builtin)  # as builtins, so that `space` has what the program defines and nothing else
+    space: dict[str, Value] = {"__name__": "solution", "__builtins__": builtin}
+    sys.setrecursionlimit(RECURSION_LIMIT)
     with open(PROGRAM, encoding="utf-8") as file:
         exec(compile(file.read(), PROGRAM, "exec", dont_inherit=True), space)
     objects: list[Value] = []
@@ -88,6 +92,11 @@ def main() -> None:
         "name": named,
         "function": function,
         "get": getattr,
+        "len": len,
+        "bool": bool,
+        "iter": iter,
+        "next": next,
+        "str": str,
         "call": lambda target, arguments, named: target(*arguments, **named),
     }
     for line in questions:

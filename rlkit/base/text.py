@@ -15,7 +15,7 @@ CONTROL = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"  # lone surrogates, and invisible tags
 )
 
-USERINFO = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
+USERINFO = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
 SECRET_NAME = re.compile(r"(^|[_.-])(token|password|passwd|api[_-]?key|secret|authorization)$", re.IGNORECASE)
 """Names of options and of fields whose value is a credential; `max_tokens` is none."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -73,15 +74,15 @@ def run(argv: Sequence[str]) -> int:
     if argv[0] == "prepare":  # agreed: from the command line
         if parsed.options.out is None:
             raise RecipeError("rlkit data prepare needs --out DIR, the folder to write to")
-        out, samples = output_path(parsed.options.out), parsed.options.samples
+        files, samples = new_files(parsed.recipe, output_path(parsed.options.out)), parsed.options.samples
         if samples is None:
-            prepare(parsed.recipe, out)
+            prepare(parsed.recipe, files)
         elif samples.isascii() and samples.isdecimal() and int(samples[:9]):
             fabric = fabric_for(parsed.recipe)
             fabric.launch()
             rewards = sample_rewards(parsed.recipe, int(samples[:9]), fabric)
             if fabric.is_global_zero:
-                prepare(parsed.recipe, out, rewards)
+                prepare(parsed.recipe, files, rewards)
         else:
             raise RecipeError(f"--samples is {samples!r}, expected a number from 1 (usual: 8)")
         return 0
@@ -159,26 +160,38 @@ def sample_rewards(recipe: Recipe, samples: int, fabric: Fabric) -> dict[int, li
     return gathered
 
 
-def prepare(recipe: Recipe, out: Path, rewards: Mapping[int, list[float]] | None = None) -> None:
-    """Write `train.jsonl` and `validation.jsonl`, each only once it is complete.
+def new_files(recipe: Recipe, out: Path) -> dict[Split, Path]:
+    """Return the file of each split that `prepare` writes.
+
+    Raises:
+        RecipeError: One of them exists: it may be what the task reads.
+    """
+    splits: list[Split] = ["train", "validation"] if recipe.validation is not None else ["train"]
+    files = {split: out / f"{split}.jsonl" for split in splits}
+    for path in files.values():
+        if os.path.lexists(path):
+            raise RecipeError(f"--out is {str(out)!r}, where {path.name} exists already; choose a new folder")
+    return files
+
+
+def prepare(recipe: Recipe, files: Mapping[Split, Path], rewards: Mapping[int, list[float]] | None = None) -> None:
+    """Write a file of prompts for each split, each only once it is complete.
 
     Args:
         recipe: Checked.
-        out: The folder.
+        files: From `new_files`.
         rewards: Of samples of the training prompts, by row; only these rows are written, with a column of them.
 
     Raises:
         RecipeError: The folder cannot be written, or a row cannot become a prompt.
     """
-    splits: list[Split] = ["train", "validation"] if recipe.validation is not None else ["train"]
-    for split in splits:
-        path = out / f"{split}.jsonl"
+    for split, path in files.items():
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             pictures, of_split = reads_pictures(load_config(recipe.model)), rewards if split == "train" else None
             count = write(recipe.task, split, path, pictures=pictures, rewards=of_split)
         except OSError as error:
-            raise RecipeError(f"--out is {str(out)!r}, which cannot be written: {error}") from error
+            raise RecipeError(f"--out is {str(path.parent)!r}, which cannot be written: {error}") from error
         echo(f"{path}: {count:,} prompts")
 
 

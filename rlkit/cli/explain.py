@@ -44,7 +44,7 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
         credit = f"{plus} {teacher.coef:g} (log pi_teacher - log pi_old), {unit} by {unit}; "
         yield (
             "teacher",
-            f"{'' if recipe.loss.forward.teacher_top else credit}{_teacher(teacher, recipe.train.ema is not None)}",
+            f"{'' if recipe.loss.forward.teacher_top else credit}{_teacher(teacher, recipe)}",
         )
     yield from _loss(recipe)
     yield from _mixtures(recipe)
@@ -169,8 +169,9 @@ def _reference(recipe: Recipe) -> str:
     return f"follows the policy every {refresh_steps} steps: {mix} policy + {1 - mix:g} reference"
 
 
-def _teacher(teacher: Teacher, averaged: bool) -> str:
-    itself = "the policy's averaged weights" if averaged else "the policy as the run began"
+def _teacher(teacher: Teacher, recipe: Recipe) -> str:
+    initial = "the policy as the run began" if recipe.model.lora is None else "the policy without its adapters"
+    itself = initial if recipe.train.ema is None else "the policy's averaged weights"
     served = "" if teacher.urls is None else f" on {len(teacher.urls)} servers"
     default_teacher = f"{teacher.path or (itself if teacher.template is not None else 'none')}{served}"
     by_source = [f"{path} for {source}" for source, path in (teacher.sources or {}).items()]

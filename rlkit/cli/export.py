@@ -12,7 +12,7 @@ from rlkit.cli.views.card import export_card
 from rlkit.cli.views.display import echo
 from rlkit.models.source import locate
 from rlkit.run.checkpoint.export import export
-from rlkit.run.folder import output_path, write_atomically
+from rlkit.run.folder import new_folder, output_path, write_atomically
 from rlkit.run.launch import home_of
 
 
@@ -39,11 +39,12 @@ def run(argv: Sequence[str]) -> int:
         )
     if options.checkpoint is None or options.out is None:
         raise RecipeError("rlkit export needs --checkpoint, a checkpoint or a run folder, and --out, a new folder")
-    out = output_path(options.out)
-    if os.path.exists(out) and any(out.iterdir()):
-        raise RecipeError(f"--out is {options.out!r}, which holds something; choose a new folder")
     if options.push is not None:
         check_repository(options.push)
+    is_new = not os.path.exists(output_path(options.out))
+    out = new_folder(options.out)
+    if is_new:  # it can be created; a failed export leaves none
+        out.rmdir()
     location = export(options.checkpoint, out, options.merge_lora, options.dtype, options.trust_remote_code)
     source = locate(options.checkpoint)
     write_atomically(out / "README.md", export_card(source, home_of(location), out).encode())

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -21,6 +21,7 @@ from rlkit.cli.parsing.command_line import CommandLine, split
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.display import echo, metric_rows, show
 from rlkit.run.folder import output_path
+from rlkit.run.outcome import VERDICT_METRICS
 from rlkit.types import JsonObject
 
 USAGE = """usage: rlkit sweep --recipe NAME --SECTION.OPTION=VALUE,VALUE,... --out FOLDER [--json]
@@ -72,10 +73,14 @@ class SweepRun:
         if result.get("status") == "ok" and (self.folder / "recipe.yaml").read_text(encoding="utf-8") == self.recipe:
             self.status, self.result = "ok", result
 
-    def score(self, when: str) -> tuple[float, str]:
-        """Return the metric that validation watches, and its text with the interval."""
-        metrics = (self.result.get("validation") or {}).get(when) or {}
-        return metrics.get(self.watch, float("-inf")), dict(metric_rows(metrics)).get(self.watch, "-")
+    def validation(self, when: str) -> Mapping[str, float]:
+        """Return the metrics of a validation; none if it was not made."""
+        return (self.result.get("validation") or {}).get(when) or {}
+
+    def score(self, when: str, metric: str) -> tuple[float, str]:
+        """Return a metric of a validation, and its text with the interval."""
+        metrics = self.validation(when)
+        return metrics.get(metric, float("-inf")), dict(metric_rows(metrics)).get(metric, "-")
 
     def as_json(self) -> JsonObject:
         """Return what `--json` prints of the run."""
@@ -239,21 +244,29 @@ def _read(path: Path) -> JsonObject:
 
 def _show(runs: Sequence[SweepRun], as_json: bool) -> None:
     """Print the runs, the best first."""
-    ranked = sorted(runs, key=lambda sweep_run: -sweep_run.score("after")[0])
+    metric = _compared(runs)
+    ranked = sorted(runs, key=lambda sweep_run: -sweep_run.score("after", metric)[0])
     if as_json:
         print(json.dumps([sweep_run.as_json() for sweep_run in ranked]))
         return
-    header = (*runs[0].options, "steps", f"{runs[0].watch} before", "after", "status")
+    header = (*runs[0].options, "steps", f"{metric} before", "after", "status")
     show(
         header,
         [
             (
                 *sweep_run.options.values(),
                 str(sweep_run.result.get("steps", "-")),
-                sweep_run.score("before")[1],
-                sweep_run.score("after")[1],
+                sweep_run.score("before", metric)[1],
+                sweep_run.score("after", metric)[1],
                 sweep_run.status if sweep_run.error is None else f"{sweep_run.status}: {sweep_run.error}",
             )
             for sweep_run in ranked
         ],
     )
+
+
+def _compared(runs: Sequence[SweepRun]) -> str:
+    """Return the metric by which runs are compared: what validation watches, or one that all runs have instead."""
+    validated = [sweep_run.validation("after") for sweep_run in runs if sweep_run.validation("after")]
+    candidates = (runs[0].watch, *VERDICT_METRICS)
+    return next((name for name in candidates if validated and all(name in m for m in validated)), runs[0].watch)

@@ -281,6 +281,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
             )
     except (ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise RecipeError(f"fabric: {error}") from error
+    fabric.launch = _without_notes()(fabric.launch)  # type: ignore[method-assign]
     if isinstance(fabric.strategy, FSDP2Strategy):
         fabric.strategy.require_divisors()
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy):
@@ -293,7 +294,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
 
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """Leave out Lightning's notes: that it uses mixed precision, and that a machine with SLURM is used without it."""
+    """Leave out Lightning's notes: on mixed precision, tensor cores and ranks, and on SLURM that is not used."""
     loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -6,7 +6,7 @@ is wasted so; ring attention with causal masks leaves more of the ranks idle, un
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from math import gcd
 from typing import Any
 
@@ -178,16 +178,16 @@ def division_problem(config: Any) -> str | None:
         return f"it has layers of {', '.join(sorted(kinds))}; only full attention can be divided"
     if (kinds or window is not None) and (window is None or context is None or window < context):
         return f"its attention has a sliding window of {window} tokens; only full attention can be divided"
-    ropes = set(LENGTH_DEPENDENT) & set(_rope_types(getattr(text, "rope_parameters", None)))
+    types = [section.get("rope_type") for section in rope_sections(getattr(text, "rope_parameters", None))]
+    ropes = [rope for rope in LENGTH_DEPENDENT if rope in types]
     if ropes:
         return f"its rotary embedding is {', '.join(ropes)}, which depends on the length of the whole sequence"
     return None
 
 
-def _rope_types(parameters: Any) -> Sequence[str]:
-    """Return the kinds of rotary embeddings, one for the model or one for each kind of layer."""
-    if not isinstance(parameters, dict):
-        return []
-    own = parameters.get("rope_type")
-    nested = [rope for value in parameters.values() for rope in _rope_types(value)]
-    return [own, *nested] if isinstance(own, str) else nested
+def rope_sections(parameters: object) -> Iterator[dict[str, Any]]:
+    """Yield rotary parameters, and those inside of them for each type of layers."""
+    if isinstance(parameters, dict):
+        yield parameters
+        for section in parameters.values():
+            yield from rope_sections(section)

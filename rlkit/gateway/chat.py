@@ -40,7 +40,8 @@ class ChatCompletions(Dialect):
             raise RequestError(f"n is {body['n']!r}, expected 1")
         if body.get("functions") is not None:
             raise RequestError("the body has `functions`, expected `tools`")
-        limit = body.get("max_completion_tokens", body.get("max_tokens"))
+        limit = body.get("max_completion_tokens")
+        limit = body.get("max_tokens") if limit is None else limit
         options: JsonObject = optional(body.get("stream_options"), {}, "stream_options")
         choice = tool_choice(body)
         return ChatRequest(

@@ -170,15 +170,18 @@ class Forest:
         return node
 
     def leaves(self) -> list[Node]:
-        """Return the turns that no turn continues, the latest first and then the others in their order."""
-        last_turns = [node for node in self.nodes if node.index not in self._parents]
-        return last_turns[-1:] + last_turns[:-1]
+        """Return the turns that no turn continues, role by role: its latest first, then its others in their order."""
+        by_speaker: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            if node.index not in self._parents:
+                by_speaker.setdefault(node.speaker, []).append(node)
+        return [leaf for _, leaves in sorted(by_speaker.items()) for leaf in (leaves[-1], *leaves[:-1])]
 
     def samples(self) -> list[Sample]:
         """Return a sample for each leaf, in the order of roles; each turn is under the mask of exactly one sample."""
         sample_of: dict[int, int] = {}
         samples = []
-        for index, leaf in enumerate(sorted(self.leaves(), key=lambda node: node.speaker)):
+        for index, leaf in enumerate(self.leaves()):
             path = self.path(leaf)
             samples.append(_flatten(path, sample_of))
             sample_of = {node.index: index for node in path} | sample_of

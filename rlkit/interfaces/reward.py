@@ -158,10 +158,13 @@ def as_number(value: object) -> float:
     Raises:
         Exception: It is not a number, not finite, or could overflow float32.
     """
-    if not isinstance(value, NUMBERS):
-        item = getattr(value, "item", None)
-        value = item() if callable(item) else value
-    number = float(value) if isinstance(value, NUMBERS) else nan
+    if type(value) is float:  # the usual type, without the slower checks
+        number = value
+    else:
+        if not isinstance(value, NUMBERS):
+            item = getattr(value, "item", None)
+            value = item() if callable(item) else value
+        number = float(value) if isinstance(value, NUMBERS) else nan
     if not abs(number) <= LARGEST_FLOAT:  # also for NaN
         raise ValueError(f"got {show(value)}, expected a finite number up to {LARGEST_FLOAT:g}")
     return number

@@ -9,7 +9,7 @@ from annotated_types import Gt, Le
 
 from rlkit.base.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, Share
 from rlkit.interfaces.loss import AdvantageLoss
-from rlkit.ops.masked import masked_mean
+from rlkit.ops.masked import masked_mean, masked_means
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 
@@ -47,9 +47,10 @@ class ClipLoss(AdvantageLoss):
         plain = -advantages * ratio
         clipped = -advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         loss = torch.maximum(plain, clipped)
-        metrics = {"clip_fraction": masked_mean(clipped > plain, mask), "kl_old": masked_mean(-log_ratio, mask)}
+        clip_fraction, kl_old = masked_means((clipped > plain, -log_ratio.detach()), mask)
+        metrics = {"clip_fraction": clip_fraction, "kl_old": kl_old}
         if self.clip_dual is not None:
             bound = -advantages * self.clip_dual
-            metrics["clip_dual_fraction"] = masked_mean((loss > bound) & (advantages < 0), mask)
+            metrics["clip_dual_fraction"] = masked_mean((loss.detach() > bound) & (advantages < 0), mask)
             loss = torch.where(advantages < 0, torch.minimum(loss, bound), loss)
-        return LossOutput(loss, {name: value.detach() for name, value in metrics.items()})
+        return LossOutput(loss, metrics)

@@ -97,7 +97,8 @@ class ClipCov(_Covariance):
 class KLCov(_Covariance):
     """-A r, with coef |log r| added for the few tokens of the largest covariance.
 
-    Source: Cui et al. 2025 (arXiv:2505.22617). The tokens are selected over the global mini-batch.
+    Source: Cui et al. 2025 (arXiv:2505.22617). The tokens are selected over the global mini-batch; only positive
+    covariances count, so none is selected where all advantages are equal.
 
     Args:
         fraction: Share of all tokens that is selected.
@@ -112,7 +113,8 @@ class KLCov(_Covariance):
 
     def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
         covariance, tokens = self._covariance(logps, batch)
-        return batch.mask & self._largest(covariance, batch.mask, int(self.fraction * tokens))
+        eligible = batch.mask & (covariance > 0)
+        return eligible & self._largest(covariance, eligible, int(self.fraction * tokens))
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         log_ratio = out.logps - batch.old_logps

@@ -43,9 +43,11 @@ def activation_bytes(config: ModelConfig, computes: str, adapters: bool, dora: b
     return each, layers
 
 
-MAX_TOKENS_ON_CPU = 2048
+MAX_TOKENS_ON_CPU = 1280
+"""Tokens of a micro-batch on a CPU: 2,048 are 1 to 2% faster for 10 million parameters, and take half as much again."""
+
 MAX_TOKENS_ON_GPU = 16384
-"""Tokens of a micro-batch beyond which a device gets no faster."""
+"""Tokens of a micro-batch beyond which a GPU gets no faster."""
 
 MIN_TOKENS = 512
 """Tokens of a micro-batch below which every device gets slower."""

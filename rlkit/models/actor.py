@@ -33,7 +33,10 @@ class Actor(nn.Module):
     """
 
     forward_methods = ("logits", "check_passes")
-    """Methods that FSDP treats as `forward`: sharded weights are gathered layer by layer."""
+    """Methods that FSDP treats as `forward`: sharded weights are gathered layer by layer.
+
+    Each has a required argument: on a GPU, FSDP of torch 2.11 fails without any.
+    """
 
     def __init__(self, policy: CausalLM) -> None:
         super().__init__()
@@ -100,11 +103,11 @@ class Actor(nn.Module):
         router_loss = load_balancing_loss(routed, predicts, backbone) if requested.router else None
         return PolicyOutput(logps, entropy, squares, None, mean, top_ids, top, router_loss)
 
-    def check_passes(self) -> None:
+    def check_passes(self, device: torch.device) -> None:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
         if self.chunked:
-            self.passes.check(backbone_of(self.policy))
-        self.passes.check_division(backbone_of(self.policy))
+            self.passes.check(backbone_of(self.policy), device)
+        self.passes.check_division(backbone_of(self.policy), device)
 
     def logits(self, tokens: Tensor, media: RowMedia | None = None) -> Tensor:
         """Return the model's own logits [B,T,V] of tokens [B,T], with the pictures [B] of each row."""
@@ -256,7 +259,7 @@ class ValueModel(nn.Module):
     """
 
     forward_methods = ("check_passes",)
-    """Methods that FSDP treats as `forward`."""
+    """As in `Actor`."""
 
     def __init__(self, backbone: CausalLM, head: nn.Linear | None = None) -> None:
         super().__init__()
@@ -269,10 +272,10 @@ class ValueModel(nn.Module):
             nn.init.zeros_(head.weight)
         self.head = head.requires_grad_(True)
 
-    def check_passes(self) -> None:
+    def check_passes(self, device: torch.device) -> None:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
-        self.passes.check(self.backbone)
-        self.passes.check_division(self.backbone)
+        self.passes.check(self.backbone, device)
+        self.passes.check_division(self.backbone, device)
 
     def forward(self, tokens: Tensor, mask: Tensor, media: RowMedia | None = None) -> Tensor:
         """Return values [B,T] f32, 0 outside the mask; `values[b,t]` is that of the state before `tokens[b,t]`.

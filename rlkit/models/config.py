@@ -17,7 +17,7 @@ import torch
 
 from rlkit.base.errors import RecipeError, UnavailableError, explain, shorten, show, unreachable
 from rlkit.base.hub import work_offline_without_network
-from rlkit.distributed.sequence import LENGTH_DEPENDENT
+from rlkit.distributed.sequence import LENGTH_DEPENDENT, rope_sections
 from rlkit.models.source import Source, merge_overrides, source_of
 from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Model
@@ -280,9 +280,48 @@ def auto_class_of(config: ModelConfig) -> AutoClass:
 
 
 def context_length(config: ModelConfig) -> int:
-    """Return the model's maximum number of positions; a large number if its configuration has none."""
+    """Return the maximum number of tokens of a row; a large number if the configuration has none.
+
+    It is the model's number of positions. With `longrope` rotations it is their original length: a longer row would
+    change the rotations of all rows in its batch. `dynamic` ones change only beyond the model's positions.
+
+    Raises:
+        RecipeError: The original length is no number of positions.
+    """
     text = config.get_text_config()
+    return min([_positions(text), *_original_lengths(text)])
+
+
+def context_limit(config: ModelConfig) -> str | None:
+    """Return a line on why the context is below the model's positions; None if it is not."""
+    positions, context = _positions(config.get_text_config()), context_length(config)
+    if context == positions:
+        return None
+    return (
+        f"context: {context} of the model's {positions} positions; a longer row would change the rotations (longrope) "
+        "of all rows in its batch"
+    )
+
+
+def _positions(text: ModelConfig) -> int:
     return int(getattr(text, "max_position_embeddings", None) or 1 << 20)
+
+
+def _original_lengths(text: ModelConfig) -> Iterator[int]:
+    """Yield the original lengths of `longrope` rotations, one for the model or one for each type of layers.
+
+    Raises:
+        RecipeError: One of them is no number of positions.
+    """
+    of_model = getattr(text, "original_max_position_embeddings", None)
+    for parameters in rope_sections(getattr(text, ROPE, None) or getattr(text, "rope_scaling", None)):
+        if parameters.get("rope_type", parameters.get("type")) == "longrope":
+            length = parameters.get("original_max_position_embeddings") or of_model or _positions(text)
+            if not isinstance(length, int | float) or not 1 <= length < 1 << 31:
+                raise RecipeError(
+                    f"the model's original_max_position_embeddings is {show(length)}, expected a number of positions"
+                )
+            yield int(length)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -41,8 +41,8 @@ def peak_flops(device: str, half: bool) -> float | None:
     return None if peaks is None else peaks[half] * 1e12
 
 
-def learning_flops(model: CausalLM, lengths: Tensor, chosen: int) -> float | None:
-    """Return the operations of a forward and a backward pass over rows; None for a mixture of experts.
+class LearningWork(NamedTuple):
+    """The floating-point operations of a forward and a backward pass.
 
     For each weight of the blocks' matrices, a token takes 2 operations in the forward pass, 2 for the gradient of the
     input, and 2 for the gradient of the weight if it is trained. The output layer takes the same for each token that
@@ -51,20 +51,39 @@ def learning_flops(model: CausalLM, lengths: Tensor, chosen: int) -> float | Non
     counts in full, even if a shared prompt is computed once, and recomputation does not count.
 
     Args:
-        model: A decoder, without the wrapper of adapters.
-        lengths: [B] tokens of each row.
-        chosen: Number of tokens that the policy chose, in all rows.
+        token: Of a token in the matrices of the blocks.
+        chosen: Of a token that the policy chose, in the output layer.
+        pair: Of a pair of tokens that attend.
     """
-    config = model.config.get_text_config()
-    matrices = [weight for block in blocks(model) for weight in block.parameters() if weight.dim() > 1]
-    if any(weight.dim() > 2 for weight in matrices):
-        return None
-    head = model.get_output_embeddings()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    pairs = float(lengths.double().square().sum()) / 2
-    products = float(lengths.sum()) * sum(map(_operations_per_token, matrices))
-    products += 0 if head is None else chosen * _operations_per_token(head.weight)
-    return products + 12 * pairs * config.num_hidden_layers * config.num_attention_heads * int(size)
+
+    token: int
+    chosen: int
+    pair: int
+
+    @classmethod
+    def of(cls, model: CausalLM) -> LearningWork | None:
+        """Return those of a decoder, without the wrapper of adapters; None for a mixture of experts."""
+        config = model.config.get_text_config()
+        matrices = [weight for block in blocks(model) for weight in block.parameters() if weight.dim() > 1]
+        if any(weight.dim() > 2 for weight in matrices):
+            return None
+        head = model.get_output_embeddings()
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(
+            sum(map(_operations_per_token, matrices)),
+            0 if head is None else _operations_per_token(head.weight),
+            12 * config.num_hidden_layers * config.num_attention_heads * int(size),
+        )
+
+    def flops(self, lengths: Tensor, chosen: int) -> float:
+        """Return the operations for rows.
+
+        Args:
+            lengths: [B] tokens of each row.
+            chosen: Number of tokens that the policy chose, in all rows.
+        """
+        pairs = float(lengths.double().square().sum()) / 2
+        return float(lengths.sum()) * self.token + chosen * self.chosen + pairs * self.pair
 
 
 def _operations_per_token(weight: Tensor) -> int:

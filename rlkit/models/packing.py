@@ -79,21 +79,21 @@ class PackedPasses:
         self._packed_count = 0
         self._plain_count = 0
         if backbone is not None:
-            self.check(backbone)
+            self.check(backbone, next(backbone.parameters()).device)
 
-    def check(self, backbone: Backbone) -> None:
+    def check(self, backbone: Backbone, device: torch.device) -> None:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
-        self.reason = _packing_problem(backbone)
+        self.reason = _packing_problem(backbone, device)
         self.packed = self.reason is None
         if self.packed and sees_pictures_both_ways(backbone):
             self.packs_pictures = False
             self.reason = "its pictures are seen in both directions; rows of texts alone are packed"
 
-    def check_division(self, backbone: Backbone) -> None:
+    def check_division(self, backbone: Backbone, device: torch.device) -> None:
         """Compare passes whose tokens are divided with undivided ones; all ranks must call this."""
         if self.sequence is not None:
             backbone.config.get_text_config()._attn_implementation = PACKED
-            self.division_problem = _division_problem(backbone, self.sequence)
+            self.division_problem = _division_problem(backbone, self.sequence, device)
 
     def sum_slices(self, x: Tensor) -> Tensor:
         """Return what all ranks together have computed of [B,T,...], which is 0 where another rank has computed it.
@@ -180,14 +180,28 @@ def packed_pass(
     if grid is not None:
         position_ids = grid[:, None, rows, positions.clamp(max=grid.shape[-1] - 1)]  # the padding may be longer
     read = predicts.nonzero().squeeze(-1)
+    computed = None
+    if sequence is None:
+        computed = rounded_up(read, len(predicts)) if device.type == "cpu" else read
     options = {
         "position_ids": position_ids,
         "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
-        "layout": Layout(packing.segments, packing.shared, device, read if sequence is None else None),
+        "layout": Layout(packing.segments, packing.shared, device, computed),
     }
     with embedding_noise(backbone, noise, rows, positions):
         hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state[0]
     return MaskedHidden(hidden.index_select(0, read), indices, predicts)
+
+
+def rounded_up(read: Tensor, length: int) -> Tensor:
+    """Return the indices [N] i64 of tokens, then other tokens of `length` up to a multiple of 128 in all.
+
+    oneDNN compiles kernels for each number of rows. Sequences of up to 128 tokens get no others.
+    """
+    if length <= MULTIPLE:
+        return read
+    others = torch.ones(length, dtype=torch.bool).index_fill_(0, read, False)
+    return torch.cat([read, others.nonzero().squeeze(-1)[: -len(read) % MULTIPLE]])
 
 
 class PlainInputs(NamedTuple):
@@ -257,24 +271,23 @@ def embedding_noise(model: CausalLM, noise: RowNoise | None, rows: Tensor, posit
 
 
 @torch.no_grad()
-def _packing_problem(backbone: Backbone) -> str | None:
+def _packing_problem(backbone: Backbone, device: torch.device) -> str | None:
     """Return why passes cannot be packed: they fail or differ from plain ones on 3 rows, 2 of which share a prompt."""
-    weight = next(backbone.parameters())
     config = backbone.config.get_text_config()
-    if weight.is_meta:
+    if device.type == "meta":
         return "its weights are not loaded"
     if config._attn_implementation not in {"sdpa", PACKED}:
         return f"its attention is {config._attn_implementation}, and only sdpa can be packed"
     if getattr(config, "attention_dropout", 0):
         return f"its attention_dropout is {config.attention_dropout:g}, expected 0"
-    tokens = torch.tensor([[5, 3, 4, 6, 0], [5, 3, 8, 0, 0], [3, 6, 5, 4, 7]], device=weight.device)
-    mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]], device=weight.device)
+    tokens = torch.tensor([[5, 3, 4, 6, 0], [5, 3, 8, 0, 0], [3, 6, 5, 4, 7]], device=device)
+    mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]], device=device)
     config._attn_implementation = "sdpa"
     expected = plain_pass(backbone, PlainInputs.of(backbone, tokens, mask.bool())).hidden
     config._attn_implementation = PACKED
     reason = None
     try:
-        actual = packed_pass(backbone, Packing(tokens, mask.bool()), weight.device)
+        actual = packed_pass(backbone, Packing(tokens, mask.bool()), device)
         reason = _difference("packed", actual.hidden[actual.indices.argsort()], expected)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         reason = f"a packed pass failed with {type(error).__name__}: {error}"
@@ -295,9 +308,9 @@ def _difference(name: str, actual: Tensor, expected: Tensor) -> str | None:
 
 
 @torch.no_grad()
-def _division_problem(backbone: Backbone, sequence: SequenceGroup) -> str | None:
+def _division_problem(backbone: Backbone, sequence: SequenceGroup, device: torch.device) -> str | None:
     """Return why tokens cannot be divided: passes fail or differ from undivided ones on 2 rows; all must call this."""
-    device, vocabulary = next(backbone.parameters()).device, backbone.config.get_text_config().vocab_size
+    vocabulary = backbone.config.get_text_config().vocab_size
     tokens = torch.arange(3, 3 + 8 * sequence.size, device=device).view(2, -1) % vocabulary
     mask = torch.ones_like(tokens, dtype=torch.bool)
     plain, divided = (PlainInputs.of(backbone, tokens, mask, None, ranks) for ranks in (None, sequence))

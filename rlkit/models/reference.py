@@ -71,7 +71,7 @@ class FrozenPolicy:
 
 
 class Reference(FrozenPolicy):
-    """Returns log-probs of the initial policy; with LoRA it shares the actor and disables its adapters.
+    """Returns log-probs of the initial policy; with LoRA, those of its base: it shares the actor and disables adapters.
 
     Args:
         actor: The policy.

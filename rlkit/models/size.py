@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 SHAPES = Path(__file__).with_name("shapes.json")
 """The configurations of common models by their names on the hub, for estimates without access to it."""
 
+CACHE_TOKENS = 262_144
+"""The largest cache of TorchEngine on a CPU, by default."""
+
+CACHE_SHARE = 0.2
+"""The largest share of a GPU's memory that TorchEngine fills with its cache, by default."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -135,6 +141,17 @@ def parameter_count(model: Model) -> int:
 
 def _count(policy: nn.Module) -> int:
     return sum(int(p.numel()) for p in policy.parameters())
+
+
+def cache_tokens(config: ModelConfig, width: int, gpu_bytes: float | None) -> int:
+    """Return the tokens that TorchEngine's cache may hold by default.
+
+    Args:
+        config: The policy's.
+        width: Bytes of a number.
+        gpu_bytes: Memory of the GPU; None on a CPU.
+    """
+    return CACHE_TOKENS if gpu_bytes is None else int(CACHE_SHARE * gpu_bytes / kv_bytes(config, 1, width))
 
 
 def kv_bytes(config: ModelConfig, tokens: int, width: int = 4) -> int:

@@ -76,7 +76,8 @@ class Layout:
         shared: (start, end, last) of each shared prompt: the tokens of the segments in [end, last) attend to the
             prompt in [start, end) too.
         device: Device of the index tensors.
-        read: [N] i64, the tokens whose final hidden states are read; None for all. The last layer may skip the others.
+        read: [N] i64, distinct tokens, among them all whose final hidden states are read; None for all. The last layer
+            may skip the others.
     """
 
     def __init__(

@@ -47,10 +47,11 @@ class Fused(Generic[P, T]):
         try:
             if self._compiled is None:
                 self._compiled = _compiled(self.function)
+            _allow_variants()
             return self._compiled(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, ImportError, OSError) as error:
+        except Exception as error:  # torch's compilers have no common error
             problem = str(error).partition("\n")[0]
             warnings.warn(
                 f"{self.function.__name__} runs operator by operator, which is slower: torch.compile failed with "
@@ -72,13 +73,18 @@ def on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
+def _allow_variants() -> None:
+    """Let the calling thread compile a function for `VARIANTS` sets of arguments: torch has a limit for each thread."""
+    if torch._dynamo.config.recompile_limit < VARIANTS:  # noqa: PLR1730 (an assignment costs more)
+        torch._dynamo.config.recompile_limit = VARIANTS
+
+
 def _compiled(function: Callable[P, T]) -> Callable[P, T]:
     import torch._dynamo
 
-    config = torch._dynamo.config
-    if config.disable:  # by TORCH_COMPILE_DISABLE
+    if torch._dynamo.config.disable:  # by TORCH_COMPILE_DISABLE
         return function
-    config.recompile_limit = max(config.recompile_limit, VARIANTS)
+    warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly")  # a note for authors of compilers
     return torch.compile(function, fullgraph=True)
 
 

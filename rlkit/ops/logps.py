@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from rlkit.ops.autograd import Context
 from rlkit.ops.fusion import StatisticGrads, softmax_grads, softmax_statistics
@@ -20,6 +20,9 @@ BLOCK_BYTES = 2 * 1024**2
 
 WEIGHT_ROWS = 16384
 """Rows of a weight whose gradient is converted to float32 at once."""
+
+ROWS = 64
+"""Products of 16 bits on CPUs have multiples of this many rows, since oneDNN compiles kernels for each number."""
 
 MIN_PROB = torch.finfo(torch.float32).tiny
 """Smaller probabilities are clamped to this: their logarithm is finite and has no gradient."""
@@ -94,7 +97,13 @@ def token_logps(
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    return TokenStatistics(*_TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, memory, ids))  # type: ignore[no-untyped-call]
+    count = len(targets)
+    if device == "cpu" and hidden.element_size() == 2 and count > ROWS:
+        padding = (0, -count % ROWS)
+        hidden, targets = pad(hidden, (0, 0, *padding)), pad(targets, padding)
+        ids = None if ids is None else pad(ids, (0, 0, *padding))
+    statistics = _TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, memory, ids)  # type: ignore[no-untyped-call]
+    return TokenStatistics._make(None if x is None else x[:count] for x in statistics)
 
 
 class _LogpsContext(Context, Protocol):

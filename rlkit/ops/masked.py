@@ -13,7 +13,7 @@ Reducer = Callable[[Tensor], Tensor]
 
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum x where the mask is True; masked entries are ignored, even NaN."""
-    selected = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+    selected = torch.where(mask, x, 0)
     return selected.sum() if dim is None else selected.sum(dim)
 
 

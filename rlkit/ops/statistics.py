@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 LEVEL = 0.95
 """The confidence level of intervals."""
@@ -116,6 +117,12 @@ class Moments(NamedTuple):
         """Return the sums over pairs."""
         return cls(len(x), sum(x), sum(y), sum(a * a for a in x), sum(b * b for b in y), sum(map(mul, x, y)))
 
+    @classmethod
+    def from_tensors(cls, x: Tensor, y: Tensor) -> Moments:
+        """Return the sums over pairs [N], in float64."""
+        x, y = x.double(), y.double()
+        return cls(len(x), *(float(sums) for sums in (x.sum(), y.sum(), x @ x, y @ y, x @ y)))
+
     def plus(self, moments: Moments) -> Moments:
         """Return the sums over the pairs of both."""
         return Moments(*map(add, self, moments))
@@ -137,6 +144,15 @@ class Moments(NamedTuple):
         if not (centered.xx > 0 and centered.yy > 0):
             return float("nan")
         return max(-1.0, min(1.0, centered.xy / sqrt(centered.xx) / sqrt(centered.yy)))
+
+    @property
+    def explained_variance(self) -> float:
+        """1 - var(y - x) / (var(y) + 1e-5), the share of y that x explains; NaN for less than two pairs."""
+        if self.pairs < 2:
+            return float("nan")
+        centered, freedom = self.centered(), self.pairs - 1
+        residual = centered.xx + centered.yy - 2 * centered.xy
+        return 1 - residual / freedom / (centered.yy / freedom + 1e-5)
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:

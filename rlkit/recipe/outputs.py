@@ -41,7 +41,7 @@ class Validation:
 
     Args:
         before: Whether to validate before training.
-        every: Steps between validations; 0 for none. With `after`, the last step has no validation of its own.
+        every: Steps between validations; 0 for none.
         after: Whether to validate after training.
         tasks: Tasks by name, of which the validation splits are used; null is the recipe's task. Metrics are reported
             by these names, and the recipe's reward scores them all. Null for only the recipe's task.
@@ -94,6 +94,10 @@ class RolloutLog:
 
     every: NonNegativeInt = 1
     limit: PositiveInt | None = 64
+
+    def limit_per_rank(self, ranks: int) -> int | None:
+        """Return the maximum number of trajectories on each of so many ranks; None for all."""
+        return None if self.limit is None else max(1, self.limit // ranks)
 
 
 @dataclass

@@ -156,7 +156,7 @@ class KLReward:
         coef: The weight of the penalty; with a target, the initial weight.
         estimator: The estimator; see `rlkit.ops.kl`.
         target: The target divergence; null for a constant coefficient.
-        horizon: The time scale of the adaptation, in trajectories.
+        horizon: The time scale of the adaptation, in trajectories; a step changes the weight by a fifth at most.
     """
 
     coef: PositiveFloat = 0.001

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from hashlib import sha256
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import shorten
@@ -108,7 +108,9 @@ class JudgeClient:
         for _ in range(1 + self.server.corrections):
             reply = await self._request(messages, question.schema)
             try:
-                answer = last_object(reply.text)
+                answer = final_object(reply.text)
+                if reply.truncated:
+                    raise ValueError("it is not complete")
                 read(answer)
             except ValueError as error:
                 self.spending.count("invalid")
@@ -223,26 +225,32 @@ class JudgeClient:
             loop.run_until_complete(session.close())
 
 
-def last_object(text: str) -> JsonObject:
-    """Return the last JSON object in a text, whatever is around it.
+def final_object(text: str) -> JsonObject:
+    """Return the JSON object with which a text ends, within a fence or not.
+
+    An object before other text may be one that the judge quotes from a response. So may an object within one that
+    cannot be read.
 
     Raises:
         ValueError: There is none.
     """
+    unfenced = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     decoder = json.JSONDecoder()
-    answer: Any = None
-    start = text.find("{")
+    start = unfenced.find("{")
     for _ in range(MAX_OBJECTS):
         if start < 0:
             break
         try:
-            answer, end = decoder.raw_decode(text, start)
+            answer, end = decoder.raw_decode(unfenced, start)
         except (ValueError, RecursionError):
+            if start == 0:
+                break
             end = start + 1
-        start = text.find("{", end)
-    if not isinstance(answer, dict):
-        raise ValueError(f"it is {shorten(text, MAX_QUOTED)!r}, expected a JSON object")
-    return answer
+        else:
+            if end == len(unfenced):
+                return cast("JsonObject", answer)
+        start = unfenced.find("{", end)
+    raise ValueError(f"it is {shorten(text, MAX_QUOTED)!r}, expected a JSON object at its end")
 
 
 def _tokens(usage: object, name: str, characters: int) -> int:

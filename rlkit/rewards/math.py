@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 from rlkit.base.errors import show
 from rlkit.base.ranges import NonNegativeFloat, Seconds
@@ -52,29 +54,29 @@ class MathReward(RewardFunction):
         self.on_error = on_error
 
     def grade(self, trajectory: Trajectory) -> Score:
-        score = self._score(trajectory, equal)
+        score = self._score(trajectory, partial(_judge, same=equal))
         assert score is not None  # `equal` always decides
         return score
 
     def grade_at_once(self, trajectory: Trajectory) -> Score | None:
         length = max(len(trajectory.text), len(trajectory.prompt.answer or ""))
-        return None if length > SHORT else self._score(trajectory, equal_at_once)
+        return None if length > SHORT else self._score(trajectory, _judge_at_once)
 
-    def _score(self, trajectory: Trajectory, same: Callable[[str, str], bool | None]) -> Score | None:
-        """Return the score; None if `same` cannot decide whether the answer equals the reference."""
+    def _score(self, trajectory: Trajectory, judge: Callable[[str, str], Judgement | None]) -> Score | None:
+        """Return the score; None if `judge` cannot decide whether the answer equals the reference."""
         expected = reference_of(trajectory.prompt.answer or "")
         if expected is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} {self.unscorable(trajectory.prompt)}")
-        answer, marked = final_answer(trajectory.text)
         try:
-            right = answer is not None and same(answer, expected)
+            judgement = judge(trajectory.text, expected)
         except UngradableError:
             return self.ungradable()
-        if right is None:
+        if judgement is None:
             return None
+        right, marked, answer = judgement
         credit = float(marked and trajectory.stop not in CUT_OFF)
         components = {"accuracy": float(right), "strict": float(right and marked), "format": credit}
-        return Score(right + self.format_weight * credit, components, answer=canonical(answer or ""))
+        return Score(right + self.format_weight * credit, components, answer=answer)
 
     def unscorable(self, prompt: Prompt) -> str | None:
         if prompt.answer is None:
@@ -88,3 +90,27 @@ class MathReward(RewardFunction):
 
     def ungradable(self) -> Score:
         return Score(0.0, dict.fromkeys(self.components, 0.0), ungradable=True, answer="")
+
+
+class Judgement(NamedTuple):
+    """Whether the final answer of a text is right, whether it is marked, and its canonical form."""
+
+    right: bool
+    marked: bool
+    answer: str
+
+
+def _judge(text: str, expected: str, same: Callable[[str, str], bool | None]) -> Judgement | None:
+    """Return whether a text is right; None if `same` cannot decide.
+
+    Raises:
+        UngradableError: The answer is too large to be compared.
+    """
+    answer, marked = final_answer(text)
+    right = answer is not None and same(answer, expected)
+    return None if right is None else Judgement(right, marked, canonical(answer or ""))
+
+
+@lru_cache(1024)  # the samples of a prompt are often the same
+def _judge_at_once(text: str, expected: str) -> Judgement | None:
+    return _judge(text, expected, equal_at_once)

@@ -31,7 +31,8 @@ class ModelReward(RewardManager):
         per_turn: Whether to score the conversation at the end of each turn of the policy, as a process reward model
             does. The outputs are the rewards of the turns, and the conversation has no other reward.
         batch_size: Conversations per forward pass.
-        max_length: Maximum tokens; longer conversations are truncated at their start.
+        max_length: Maximum tokens, or those that the model and its tokenizer state if these are fewer; longer
+            conversations are truncated at their start.
         dtype: Type of the weights.
         timeout: Seconds for the samples of one prompt.
         on_error: What happens to a group with a failed score.
@@ -64,6 +65,7 @@ class ModelReward(RewardManager):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from rlkit.distributed.offload import use_device
+        from rlkit.models.config import context_length
         from rlkit.models.source import locate
 
         source = locate(self.path)
@@ -84,6 +86,7 @@ class ModelReward(RewardManager):
             raise RecipeError(f"ModelReward has path={self.path!r} with {model.config.num_labels} labels, expected 1")
         if model.config.pad_token_id is None:
             model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._length = min(self.max_length, context_length(model.config), self._tokenizer.model_max_length)
         self._runtime = runtime
         self._thread = ThreadPoolExecutor(1, "rlkit-model-reward", use_device, (runtime.device,))
         self._model: Any = model.eval().requires_grad_(False).to(runtime.device)
@@ -117,7 +120,7 @@ class ModelReward(RewardManager):
                 return_tensors="pt",
                 padding=True,
                 truncation=True,
-                max_length=self.max_length,
+                max_length=self._length,
                 add_special_tokens=self._tokenizer.chat_template is None,
             ).to(self._runtime.device)
             with torch.no_grad(), self._runtime.autocast():

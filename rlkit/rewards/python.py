@@ -15,7 +15,7 @@ from rlkit.base.errors import RecipeError, explain
 from rlkit.base.functions import load_once, require_function
 from rlkit.base.ranges import Count, Seconds
 from rlkit.interfaces.reward import OnError, RewardFunction, RewardManager, as_score
-from rlkit.rewards.python_call import Completions, Grader
+from rlkit.rewards.python_call import Completions, Grader, with_own_prompt
 from rlkit.types import Score, Trajectory
 
 
@@ -144,7 +144,7 @@ class AsyncFunctionReward(RewardManager):
 
     async def _score(self, trajectory: Trajectory) -> Score:
         try:
-            return as_score(self._grader.read(await self._grader.call(trajectory)))
+            return as_score(self._grader.read(await self._grader.call(with_own_prompt(trajectory))))
         except Exception as error:  # a user's code may raise anything, which fails only its own sample
             return Score(None, error=explain(error))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from rlkit.base.errors import show
@@ -44,6 +46,7 @@ class Grader(NamedTuple):
             TypeError: The function has an unknown argument.
             ValueError: The function did not return a score for each trajectory.
         """
+        trajectories = [with_own_prompt(trajectory) for trajectory in trajectories]
         available = _columns(trajectories, self.completions) | _verl_columns(trajectories)
         values = _result(self.function(**_arguments(self.name, _parameters(self.function), available)))
         return [self._score(value) for value in self._listed(values, len(trajectories))]
@@ -91,6 +94,11 @@ class Grader(NamedTuple):
     @property
     def _is_verl(self) -> bool:
         return not {"solution_str", "solution_strs"}.isdisjoint(_parameters(self.function))
+
+
+def with_own_prompt(trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory whose prompt is its own: what a function changes in a column reaches no other sample."""
+    return replace(trajectory, prompt=deepcopy(trajectory.prompt))
 
 
 def _result(value: Any) -> Any:

@@ -24,7 +24,7 @@ from rlkit.gateway.forest import Sample
 from rlkit.gateway.server import MODEL, Gateway
 from rlkit.gateway.session import AgentSession, SessionLimits
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
-from rlkit.interfaces.parser import ParsedTurn, ToolParser
+from rlkit.interfaces.parser import ParsedTurn, ToolParser, parse_after_thinking
 from rlkit.media import Media, Rendered
 from rlkit.recipe import ConversationLimits
 from rlkit.rollout.collect import ConversationSetup, ask_engine
@@ -106,10 +106,9 @@ class TemplateBackend:
         plain = self.dialogue.template.codec.plain
         if not calls or self.parser is None:
             return ParsedTurn(plain(text))
-        thinking, separator, rest = text.rpartition("</think>")
         with errors_of(self.parser):
-            turn = self.parser.parse(rest)
-        return ParsedTurn(plain(f"{thinking}{separator}{turn.text}"), turn.calls)
+            thinking, turn = parse_after_thinking(self.parser, text)
+        return ParsedTurn(plain(thinking + turn.text), turn.calls)
 
     def _template(self, tools: Sequence[JsonObject]) -> ChatTemplate:
         if not tools:

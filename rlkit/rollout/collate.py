@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from itertools import chain
+from struct import pack
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> Batc
     return Batch(
         **{f.name: getattr(batch, f.name) for f in fields(RolloutBatch)},
         token_rewards=rewards,
-        rewards=rewards.sum(-1),
+        rewards=Batch.row_sums(rewards),
         components=table.to(batch.tokens.device),
         component_names=names,
     )
@@ -74,9 +73,12 @@ def _candidates(trajectories: Sequence[Trajectory], shape: torch.Size) -> Tensor
 
 
 def _flat(rows: Iterable[Iterable[float]], code: str, kind: torch.dtype) -> Tensor:
-    """Return the values of all rows, one after another, read as an array's type; much faster than from lists."""
-    values = array(code, list(chain.from_iterable(rows)))
-    return torch.frombuffer(values, dtype=kind) if values else torch.empty(0, dtype=kind)
+    """Return the values of all rows, one after another, packed as a type of C; much faster than from lists."""
+    values: list[float] = []
+    for row in rows:
+        values += row
+    packed = bytearray(pack(f"{len(values)}{code}", *values))
+    return torch.frombuffer(packed, dtype=kind) if values else torch.empty(0, dtype=kind)
 
 
 def _rewards(trajectory: Trajectory) -> list[tuple[int, float]]:

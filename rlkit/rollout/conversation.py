@@ -108,7 +108,9 @@ class Conversation:
         self.mask += [True] * len(answer.tokens)
         self.logps += answer.logps
         self.versions += answer.versions
-        self.candidates += answer.candidates or [()] * len(answer.tokens)
+        if answer.candidates:
+            self.candidates += [()] * (start - len(self.candidates))
+            self.candidates += answer.candidates
         self.turns.append(Turn("assistant", start, len(self.tokens)))
         self.rewards.append(0.0)
         if answer.stop is not StopReason.STOP:
@@ -168,6 +170,7 @@ class Conversation:
 
     def trajectory(self, text: str, messages: Sequence[Message] = ()) -> Trajectory:
         """Return the trajectory; `text` is the policy's last turn, `messages` are all turns."""
+        missing = [()] * (len(self.tokens) - len(self.candidates))
         return Trajectory(
             prompt=self.prompt,
             group=self.group,
@@ -183,7 +186,7 @@ class Conversation:
             counts=self.counts,
             messages=list(messages),
             media=Media.of(self.media),
-            candidates=self.candidates if any(self.candidates) else [],
+            candidates=[*self.candidates, *missing] if any(self.candidates) else [],
         )
 
     def _require(self, *phases: Phase) -> None:
@@ -203,5 +206,4 @@ class Conversation:
         self.mask += [False] * new
         self.logps += [0.0] * new
         self.versions += [-1] * new
-        self.candidates += [()] * new
         self.turns.append(Turn(role, start, start + new))

@@ -18,7 +18,7 @@ from rlkit.base.text import part_name
 from rlkit.interfaces.content import content_of
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
-from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import Content, State, Tool, ToolReply
 from rlkit.rollout.conversation import Conversation
@@ -132,10 +132,7 @@ class ParticipantSession:
             return ParsedTurn(text)
         try:
             with errors_of(parser):
-                turn = parser.parse(text.rpartition("</think>")[2])
-                if not isinstance(turn, ParsedTurn):
-                    raise TypeError(f"it returned {show(turn)}, expected ParsedTurn")
-                return turn
+                return parse_after_thinking(parser, text)[1]
         except GuardError as error:
             raise ParticipantError(str(error)) from error
 

@@ -199,7 +199,8 @@ def serve(requests: int, answers: int) -> None:
         try:
             prepare(preparation)
             explainer()
-            function, shared, arguments = loads(payload)
+            function, shared, pickled = loads(payload)
+            arguments = [loads(argument) for argument in pickled]
         except BaseException as error:  # foreign code may even raise SystemExit
             answer(call, failure(error))
         else:

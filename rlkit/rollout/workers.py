@@ -110,7 +110,8 @@ class Workers:
             WorkerError: There is no outcome.
         """
         try:
-            payload = cloudpickle.dumps((function, shared, arguments))
+            pickled = [cloudpickle.dumps(argument) for argument in arguments]  # what a call changes reaches no other
+            payload = cloudpickle.dumps((function, shared, pickled))
         except Exception as error:  # pickling runs foreign code
             raise WorkerError(f"cannot be sent to a worker: {explain(error)}") from error
         with paused():  # the work has a deadline of its own

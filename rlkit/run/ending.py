@@ -11,7 +11,7 @@ from rlkit.interfaces.callback import RunEnd
 from rlkit.models.save import model_card, save_policy
 from rlkit.models.source import merge_overrides, source_of
 from rlkit.models.weights import full_state_dict
-from rlkit.run.folder import write_atomically
+from rlkit.run.folder import AVERAGE, write_atomically
 from rlkit.run.outcome import verdict_on
 from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
@@ -76,7 +76,7 @@ def _save_policies(session: Session, failure: Exception | None, at_once: bool) -
     average = context.models.average
     if average is not None:
         with average.applied():
-            save(record, context, "ema")
+            save(record, context, AVERAGE)
 
 
 def save(record: RunRecord, context: TrainContext, name: str) -> None:
@@ -88,11 +88,15 @@ def save(record: RunRecord, context: TrainContext, name: str) -> None:
         model = context.recipe.model
         overrides = merge_overrides(source_of(model).overrides, model.config)
         save_policy(policy, context.data.dialogue.tokenizer, folder, weights, overrides)
-        record.attempt("the model card", lambda: write_atomically(folder / "README.md", _card(record, context)))
+        record.attempt("the model card", lambda: write_atomically(folder / "README.md", _card(record, context, name)))
 
 
-def _card(record: RunRecord, context: TrainContext) -> bytes:
+def _card(record: RunRecord, context: TrainContext, name: str) -> bytes:
     outcome = record.outcome
+    if name == AVERAGE:
+        return model_card(
+            context.recipe, outcome.steps, {}, "The weights are averages over steps (`train.ema`)."
+        ).encode()
     verdict = verdict_on(outcome.validation["before"], outcome.validation["after"])
     sentence = "" if verdict is None else f"{verdict}.".capitalize()
     return model_card(context.recipe, outcome.steps, outcome.validation, sentence).encode()

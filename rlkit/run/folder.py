@@ -6,11 +6,11 @@ import gzip
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -20,15 +20,18 @@ from pathlib import Path
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.base.text import redact_arguments
-from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 from rlkit.rollout.rendering import pictures_of
 from rlkit.run.rows import as_row, picture_file
 from rlkit.types import Trajectory
 
+AVERAGE = "ema"
+"""The folder of the averaged weights, which are not validated."""
 RESERVED = "reserved"
 """A file that reserves disk space for `result.json` and the last metrics until the run ends."""
 RESERVED_BYTES = 16 * 2**10
+ROLLOUT_FILE = re.compile(r"(?:step|validation)-([0-9]+|after)(?:\.rank[0-9]+)?\.(?:jsonl\.gz|parquet)")
+"""A file of a step or a validation, except of the validation before training."""
 PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
 
 
@@ -58,17 +61,17 @@ class RunFolder:
         self.rank = rank
 
     def create(self, registry: Registry, resumed: bool = False, devices: str = "") -> None:
-        """Create the folder and write the files that describe the run; files of a start without steps are removed.
+        """Create the folder and write the files that describe the run; the result of an earlier end is removed.
 
         Args:
             registry: The plugins of the run.
-            resumed: Whether the run continues: files of its validations stay.
+            resumed: Whether the run continues: files of its validations stay, those of a start without steps do not.
             devices: What it runs on, in words.
 
         Raises:
             RecipeError: The folder holds another run, or cannot be written.
         """
-        if not resumed and self._has_steps():
+        if not resumed and self.has_steps():
             raise RecipeError(
                 f"--out is {str(self.path)!r}, which holds another run; choose a new folder, or continue it with "
                 "--resume auto"
@@ -76,10 +79,10 @@ class RunFolder:
         try:
             make_private(self.path)
             (self.path / "rollouts").mkdir(exist_ok=True)
-            if not resumed:
-                for path in (self.path / "result.json", *self.path.glob("rollouts/validation-*")):
-                    if os.path.isfile(path):
-                        path.unlink()
+            earlier_validations = () if resumed else self.path.glob("rollouts/validation-*")
+            for path in (self.path / "result.json", *earlier_validations):
+                if os.path.isfile(path):
+                    path.unlink()
             write_atomically(self.path / "recipe.yaml", self.recipe_yaml.encode())
             run_id = (self.run_id() if resumed else None) or uuid.uuid4().hex[:12]
             self._write("environment.json", environment(registry) | {"devices": devices, "run_id": run_id})
@@ -87,7 +90,7 @@ class RunFolder:
         except OSError as error:
             raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {error}") from error
 
-    def _has_steps(self) -> bool:
+    def has_steps(self) -> bool:
         """Return whether any file shows that a run has made a step here."""
         metrics = self.path / "metrics.jsonl"
         result = self.path / "result.json"
@@ -112,6 +115,17 @@ class RunFolder:
         """Write trajectories to `rollouts/<name>.jsonl.gz`, or `<name>.rank<r>.jsonl.gz` on a rank other than 0."""
         self._write_pictures(trajectories)
         write_atomically(Path(f"{self.rollouts(name)}.jsonl.gz"), json_lines(map(as_row, trajectories)))
+
+    def remove_rollouts_after(self, step: int) -> None:
+        """Remove the rollouts of later steps and validations, those of all ranks.
+
+        Raises:
+            OSError: A file cannot be removed.
+        """
+        for path in (self.path / "rollouts").iterdir():
+            name = ROLLOUT_FILE.fullmatch(path.name)
+            if name is not None and (name[1] == "after" or int(name[1]) > step):
+                path.unlink()
 
     def _write_pictures(self, trajectories: Sequence[Trajectory]) -> None:
         """Write the pictures of trajectories to `rollouts/media/`, each once under its digest."""
@@ -214,36 +228,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-
-
-COMPLETE_TOKENS = 4_000_000
-"""Tokens of a step on a rank up to which a step that follows a checkpoint is kept complete: about 40 MB."""
-
-
-def follows_checkpoint(number: int, recipe: Recipe) -> bool:
-    """Whether a step begins at a checkpoint or at the start, so that `rlkit replay` can learn from it alone."""
-    interval = recipe.save.every
-    return number == 1 or (interval > 0 and (number - 1) % interval == 0)
-
-
-def token_count(trajectories: Sequence[Trajectory]) -> int:
-    """Return the number of tokens of trajectories, and of all samples of agents' rollouts."""
-    return sum(len(sample.tokens) for trajectory in trajectories for sample in trajectory.samples)
-
-
-def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Sequence[Trajectory]:
-    """Return the trajectories of the first groups that fit the limit, and of at least one group."""
-    if limit is None or len(trajectories) <= limit:
-        return trajectories
-    groups: dict[int, list[Trajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        groups[trajectory.group].append(trajectory)
-    selected: list[Trajectory] = []
-    for index in sorted(groups):
-        if selected and len(selected) + len(groups[index]) > limit:
-            break
-        selected += groups[index]
-    return selected
 
 
 def environment(registry: Registry) -> dict[str, object]:

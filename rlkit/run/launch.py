@@ -190,8 +190,16 @@ def _checkpoint(job: Job, folder: Path, ranks: Ranks, reporter: Reporter) -> Che
         for problem in damaged:
             reporter.note(f"warning: {problem}; the run resumes from the one before")
     else:
-        checkpoint = open_checkpoint(job.resume, ranks)
+        checkpoint = open_checkpoint(ranks.from_first(lambda: _location(job, folder)), ranks)
     if checkpoint is not None:
         for line in compare(checkpoint, job.yaml, job.force):
             reporter.note(f"changed: {line}")
     return checkpoint
+
+
+def _location(job: Job, folder: Path) -> str:
+    """Return where to look for the checkpoint: in `save.folder` if the run in `folder` goes on and has none itself."""
+    resume, save_folder = str(job.resume), job.recipe.save.folder
+    if save_folder is None or Path(resume) != folder or Store(f"{resume}/checkpoints").names():
+        return resume
+    return save_folder

@@ -57,8 +57,10 @@ class Progress:
     def validated(self, metrics: Mapping[str, float]) -> None:
         """Count a validation.
 
+        One without the metric `validation.watch` counts for nothing: all that it is made of may have failed.
+
         Raises:
-            RecipeError: The validation does not have the metric `validation.watch`.
+            RecipeError: No validation has had the metric, and this one has scores.
         """
         self.reward.validated(metrics)
         section = self.recipe.validation
@@ -66,8 +68,10 @@ class Progress:
             return
         value = metrics.get(section.watch)
         if value is None:
-            listed = ", ".join(sorted(metrics))
-            raise RecipeError(f"validation.watch is {section.watch!r}, expected a metric of validation: {listed}")
+            if self.waited is None and not {"accuracy", "reward"}.isdisjoint(metrics):
+                listed = ", ".join(sorted(metrics))
+                raise RecipeError(f"validation.watch is {section.watch!r}, expected a metric of validation: {listed}")
+            return
         best, since = self.waited or (value, -1)
         self.waited = (value, 0) if value > best else (best, since + 1)
 

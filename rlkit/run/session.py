@@ -18,12 +18,11 @@ from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Profile, Recipe
-from rlkit.run.checkpoint.resume import lacks_optimizer, load, rollout_differences, validation_options
+from rlkit.run.checkpoint.resume import lacks_optimizer, load, rollout_differences, validation_options, watched
 from rlkit.run.checkpoint.state import as_data, numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
-from rlkit.run.folder import COMPLETE_TOKENS, first_groups, follows_checkpoint, token_count
 from rlkit.run.metrics_log import MetricsLog, open_loggers
-from rlkit.run.outcome import Metrics, Outcome, Replay
+from rlkit.run.outcome import Metrics, Replay
 from rlkit.run.preflight import memory
 from rlkit.run.preflight.picture_check import check_pictures
 from rlkit.run.preflight.start import preflight
@@ -39,6 +38,7 @@ from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
 from rlkit.train.method import method_of
 from rlkit.train.metrics import phase_range
 from rlkit.train.phases import StepResult
+from rlkit.train.rollouts import kept_trajectories
 from rlkit.train.setup import TrainContext
 from rlkit.types import Trajectory
 
@@ -72,7 +72,7 @@ class Session:
     """Metrics of the last step's checkpoint, for the next line of metrics."""
 
     def open_log(self, recipe: Recipe, last_step: int) -> None:
-        """Open the loggers and `metrics.jsonl`, which keeps its lines up to the last step.
+        """Open the loggers and `metrics.jsonl`; of an earlier start, lines and rollouts stay up to the last step.
 
         Raises:
             RecipeError: A logger's package is not installed.
@@ -82,6 +82,7 @@ class Session:
             run = LoggedRun(folder.path, folder.run_id() or "", as_data(folder.recipe_yaml), last_step)
             loggers = open_loggers(recipe.log.loggers, run, reporter.note)
             self.log = MetricsLog(folder.path / "metrics.jsonl", loggers, last_step)
+            self.record.attempt("rollouts of later steps", lambda: folder.remove_rollouts_after(last_step))
             reporter.resumed(self.log.earlier)
 
     @lasting()
@@ -92,7 +93,6 @@ class Session:
             TrainingError: Too many steps in a row had no learning signal.
         """
         train, validation = context.recipe.train, context.recipe.validation
-        interval, after = (0, False) if validation is None else (validation.every, validation.after)
         self.progress = Progress(context.recipe)
         self.validator = Validator(self.record, self.log, self.progress)
         saver = self._begin(context, resumed)
@@ -119,9 +119,7 @@ class Session:
             metrics = result.metrics | {name: context.ranks.all_reduce_max(x) for name, x in memory_metrics.items()}
             outcome.steps = number
             self._write_rollouts(context, number, result.rollouts.all)
-            if interval and number % interval == 0 and (number < train.total_steps or not after):
-                validated = self.validator.validate(context, f"{number:05d}")
-                metrics |= {f"validation/{name}": value for name, value in validated.items()}
+            metrics |= self._validate(context, number)
             try:
                 metrics |= context.callbacks.end_step(number, metrics | self.checkpoint_metrics)
             finally:
@@ -137,13 +135,22 @@ class Session:
         saver.end(outcome.steps, content)
         if self.progress.stalled and self.progress.stalled == outcome.steps and not self.stop_requested:
             raise self.progress.failure(outcome.steps)
-        if not self.stop_requested and after:
-            metrics_after = self.validator.metrics_after(outcome.steps)  # if training ended early, after a validation
+        if not self.stop_requested and validation is not None and validation.after:
+            metrics_after = self.validator.metrics_after(outcome.steps)  # if the last step was validated
             # agreed: all ranks have validated after the same steps
             if metrics_after is None:
                 metrics_after = self.validator.validate(context, "after")
             outcome.validation["after"] = metrics_after
         outcome.status = "interrupted" if self.stop_requested else "ok"
+
+    def _validate(self, context: TrainContext, number: int) -> Metrics:
+        """Validate if that is due after a step; return the metrics under their names in the log."""
+        section = context.recipe.validation
+        if section is None or not section.every or number % section.every:
+            return {}
+        is_last = section.after and number == context.recipe.train.total_steps
+        validated = self.validator.validate(context, "after" if is_last else f"{number:05d}")
+        return {f"validation/{name}": value for name, value in validated.items()}
 
     def _trained(self, recipe: Recipe, resumed: CheckpointRef | None) -> TrainedGroups:
         """Return the groups that the run was trained on; a synchronous run has trained on all up to its step."""
@@ -228,11 +235,14 @@ class Session:
         """Load a checkpoint into the run; return its best step, if the recipe still selects it by the same metric."""
         load(context, resumed)
         state = resumed.state
-        self.record.outcome = Outcome(steps=state.step, validation={"before": state.before, "after": None})
+        self.record.outcome.steps = state.step
         self.progress.stalled = state.stalled
-        self.progress.waited = state.waited
-        if validation_options(state.recipe) == validation_options(as_data(self.record.folder.recipe_yaml)):
+        recipe = as_data(self.record.folder.recipe_yaml)
+        if validation_options(state.recipe) == validation_options(recipe):
+            self.record.outcome.validation["before"] = state.before
             self.validator.earlier = state.earlier
+            if watched(state.recipe) == watched(recipe):
+                self.progress.waited = state.waited
         return state.best if state.metric == context.recipe.save.keep_best else None
 
     def _start_callbacks(self, context: TrainContext, saver: Saver, states: Mapping[str, dict[str, Json]]) -> None:
@@ -268,13 +278,10 @@ class Session:
 
     def _write_rollouts(self, context: TrainContext, number: int, trajectories: list[Trajectory]) -> None:
         """Write a step's trajectories, as far as the recipe asks for them."""
-        section, name = context.recipe.log.rollouts, f"step-{number:05d}"
-        if section.every and number % section.every == 0:
-            limit = None if section.limit is None else max(1, section.limit // context.ranks.count)
-            if follows_checkpoint(number, context.recipe) and token_count(trajectories) <= COMPLETE_TOKENS:
-                limit = None
-            folder = self.record.folder
-            self.record.attempt(f"rollouts/{name}", lambda: folder.dump(name, first_groups(trajectories, limit)))
+        kept = kept_trajectories(trajectories, number, context.recipe, context.ranks)
+        if kept is not None:
+            folder, name = self.record.folder, f"step-{number:05d}"
+            self.record.attempt(f"rollouts/{name}", lambda: folder.dump(name, kept))
 
     def _log(self, number: int, metrics: Metrics) -> None:
         log = self.log

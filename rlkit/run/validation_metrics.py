@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -129,14 +129,19 @@ def _interval(completions: Sequence[GradedCompletion], accuracies: Accuracies) -
 
 
 def _pass_at(completions: Sequence[GradedCompletion]) -> Iterator[tuple[str, float]]:
-    """Yield pass@k for k = 2, 4, 8 ... and for the fewest completions of a prompt, if each is right or wrong."""
+    """Yield pass@k for k = 2, 4, 8 ... and for the fewest completions of a prompt, if each is right or wrong.
+
+    A prompt counts in those for which it has enough graded completions, so that one that failed renames no metric.
+    """
     accuracies_of = _grouped((c.prompt, c.accuracy) for c in completions)
     if any(accuracy not in (0.0, 1.0) for accuracies in accuracies_of.values() for accuracy in accuracies):
         return
     right_of = [(len(accuracies), round(sum(accuracies))) for accuracies in accuracies_of.values()]
-    fewest = min(samples for samples, _ in right_of)
+    fewest = min(Counter(c.prompt for c in completions).values())
     for k in sorted({2**i for i in range(1, fewest.bit_length())} | {fewest} - {1}):
-        yield f"pass@{k}", fmean(pass_at_k(samples, right, k) for samples, right in right_of)
+        probabilities = [pass_at_k(samples, right, k) for samples, right in right_of if samples >= k]
+        if probabilities:
+            yield f"pass@{k}", fmean(probabilities)
 
 
 def _majority_at(graded: Sequence[GradedCompletion]) -> Iterator[tuple[str, float]]:

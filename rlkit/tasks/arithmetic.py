@@ -48,7 +48,8 @@ class Arithmetic(Task):
 
     def prompt(self, row: Row, index: int) -> Prompt:
         right = row["answer"]
-        wrong = sorted(_near_misses(right), key=lambda text: _hash(row["question"], text))[: self.mistakes]
+        misses = _near_misses(right) if self.mistakes else ()
+        wrong = sorted(misses, key=lambda text: _hash(row["question"], text))[: self.mistakes]
         return Prompt(
             id=row["question"],
             messages=[{"role": "user", "content": row["question"]}],

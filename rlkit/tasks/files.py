@@ -86,7 +86,7 @@ class Columns(Task):
             answer=self._answer(row, location),
             meta={key: value for key, value in row.items() if key not in used},
             tools=_tools(row.get("tools")),
-            recorded=recording(row, self._prompted(row), location).answers,
+            recorded=recording(row, messages if self._prompted(row) else None, location).answers,
         )
 
     def _check(self, row: Row, location: str) -> None:
@@ -102,7 +102,7 @@ class Columns(Task):
         """Return the messages in a row, without the recipe's system message."""
         if self._template is not None:
             return [{"role": "user", "content": self._template.fill(row, location)}]
-        recorded_prompt = None if self._prompted(row) else recording(row, False, location).prompt
+        recorded_prompt = None if self._prompted(row) else recording(row, None, location).prompt
         if recorded_prompt is not None:
             return list(recorded_prompt)
         content = sources.column(row, self.prompt_field, location, "task.prompt_field")
@@ -127,7 +127,7 @@ class Columns(Task):
             location = location_of(row, f"{self._source()}, row {index}")
             messages = self._messages(row, location)
             if not messages:
-                messages = [m for answer in recording(row, False, location).answers for m in answer.messages]
+                messages = [m for answer in recording(row, None, location).answers for m in answer.messages]
             return json.dumps(messages, sort_keys=True, default=str)
 
         train, held_out = sources.divide(rows, share, self.split_seed, content)
@@ -169,10 +169,7 @@ class Jsonl(Columns):
         split_seed: NonNegativeInt = 0,
     ) -> None:
         super().__init__(prompt_field, answer_field, template, system, split_seed)
-        if validation_path is not None and validation_split is not None:
-            raise RecipeError(
-                f"task has validation_path={validation_path!r} and validation_split={validation_split}; remove one"
-            )
+        _check_validation(validation_path, validation_split)
         self.path = path
         self.validation_path = validation_path
         self.validation_split = validation_split
@@ -227,6 +224,7 @@ class HFDataset(Columns):
         split_seed: NonNegativeInt = 0,
     ) -> None:
         super().__init__(prompt_field, answer_field, template, system, split_seed)
+        _check_validation(validation_path, validation_split)
         self.path = path
         self.validation_path = validation_path
         self.name = name
@@ -291,6 +289,12 @@ class KnownColumns(HFDataset):
             system=system,
             split_seed=split_seed,
         )
+
+
+def _check_validation(path: str | list[str] | None, split: float | str | None) -> None:
+    """Raise a RecipeError if there are validation files, and a share of the training rows is held out besides."""
+    if path is not None and not isinstance(split, str | None):
+        raise RecipeError(f"task has validation_path={path!r} and validation_split={split}; remove one")
 
 
 def _tools(named: object) -> list[str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import NamedTuple
 
@@ -22,13 +22,13 @@ class Recording(NamedTuple):
     answers: list[RecordedAnswer]
 
 
-def recording(row: Row, prompted: bool, location: str = "row") -> Recording:
+def recording(row: Row, prompt: Sequence[Message] | None, location: str = "row") -> Recording:
     """Return the answers that a row records, the better ones first; none where it has no such columns.
 
     | columns | answers |
     |---|---|
-    | `completion` | one; its reward is `reward`, or 1 and 0 for a true and a false `label`, and `turn_rewards` are |
-    | | those of its turns, true and false or numbers |
+    | `completion` | one; its reward is `reward`, or 1 and 0 for a `label` that is true or 1 and false or 0, also as a |
+    | | text; `turn_rewards` are those of its turns, true and false or numbers |
     | `completions`, `rewards` | several, with their rewards |
     | `chosen`, `rejected` | two, with the rewards 1 and 0, or those of `score_chosen` and `score_rejected` |
     | `messages` | what follows the messages before the first of an assistant; `turn_rewards` as above |
@@ -36,20 +36,21 @@ def recording(row: Row, prompted: bool, location: str = "row") -> Recording:
 
     Args:
         row: The columns.
-        prompted: Whether the row has a prompt besides. Otherwise `chosen` and `rejected` begin with it; if they do so
-            nevertheless, what they have in common is left out.
+        prompt: The messages of the row's own prompt; `chosen` and `rejected` may begin with them. None if the row has
+            none: then the prompt of `chosen` and `rejected` is what they have in common.
         location: Where the row is.
 
     Raises:
         RecipeError: A reward is infinite, or could overflow float32, or not each turn has one.
     """
     if "chosen" in row and "rejected" in row:
-        return _pair(row, prompted, location)
+        return _pair(row, prompt, location)
+    prompted = prompt is not None
     turns = _turns(row.get("completion")) if prompted else []
     if turns:
-        label = row.get("label")
-        if isinstance(label, int) and label in (0, 1):
-            reward = float(label)
+        label = _label(row.get("label"))
+        if label is not None:
+            reward = label
         elif _is_reward(row.get("reward")):
             reward = _number(row.get("reward"), f"{location}: 'reward'") or 0.0
         else:
@@ -68,20 +69,32 @@ def recording(row: Row, prompted: bool, location: str = "row") -> Recording:
     return Recording(None, [])
 
 
-def _pair(row: Row, prompted: bool, location: str) -> Recording:
+def _pair(row: Row, prompt: Sequence[Message] | None, location: str) -> Recording:
     chosen, rejected = _turns(row["chosen"]), _turns(row["rejected"])
-    if not chosen or not rejected:
-        return Recording(None, [])
-    common = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
-    prompt, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
-    if not prompted and not prompt:
+    shared: list[Message] | None = None
+    if prompt is None:
+        common = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
+        shared, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
+    else:
+        chosen, rejected = (_without_prompt(turns, list(prompt)) for turns in (chosen, rejected))
+    if not chosen or not rejected or shared == []:
         return Recording(None, [])
     better, worse = (_number(row.get(name), f"{location}: {name!r}") for name in ("score_chosen", "score_rejected"))
     if not _is_reward(row.get("score_chosen")) or not _is_reward(row.get("score_rejected")):
         return Recording(None, [])
     if better is None or worse is None:
         better, worse = 1.0, 0.0
-    return Recording(None if prompted else prompt, [RecordedAnswer(chosen, better), RecordedAnswer(rejected, worse)])
+    return Recording(shared, [RecordedAnswer(chosen, better), RecordedAnswer(rejected, worse)])
+
+
+def _without_prompt(turns: list[Message], prompt: list[Message]) -> list[Message]:
+    """Return the turns of an answer without the prompt's last messages, if it begins with them in any words."""
+    for start in range(len(prompt)):
+        repeated = prompt[start:]
+        if turns[: len(repeated)] == repeated:
+            return turns[len(repeated) :]
+    first = next((i for i, message in enumerate(turns) if message["role"] == "assistant"), 0)
+    return turns[first:]
 
 
 def _several(texts: list[object], rewards: object, what: str) -> list[RecordedAnswer]:
@@ -134,6 +147,13 @@ def _turns(value: object) -> list[Message]:
         isinstance(m.get("content"), str | list) or (m.get("content") is None and m.get("tool_calls")) for m in messages
     )
     return messages if fine else []
+
+
+def _label(value: object) -> float | None:
+    """Return 1 or 0 for a label that is true or false; None for any other."""
+    if isinstance(value, str):
+        return {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}.get(value.strip().lower().removesuffix(".0"))
+    return float(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
 def _is_reward(value: object) -> bool:

@@ -223,14 +223,16 @@ def _budget(part: Callback, method: str) -> float:
 
 def _state(part: Callback) -> dict[str, Json]:
     state = _call(part, "state_dict")
+    copied: dict[str, Json] = {}  # the callback goes on while the state is written
     try:
         text = json.dumps(state, allow_nan=False)
-        fine = isinstance(state, dict) and json.loads(text) == state
+        copied = json.loads(text)
+        fine = isinstance(state, dict) and copied == state
     except (TypeError, ValueError, RecursionError):
         fine, text = False, ""
     require(part, "state_dict", None if fine else f"returned {show(state)}, expected what JSON holds, by name")
     long = len(text) > LONGEST_STATE
     require(part, "state_dict", f"returned {len(text)} characters, at most {LONGEST_STATE} are kept" if long else None)
     if part.lr_factor != 1:
-        state = {**state, LR_FACTOR: _lr_factor(part)}
-    return state  # type: ignore[no-any-return]
+        copied[LR_FACTOR] = _lr_factor(part)
+    return copied

@@ -22,6 +22,9 @@ from rlkit.types import Batch, TrainBatch, Trajectory
 
 Metrics = dict[str, float]
 
+ALL = slice(None)
+"""All rows of a batch."""
+
 OWN_METRICS = ("not_finite", "max", "abs_mean")
 """What the step itself logs as `advantage/NAME`."""
 
@@ -43,7 +46,7 @@ class RewardTransforms:
 class KLPenalty:
     """Takes KL to the reference off the token rewards, with a fixed or an adaptive coefficient.
 
-    Adaptive: beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon) after each batch of n trajectories.
+    Adaptive: beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) min(n / horizon, 1)) after a batch of n trajectories.
     """
 
     def __init__(self, section: KLReward) -> None:
@@ -62,7 +65,7 @@ class KLPenalty:
         if self.section.target is not None:
             count = float(reduce(rows.sum().float()))
             error = min(max(divergence / self.section.target - 1, -0.2), 0.2)
-            self.coef *= 1 + error * count / self.section.horizon
+            self.coef *= 1 + error * min(count / self.section.horizon, 1.0)
         return {"reward/kl_reward": divergence, "reward/kl_coef": used}
 
 
@@ -223,22 +226,23 @@ def attach_roles(trajectories: Sequence[Trajectory], batch: Batch, ranks: Ranks)
     batch.role = torch.tensor([all_names.index(name) for name in names], dtype=torch.long, device=batch.rewards.device)
 
 
-def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch) -> None:
-    """Copy what was made of each trajectory into its `credit`, for the run folder."""
+def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch, rows: slice | list[int] = ALL) -> None:
+    """Copy what was made of trajectories, some rows of the batch, into their `credit`, for the run folder."""
     by_name = {"advantages": batch.advantages, "values": batch.values}
     for name, tensor in by_name.items():
         if tensor is not None:
-            for trajectory, row in zip(trajectories, tensor.tolist(), strict=True):
+            for trajectory, row in zip(trajectories, tensor[rows].tolist(), strict=True):
                 trajectory.credit[name] = row[: len(trajectory.tokens)] if isinstance(row, list) else row
 
 
-def attach_first_pass(trajectories: Sequence[Trajectory], batch: TrainBatch) -> None:
+def attach_first_pass(trajectories: Sequence[Trajectory], batch: TrainBatch, rows: slice | list[int] = ALL) -> None:
     """Copy the trainer's log-probs and the entropies before the update into `credit`, where they were computed."""
     for name, tensor, decimals in (("trainer_logps", batch.trainer_logps, 5), ("entropy", batch.entropy, 3)):
         if tensor is None:
             continue
-        unknown = (tensor.isnan() | ~batch.mask).all(-1).tolist()
-        rounded = (tensor.double().round(decimals=decimals) + 0.0).tolist()  # no -0.0
+        values = tensor[rows]
+        unknown = (values.isnan() | ~batch.mask[rows]).all(-1).tolist()
+        rounded = (values.double().round(decimals=decimals) + 0.0).tolist()  # no -0.0
         for trajectory, row, left_out in zip(trajectories, rounded, unknown, strict=True):
             if not left_out:
                 trajectory.credit[name] = row[: len(trajectory.tokens)]

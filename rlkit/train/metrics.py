@@ -20,6 +20,10 @@ from rlkit.ops.masked import masked_mean
 from rlkit.ops.statistics import Moments, repeated_ngrams
 from rlkit.types import Prompt, StopReason, TrainBatch, Trajectory
 
+Totals = dict[str, list[float]]
+"""Sums of weighted values, and of their weights, by metric."""
+Pairs = dict[str, Moments]
+
 NVTX: ContextVar[bool] = ContextVar("NVTX", default=False)
 """Whether phases are NVTX ranges, too."""
 
@@ -33,12 +37,13 @@ def phase_range(phase: str) -> Iterator[None]:
 
 
 class Meter:
-    """Collects weighted means, sums, maxima and correlations of a step over micro-batches and ranks."""
+    """Collects weighted means, sums, maxima, correlations and fits of a step over micro-batches and ranks."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._maxima: dict[str, float] = {}
         self._pairs: dict[str, Moments] = defaultdict(Moments)
+        self._fits: dict[str, Moments] = defaultdict(Moments)
 
     def mean(self, name: str, value: float | Tensor, weight: float = 1.0) -> None:
         """Add a value to a mean, in which it counts `weight` times."""
@@ -65,6 +70,10 @@ class Meter:
         """Add pairs to a correlation, of which there is no metric where one side is constant."""
         self._pairs[name] = self._pairs[name].plus(pairs)
 
+    def explain(self, name: str, pairs: Moments) -> None:
+        """Add pairs (x, y) to the share of the variance of y that x explains; less than two have none."""
+        self._fits[name] = self._fits[name].plus(pairs)
+
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Log the seconds of a phase as `time/PHASE`, all its parts together, and name it in profiles."""
@@ -74,20 +83,27 @@ class Meter:
         before = self._maxima.get(f"time/{phase}", 0.0)
         self.max(f"time/{phase}", before + time.perf_counter() - start)
 
+    def contribution(self) -> tuple[Totals, dict[str, float], Pairs, Pairs]:
+        """Return this rank's sums, maxima, correlations and fits, as `result` gathers them."""
+        return dict(self._sums), self._maxima, dict(self._pairs), dict(self._fits)
+
     def result(self, ranks: Ranks) -> dict[str, float]:
         """Return all metrics over all ranks, the same on each; every rank must call this."""
         total = Meter()
-        for sums, maxima, pairs in ranks.gather_dp((dict(self._sums), self._maxima, dict(self._pairs))):
+        for sums, maxima, pairs, fits in ranks.gather_dp(self.contribution()):
             for name, (value, weight) in sums.items():
                 total._sums[name][0] += value
                 total._sums[name][1] += weight
             for name, value in maxima.items():
                 total.max(name, value)
             for name, moments in pairs.items():
-                total._pairs[name] = total._pairs[name].plus(moments)
+                total.correlate(name, moments)
+            for name, moments in fits.items():
+                total.explain(name, moments)
         metrics = {name: value / weight if weight else value for name, (value, weight) in total._sums.items()}
-        correlations = {name: moments.correlation for name, moments in total._pairs.items()}
-        metrics |= {name: value for name, value in correlations.items() if isfinite(value)}
+        derived = {name: moments.correlation for name, moments in total._pairs.items()}
+        derived |= {name: moments.explained_variance for name, moments in total._fits.items()}
+        metrics |= {name: value for name, value in derived.items() if isfinite(value)}
         # those with the same rows may differ, since the first one samples for all
         return ranks.broadcast_tp(dict(sorted((metrics | total._maxima).items())))
 
@@ -113,7 +129,8 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
         rewarded: Whether to log rewards; those of recorded completions say nothing of the policy.
         meter: Takes the metrics.
     """
-    unscored = [t for t in trajectories if t.error is None and t.reward is None]
+    rewards = [t.reward for t in trajectories]
+    unscored = [t for t, reward in zip(trajectories, rewards, strict=True) if t.error is None and reward is None]
     meter.count("rollout/samples", len(trajectories))
     meter.count("rollout/failed", sum(t.error is not None for t in trajectories))
     meter.count("reward/failed", len(unscored))
@@ -131,25 +148,25 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
         for name, count in trajectory.counts.items():
             meter.count(f"conversation/{name}", count)
     if rewarded:
-        _describe_scores(trajectories, meter)
+        _describe_scores(trajectories, rewards, meter)
 
 
-def _describe_scores(trajectories: Sequence[Trajectory], meter: Meter) -> None:
-    rewards: list[float] = []
+def _describe_scores(trajectories: Sequence[Trajectory], rewards: Sequence[float | None], meter: Meter) -> None:
     components: dict[str, list[float]] = defaultdict(list)
-    for trajectory in trajectories:
-        reward = trajectory.reward
+    roles: dict[str, list[float]] = defaultdict(list)
+    for trajectory, reward in zip(trajectories, rewards, strict=True):
         if trajectory.score is None or reward is None:
             continue
-        rewards.append(reward)
         for sample in trajectory.samples:
             if sample.role:
-                components[f"reward/role/{sample.role}"].append(sum(sample.turn_rewards))
+                roles[sample.role].append(sum(sample.turn_rewards))
         for name, value in trajectory.score.components.items():
-            components["accuracy" if name == "accuracy" else f"reward/{name}"].append(value)
-    meter.means("reward/mean", rewards)
+            components[name].append(value)
+    meter.means("reward/mean", [reward for reward in rewards if reward is not None])
     for name, values in components.items():
-        meter.means(name, values)
+        meter.means("accuracy" if name == "accuracy" else f"reward/{name}", values)
+    for role, values in roles.items():
+        meter.means(f"reward/role/{role}", values)
 
 
 def describe_texts(trajectories: Sequence[Trajectory], grouped: bool, meter: Meter) -> None:
@@ -203,14 +220,11 @@ def describe_advantages(batch: TrainBatch, meter: Meter) -> None:
     meter.count("advantage/not_finite", float((~batch.advantages.isfinite() & batch.mask).sum()))
     if len(batch):
         meter.max("advantage/max", batch.advantages.max())
-        meter.max("advantage/abs_mean", masked_mean(batch.advantages.abs(), batch.mask))
-    if batch.values is not None and batch.returns is not None and int(batch.mask.sum()) > 1:
-        meter.mean("critic/explained_variance", explained_variance(batch.values[batch.mask], batch.returns[batch.mask]))
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
-    """Return 1 - var(returns - values) / (var(returns) + 1e-5) of [N] tokens."""
-    return 1 - (returns - values).var() / (returns.var() + 1e-5)
+        tokens = float(batch.mask.sum())
+        meter.mean("advantage/abs_mean", masked_mean(batch.advantages.abs(), batch.mask), tokens)
+    if batch.values is not None and batch.returns is not None:
+        pairs = Moments.from_tensors(batch.values[batch.mask], batch.returns[batch.mask])
+        meter.explain("critic/explained_variance", pairs)
 
 
 def source_of(prompt: Prompt) -> str:

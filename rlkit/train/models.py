@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
 from rlkit.models.actor import Actor, ScoreModel, ValueModel
 from rlkit.models.config import naming
-from rlkit.models.flops import learning_flops
+from rlkit.models.flops import LearningWork
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.lora import base_model, frozen_weights, share_frozen
 from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference, WeightAverage
@@ -61,9 +62,13 @@ class TrainableModule(Generic[M]):
         return clip(self.fabric, self.module, self.optimizer, self.max_grad_norm)
 
     def flops(self, lengths: Tensor, chosen: int) -> float | None:
-        """Return the operations to learn from rows of these lengths [B]; see `learning_flops`."""
+        """Return the operations to learn from rows of these lengths [B]; see `LearningWork`."""
+        return None if self._work is None else self._work.flops(lengths, chosen)
+
+    @cached_property
+    def _work(self) -> LearningWork | None:
         wrapped = self.inner.policy if isinstance(self.inner, Actor) else self.inner.backbone
-        return learning_flops(base_model(wrapped), lengths, chosen)  # type: ignore[arg-type]
+        return LearningWork.of(base_model(wrapped))  # type: ignore[arg-type]
 
 
 def _indivisible(problem: str) -> str:
@@ -122,7 +127,7 @@ class Placer:
             module.passes.sequence = self.ranks.sequence
             if self.sharded or self.fabric.device.type != "cpu":
                 with self.fabric.autocast():
-                    module.check_passes()
+                    module.check_passes(self.fabric.device)
             problem = module.passes.division_problem
             self.ranks.raise_any(None if problem is None else RecipeError(_indivisible(problem)))
             if not self.ranks.all(module.passes.packed):

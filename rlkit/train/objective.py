@@ -195,7 +195,7 @@ class Objective:
             metrics["off_policy_masked"] = masked_mean(left_out, batch.mask)
             per_token = per_token.masked_fill(left_out, 0.0)
         if out.entropy is not None:
-            metrics["entropy"] = masked_mean(out.entropy, batch.mask)
+            metrics["entropy"] = masked_mean(out.entropy.detach(), batch.mask)
             if self.entropy_coef:
                 per_token = per_token - self.entropy_coef * out.entropy
         if self.kl is not None:
@@ -204,7 +204,7 @@ class Objective:
                 divergence = kl.importance_weighted(divergence, out.logps, batch.old_logps)
                 if batch.correction_weights is not None:
                     divergence = divergence * batch.correction_weights
-            metrics["kl_ref"] = masked_mean(divergence, batch.mask)
+            metrics["kl_ref"] = masked_mean(divergence.detach(), batch.mask)
             per_token = per_token + self.kl.coef * divergence
         return per_token, metrics
 

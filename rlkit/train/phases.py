@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from rlkit.train.credit import (
 )
 from rlkit.train.metrics import Meter, describe_advantages, describe_rewards
 from rlkit.train.optim import learning_rate, set_learning_rate
-from rlkit.train.rollouts import Rollouts
+from rlkit.train.rollouts import Rollouts, kept_trajectories
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import log_by_teacher
 from rlkit.train.update import update_models
@@ -65,7 +66,7 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
     Args:
         context: Parts of the run on this rank.
         batch: The scored rows of this rank.
-        trajectories: The trajectories of these rows, whose `credit` gets the advantages.
+        trajectories: The trajectories of these rows.
         meter: Takes the metrics.
     """
     recipe = context.recipe
@@ -85,13 +86,9 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
         for name, value in distill(batch, recipe.teacher.coef, context.ranks.all_reduce_sum).items():
             meter.max(name, value)
         log_by_teacher(recipe.teacher, batch, trajectories, meter)
-    if Inputs.ADVANTAGES in recipe.loss.inputs:
-        attach_advantages(trajectories, batch)
 
 
-def learn(
-    context: TrainContext, scored: Batch, trajectories: list[Trajectory], number: int, meter: Meter
-) -> TrainBatch:
+def learn(context: TrainContext, scored: Batch, number: int, meter: Meter) -> TrainBatch:
     """Update the models by a step's batch and send the new weights to the engine; return the batch."""
     recipe = context.recipe
     context.callbacks.emit("on_batch", TrainingBatch(number, scored))
@@ -99,9 +96,6 @@ def learn(
     with meter.timed("update"):
         batch = update_models(context, scored, number, meter)
         context.models.update_ema_and_reference(number)
-    keep_every = recipe.log.rollouts.every
-    if keep_every and number % keep_every == 0:
-        attach_first_pass(trajectories, batch)
     with meter.timed("sync"):
         context.rollouts.version += 1
         context.rollouts.sync_weights()
@@ -110,6 +104,22 @@ def learn(
     if Inputs.ADVANTAGES in recipe.loss.inputs:
         describe_advantages(batch, meter)
     return batch
+
+
+def attach_credit(
+    context: TrainContext, rollouts: Rollouts, trajectories: Sequence[Trajectory], batch: TrainBatch, number: int
+) -> None:
+    """Copy what was made of trajectories, the rows of the batch, into their `credit`, if the run folder keeps them."""
+    recipe = context.recipe
+    kept = kept_trajectories(rollouts.all, number, recipe, context.ranks)
+    if kept is None:
+        return
+    groups = {trajectory.group for trajectory in kept}
+    rows = [row for row, trajectory in enumerate(trajectories) if trajectory.group in groups]
+    attached = [trajectories[row] for row in rows]
+    if Inputs.ADVANTAGES in recipe.loss.inputs:
+        attach_advantages(attached, batch, rows)
+    attach_first_pass(attached, batch, rows)
 
 
 def schedule(context: TrainContext, number: int, meter: Meter) -> None:

@@ -7,6 +7,7 @@
     shape_rewards          mismatch correction, shaping, KL penalty      phases.py, credit.py
     compute_advantages     the estimator's, and a teacher's share        phases.py, credit.py
     learn                  optimizer steps, then weights to the engine   phases.py, update.py
+    attach_credit          what the run folder keeps of trajectories     phases.py, credit.py
 
 The session (`rlkit.run.session`) calls a step, then validates, logs and saves. All ranks run a step together, each on
 rows of its own. The engine samples and the rewards score on another thread's event loop (`rlkit.rollout`), for which
@@ -19,7 +20,7 @@ from rlkit.interfaces.callback import RolloutsEnd
 from rlkit.rollout.collate import collate
 from rlkit.train.logps import compute_logps, log_mismatch
 from rlkit.train.metrics import Meter, phase_range
-from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn, shape_rewards
+from rlkit.train.phases import StepResult, attach_credit, compute_advantages, finish_step, learn, shape_rewards
 from rlkit.train.rollouts import Obtain, await_scores, record_outcome, select_scored, with_branches
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import compute_teacher_logps
@@ -54,6 +55,7 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
     with phase_range("advantages"):
         shape_rewards(context, scored, meter)
         compute_advantages(context, scored, trajectories, meter)
-    batch = learn(context, scored, trajectories, number, meter)
+    batch = learn(context, scored, number, meter)
+    attach_credit(context, rollouts, trajectories, batch, number)
     log_mismatch(context, batch, meter)
     return finish_step(context, rollouts, batch, meter)

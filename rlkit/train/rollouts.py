@@ -15,6 +15,7 @@ from rlkit.data.data import Data
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.loss import Inputs
 from rlkit.ops.batching import assign
+from rlkit.recipe import Recipe
 from rlkit.rollout.collate import add_rewards
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.service import RolloutService
@@ -158,7 +159,9 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
     for trajectory in (rollouts.train_on[i] for i in rows):
         for branch in trajectory.branches:
             branch.score = _score_of_branch(branch, trajectory)
-    batch = add_rewards(sampled.rows(torch.tensor(samples, dtype=torch.long, device=device)), trajectories)
+    if len(samples) < len(sampled):
+        sampled = sampled.rows(torch.tensor(samples, dtype=torch.long, device=device))
+    batch = add_rewards(sampled, trajectories)
     if len(samples) > len(rows):
         by_rollout = [rollouts.train_on[i].samples for i in rows]
         main = [not n or s.speaker != of[n - 1].speaker for of in by_rollout for n, s in enumerate(of)]
@@ -225,6 +228,49 @@ def record_outcome(data: Data, service: RolloutService, rollouts: Rollouts, mete
     meter.max("curriculum/epoch", float(order.epoch))
     meter.max("curriculum/waiting", order.waiting())
     meter.max("rollout/postponed", len(drawn) - len(rates))
+
+
+def follows_checkpoint(number: int, recipe: Recipe) -> bool:
+    """Whether a step begins at a checkpoint or at the start, so that `rlkit replay` can learn from it alone."""
+    interval = recipe.save.every
+    return number == 1 or (interval > 0 and (number - 1) % interval == 0)
+
+
+COMPLETE_TOKENS = 4_000_000
+"""Tokens of a step on a rank up to which a step that follows a checkpoint is kept complete: about 40 MB."""
+
+
+def kept_trajectories(
+    trajectories: Sequence[Trajectory], number: int, recipe: Recipe, ranks: Ranks
+) -> Sequence[Trajectory] | None:
+    """Return the trajectories of a step on this rank that the run folder keeps; None if the step has no file."""
+    section = recipe.log.rollouts
+    if not section.every or number % section.every:
+        return None
+    limit = section.limit_per_rank(ranks.count)
+    if follows_checkpoint(number, recipe) and token_count(trajectories) <= COMPLETE_TOKENS:
+        limit = None
+    return first_groups(trajectories, limit)
+
+
+def token_count(trajectories: Sequence[Trajectory]) -> int:
+    """Return the number of tokens of trajectories, and of all samples of agents' rollouts."""
+    return sum(len(sample.tokens) for trajectory in trajectories for sample in trajectory.samples)
+
+
+def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Sequence[Trajectory]:
+    """Return the trajectories of the first groups that fit the limit, and of at least one group."""
+    if limit is None or len(trajectories) <= limit:
+        return trajectories
+    groups: dict[int, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.group].append(trajectory)
+    selected: list[Trajectory] = []
+    for index in sorted(groups):
+        if selected and len(selected) + len(groups[index]) > limit:
+            break
+        selected += groups[index]
+    return selected
 
 
 def success_rate(trajectory: Trajectory) -> float | None:

@@ -11,7 +11,7 @@ from rlkit.interfaces.callback import RolloutsEnd
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
-from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn
+from rlkit.train.phases import StepResult, attach_credit, compute_advantages, finish_step, learn
 from rlkit.train.rollouts import Obtain, log_recorded, record_outcome
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import compute_teacher_logps
@@ -38,5 +38,6 @@ def supervised_step(context: TrainContext, number: int, obtain: Obtain) -> StepR
         record_outcome(context.data, context.rollouts, rollouts, meter)
     scored = add_rewards(recorded, rollouts.train_on)
     compute_advantages(context, scored, rollouts.train_on, meter)
-    batch = learn(context, scored, rollouts.train_on, number, meter)
+    batch = learn(context, scored, number, meter)
+    attach_credit(context, rollouts, rollouts.train_on, batch, number)
     return finish_step(context, rollouts, batch, meter)

@@ -37,7 +37,7 @@ def milliseconds(decoder: AnyDecoder) -> float:
     for step in range(STEPS):
         if step == WARM:
             start = time.perf_counter()  # reading the tokens has waited for the device
-        tokens, _ = choose(logits, torch.rand(ROWS, device=DEVICE, dtype=torch.float64), one, everything)
+        tokens, _, _ = choose(logits, torch.rand(ROWS, device=DEVICE, dtype=torch.float64), one, everything)
         tokens.tolist()
         logits = decoder.step(tokens)
     logits.sum().item()

@@ -1,13 +1,14 @@
-"""What a GRPO step should take on an H100: `python -m tests.bench.predict [passes] [step] [cpu]`.
+"""What a GRPO step should take on an H100: `python -m tests.bench.predict [passes] [step] [cpu] [gpu]`.
 
 `passes` runs rlkit's own decode step, prefill, log-prob pass and update on a GPU without numbers (`ghost_gpu.py`),
 with one and two layers of Qwen2.5-0.5B and of 7B with LoRA; further layers cost what the second does. `step` also runs
 the scheduler, row by row, and prints where the seconds of a step go. `cpu` holds the same counts, at this machine's own
-rates, against what a small model takes here.
+rates, against what a small model takes here. `gpu` runs the passes of `passes` on the GPU of this machine.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 
+from rlkit.models.size import cache_tokens
+from rlkit.run.preflight.gpus import H100
 from tests.bench.predict_passes import MICRO_GROUPS, PROMPTS, SAMPLES, SHAPES, decode, learn, make_model, predict
 from tests.bench.predict_rollout import completion_lengths, decode_prices, server_rollout, trace
 from tests.bench.roofline import Clock, Costs, Meter, Rates
@@ -38,14 +41,15 @@ def step_table(name: str) -> None:
     """Print where the seconds of a step go, and what the scheduler does with 2,000 completions."""
     lengths, prices = completion_lengths(PROMPTS * SAMPLES), decode_prices(name)
     costs = passes(name)
-    rollout = trace(prices, lengths)
+    cached = cache_tokens(make_model(name, SHAPES[name]["num_hidden_layers"]).config, 2, H100.memory)
+    rollout = trace(prices, lengths, cached)
     learning = costs["update"].seconds * PROMPTS / MICRO_GROUPS + costs["optimizer step"].seconds
     for engine, seconds in (
         ("TorchEngine", rollout["seconds"]),
         ("SGLang beside, at least", server_rollout(name, lengths)),
     ):
         print(f"| {name} | {engine} | {seconds:.1f} | {learning:.1f} | {seconds + learning:.1f} |", flush=True)
-    for count, metrics in ((len(lengths), rollout), (2000, trace(prices, completion_lengths(2000)))):
+    for count, metrics in ((len(lengths), rollout), (2000, trace(prices, completion_lengths(2000), cached))):
         print(f"{count} completions: {', '.join(f'{key} {value:.3g}' for key, value in metrics.items())}", flush=True)
 
 
@@ -98,6 +102,56 @@ def compare_here() -> None:
         print(f"| 10M | {key} | {predicted:.3f} | {measured:.3f} | {predicted / measured:.2f} |", flush=True)
 
 
+def compare_on_gpu(name: str) -> None:
+    """Print kernels and milliseconds of all passes, predicted for an H100 and measured on this GPU."""
+
+    def make(model: Any, cast: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+        return decode(model, cast, 32, 160) | learn(model, cast, MICRO_GROUPS)
+
+    predicted, model = predict(name, make), make_model(name, SHAPES[name]["num_hidden_layers"], "cuda")
+    for key, work in make(model, lambda: torch.autocast("cuda", torch.bfloat16)).items():
+        costs = predicted[key]
+        try:
+            for _ in range(3):
+                work()
+        except torch.OutOfMemoryError:
+            print(f"| {name} | {key} | out of memory |", flush=True)
+            continue
+        kernels, busy = device_work(work)
+        print(
+            f"| {name} | {key} | {costs.kernels:.0f} | {kernels} | {costs.device * 1e3:.1f} | {busy:.1f} | "
+            f"{costs.seconds * 1e3:.1f} | {milliseconds(work):.1f} |",
+            flush=True,
+        )
+
+
+def device_work(work: Callable[[], Any]) -> tuple[int, float]:
+    """Return the kernels that some work launches on a GPU, and their milliseconds; print the ten longest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    events = (event for event in profiler.key_averages() if event.self_device_time_total)
+    kernels = sorted(events, key=lambda event: -event.self_device_time_total)
+    for event in kernels[:10]:
+        print(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6} {event.key[:100]}")
+    return sum(event.count for event in kernels), sum(event.self_device_time_total for event in kernels) / 1e3
+
+
+def milliseconds(work: Callable[[], Any]) -> float:
+    """Return the median of the milliseconds that five runs on a GPU take."""
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
 def main(parts: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for part in parts or ("passes", "step", "cpu"):
@@ -105,6 +159,9 @@ def main(parts: Sequence[str]) -> None:
             passes("7B LoRA")
         elif part == "step":
             step_table("0.5B")
+        elif part == "gpu":
+            compare_on_gpu("0.5B")
+            compare_on_gpu("7B LoRA")
         else:
             compare_here()
 

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlkit.engines.torch import batch as batch_module
 from rlkit.engines.torch.batch import DecodeBatch, Row
+from rlkit.engines.torch.engine import ROWS_ON_GPU
 from rlkit.engines.torch.graphs import GraphDecoder
 from rlkit.engines.torch.loop import DecodeLoop
 from rlkit.engines.torch.queue import RequestQueue
@@ -113,7 +114,7 @@ def completion_lengths(count: int) -> list[int]:
     return [max(20, min(MAX_TOKENS, round(draw.lognormvariate(5.6, 0.45)))) for _ in range(count)]
 
 
-def trace(prices: Prices, lengths: Sequence[int], max_rows: int = 256, max_kv_tokens: int = 262144) -> dict[str, float]:
+def trace(prices: Prices, lengths: Sequence[int], max_kv_tokens: int) -> dict[str, float]:
     """Sample completions of these lengths with rlkit's scheduler; return what it took.
 
     A row's key is the position of its last token, where it samples a stop id.
@@ -141,7 +142,7 @@ def trace(prices: Prices, lengths: Sequence[int], max_rows: int = 256, max_kv_to
         assert [len(c.tokens) for c in completions] == list(lengths)
 
     decoder, queue, worker = PricedDecoder(clock, prices), RequestQueue(), InlineWorker()
-    sampler = DecoderSampler(decoder, queue, worker, max_rows, max_kv_tokens)  # type: ignore[arg-type]
+    sampler = DecoderSampler(decoder, queue, worker, ROWS_ON_GPU, max_kv_tokens)  # type: ignore[arg-type]
     with (
         patch.object(DecodeBatch, "sample", billed),
         patch.object(batch_module, "uniform", lambda keys, positions: positions + 1 >= keys),

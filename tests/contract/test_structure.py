@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -14,10 +15,11 @@ import torch
 from rlkit.base.errors import EngineError, RecipeError, RolloutError
 from rlkit.engines import TorchEngine
 from rlkit.engines.torch.structure import StructureMatcher
+from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason, Structure
 from tests.candidates import logps_over_candidates
-from tests.contract.test_torch_engine import PROMPTS, ask, bound, model, request
+from tests.contract.test_torch_engine import PROMPTS, ask, bound, engine_of, model, request
 
 SCHEMA = {
     "type": "object",
@@ -105,6 +107,17 @@ def test_the_limit_of_tokens_cuts_a_text() -> None:
     [answer] = ask(bound("qwen2"), [request(PROMPTS[0], structure=Structure(regex="[ab]{9}"), max_tokens=4)])
     assert answer.stop is StopReason.LENGTH
     assert re.fullmatch("[ab]{4}", tokenizer.decode(answer.tokens))
+
+
+@pytest.mark.parametrize("size", [224, 264, 288, 352])
+def test_a_model_may_have_other_ids_than_its_tokenizer(size: int) -> None:
+    """llguidance masks the tokenizer's 263 ids in 9 words of 32 bits; logits of these models fill 7, 9, 9 and 11."""
+    policy = random_model("qwen2", vocab_size=size, pad_token_id=None)
+    structured = [request(PROMPTS[0][:2], i, structure=Structure(regex="[ab]{9}"), max_tokens=4) for i in range(9)]
+    recorded = replace(structured[0], sampling=replace(structured[0].sampling, top_k=size))
+    *answers, answer = ask(engine_of(policy), [*structured, recorded])
+    assert all(re.fullmatch("[ab]{4}", tokenizer.decode(answer.tokens)) for answer in answers)
+    assert [set(ids) for ids in answer.candidates] == [set(tokenizer.encode("ab", add_special_tokens=False))] * 4
 
 
 @pytest.mark.filterwarnings("ignore:TorchEngine")

@@ -16,7 +16,7 @@ import torch
 
 from rlkit.base.errors import EngineError
 from rlkit.engines import TorchEngine
-from rlkit.engines.torch import blocks, decoder, samplers
+from rlkit.engines.torch import blocks, decoder, engine, samplers
 from rlkit.engines.torch.blocks import FusedModel, why_not_fused
 from rlkit.engines.torch.decoder import Decoder, _CacheLayer, why_not
 from rlkit.engines.torch.fused import FusedDecoder
@@ -97,6 +97,30 @@ def test_logps_equal_the_trainers(kind: str, temperature: float) -> None:
         mask = torch.arange(tokens.shape[1])[None] >= len(r.tokens)
         logps = actor(tokens, mask, temperature).logps[mask]
         assert (logps - torch.tensor(answer.logps)).abs().max() < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:TorchEngine decodes")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+        ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+    ],
+)
+def test_finished_rows_stay_in_the_context(kind: str, options: dict[str, Any]) -> None:
+    """One of 41 rows ends at 160 tokens, and stays in the batch until the others, of 3 to 29 tokens, end too."""
+    engine = engine_of(random_model(kind, max_position_embeddings=160, **options), context=160)
+    engine._stop_ids = frozenset()
+    assert isinstance(engine._sampler, DecoderSampler)
+    long, *short = [request(tuple(range(3, 161)))] + [request((5, 9, i), i, max_tokens=26) for i in range(40)]
+    assert [answer.stop for answer in ask(engine, [long])] == [StopReason.CONTEXT]
+    answers, actor = ask(engine, [long, *short]), Actor(engine._runtime.policy)
+    assert [len(answer.tokens) for answer in answers] == [2] + [26] * 40
+    tokens = torch.tensor([[*r.tokens, *answer.tokens] for r, answer in zip(short, answers[1:], strict=True)])
+    mask = (torch.arange(29) >= 3).expand(40, -1)
+    logps = torch.tensor([answer.logps for answer in answers[1:]])
+    torch.testing.assert_close(actor(tokens, mask, 1.0).logps[mask].view(40, 26), logps, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral", "mamba"])
@@ -264,6 +288,33 @@ def test_waiting_rows_replace_finished_ones_together(monkeypatch: pytest.MonkeyP
         assert admitted == expected
 
 
+def test_a_full_batch_decodes_until_a_row_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """6 requests of 5 tokens, 2 rows: three times one call that admits and four steps, while others wait."""
+    calls: list[int] = []
+    run = DecoderSampler.run
+    monkeypatch.setattr(DecoderSampler, "run", lambda *args: (calls.append(len(args[2])), run(*args))[1])
+    ask(bound("qwen2", max_rows=2), [request(PROMPTS[0], s, temperature=0.0, max_tokens=5) for s in range(6)])
+    assert calls == [2, 2, 2]
+
+
+def test_a_late_row_replaces_a_finished_one_of_a_full_batch() -> None:
+    """18 rows, of which the first ends after 2 tokens and is still computed, since 17 are none of the few sizes."""
+    engine = bound("qwen2", max_rows=18)
+
+    async def staggered() -> list[bool]:
+        tasks = [
+            asyncio.create_task(engine.generate(request(PROMPTS[0], s, temperature=0.0, max_tokens=200 if s else 2)))
+            for s in range(18)
+        ]
+        await tasks[0]
+        await engine.generate(request(PROMPTS[1], temperature=0.0, max_tokens=2))
+        done = [task.done() for task in tasks]
+        await asyncio.gather(*tasks)
+        return done
+
+    assert asyncio.run(staggered()) == [True] + [False] * 17
+
+
 def test_steps_are_of_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 rows of 2 to 41 tokens: 8 sizes in each doubling, since oneDNN compiles kernels for each."""
     sizes: set[int] = set()
@@ -381,6 +432,20 @@ def test_the_cache_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> No
     requests = [request(PROMPTS[0], i, max_tokens=budget) for i, budget in enumerate((10, 40, 40))]
     assert [len(answer.tokens) for answer in ask(bound("qwen2", max_kv_tokens=60), requests)] == [10, 40, 40]
     assert max(sizes) <= 60
+
+
+def test_a_gpu_has_more_rows_and_a_cache_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 layers x 2 x 2 heads x 8 numbers of 4 bytes are 256 bytes a token: a fifth of 512 MB holds 400,000."""
+    assert bound("qwen2").capacity == 256
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(engine, "_gpu_bytes", lambda _: 512_000_000)
+    on_gpu = bound("qwen2")
+    assert on_gpu.capacity == 512
+    assert isinstance(on_gpu._sampler, DecoderSampler)
+    assert on_gpu._sampler._max_kv_tokens == 400_000
+    limited = bound("qwen2", max_rows=3, max_kv_tokens=60)
+    assert isinstance(limited._sampler, DecoderSampler)
+    assert (limited.capacity, limited._sampler._max_kv_tokens) == (3, 60)
 
 
 def test_equal_prompts_are_run_once() -> None:
@@ -586,6 +651,35 @@ def test_cancelled_requests_end_decoding_after_its_step(
     assert len(gate.threads) == 2
     assert len(ask(engine, [request(PROMPTS[0])])[0].tokens) == 24
     engine.close()
+
+
+def test_a_row_cancelled_before_its_prompt_is_run_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt a pass: the second request is cancelled during the first one's, which takes one step after that."""
+    monkeypatch.setattr(samplers, "PREFILL_TOKENS", 4)
+    entered, opened, steps = threading.Event(), threading.Event(), []
+    admit, step = FusedDecoder.admit, FusedDecoder.step
+
+    def held(decoder: FusedDecoder, *args: Any) -> torch.Tensor:
+        entered.set()
+        assert opened.wait(30)
+        return admit(decoder, *args)
+
+    engine = bound("qwen2")
+    monkeypatch.setattr(FusedDecoder, "admit", held)
+    monkeypatch.setattr(FusedDecoder, "step", lambda *args: (steps.append(args), step(*args))[1])
+
+    async def rollout() -> None:
+        first = asyncio.create_task(engine.generate(request(PROMPTS[0], max_tokens=2)))
+        second = asyncio.create_task(engine.generate(request(PROMPTS[3], max_tokens=50)))
+        await until(entered.is_set)
+        second.cancel()
+        await asyncio.wait((second,))
+        opened.set()
+        assert len((await first).tokens) == 2
+        await until(lambda: not engine._loop.running)
+
+    asyncio.run(rollout())
+    assert len(steps) == 1
 
 
 def test_the_cache_reclaims_columns_of_rows_that_are_gone() -> None:

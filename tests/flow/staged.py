@@ -90,6 +90,8 @@ def wait_with_folder(shared: Path) -> None:
     def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
         while Path(path).absolute() == shared and not RECORD.exists():
             time.sleep(0.01)
+        if Path(path).absolute() == shared:
+            time.sleep(1)  # after it has failed, the other rank looks whether the folder is there
         plain(path, *args, **kwargs)
 
     os.mkdir = mkdir

@@ -148,7 +148,7 @@ def test_a_step_with_forks_is_learned_again(tmp_path: Path, capsys: pytest.Captu
 
 def test_quick_agent_learns(tmp_path: Path) -> None:
     """An unmodified agent of openai-agents: its rollouts are linear, so each is one sample."""
-    rows, validation = fit("--recipe=quick_agent", cwd=tmp_path)
+    rows, validation = fit("--recipe=quick_agent", "--train.steps=14", cwd=tmp_path)
     assert validation["after"]["accuracy"] > validation["before"]["accuracy"] + 0.1
     assert sum(row["rollout/failed"] + row["conversation/branches"] for row in rows) == 0
     assert max(row["mismatch/max"] for row in rows) < 1e-3

@@ -66,7 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
 def fit(site: str, folder: Path, how: str, *words: str) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Return the exit status, `result.json` and the metrics of a run."""
     engine = ("--rollout.engine=OddEngine", f"--rollout.engine.how={how}")
-    done = rlkit("fit", "--recipe=quickstart", *AHEAD, *engine, *words, "--out=out", cwd=folder, PYTHONPATH=site)
+    done = rlkit("fit", "--recipe=quickstart", *AHEAD, *engine, *words, "--out=out", cwd=folder, site=site)
     assert "Traceback" not in done.stderr, done.stderr
     result = json.loads((folder / "out" / "result.json").read_text())
     if result["error"]:

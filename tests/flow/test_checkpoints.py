@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlkit.models.checkpoints import tensor_shapes
 from rlkit.models.source import SHIPPED
 from rlkit.models.store import Store
+from tests import forks
 from tests.conftest import ROOT, read_jsonl, rlkit, rlkit_in_process
 
 pytestmark = pytest.mark.slow
@@ -213,7 +214,7 @@ def test_checkpoints_may_be_elsewhere(tmp_path: Path) -> None:
         "    print('names', Store('memory://kept').names())\n"
     )
     (tmp_path / "script.py").write_text(script)
-    ran = subprocess.run((sys.executable, "script.py"), cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = forks.run(("script.py",), tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "names ['step-000004', 'step-000003']" in ran.stdout
     assert "resumed from memory://kept/step-000003" in ran.stdout
@@ -243,7 +244,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path: Path) -> No
     args = (*BASE, "--save.every=100", "--train.steps=4")
     assert rlkit_in_process(*args, "--out=whole", cwd=tmp_path).returncode == 0
     again = (*args, "--out=run", "--resume=auto")
-    done = subprocess.run((sys.executable, "killed.py", *again), cwd=tmp_path, capture_output=True, check=False)
+    done = forks.run(("killed.py", *again), tmp_path)
     assert done.returncode == -signal.SIGKILL
     assert [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -261,7 +262,7 @@ def test_a_killed_sharded_run_resumes_without_optimizer_state(tmp_path: Path) ->
         *BASE, "--out=run", "--resume=auto", "--train.steps=4", "--save.optimizer=false", "--save.keep_last=1",
         "--fabric.devices=2", "--fabric.strategy=fsdp2", "--validation=null",
     )  # fmt: skip
-    done = subprocess.run((sys.executable, "killed.py", *args), cwd=tmp_path, capture_output=True, check=False)
+    done = forks.run(("killed.py", *args), tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     store = Store(str(tmp_path / "run" / "checkpoints"))
     [newest] = store.names()
@@ -293,9 +294,7 @@ if __name__ == "__main__":
 
 def poisoned(folder: Path, steps: set[int], *args: str) -> subprocess.CompletedProcess[str]:
     (folder / "poison.py").write_text(POISON.replace("{steps}", repr(steps)))
-    return subprocess.run(
-        (sys.executable, "poison.py", *BASE, *args), cwd=folder, capture_output=True, text=True, check=False
-    )
+    return forks.run(("poison.py", *BASE, *args), folder)
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_kept(tmp_path: Path) -> None:

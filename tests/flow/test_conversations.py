@@ -17,9 +17,9 @@ from tests.conftest import ROOT, read_jsonl, rlkit, rlkit_in_process
 pytestmark = pytest.mark.slow
 
 
-def fit(*args: str, cwd: Path, **env: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def fit(*args: str, cwd: Path, site: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run `fit` into `run`; give the metrics and the validation."""
-    start = partial(rlkit, **env) if env or "--fabric.devices=2" in args else rlkit_in_process
+    start = partial(rlkit, site=site) if site or "--fabric.devices=2" in args else rlkit_in_process
     done = start("fit", *args, "--out=run", cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((cwd / "run" / "result.json").read_text())
@@ -92,7 +92,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_model_learns_to_guess(site: Path, tmp_path: Path) -> None:
     """Of four numbers two guesses find three: 0.75 is the best, and guessing blindly finds 0.44."""
-    rows, validation = fit("--recipe=quick_guess", cwd=tmp_path, PYTHONPATH=str(site))
+    rows, validation = fit("--recipe=quick_guess", cwd=tmp_path, site=str(site))
     assert validation["before"]["sampled_accuracy"] < 0.55
     assert 0.6 < validation["after"]["sampled_accuracy"] <= 0.82
     assert rows[-1]["conversation/turns"] <= 2
@@ -102,7 +102,7 @@ def test_the_model_learns_to_search(site: Path, tmp_path: Path) -> None:
     """Answers to held-out questions stand in the corpus alone."""
     for path in (ROOT / "plugins" / "rlkit-tool-search" / "recipes").glob("*"):
         shutil.copy(path, tmp_path / path.name)
-    rows, validation = fit("--recipe=quick_search.yaml", "--train.steps=12", cwd=tmp_path, PYTHONPATH=str(site))
+    rows, validation = fit("--recipe=quick_search.yaml", "--train.steps=12", cwd=tmp_path, site=str(site))
     assert rate(rows[-3:], 128) > rate(rows[:2], 128) + 0.2
     assert validation["after"]["sampled_accuracy"] > validation["before"]["sampled_accuracy"] + 0.1
 
@@ -111,7 +111,7 @@ def test_the_model_learns_to_search(site: Path, tmp_path: Path) -> None:
     "recipe", ["grpo_guess", str(ROOT / "plugins" / "rlkit-tool-search" / "recipes" / "grpo_search.yaml")]
 )
 def test_the_plugins_recipes_parse(recipe: str, site: Path, tmp_path: Path) -> None:
-    done = rlkit("recipe", "show", recipe, cwd=tmp_path, PYTHONPATH=str(site))
+    done = rlkit("recipe", "show", recipe, cwd=tmp_path, site=str(site))
     assert done.returncode == 0, done.stderr
 
 

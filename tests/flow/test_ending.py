@@ -23,6 +23,7 @@ from rlkit.run import ending
 from rlkit.run.record import RunRecord
 from rlkit.train.setup import TrainContext
 from rlkit.types import Batch
+from tests import forks
 from tests.conftest import FAST, ROOT, read_jsonl
 
 FIT = ("fit", "--recipe=quickstart", *FAST, "--validation.limit=2", "--validation.samples=0")
@@ -190,11 +191,13 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGHUP))
+    timer.start()
     try:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGHUP)).start()
         assert main([*FIT, "--train.steps=6", f"--out={tmp_path}/out"]) == 0
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
+        timer.join()  # the run may have ended before
         signal.signal(signal.SIGHUP, before)
 
 
@@ -213,18 +216,7 @@ TWO = {
 }
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        (sys.executable, "-m", "rlkit", *FIT, "--out=out", *options),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], process: forks.Started) -> None:
     deadline = time.monotonic() + 180
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -244,7 +236,7 @@ def gone(process_id: int) -> bool:
     return state == "Z"
 
 
-def ended(process: subprocess.Popen[str], ranks: list[int], seconds: float = 90) -> str:
+def ended(process: forks.Started, ranks: list[int], seconds: float = 90) -> str:
     """Wait until all ranks have ended; whatever is left is killed."""
     try:
         printed = process.communicate(timeout=seconds)[0]
@@ -261,18 +253,11 @@ def ended(process: subprocess.Popen[str], ranks: list[int], seconds: float = 90)
 STAGES = ("sample", "logps", "score", "update", "sync", "save", "validate")
 
 
-def faulty(folder: Path, fault: dict[str, object], *options: str) -> subprocess.Popen[str]:
+def faulty(folder: Path, fault: dict[str, object], *options: str) -> forks.Started:
     """Start a run with a fault; see `staged.py`."""
     more = ("--save.every=1", "--validation.every=1", "--train.minibatches=2", "--out=out")
-    return subprocess.Popen(
-        (sys.executable, str(Path(__file__).with_name("staged.py")), *FIT, *more, *options),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RLKIT_FAULT": json.dumps(fault)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    words = (str(Path(__file__).with_name("staged.py")), *FIT, *more, *options)
+    return forks.start(words, folder, RLKIT_FAULT=json.dumps(fault))
 
 
 def fault_of(folder: Path) -> str:
@@ -281,7 +266,7 @@ def fault_of(folder: Path) -> str:
     return record.read_text() if record.exists() else ""
 
 
-def both_ended(folder: Path, process: subprocess.Popen[str]) -> str:
+def both_ended(folder: Path, process: forks.Started) -> str:
     """Wait until both ranks have ended; return what they printed."""
     try:
         printed = process.communicate(timeout=150)[0]
@@ -377,7 +362,7 @@ def test_signals_while_a_run_is_being_saved_leave_a_result(
 @pytest.mark.parametrize("strategy", TWO)
 def test_a_second_ctrl_c_ends_all_ranks_at_once(strategy: str, trial: int, tmp_path: Path) -> None:
     options = ("--train.steps=100000", "--train.prompts_per_step=64", "--save.every=1", "--train.schedule=Constant")
-    process = start(tmp_path, *TWO[strategy], *options)
+    process = forks.start(("-m", "rlkit", *FIT, "--out=out", *TWO[strategy], *options), tmp_path)
     wait_for((tmp_path / "out" / "rollouts" / "validation-before.jsonl.gz").exists, process)
     ranks = pids(tmp_path)
     time.sleep(random.uniform(0, 2.5))
@@ -417,7 +402,10 @@ def test_a_signal_after_the_end_does_not_change_the_exit_status() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_while_the_ranks_are_starting_ends_them(number: signal.Signals, tmp_path: Path) -> None:
     """To the one that starts the other, at once after it has, when that one may wait for it for long."""
-    process = start(tmp_path, *TWO["ddp"])
+    process = subprocess.Popen(
+        (sys.executable, "-m", "rlkit", *FIT, "--out=out", *TWO["ddp"]),
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     wait_for(lambda: bool(children.read_text().split()), process)
     ranks = [int(pid) for pid in children.read_text().split()]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.conftest import FAST, ROOT, read_jsonl, rlkit
 
 MOODY = '''
@@ -61,7 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("how", ["raise", *(pytest.param(how, marks=pytest.mark.slow) for how in ("hang", "die"))])
 def test_a_reward_that_misbehaves_never_ends_the_run(tmp_path: Path, site: str, how: str) -> None:
     reward = ("--reward=Moody", f"--reward.how={how}", "--train.steps=1", "--validation.limit=2")
-    done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)
+    done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, site=site)
     assert done.returncode == 0, done.stderr
     [row] = read_jsonl(tmp_path / "out" / "metrics.jsonl")
     rows = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
@@ -95,7 +94,7 @@ def test_steps_go_on_where_every_reward_fails(tmp_path: Path, advantage: str) ->
 @pytest.mark.slow
 def test_a_reward_may_be_told_to_end_the_run(tmp_path: Path, site: str) -> None:
     reward = ("--reward=Moody", "--reward.how=raise", "--reward.on_error=raise")
-    done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, PYTHONPATH=site)
+    done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, site=site)
     assert done.returncode == 1
     assert "error: the reward failed on prompt" in done.stderr
     assert "Moody of plugin 'moody' (rlkit-moody 1.0): ValueError: bad mood" in done.stderr
@@ -105,30 +104,13 @@ def test_a_reward_may_be_told_to_end_the_run(tmp_path: Path, site: str) -> None:
     assert outcome["error"]["type"] == "RolloutError"
 
 
-def start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *options: str) -> forks.Started:
     """Start a long run in a process group of its own, as a shell does."""
-    return subprocess.Popen(
-        (
-            sys.executable,
-            "-m",
-            "rlkit",
-            "fit",
-            "--recipe=quickstart",
-            *FAST,
-            "--train.steps=100000",
-            *options,
-            "--out=out",
-        ),
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    words = ("-m", "rlkit", "fit", "--recipe=quickstart", *FAST, "--train.steps=100000", *options, "--out=out")
+    return forks.start(words, tmp_path)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], process: forks.Started) -> None:
     deadline = time.monotonic() + 120
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -136,7 +118,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
-def ended(process: subprocess.Popen[str]) -> str:
+def ended(process: forks.Started) -> str:
     try:
         return process.communicate(timeout=60)[0]
     finally:

@@ -122,7 +122,11 @@ def test_slower_ways_are_named_once_and_measured(tmp_path: Path, capsys: pytest.
 def test_validation_while_training(tmp_path: Path) -> None:
     assert fit(tmp_path / "out", "--validation.every=1", "--train.steps=3") == 0
     rows = metrics(tmp_path / "out")
-    assert ["validation/accuracy" in row for row in rows] == [True, True, False]
+    assert ["validation/accuracy" in row for row in rows] == [True, True, True]
+    after = json.loads((tmp_path / "out" / "result.json").read_text())["validation"]["after"]
+    assert after == {name[11:]: x for name, x in rows[-1].items() if name.startswith("validation/")}  # the last step's
+    names = {path.name for path in (tmp_path / "out" / "rollouts").glob("validation-*.jsonl.gz")}
+    assert names == {f"validation-{when}.jsonl.gz" for when in ("before", "00001", "00002", "after")}
 
 
 def test_wandb_offline(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ def result(run: Path) -> dict[str, Any]:
 def test_a_policy_learns_from_a_reward_model_of_pairs(tmp_path: Path) -> None:
     sft, rm, ppo = (tmp_path / name for name in ("sft", "rm", "ppo"))
     assert main(["fit", "--recipe=quick_sft", "--train.steps=10", "--validation=null", f"--out={sft}"]) == 0
-    assert main(["fit", "--recipe=quick_rm", f"--model.path={sft}", f"--out={rm}"]) == 0
+    assert main(["fit", "--recipe=quick_rm", f"--model.path={sft}", "--train.steps=200", f"--out={rm}"]) == 0
     assert result(rm)["after"]["accuracy_low"] > 0.8
     options = (f"--model.path={sft}", f"--critic.path={rm}", f"--reward.rewards.proxy.path={rm}")
-    assert main(["fit", "--recipe=quick_ppo_rm", *options, f"--out={ppo}"]) == 0
+    assert main(["fit", "--recipe=quick_ppo_rm", *options, "--train.steps=30", f"--out={ppo}"]) == 0
     before, after = result(ppo)["before"], result(ppo)["after"]
     assert after["sampled_accuracy"] > before["sampled_accuracy"] + 0.1  # the true reward
     assert after["sampled_accuracy_p_start"] < 0.01

@@ -6,9 +6,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from rlkit.cli.views.compare import compare
 from rlkit.models.load import load_policy
 from rlkit.recipe import Model
+from tests import forks
 from tests.conftest import read_jsonl, rlkit, rlkit_in_process, write_plugin
 
 pytestmark = pytest.mark.slow
@@ -45,11 +45,12 @@ LORA = (
 )
 
 
-def run(folder: Path, name: str, *args: str) -> Path:
+def run(folder: Path, name: str, *args: str, site: str = "") -> Path:
     """Train; one rank without a plugin needs no process of its own."""
     out = folder / name
-    own = {"--fabric.devices=2", "--fabric.devices=4", "--rollout.engine=FakeEngine"} & set(args)
-    done = (rlkit if own else rlkit_in_process)(*BASE, "--out", str(out), *args, cwd=folder)
+    own = site or {"--fabric.devices=2", "--fabric.devices=4"} & set(args)
+    start = partial(rlkit, site=site) if own else rlkit_in_process
+    done = start(*BASE, "--out", str(out), *args, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -176,7 +177,7 @@ def test_muon_and_callbacks_on_two_ranks(folder: Path) -> None:
     one, two = run(folder, "muon", *MUON), folder / "muon2"
     site = str(write_plugin(folder / "recorder", "recorder", RECORDER))
     callback = '--callbacks=[{"class_path": "Recorder"}]'
-    done = rlkit(*BASE, "--out", str(two), *MUON, *TWO["fsdp2"], callback, cwd=folder, PYTHONPATH=site)
+    done = rlkit(*BASE, "--out", str(two), *MUON, *TWO["fsdp2"], callback, cwd=folder, site=site)
     assert done.returncode == 1, done.stdout + done.stderr
     assert rollouts(one) == rollouts(two)
     for name in ("policy/loss", "grad_norm", "reward/mean", "rollout/tokens"):
@@ -224,25 +225,19 @@ def rlkit_register(register):
 """
 
 
-@pytest.fixture(scope="module")
-def by_length(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Overrides for an engine without a model, whose answers a reward tells apart."""
+def test_tensor_parallel(folder: Path) -> None:
+    """With an engine without a model, whose answers a reward tells apart."""
     (folder / "longer.py").write_text("def longer(text):\n    return len(text) / 10\n")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PYTHONPATH", str(write_plugin(folder / "site", "fake", FAKE)))
-    yield (
+    site = str(write_plugin(folder / "site", "fake", FAKE))
+    by_length = (
         "--rollout.engine=FakeEngine", '--rollout.engine.texts=["4", "23", "178", "1999"]', "--rollout.max_gap=100",
         "--reward=PythonReward", f"--reward.function={folder}/longer.py:longer",
         "--reward.allow_code=true",
     )  # fmt: skip
-    patch.undo()
-
-
-def test_tensor_parallel(folder: Path, by_length: tuple[str, ...]) -> None:
-    one = run(folder, "fake", *by_length)
-    assert_same(one, run(folder, "tensor", *by_length, *TENSOR))
-    lora = run(folder, "fake-lora", *by_length, *LORA)
-    assert_same(lora, run(folder, "tensor-lora", *by_length, *TENSOR, *LORA))
+    one = run(folder, "fake", *by_length, site=site)
+    assert_same(one, run(folder, "tensor", *by_length, *TENSOR, site=site))
+    lora = run(folder, "fake-lora", *by_length, *LORA, site=site)
+    assert_same(lora, run(folder, "tensor-lora", *by_length, *TENSOR, *LORA, site=site))
 
 
 def test_the_embedded_engine_refuses_tensor_parallel(folder: Path) -> None:
@@ -267,27 +262,17 @@ def test_a_run_goes_on_under_another_number_of_ranks(folder: Path) -> None:
         assert [row["step"] for row in read_jsonl(out / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
-def start(folder: Path, name: str, *args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        (sys.executable, "-m", "rlkit", *BASE, "--out", str(folder / name), *args),
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env=dict(os.environ),
-    )
-
-
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_a_rank_that_dies_ends_the_run_and_is_named(name: str, folder: Path) -> None:
     out = folder / f"dies-{name}"
-    process = start(folder, out.name, *TWO[name], "--train.steps=1000", "--train.schedule=Constant", "--save.every=0")
+    options = ("--train.steps=1000", "--train.schedule=Constant", "--save.every=0", "--out", str(out))
+    process = forks.start(("-m", "rlkit", *BASE, *TWO[name], *options), folder)
     while not (out / "rollouts" / "step-00002.jsonl.gz").exists():
         assert process.poll() is None
         time.sleep(0.05)
     pid = json.loads((out / "ranks" / "1.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
+    errors, _ = process.communicate(timeout=120)
     assert process.returncode == 1, errors
     assert f"rank 1 (process {pid} on " in errors
     assert "was killed" in errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,11 @@ from rlkit.ops.sampling import choose
 from rlkit.testing import random_model
 from tests.unit.engines.test_fused import measured
 from tests.unit.models.test_packing import rows_of
+from tests.unit.ops.test_fusion import check_join_of_any_shape
 from tests.unit.ops.test_ragged import layout_of
 
 pytestmark = pytest.mark.gpu
-SHAPE = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "initializer_range": 0.05}
+SHAPE: Any = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "initializer_range": 0.05}
 
 
 def autocast() -> AbstractContextManager[None]:
@@ -57,7 +59,7 @@ def test_packed_passes_are_used_and_equal_plain_ones(half: bool) -> None:
     tokens, mask = (x.cuda() for x in rows_of([60, 9, 1], [[3, 90, 1], [20, 2], [5]], 0))
     found: list[list[Tensor]] = []
     with autocast() if half else nullcontext():
-        module.check_passes()
+        module.check_passes(torch.device("cuda"))
         assert module.passes.packed
         for packed in (False, True):
             module.passes.packed = packed
@@ -91,6 +93,10 @@ def test_compiled_passes_over_logits_equal_those_in_place(trained: bool, monkeyp
         assert (compiled - plain).float().norm() <= 0.02 * plain.float().norm()
 
 
+def test_join_is_compiled_for_any_shape_here_too() -> None:
+    check_join_of_any_shape("cuda")
+
+
 def test_flash_attention_where_queries_share_no_head_of_keys() -> None:
     """As torch 2.11 wants them: the same values and gradients with a head of keys for each of queries."""
     layout, found = on_gpu(layout_of([(37, [5, 90, 1]), (0, [64])])), []
@@ -98,8 +104,9 @@ def test_flash_attention_where_queries_share_no_head_of_keys() -> None:
         torch.manual_seed(0)
         inputs = [torch.randn(layout.segments[-1][1], n, 64, device="cuda").bfloat16() for n in (14, 2, 2)]
         query, key, value = (x.requires_grad_() for x in inputs)
-        keys = (key, value) if shares else (x.repeat_interleave(7, 1) for x in (key, value))
-        output = by_flash(query, *keys, 0.125, layout)
+        if not shares:
+            key, value = (x.repeat_interleave(7, 1) for x in (key, value))
+        output = by_flash(query, key, value, 0.125, layout)
         (output.float() * torch.linspace(-1, 1, output.numel(), device="cuda").view_as(output)).sum().backward()
         found.append([output, *(x.grad for x in inputs if x.grad is not None)])
     for one, other in zip(*found, strict=True):
@@ -119,7 +126,7 @@ def test_large_biases_of_keys_are_not_rounded_away(monkeypatch: pytest.MonkeyPat
 def test_logits_that_are_not_finite_do_not_end_the_process(bad: float) -> None:
     logits = torch.randn(4, 151936, device="cuda")
     logits[1] = bad
-    tokens, logps = choose(logits, torch.full((4,), 1 - 2.0**-53, dtype=torch.float64, device="cuda"))
+    tokens, logps, _ = choose(logits, torch.full((4,), 1 - 2.0**-53, dtype=torch.float64, device="cuda"))
     assert logps.isfinite().tolist() == [True, False, True, True]
     assert tokens.max() < 151936
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,6 @@ def test_every_process_of_a_server_reads_what_was_sent(readers: list[subprocess.
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma2"])
 def test_models_are_decoded_with_the_cache(kind: str, dtype: torch.dtype) -> None:
     """With weights as a mixed-precision trainer has them, and as a sharded one gathers them."""
-    shape = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "initializer_range": 0.05}
+    shape: Any = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "initializer_range": 0.05}
     head = {"head_dim": 64} if kind == "gemma2" else {}
     assert why_not(random_model(kind, **shape, **head).to("cuda", dtype)) is None

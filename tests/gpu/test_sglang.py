@@ -24,7 +24,7 @@ from rlkit.types import Request, SampleKey, Sampling
 from tests.conftest import FAST, read_jsonl, rlkit
 
 pytestmark = pytest.mark.gpu
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.1}  # heads of 64, as kernels want
+SIZES: Any = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.1}  # heads of 64, as kernels want
 
 
 @pytest.fixture(scope="module")

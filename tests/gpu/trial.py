@@ -11,10 +11,11 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from rlkit.testing import save_random_model
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
     "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 4096, "initializer_range": 0.02,
     "tie_word_embeddings": True,

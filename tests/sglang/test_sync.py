@@ -191,14 +191,14 @@ def test_a_step_has_a_deadline(trainer: Trainer, second: Any, monkeypatch: pytes
 
 
 def test_requests_in_flight_go_on_with_the_new_weights(trainer: Trainer, engine: SGLangServer) -> None:
-    """Once the shortest is complete, the longer ones have tokens of the old weights."""
+    """Once the shortest, which is sent last, is complete, the longer ones have tokens of the old weights."""
     before = trainer.version
     trainer.learn(14)
 
     async def run() -> list[Any]:
-        requests = [request(PROMPTS[0], i, str(i), max_tokens=12 * (i + 1)) for i in range(32)]
+        requests = [request(PROMPTS[0], i, str(i), max_tokens=12 * (32 - i)) for i in range(32)]
         running = [asyncio.create_task(engine.generate(asked)) for asked in requests]
-        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        await running[-1]
         trainer.version += 1
         await engine.sync(PolicyWeights(trainer.policy, 8192), trainer.version)
         return await asyncio.gather(*running)

@@ -210,6 +210,21 @@ def test_objects_of_transformers_are_a_model(tmp_path: Path) -> None:
     assert fit(model=model, out=out, resume="auto", **sections).steps == 1
 
 
+def test_a_second_try_trains_the_model_that_it_is_given(tmp_path: Path) -> None:
+    """A first one with another model has failed before its first step."""
+    models = [AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"]) for _ in range(2)]
+    with torch.no_grad():
+        models[1].get_input_embeddings().weight[5] = 0.25
+    train = {"steps": 1, "prompts_per_step": 2, "lr": 1e-9}
+    sections = {**SMALL, "task": ROWS, "reward": right, "quiet": True, "out": tmp_path / "out"}
+    with pytest.raises(RecipeError, match="train.minibatches is 99"):
+        fit(model=models[0], train={**train, "minibatches": 99}, **sections)
+    result = fit(model=models[1], train=train, **sections)
+    assert result.model is not None
+    trained_model = AutoModelForCausalLM.from_pretrained(result.model)
+    assert trained_model.get_input_embeddings().weight[5].allclose(torch.tensor(0.25), atol=1e-6)
+
+
 def test_a_model_object_needs_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"])
     model.name_or_path = ""

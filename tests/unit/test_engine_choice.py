@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.cli import recipe as recipe_verb
 from rlkit.cli.parsing.parser import parse
 from rlkit.engine_choice import GIB, choose_engine, choose_precision
 from rlkit.engines import SGLangEngine, TorchEngine, sglang
 from rlkit.engines.server.engine import DeviceEngine, names_model
-from rlkit.recipe import FSDP2, Model, Recipe
+from rlkit.recipe import FSDP2, Fabric, Model, Recipe
 from rlkit.run.preflight.plan import batches
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
@@ -160,9 +161,51 @@ def test_memory_is_what_the_trainer_leaves(monkeypatch: pytest.MonkeyPatch, fold
     assert chosen(recipe) == (None, "not SGLangEngine: it needs 6.7 GiB, and beside the trainer it has 6.5")
     gpus(monkeypatch, 32, count=2)  # two shards: 0.4 * (32 - 14.9) = 6.8
     assert chosen(recipe)[0] is None
-    assert chosen(replace(recipe, fabric=replace(recipe.fabric, strategy=FSDP2())))[0] is SGLangEngine
+    sharded = replace(recipe.fabric, devices=2, strategy=FSDP2())
+    assert chosen(replace(recipe, fabric=sharded))[0] is SGLangEngine
     gpus(monkeypatch, 17)  # 0.4 * 17 = 6.8
     assert chosen(replace(recipe, train=replace(recipe.train, offload_during_rollout=True)))[0] is SGLangEngine
+
+
+@pytest.mark.parametrize(
+    ("fabric", "fits"),
+    [
+        (Fabric(strategy="fsdp2"), True),
+        (Fabric(devices=2, strategy="fsdp2"), False),
+        (Fabric(devices=[1, 3], strategy="fsdp2"), False),
+        (Fabric(devices=1, num_nodes=8, strategy=FSDP2()), True),
+        (Fabric(devices=4, num_nodes=2, strategy=FSDP2(replicate=4)), False),
+        (Fabric(devices=16, num_nodes=2, strategy=FSDP2(replicate=4)), True),
+        (Fabric(devices=8, strategy="ddp"), False),
+    ],
+)
+def test_weights_are_sharded_over_the_ranks_of_the_run(
+    fabric: Fabric, fits: bool, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """Of 8 GPUs with 24 GiB; an engine takes 6.7 of 0.4 * (24 - 29.8 / shards): 8.1 for 8 shards, 3.6 for 2."""
+    recipe = recipe_of(folder)
+    install(monkeypatch)
+    size = SimpleNamespace(config=SimpleNamespace(head_dim=64), base=2 * 10**9, lora=0, trained=2 * 10**9)
+    monkeypatch.setattr("rlkit.models.size.size_of", lambda *args, **options: size)
+    gpus(monkeypatch, 24, count=8)
+    engine, _ = chosen(replace(recipe, fabric=replace(fabric, precision="bf16-mixed")))
+    assert (engine is SGLangEngine) == fits
+
+
+@pytest.mark.parametrize(
+    ("devices", "fits"), [("auto", False), (1, False), ([0, 1], False), (2, False), ([1], True), ([1, 2, 9], True)]
+)
+def test_memory_is_that_of_the_smallest_gpu_that_is_used(
+    devices: Any, fits: bool, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """The first of 4 GPUs is small; a 10th is not there, which Fabric refuses when the run starts."""
+    recipe = recipe_of(folder)
+    install(monkeypatch)
+    gpus(monkeypatch, 80, count=4)
+    memory = [GIB, 80 * GIB, 80 * GIB, 80 * GIB]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=memory[index]))
+    engine, _ = chosen(replace(recipe, fabric=replace(recipe.fabric, devices=devices)))
+    assert (engine is SGLangEngine) == fits
 
 
 def test_models_of_a_package_are_read_without_its_import() -> None:
@@ -191,3 +234,10 @@ def test_auto_is_the_faster_precision(
     parsed = parse("fit", ["--recipe=quickstart", "--fabric.precision=auto", "--fabric.accelerator=cpu"])
     assert parsed.recipe.fabric.precision == choose_precision("cpu")
     assert f"precision: {choose_precision('cpu')}" in parsed.yaml
+
+
+def test_auto_is_that_of_the_gpu_a_check_plans_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    words = ["--recipe=quickstart", "--fabric.precision=auto"]
+    assert parse("recipe check", words, [recipe_verb.GPU]).recipe.fabric.precision == "32-true"
+    assert parse("recipe check", [*words, "--gpu=h100"], [recipe_verb.GPU]).recipe.fabric.precision == "bf16-mixed"

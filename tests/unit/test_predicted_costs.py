@@ -99,12 +99,12 @@ def test_the_gradient_of_a_product_takes_two() -> None:
 
 
 def test_completions_of_one_length_are_replayed() -> None:
-    """99 steps after the prefill: 64 columns and 35 more are recorded at their first step; each has its price."""
+    """199 steps after the prefill: 128 columns and 71 more are recorded at their first step; each has its price."""
     price = {"prefill": Costs(), "decode step": Costs(kernels=10, device=1.0), "sampling": Costs()}
-    metrics = trace({(rows, own): price for rows in (64, 256) for own in (64, 512)}, [100] * 8)
-    assert metrics["steps"] == 99
-    assert metrics["replayed"] == (63 + 34) / 99
-    assert metrics["device"] == 99 + 2  # both recordings are replayed once as a check
+    metrics = trace({(rows, own): price for rows in (64, 256) for own in (64, 512)}, [200] * 8, 262_144)
+    assert metrics["steps"] == 199
+    assert metrics["replayed"] == (127 + 70) / 199
+    assert metrics["device"] == 199 + 2  # both recordings are replayed once as a check
 
 
 @pytest.mark.parametrize(("elements", "kernels", "moved"), [(10, 1, 2 * (40 + 16) + 5 * 8), (11, 19, 896)])

@@ -32,6 +32,7 @@ from rlkit.engines.server.http import Client, Fault
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Request, SampleKey, Sampling, Structure
+from tests import forks
 from tests.conftest import FAST, ROOT, read_jsonl, rlkit, write_plugin
 
 T = TypeVar("T")
@@ -314,7 +315,7 @@ def sampled(out: Path) -> list[Any]:
 def test_runs_sample_the_same_tokens_with_either_engine(site: str, tmp_path: Path) -> None:
     for name, options in (("TorchEngine", ()), ("HttpEngine", ("--rollout.engine.servers=2",))):
         words = ("--recipe=quickstart", *FAST, f"--rollout.engine={name}", *options, f"--out={name}")
-        process = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+        process = rlkit("fit", *words, cwd=tmp_path, site=site)
         assert process.returncode == 0, process.stderr
     samples = sampled(tmp_path / "HttpEngine")
     assert len(samples) == 2 * 4 * 4
@@ -337,7 +338,7 @@ def test_a_server_samples_from_the_policy_that_is_trained(
     options: tuple[str, ...], gap: float, site: str, tmp_path: Path
 ) -> None:
     words = ("--recipe=quickstart", *FAST, "--rollout.engine=HttpEngine", *options, "--out=out")
-    process = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    process = rlkit("fit", *words, cwd=tmp_path, site=site)
     assert process.returncode == 0, process.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["mismatch/max"] < gap
@@ -347,7 +348,7 @@ def test_a_server_samples_from_the_policy_that_is_trained(
 @pytest.mark.slow
 def test_ranks_share_servers(site: str, tmp_path: Path) -> None:
     words = ("--recipe=quickstart", *FAST, "--rollout.engine=HttpEngine", "--fabric.devices=2", "--out=out")
-    process = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    process = rlkit("fit", *words, cwd=tmp_path, site=site)
     assert process.returncode == 0, process.stderr
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["engine/servers"] == 1
@@ -388,7 +389,7 @@ def check_ahead(out: Path, steps: int) -> list[Any]:
 def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) -> None:
     """Weights arrive in the middle of conversations, and of turns."""
     words = (*AHEAD, "--train.steps=8", "--rollout.lead=2", "--out=out")
-    process = rlkit("fit", *words, cwd=tmp_path, PYTHONPATH=site)
+    process = rlkit("fit", *words, cwd=tmp_path, site=site)
     assert process.returncode == 0, process.stderr
     rows = check_ahead(tmp_path / "out", 8)
     assert any(len(set(row["versions"]) - {-1}) > 1 for row in rows)
@@ -438,7 +439,7 @@ def test_without_a_lead_samples_are_those_of_the_synchronous_run(site: str, tmp_
     """Token for token. Log-probs, and so weights, depend on what else was in a server's batch, as in two synchronous
     runs: which requests arrive together depends on the clock."""
     for name, ahead in (("sync", ("--rollout.max_staleness=0",)), ("ahead", ("--rollout.lead=0",))):
-        process = rlkit("fit", *AHEAD, "--train.steps=3", *ahead, f"--out={name}", cwd=tmp_path, PYTHONPATH=site)
+        process = rlkit("fit", *AHEAD, "--train.steps=3", *ahead, f"--out={name}", cwd=tmp_path, site=site)
         assert process.returncode == 0, process.stderr
     assert sampled(tmp_path / "sync") == sampled(tmp_path / "ahead")
     synchronous, ahead_weights = (
@@ -464,7 +465,7 @@ def test_a_run_interrupted_in_flight_resumes(site: str, tmp_path: Path, signals:
         run.kill()
     assert not Path(f"/proc/{server}").exists()
     assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "interrupted"
-    process = rlkit("fit", "--resume=out", cwd=tmp_path, PYTHONPATH=site)
+    process = rlkit("fit", "--resume=out", cwd=tmp_path, site=site)
     assert process.returncode == 0, process.stderr
     check_ahead(tmp_path / "out", 8)
 
@@ -491,10 +492,9 @@ def fit_and_hit(site: str, folder: Path, number: signal.Signals, *words: str) ->
     return read_jsonl(folder / "out" / "metrics.jsonl")
 
 
-def started(site: str, folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def started(site: str, folder: Path, *words: str) -> forks.Started:
     """Start a run, and return it after three steps."""
-    command = (sys.executable, "-m", "rlkit", "fit", *words)
-    run = subprocess.Popen(command, cwd=folder, env={**os.environ, "PYTHONPATH": site})
+    run = forks.start(("-m", "rlkit", "fit", *words), folder, site=site)
     metrics = folder / "out" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
         assert run.poll() is None

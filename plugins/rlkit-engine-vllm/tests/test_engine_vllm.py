@@ -79,6 +79,22 @@ def test_tokens_carry_log_probs_and_versions(monkeypatch: pytest.MonkeyPatch) ->
     assert (output.stopped, output.aborted) == (True, False)
 
 
+def test_each_position_of_a_sample_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM starts a generator from the seed of a request: turns with one seed would begin with the same noise."""
+    posted = answer(monkeypatch, {"choices": [ANSWER]})
+    api = VllmApi(Client("http://x"))
+
+    def seed(tokens: int, sample: int = 0, resumed: int = 0) -> int:
+        key = SampleKey(3, 1, "p", sample)
+        request = Request((1,) * tokens, Sampling(max_tokens=5), key, "s", resumed=resumed)
+        asyncio.run(api.generate(request))
+        return int(posted[-1][1]["sampling_params"]["seed"])
+
+    turns = [seed(2), seed(7), seed(9, resumed=2)]
+    assert len({*turns, seed(2, sample=1)}) == 4
+    assert seed(2) == turns[0]  # a request that is sent again
+
+
 @pytest.mark.parametrize(("count", "aborted"), [(2, True), (3, False)])
 def test_an_abort_after_the_last_token_is_none(monkeypatch: pytest.MonkeyPatch, count: int, aborted: bool) -> None:
     content = {"content": ANSWER["logprobs"]["content"][:count]}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import rlkit
 
 PACKAGE = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -25,11 +26,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rlkit(site: Path, cwd: Path, *args: str) -> str:
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"), str(PACKAGE.parents[1]))))
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    command = (sys.executable, "-m", "rlkit", *args)
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+def run(site: Path, cwd: Path, *args: str) -> str:
+    done = rlkit(*args, cwd=cwd, site=str(site))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -40,7 +38,7 @@ def trajectories(run: Path, step: int) -> list[dict[str, Any]]:
 
 
 def test_a_lake_is_learnt_in_a_few_steps(site: Path, tmp_path: Path) -> None:
-    rlkit(site, tmp_path, "fit", "--recipe=quick_lake", "--train.steps=4", "--out=run")
+    run(site, tmp_path, "fit", "--recipe=quick_lake", "--train.steps=4", "--out=run")
     rows = trajectories(tmp_path / "run", 1)
     assert all(row["messages"] == [{"role": "system", "content": "lake"}] for row in rows)
     assert {row["conversation"][0]["content"] for row in rows} == {"[S]F\nHG\nYour action: one of 1, 2, 3, 4."}
@@ -70,7 +68,7 @@ fabric: {accelerator: cpu, devices: 1}
 
 def test_problems_are_scored_in_a_run(site: Path, tmp_path: Path) -> None:
     (tmp_path / "reasoning.yaml").write_text(RECIPE)
-    rlkit(site, tmp_path, "fit", "--recipe=reasoning.yaml", "--out=run")
+    run(site, tmp_path, "fit", "--recipe=reasoning.yaml", "--out=run")
     rows = trajectories(tmp_path / "run", 1) + trajectories(tmp_path / "run", 2)
     assert len(rows) == 32
     assert {row["meta"]["data_source"] for row in rows} == {"chain_sum", "n_queens"}
@@ -78,6 +76,6 @@ def test_problems_are_scored_in_a_run(site: Path, tmp_path: Path) -> None:
 
 
 def test_the_plugin_keeps_its_contracts(site: Path, tmp_path: Path) -> None:
-    report = rlkit(site, tmp_path, "plugins", "test", "env-gym")
+    report = run(site, tmp_path, "plugins", "test", "env-gym")
     assert "failed" not in report
-    rlkit(site, tmp_path, "recipe", "show", "grpo_reasoning")
+    run(site, tmp_path, "recipe", "show", "grpo_reasoning")

@@ -39,6 +39,22 @@ def test_the_floor_bounds_what_is_taken_off() -> None:
     assert score.reward == -0.25
 
 
+def test_the_rewards_own_limits_and_counts_hold() -> None:
+    class Costly(ExactReward):
+        concurrency = 3
+
+        def counts(self):
+            return {"calls": 7.0}
+
+        def unscorable(self, prompt):
+            return f"no reference in {prompt.id}"
+
+    reward = LengthReward(Costly())
+    prompt = example_trajectory("4").prompt
+    assert (reward.concurrency, reward.counts()) == (3, {"calls": 7.0})
+    assert reward.unscorable(prompt) == f"no reference in {prompt.id}"
+
+
 def test_a_failed_score_stays_failed() -> None:
     async def failing(reward, trajectories):
         return [Score(None, error="away")]

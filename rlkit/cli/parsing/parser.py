@@ -71,7 +71,8 @@ def parse(verb: str, argv: Sequence[str], own: OwnOptions = (), *, trains: bool 
         composer.add(read(find(recipe_name, registry.recipes)), by_user=not trains)
     for key, value in line.overrides:
         composer.override(key, value)
-    recipe, recipe_yaml = build(composer, line.problems)
+    planned = getattr(line.options, "gpu", None) is not None
+    recipe, recipe_yaml = build(composer, line.problems, for_gpu=planned)
     return Parsed(recipe, recipe_yaml, _run_name(line.recipes[0]), line.options, registry)
 
 
@@ -83,12 +84,13 @@ def _run_name(recipe: str) -> str:
     return re.sub(r"-\d{8}-\d{6}(-\d+)?$", "", path.resolve().parent.name) or path.stem
 
 
-def build(composer: Composer, problems: Sequence[str] = ()) -> tuple[Recipe, str]:
+def build(composer: Composer, problems: Sequence[str] = (), *, for_gpu: bool = False) -> tuple[Recipe, str]:
     """Return a composed recipe, its parts built and checked, and as YAML with every option filled in.
 
     Args:
         composer: All recipe files and options.
         problems: What was wrong before.
+        for_gpu: Whether the recipe is planned for a GPU that this machine may lack; all of `GPUS` have bfloat16.
 
     Raises:
         RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
@@ -98,7 +100,8 @@ def build(composer: Composer, problems: Sequence[str] = ()) -> tuple[Recipe, str
         raise RecipeError("\n".join((*problems, *composer.problems)))
     recipe = _instantiate(tree, composer.registry)
     if recipe.fabric.precision == "auto":
-        composer.add({"fabric": {"precision": choose_precision(recipe.fabric.accelerator)}})
+        precision = "bf16-mixed" if for_gpu else choose_precision(recipe.fabric.accelerator)
+        composer.add({"fabric": {"precision": precision}})
         tree = composer.finish()
         recipe = _instantiate(tree, composer.registry)
     if engine_in(tree) is composer.default_engine:

@@ -13,6 +13,7 @@ from rlkit.base.text import safe
 from rlkit.cli.views.runs import RunFiles
 from rlkit.models.save import BASE_FIRST, as_code, load_snippet
 from rlkit.models.source import ADAPTER, BASE, OVERRIDES, Source
+from rlkit.run.folder import AVERAGE
 from rlkit.types import JsonObject
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -47,19 +48,21 @@ def export_card(source: Source, run: Path | None, out: Path) -> str:
         load_snippet(is_adapter, source.scores),
     ]
     if overview:
-        sections += _run_sections(overview, _step(source.location), recipe_text)
+        sections += _run_sections(overview, source.location, recipe_text)
     return "\n".join(sections)
 
 
-def _run_sections(overview: JsonObject, step: int | None, recipe_text: str) -> Iterator[str]:
+def _run_sections(overview: JsonObject, location: str, recipe_text: str) -> Iterator[str]:
     headline, environment = overview["headline"], overview["environment"]
     facts = {name: as_code(value) for name, value in headline["facts"].items()}
     steps_done = f"{overview['result'].get('steps', 'unfinished')} of {headline['steps']}"
     facts |= {"status": as_code(headline["status"]), "steps": as_code(steps_done)}
+    step, is_average = _step(location), os.path.basename(location.rstrip("/")) == AVERAGE
     facts |= {} if step is None else {"exported": f"the checkpoint of step {step}"}
+    facts |= {"exported": "averages of the weights over steps (train.ema)"} if is_average else {}
     yield _table(("training", ""), facts.items())
     changes = headline["changes"]
-    if changes:
+    if changes and not is_average:
         yield "## Validation\n\nOn held-out prompts, with 95% intervals.\n"
         rows = [(c["name"], _interval(c["before"]), _interval(c["after"]), _number(c["p_value"])) for c in changes]
         yield _table(("metric", "before", "after", "p-value"), rows)

@@ -14,6 +14,9 @@ from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, share_groups
 from rlkit.types import Trajectory
 
+SAMPLES = "rollout/samples"
+"""The metric that counts a step's trajectories."""
+
 
 class KeptRollouts:
     """Obtains steps' rollouts from a run folder, which must have all of them.
@@ -24,14 +27,19 @@ class KeptRollouts:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.samples = {line["step"]: int(line["rollout/samples"]) for line in metrics(run)}
+        self.samples = {line["step"]: int(line[SAMPLES]) for line in metrics(run) if SAMPLES in line}
 
     def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
         """Return the rollouts of a step, scored.
 
         Raises:
-            RecipeError: The file of this rank cannot be read, or the run has not kept all of the step's trajectories.
+            RecipeError: The file of this rank cannot be read, or the run has not kept all of the step's trajectories,
+                or not their number.
         """
+        if number not in self.samples:
+            raise RecipeError(
+                f"{self.run / 'metrics.jsonl'} has no {SAMPLES} for step {number}, with which its rollouts are compared"
+            )
         data.prompts(number)  # the order of prompts is a state, which goes on
         ranks, filtered = service.ranks, service.recipe.rollout.filter is not None
         vocabulary = service.actor.policy.config.get_text_config().vocab_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
@@ -116,6 +117,7 @@ class Decoder:
     Args:
         model: A causal language model with a plain key-value cache; see `why_not`.
         autocast: Returns the precision context of a forward pass.
+        context: The largest number of tokens of a row that is not finished.
     """
 
     spare = SPARE
@@ -123,9 +125,15 @@ class Decoder:
     resumes = False
     few_sizes = False
 
-    def __init__(self, model: CausalLM, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+        context: int = sys.maxsize,
+    ) -> None:
         self.model = model
         self.autocast = autocast
+        self.context = context
         self.config = model.config.get_text_config()
         self.device = next(model.parameters()).device
         self.rows: int
@@ -145,9 +153,12 @@ class Decoder:
         return min(self.starts, default=0)
 
     def positions(self) -> Tensor:
-        """Return the position [R] i64 of each row's next token."""
+        """Return the position [R] i64 of each row's next token, at most the context's last.
+
+        Only finished rows would be beyond it, where a model may have no positions, or change the rotations of all rows.
+        """
         starts, offsets = (torch.tensor(x, device=self.device) for x in (self.starts, self.offsets))
-        return self.end - starts + offsets
+        return (self.end - starts + offsets).clamp(max=self.context - 1)
 
     @torch.inference_mode()
     def admit(

@@ -17,7 +17,7 @@ from rlkit.distributed.kernels import choose_kernels
 from rlkit.engines.torch.batch import Row
 from rlkit.engines.torch.loop import DecodeLoop
 from rlkit.engines.torch.queue import RequestQueue
-from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler
+from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler, Sampler
 from rlkit.engines.torch.structure import StructureCompiler
 from rlkit.engines.torch.worker import Worker
 from rlkit.interfaces.engine import COPIES_SHARE, RolloutEngine, check_followed
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ROWS = 256
+"""The largest batch by default."""
+ROWS_ON_GPU = 512
+"""The same where there is a GPU."""
+
 
 class TorchEngine(RolloutEngine):
     """Continuous batching over the policy in this process: no server, no second copy, nothing to sync.
@@ -40,8 +45,10 @@ class TorchEngine(RolloutEngine):
     in one worker thread, so that a decode step never blocks the event loop.
 
     Args:
-        max_rows: Largest number of requests in the batch; further requests wait.
-        max_kv_tokens: Largest size of the key-value cache, as rows times the longest row.
+        max_rows: Largest number of requests in the batch; further requests wait. Null for 256, or 512 where there is
+            a GPU.
+        max_kv_tokens: Largest size of the key-value cache, as rows times the longest row. Null for 262,144, or on a GPU
+            for what 20% of its memory holds.
     """
 
     reads_policy = True
@@ -49,7 +56,7 @@ class TorchEngine(RolloutEngine):
     returns_candidates = True
     resumes_structures = True
 
-    def __init__(self, max_rows: Count = 256, max_kv_tokens: PositiveInt = 262144) -> None:
+    def __init__(self, max_rows: Count | None = None, max_kv_tokens: PositiveInt | None = None) -> None:
         self.max_rows = max_rows
         self.max_kv_tokens = max_kv_tokens
         self._queue = RequestQueue()
@@ -57,7 +64,7 @@ class TorchEngine(RolloutEngine):
 
     @property
     def capacity(self) -> int:
-        return self.max_rows
+        return self.max_rows or (ROWS_ON_GPU if torch.cuda.is_available() else ROWS)
 
     @property
     def version(self) -> int:
@@ -90,11 +97,11 @@ class TorchEngine(RolloutEngine):
     def _use(self, decoder: AnyDecoder | None) -> None:
         """Sample with a decoder, or with the policy's own `generate`."""
         assert self._worker is not None
-        self._sampler = (
-            GenerateSampler(self._runtime, self._queue, self.max_rows)
-            if decoder is None
-            else DecoderSampler(decoder, self._queue, self._worker, self.max_rows, self.max_kv_tokens)
-        )
+        if decoder is None:
+            self._sampler: Sampler = GenerateSampler(self._runtime, self._queue, self.capacity)
+        else:
+            max_tokens = self.max_kv_tokens or _cache_tokens(self._runtime)
+            self._sampler = DecoderSampler(decoder, self._queue, self._worker, self.capacity, max_tokens)
         self._loop = DecodeLoop(self._runtime.policy, self._runtime.device, self._sampler, self._queue, self._worker)
 
     @contextmanager
@@ -120,8 +127,12 @@ class TorchEngine(RolloutEngine):
             row.matcher = self._structures.matcher(request.sampling.structure)
             row.matcher.consume(request.tokens[len(request.tokens) - request.resumed :])
         self._loop.add(row)
-        async with nullcontext() if request.deadline is None else asyncio.timeout(request.deadline):
-            return await future
+        try:
+            async with nullcontext() if request.deadline is None else asyncio.timeout(request.deadline):
+                return await future
+        except (asyncio.CancelledError, TimeoutError):
+            self._loop.note_cancelled()
+            raise
 
     def interrupt(self) -> None:
         self._queue.interrupting = self._loop.running
@@ -175,18 +186,40 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
             f"its weights: {reason}",
             stacklevel=3,
         )
-        return Decoder(policy, runtime.autocast)
+        return Decoder(policy, runtime.autocast, runtime.context)
     return (GraphDecoder if runtime.device.type == "cuda" else FusedDecoder)(policy, runtime.autocast)
 
 
 def _has_room(runtime: Runtime) -> bool:
     """Whether copies of the weights take no more than `COPIES_SHARE` of the device's memory, if it is a GPU."""
-    if runtime.device.type != "cuda":
+    memory = _gpu_bytes(runtime)
+    if memory is None:
         return True
-    with runtime.autocast():
-        half = torch.is_autocast_enabled("cuda")
+    half = _half(runtime)
     size = sum(weight.numel() * (2 if half else weight.element_size()) for weight in runtime.policy.parameters())
     for layer in runtime.policy.modules():
         if isinstance(layer, QuantizedLinear):  # copies are dequantized
             size += layer.in_features * layer.out_features * (2 if half else layer.dtype.itemsize)
-    return bool(size <= COPIES_SHARE * torch.cuda.get_device_properties(runtime.device).total_memory)
+    return size <= COPIES_SHARE * memory
+
+
+def _cache_tokens(runtime: Runtime) -> int:
+    """Return the default of `max_kv_tokens`."""
+    from rlkit.models.size import cache_tokens
+
+    policy = runtime.policy
+    width = 2 if _half(runtime) else next(policy.parameters()).element_size()
+    return cache_tokens(policy.config.get_text_config(), width, _gpu_bytes(runtime))
+
+
+def _half(runtime: Runtime) -> bool:
+    """Whether autocast computes in 16 bits."""
+    with runtime.autocast():
+        return torch.is_autocast_enabled(runtime.device.type)
+
+
+def _gpu_bytes(runtime: Runtime) -> int | None:
+    """Return the memory of the device if it is a GPU."""
+    if runtime.device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(runtime.device).total_memory)

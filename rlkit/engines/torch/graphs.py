@@ -17,7 +17,7 @@ from rlkit.models.vision import RowMedia
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
 
-COLUMNS = 64
+COLUMNS = 128
 """A recorded step reads a multiple of this many columns of the cache."""
 
 EAGER = 0

@@ -47,14 +47,14 @@ class DecodeLoop:
 
     def add(self, row: Row) -> None:
         """Queue a row, and serve it from now on."""
-        row.future.add_done_callback(self._note_cancelled)
         self._queue.waiting.append(row)
         if not self.running:
             self._queue.interrupting = False
             self._task = asyncio.create_task(self._serve())
 
-    def _note_cancelled(self, future: asyncio.Future[Completion]) -> None:
-        self.batch.cancelled |= future.cancelled()
+    def note_cancelled(self) -> None:
+        """Let the batch look for rows whose futures were cancelled."""
+        self.batch.cancelled = True
 
     async def _serve(self) -> None:
         """Serve requests until none waits; a failure is raised in all of them."""

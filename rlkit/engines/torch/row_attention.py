@@ -56,7 +56,8 @@ def join(query_indices: Tensor, own: PartialAttention, prompts: PartialAttention
     """
     weighted_sum, total, highest = own
     size = highest.shape[:2]
-    sums, totals, peaks = (x.flatten(0, 1).index_select(0, query_indices).view(*size, -1) for x in prompts)
+    # not view(*size, -1): where sizes are unknown, torch.compile does not see that -1 is 1, and reads wrong peaks
+    sums, totals, peaks = (x.flatten(0, 1).index_select(0, query_indices).view(*size, x.shape[-1]) for x in prompts)
     peak = torch.maximum(highest, peaks)
     scale, prompt_scale = (highest - peak).exp_(), (peaks - peak).exp_()
     total = (total * scale).addcmul_(totals, prompt_scale)

@@ -97,13 +97,16 @@ class DecoderSampler(Sampler):
         return joined
 
     def run(self, batch: DecodeBatch, joined: Sequence[Row]) -> list[Row]:
-        """Admit rows, then decode until a row ends, other rows or calls wait, or requests are interrupted."""
+        """Admit rows, then decode until a row ends, other rows can join, calls wait, or requests are interrupted."""
         queue = self._queue
         ended = self._admit(batch, joined)
+        finished = sum(row.finished for row in batch.rows)
+        replaced = finished and finished >= self.decoder.refill * len(batch)  # as soon as rows wait: see `compact`
+        has_room = replaced or len(batch) < self._max_rows
         while batch.rows and not ended:
             ended = batch.sample(self.decoder.step(batch.last), queue.version)
             self._steps += 1
-            if queue.waiting or self._worker.has_calls or queue.interrupting:
+            if (queue.waiting and has_room) or self._worker.has_calls or queue.interrupting:
                 break
         self.compact(batch)
         return ended
@@ -144,6 +147,7 @@ class DecoderSampler(Sampler):
             )
             first = len(batch.rows)
             batch.add(rows)
+            batch.cancelled |= any(row.future.done() for row in rows)  # while other prompts were run
             ended += batch.sample(logits, self._queue.version, first)
         self._peak = max(self._peak, len(batch.rows))
         self._steps = 0 if joined else self._steps

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlkit.base.errors import EngineError, RolloutError
 from rlkit.interfaces.engine import grammar_of, one_line
@@ -22,9 +23,11 @@ class StructureMatcher:
 
     Args:
         matcher: llguidance's.
+        vocabulary: The number of ids of the tokenizer.
     """
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
         self.failure: RolloutError | None = None
         """Why the text cannot go on: it has other tokens, or needs more memory or time than llguidance grants."""
         self._matcher = matcher
@@ -71,7 +74,7 @@ class StructureCompiler:
         key = json.dumps([structure.json_schema, structure.regex])
         if key not in self._compiled:
             self._compiled[key] = self._compile(structure)
-        return StructureMatcher(self._compiled[key].deep_copy())
+        return StructureMatcher(self._compiled[key].deep_copy(), self._vocabulary.vocab_size)
 
     def _compile(self, structure: Structure) -> Any:
         from llguidance import LLMatcher
@@ -93,14 +96,18 @@ class StructureCompiler:
 def exclude(logits: Tensor, matchers: Mapping[int, StructureMatcher]) -> Tensor:
     """Return logits [N,V], minus infinity for the tokens that may not follow.
 
+    Those include ids that the tokenizer lacks, by which the vocabularies of many models are padded.
+
     Args:
         logits: [N,V].
-        matchers: By the rows of the logits that have one.
+        matchers: By the rows of the logits that have one, all of one tokenizer.
     """
-    masks = torch.zeros(len(matchers), -(-logits.shape[-1] // 32), dtype=torch.int32)  # a bit for each token
+    vocabulary = next(iter(matchers.values())).vocabulary
+    masks = torch.zeros(len(matchers), -(-vocabulary // 32), dtype=torch.int32)  # a bit for each id of the tokenizer
     for index, matcher in enumerate(matchers.values()):
         matcher.allow(masks, index)
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = ((masks.to(logits.device)[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[-1]].bool()
+    allowed = ((masks.to(logits.device)[:, :, None] >> bits) & 1).flatten(1).bool()
+    allowed = pad(allowed, (0, logits.shape[-1] - allowed.shape[1]))  # negative if the logits have fewer columns
     rows = torch.tensor(list(matchers), device=logits.device)
     return logits.index_copy(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))

@@ -45,16 +45,19 @@ class FinalAnswer(NamedTuple):
 
 
 def final_answer(text: str) -> FinalAnswer:
-    """Return the final answer of a text: after the last `####`, else in the last box, else its last number."""
-    text = without_special_tokens(text)
-    position = text.rfind(MARKER)
-    if position >= 0:
-        return _after_marker(text[position + len(MARKER) :])
-    boxes = list(_BOX.finditer(text))
+    """Return the final answer of a text: after the last `####`, else in the last box, else its last number.
+
+    Words after the last `####` are a heading if a box follows: then the answer is in the box.
+    """
+    _, marker, rest = without_special_tokens(text).rpartition(MARKER)
+    answer = _after_marker(rest) if marker else None
+    if answer is not None and answer.marked:
+        return answer
+    boxes = list(_BOX.finditer(rest))
     if boxes:
-        boxed = _boxed(text, boxes)
+        boxed = _boxed(rest, boxes)
         return FinalAnswer(boxed, is_marked(boxed))
-    return FinalAnswer(_unmarked(text), False)
+    return FinalAnswer(_unmarked(rest), False) if answer is None else answer
 
 
 def marked_or_all(text: str) -> str:

@@ -102,6 +102,11 @@ def validation_options(recipe: JsonObject) -> list[object]:
     return [recipe.get("task"), tasks, None if tasks is None else validation.get("limit")]
 
 
+def watched(recipe: JsonObject) -> object:
+    """Return the metric that the validations of a recipe watch; None without validations."""
+    return (recipe.get("validation") or {}).get("watch")
+
+
 def load(context: TrainContext, checkpoint: CheckpointRef) -> None:
     """Load a checkpoint into a run.
 

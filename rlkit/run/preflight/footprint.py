@@ -10,7 +10,7 @@ from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, token_limit
 from rlkit.models.optimizer_state import state_size
-from rlkit.models.size import Size, kv_bytes
+from rlkit.models.size import Size, cache_tokens, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.ops.quantization import BITS
 from rlkit.registry import calling
@@ -97,10 +97,13 @@ def memory(setting: Setting) -> dict[str, float]:
         states += setting.policy.base * setting.frozen_weight_bytes
     row = setting.longest_row
     step_tokens = setting.rows * row
-    cached = min(getattr(recipe.rollout.engine, "max_kv_tokens", 0), step_tokens)
     width = 2 if setting.half_base or setting.precision == "mixed" else 4
     indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
     gpu_bytes = None if setting.gpu is None else setting.gpu.memory
+    cached = getattr(recipe.rollout.engine, "max_kv_tokens", 0)
+    if cached is None:
+        cached = cache_tokens(setting.policy.config, width, gpu_bytes)
+    cached = min(cached, step_tokens)
     limit = token_limit(train, recipe.model, recipe.fabric, gpu_bytes)
     tokens = min(max(limit, indivisible), step_tokens)
     activations = max(_activations(setting, model, tokens) for model in models)

@@ -13,6 +13,7 @@ from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import RewardFunction, RewardManager
 from rlkit.models.activations import precision_of
+from rlkit.models.config import context_limit, load_config
 from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
@@ -33,6 +34,9 @@ Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 def lines(data: Data, ranks: int = 1) -> Iterator[str]:
     """Yield batch sizes and lengths for a number of data-parallel ranks, and warnings about the recipe."""
     yield from batches(data.recipe, len(data.order.rows), ranks)
+    limit = context_limit(load_config(data.recipe.model))
+    if limit is not None:
+        yield limit
     yield from lengths(data)
     for name, mixture in (data.recipe.mix or {}).items():
         if mixture.task is not None:
@@ -107,6 +111,11 @@ def adapters(recipe: Recipe) -> Iterator[str]:
     if source.base is not None:
         treatment = "trained further" if recipe.model.lora is not None else "all weights are trained, adapters merged"
         yield f"policy: {source}; {treatment}"
+        if source.lora is not None and recipe.model.lora is not None and recipe.needs_reference:
+            yield (
+                "warning: KL is measured against the base without the adapter; to measure it against the adapter as it "
+                "is now, name the output of rlkit export --merge-lora in model.path"
+            )
     rates: list[tuple[str, Lora | None, float]] = [("train.lr", recipe.model.lora, recipe.train.lr)]
     if recipe.critic is not None:
         rates.append(("critic.lr", recipe.critic.lora, recipe.critic.lr))

@@ -131,3 +131,9 @@ class _CpuKernels:
 
 
 sys.meta_path[:0] = [_Unpinned, _CpuKernels]
+
+if "sglang.launch_server" in sys.orig_argv:  # its processes are forks then, which need not import SGLang again
+    import multiprocessing
+
+    multiprocessing.set_start_method = lambda method, force=False: None
+    sys.modules["sklearn"] = None  # transformers would import it for seconds, to decode speculatively

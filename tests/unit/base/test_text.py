@@ -28,6 +28,7 @@ def test_control_codes_are_written_out(text: str, shown: str) -> None:
     ("text", "shown"),
     [
         ("POST https://me:hunter2@host:80/score?x=1 failed", "POST https://***@host:80/score?x=1 failed"),
+        ("https://me:p@ss@host/x and a@b", "https://***@host/x and a@b"),
         ("https://ghp_123@github.com/a", "https://***@github.com/a"),
         ("see https://host/a@b and me@host", "see https://host/a@b and me@host"),
         ("https://h/?api_key=123&n=2", "https://h/?api_key=***&n=2"),

@@ -220,6 +220,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--log.loggers=[CSV,CSV]", "log.loggers has CSV twice with the same options; remove one"),
         ("--reward=PythonReward --reward.function=r.py:f", "PythonReward names 'r.py:f', whose code would run; set"),
         ("--recipe quickstrt", "neither a file nor a known recipe; did you mean 'quickstart'?"),
+        ("--recipe quickstrt.yaml", "neither a file nor a known recipe; did you mean 'quickstart'?"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,6 +238,19 @@ def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path, capsys: pytes
     assert main(["fit", f"--resume={tmp_path}"]) == 2
     expected = f"{str(tmp_path)!r} is no run folder (no recipe.yaml); expected one, or one of its checkpoints\n"
     assert capsys.readouterr().err.endswith(expected)
+
+
+@pytest.mark.parametrize("folder", ["", "./", "sub [1]/"])
+def test_a_misspelt_file_is_named_with_the_nearest(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "mine.yaml").write_text("model: {path: tiny}\n", encoding="utf-8")
+    assert main(["fit", f"--recipe={folder}minee.yaml"]) == 2
+    assert f"neither a file nor a known recipe; did you mean '{folder}mine.yaml'?" in capsys.readouterr().err
+    assert main(["fit", f"--recipe={folder}nosuch/minee.yaml"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
 
 
 def test_a_misspelt_function_is_named_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,6 +94,19 @@ def test_every_page_is_listed_and_short() -> None:
     assert all(f"(rlkit/docs/{topic}.md)" in text_of(README) for topic in ORDER)
 
 
+def test_the_hours_of_gsm8k_are_those_that_check_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    hours = []
+    for engine in ("TorchEngine", "SGLangEngine"):
+        assert main(["recipe", "check", "grpo_gsm8k", "--gpu=h100", f"--rollout.engine={engine}"]) == 0
+        estimate = re.search(r"([0-9.]+) h for 1,752 steps", capsys.readouterr().out)
+        assert estimate is not None
+        hours.append(round(float(estimate[1])))
+    torch_hours, sglang_hours = hours
+    estimates = f"time ({torch_hours} hours on an H100, {sglang_hours} with `SGLangEngine`)"
+    assert estimates in text_of("recipes")
+    assert f"estimates {sglang_hours} hours on an H100 instead of {torch_hours}" in text_of("servers")
+
+
 @pytest.mark.parametrize("topic", PAGES)
 def test_pages_explain_in_800_words_beside_tables_and_examples(topic: str) -> None:
     prose = re.sub(r"```.*?```", "", text_of(topic), flags=re.S)

@@ -247,3 +247,26 @@ def test_the_card_of_a_model_without_a_run_is_valid(tmp_path: Path) -> None:
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.to_dict() == {"library_name": "transformers", "tags": ["rlkit"]}
     assert "## " not in card.text
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for out in (file, file / "out"):
+        assert main(["export", "--checkpoint=tiny", f"--out={out}"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: --out is '{out}', which cannot be written: ")
+        assert error.count("\n") == 1
+    assert main(["export", "--checkpoint=tiny", f"--out={tmp_path}"]) == 2
+    assert f"--out is '{tmp_path}', which is not empty; choose a new folder" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+
+
+def test_a_failed_export_leaves_no_new_folder(tmp_path: Path) -> None:
+    empty, new = tmp_path / "empty", tmp_path / "new"
+    empty.mkdir()
+    for out in (empty, new):
+        assert main(["export", f"--checkpoint={empty}", f"--out={out}"]) == 1
+    assert list(tmp_path.iterdir()) == [empty]
+    assert main(["export", "--checkpoint=tiny", f"--out={empty}"]) == 0
+    assert (empty / "README.md").exists()

@@ -53,6 +53,31 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, capsys: pytest.CaptureF
     assert "which cannot be written" in capsys.readouterr().err
 
 
+def test_a_file_that_exists_is_never_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the user's own data in `--out`, the second split would be read from the new first one."""
+    monkeypatch.chdir(tmp_path)
+    Path("prep").mkdir()
+    rows = "".join(json.dumps({"prompt": f"{n} + 1 = ?", "answer": str(n + 1)}) + "\n" for n in range(4))
+    Path("prep", "train.jsonl").write_text(rows)
+    task = ["--task=Jsonl", "--task.path=prep/train.jsonl", "--task.validation_split=0.5"]
+    words = ["data", "prepare", "--recipe=quickstart", *task]
+    monkeypatch.setattr("rlkit.cli.data.sample_rewards", lambda *_: pytest.fail("this is refused before any sampling"))
+    for more in ([], ["--samples=1"]):
+        assert main([*words, "--out=prep", *more]) == 2
+        message = "error: --out is 'prep', where train.jsonl exists already; choose a new folder\n"
+        assert capsys.readouterr().err == message
+    assert os.listdir("prep") == ["train.jsonl"]
+    assert Path("prep", "train.jsonl").read_text() == rows
+    Path("other").mkdir()
+    Path("other", "validation.jsonl").touch()
+    assert main([*words, "--out=other"]) == 2
+    assert os.listdir("other") == ["validation.jsonl"]
+    assert main([*words, "--validation=null", "--out=other"]) == 0  # the validation split is not written
+    assert len(read_jsonl(Path("other", "train.jsonl"))) == 2
+
+
 def test_rewards_of_the_references_samples_reach_the_advantages(tmp_path: Path) -> None:
     """A*-PO from the command line: A = R - beta log mean exp(R_ref / beta); the reference's loss is the mean of A^2."""
     task = "--task.max_operand=4"

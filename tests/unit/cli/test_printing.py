@@ -266,6 +266,7 @@ def test_words_stay_whole_on_a_terminal(
     monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("LINES", "20")  # without which a dumb terminal has 80 columns
     display = Display(4)
     display.note("micro-batches of at most 2048 tokens, more of shorter ones")
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
-from rlkit.run import session
+from rlkit.train import rollouts
 from tests.conftest import read_jsonl
 
 FEW = (
@@ -143,6 +143,16 @@ def test_learning_needs_all_trajectories(run: Path, tmp_path: Path, said: Say) -
     assert "step-00003.jsonl.gz cannot be read" in said()
 
 
+def test_a_line_without_its_number_of_samples_is_named(run: Path, tmp_path: Path, said: Say) -> None:
+    shutil.copytree(run, tmp_path / "less")
+    path = tmp_path / "less" / "metrics.jsonl"
+    lines = [{name: x for name, x in row.items() if name != "rollout/samples"} for row in read_jsonl(path)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["replay", str(tmp_path / "less"), "--step=3", "--phase=learn", f"--out={tmp_path / 'out'}"]
+    assert main(words) == 2
+    assert f"error: {path} has no rollout/samples for step 3, with which its rollouts are compared\n" in said()
+
+
 def test_a_folder_that_is_no_run(tmp_path: Path, said: Say) -> None:
     assert main(["replay", str(tmp_path), "--step=1"]) == 2
     assert "is no run folder" in said()
@@ -164,7 +174,7 @@ def test_steps_after_a_checkpoint_are_kept_complete(tmp_path: Path, said: Say) -
 
 
 def test_a_large_step_is_not_kept_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "COMPLETE_TOKENS", 100)
+    monkeypatch.setattr(rollouts, "COMPLETE_TOKENS", 100)
     few = ("--train.steps=1", "--train.prompts_per_step=9", "--validation=null")
     assert main(["fit", "--recipe=quickstart", *few, f"--out={tmp_path / 'run'}"]) == 0
     assert len(read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")) == 64

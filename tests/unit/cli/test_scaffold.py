@@ -79,6 +79,14 @@ def test_their_own_tests_pass_as_they_are(packages: Path) -> None:
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 2 * len(WRITTEN)  # type: ignore[index]
 
 
+def test_each_written_package_passes_ruff(packages: Path) -> None:
+    pytest.importorskip("ruff")
+    rules = ("--select=I,F,E4,E7,E9", "--config", 'src = ["*/src"]')
+    command = (sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", *rules, ".")
+    done = subprocess.run(command, cwd=packages, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("kind", PLURALS)
 def test_what_is_written_is_found_and_conforms(kind: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = packages / f"rlkit-my-{kind}"

@@ -14,11 +14,12 @@ import pytest
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.sweep import SweepRun, name_of, values_of
+from rlkit.cli.sweep import SweepRun, _show, name_of, values_of
+from rlkit.types import JsonObject
 from tests.conftest import read_jsonl
 
 SWEEP = (
-    "sweep", "--recipe=quickstart", "--train.prompts_per_step=2", "--rollout.group_size=2", "--train.steps=40",
+    "sweep", "--recipe=quickstart", "--train.prompts_per_step=2", "--rollout.group_size=2", "--train.steps=150",
     "--validation.limit=4", "--validation.samples=0", "--out=sweep", "--json",
 )  # fmt: skip
 COMPLETE, SHORT = (Path(f"sweep/rollout.max_prompt_tokens={limit}") for limit in (64, 5))
@@ -40,7 +41,7 @@ def test_runs_are_interrupted_resumed_kept_and_compared(
     assert process.returncode == 130
     assert [run["status"] for run in interrupted] == ["interrupted", "not started"]
     steps = len(read_jsonl(metrics))
-    assert 0 < steps < 40
+    assert 0 < steps < 150
     assert (COMPLETE / "checkpoints" / f"step-{steps:06d}").is_dir()
     assert not SHORT.exists()
 
@@ -48,8 +49,8 @@ def test_runs_are_interrupted_resumed_kept_and_compared(
     assert main([*SWEEP, limits]) == 1
     complete, failed = json.loads(capsys.readouterr().out)
     assert complete["options"] == {"rollout.max_prompt_tokens": "64"}
-    assert (complete["status"], complete["steps"], complete["error"]) == ("ok", 40, None)
-    assert [row["step"] for row in read_jsonl(metrics)] == [*range(1, 41)]
+    assert (complete["status"], complete["steps"], complete["error"]) == ("ok", 150, None)
+    assert [row["step"] for row in read_jsonl(metrics)] == [*range(1, 151)]
     after = complete["validation"]["after"]
     assert after["accuracy_low"] <= after["accuracy"] <= after["accuracy_high"]
     assert (failed["status"], failed["steps"]) == ("failed", None)
@@ -59,7 +60,7 @@ def test_runs_are_interrupted_resumed_kept_and_compared(
     assert main([*SWEEP[:-1], "--rollout.max_prompt_tokens=0,64"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert (COMPLETE / "result.json").stat().st_mtime_ns == result
-    assert [line.split()[0] for line in lines if " 40 " in line or "failed" in line] == ["64", "0"]
+    assert [line.split()[0] for line in lines if " 150 " in line or "failed" in line] == ["64", "0"]
 
 
 def test_a_run_is_kept_if_it_has_ended_well_with_this_recipe(tmp_path: Path) -> None:
@@ -79,6 +80,23 @@ def test_a_run_is_kept_if_it_has_ended_well_with_this_recipe(tmp_path: Path) -> 
     result.write_text('{"status": "ok"}')
     recipe.write_text(parse("fit", ["--recipe=quickstart", "--train.lr=2e-5"]).yaml)
     assert status() == "not started"
+
+
+def test_runs_without_the_watched_metric_are_compared_by_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reward that returns a number has no accuracy; the run that failed has no validation."""
+    ends: list[JsonObject] = [
+        {"validation": {"before": {"reward": 0.6}, "after": {"reward": value, "reward_p_start": 0.5}}}
+        for value in (0.05, 0.4)
+    ]
+    runs = [SweepRun({"train.lr": str(i)}, [], tmp_path, result=end) for i, end in enumerate([{}, *ends])]
+    _show(runs, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "reward before" in lines[0]
+    assert [line.split()[0] for line in lines[2:]] == ["2", "1", "0"]
+    _show(runs[:1], as_json=False)
+    assert "accuracy before" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -403,6 +403,21 @@ def test_a_branch_says_where_it_leaves_which_sample() -> None:
     assert [sample.positions for sample in (main, other, alone)] == [[0, 1, 4], [2], [3]]
 
 
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_roles_latest_conversation_is_its_first_sample(last: int) -> None:
+    """Whoever asks last: the first role has edited its history, and its first sample is what the reward scores."""
+    session = session_of("one", "two", "three")
+
+    async def run() -> None:
+        requests = [(1, "a"), (1, "A"), (2, "b")] if last == 2 else [(2, "b"), (1, "a"), (1, "A")]
+        for speaker, text in requests:
+            await ask(session, user(text), speaker=speaker)
+
+    asyncio.run(run())
+    samples = session.forest.samples()
+    assert [(sample.speaker, sample.messages[0]["content"]) for sample in samples] == [(1, "A"), (1, "a"), (2, "b")]
+
+
 def test_a_cut_turn_stays_a_sample() -> None:
     session = session_of("a long turn")
     asyncio.run(a_turn_cut_by_length(session))

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rlkit.gateway.chat import ChatCompletions
 from rlkit.gateway.server import Gateway
 from rlkit.gateway.session import AgentSession
 from tests.unit.gateway.clients import run
@@ -169,6 +170,12 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     ("embeddings", {"model": "m", "input": "a"}, 404, "there is no POST /v1/embeddings"),
     ("../v1/secrets", {}, 404, "there is no POST"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens": 3}, {"max_tokens": 3, "max_completion_tokens": None}])
+def test_a_limit_that_is_null_is_none(limits: dict[str, Any]) -> None:
+    request = ChatCompletions().read({"model": "m", "messages": [USER], **limits}, lambda _: [])  # type: ignore[arg-type]
+    assert request.max_tokens == 3
 
 
 @pytest.mark.parametrize(("path", "body", "status", "message"), MALFORMED)

@@ -191,6 +191,13 @@ def test_kl_cov_penalises_the_tokens_of_the_largest_covariance() -> None:
     assert found.tolist() == pytest.approx([-2 * r + 0.05, 2 * r, -2 * r, 2 * r, -2 * r, 2 * r + 0.05], rel=1e-5)
 
 
+def test_kl_cov_penalises_nothing_without_a_signal() -> None:
+    batch, logps = covariance_batch()
+    for advantage in (0.0, 0.7):
+        batch.advantages = torch.full_like(batch.advantages, advantage)
+        assert not KLCov(fraction=0.34).select(logps, batch).any()
+
+
 def test_clip_cov_silences_some_of_the_tokens_between_its_bounds() -> None:
     batch, logps = covariance_batch()
     loss = ClipCov(fraction=0.2, cov_low=1.0, cov_high=5.0)  # one of six, among cov 4 and 2

@@ -91,7 +91,7 @@ def test_the_gradient_is_sigmoid_minus_label() -> None:
 
 @pytest.mark.parametrize("row", [{"messages": [USER, *TALK]}, {"prompt": USER["content"], "completion": TALK}])
 def test_columns_of_turns(row: dict[str, Any]) -> None:
-    prompted = "prompt" in row
+    prompted = [USER] if "prompt" in row else None
     [found] = recording({**row, "turn_rewards": [True, 0.25]}, prompted).answers
     assert found == RecordedAnswer(TALK, 0.0, [1.0, 0.25])
     assert recording(row, prompted).answers == [RecordedAnswer(TALK)]

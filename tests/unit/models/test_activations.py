@@ -33,14 +33,14 @@ def test_what_is_given_counts(tmp_path: Path) -> None:
 
 def test_a_small_model_gets_what_the_device_computes_fast(tmp_path: Path) -> None:
     model = saved(tmp_path, 64, 128, 2)
-    assert limit(model) == 2048
+    assert limit(model) == 1280
     assert limit(model, "gpu") == 16384
 
 
 def test_ranks_that_share_tokens_have_more_together(tmp_path: Path) -> None:
     model = saved(tmp_path, 64, 128, 2)
     fabric = Fabric(accelerator="cpu", strategy=FSDP2(sequence_parallel=4))
-    assert token_limit(Train(steps=1), model, fabric) == 4 * 2048
+    assert token_limit(Train(steps=1), model, fabric) == 4 * 1280
     assert token_limit(Train(steps=1, max_tokens_per_micro_batch=77), model, fabric) == 77
 
 
@@ -49,7 +49,7 @@ def test_a_large_model_gets_what_a_share_of_the_memory_holds(tmp_path: Path) -> 
     model = saved(tmp_path, 1024, 4096, 20)
     assert limit(model) == 540
     assert (
-        limit(model, offload_activations=True) == limit(model, checkpoint_activations=True) == 2048
+        limit(model, offload_activations=True) == limit(model, checkpoint_activations=True) == 1280
     )  # one layer's 99,328 bytes: 10,810
     assert limit(saved(tmp_path / "larger", 4096, 16384, 40)) == 512
 

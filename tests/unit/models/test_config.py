@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,12 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.models.actor import Actor
-from rlkit.models.config import context_length, load_config
+from rlkit.models.config import context_length, context_limit, load_config
 from rlkit.models.load import load_backbone, load_policy, load_tokenizer
 from rlkit.models.size import find_config
 from rlkit.models.source import SHIPPED, locate
 from rlkit.recipe import Lora, Model
 from rlkit.run.checkpoint.export import export
+from rlkit.testing.models import save_random_model
 from rlkit.types import JsonObject
 from tests.conftest import read_jsonl
 
@@ -48,6 +50,74 @@ def folder_of(tmp_path: Path, **values: object) -> str:
 
 def rope(model: Model) -> JsonObject:
     return load_config(model).get_text_config().rope_parameters  # type: ignore[attr-defined,no-any-return]
+
+
+LONG: JsonObject = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "rope_theta": 10000.0}
+"""Rotations of Phi-3: a row beyond the original length changes those of all rows in its batch."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "context"),
+    [
+        ("phi3", {"original_max_position_embeddings": 160, "rope_scaling": {"type": "longrope", **LONG}}, 160),
+        ("phi3", {"rope_scaling": {"type": "su", "original_max_position_embeddings": 4096, **LONG},
+            "original_max_position_embeddings": 160}, 160),
+        ("llama", {"rope_parameters": {
+            "rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 256, **LONG}}, 256),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "factor": 2.0, **LONG}}, 512),
+        ("gemma3_text", {"head_dim": 8, "layer_types": ["full_attention", "sliding_attention"], "rope_parameters": {
+            "full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 128, **LONG},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}, 128),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 512),
+        ("llama", {"rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}}, 512),
+    ],
+)  # fmt: skip
+def test_rotations_that_depend_on_the_batch_bound_the_context(
+    kind: str, options: JsonObject, context: int, tmp_path: Path
+) -> None:
+    """Of models with 512 positions, for which `dynamic` rotations are fixed."""
+    config = load_config(Model(str(save_random_model(tmp_path, kind, **options))))
+    assert context_length(config) == context
+    limit = f"context: {context} of the model's 512 positions; a longer row would change the rotations "
+    assert (context_limit(config) or limit).startswith(limit)
+    assert (context_limit(config) is None) == (context == 512)
+
+
+def test_a_configuration_of_remote_code_may_have_the_old_keys() -> None:
+    """Some releases of transformers leave them as they are."""
+    rotations: JsonObject = {"type": "longrope", **LONG}
+    text = SimpleNamespace(max_position_embeddings=512, rope_scaling=rotations, original_max_position_embeddings=160)
+    text.get_text_config = lambda: text
+    assert context_length(text) == 160  # type: ignore[arg-type]
+    text.rope_scaling = None
+    assert context_length(text) == 512  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", ["x", -1, [4], float("nan"), float("inf"), 1e300, 10**400])
+def test_an_original_length_that_is_no_length_is_named(length: object) -> None:
+    """A configuration is data, and may be anybody's."""
+    rotations: JsonObject = {"rope_type": "longrope", "original_max_position_embeddings": length}
+    text = SimpleNamespace(max_position_embeddings=512, rope_parameters=rotations)
+    text.get_text_config = lambda: text
+    with pytest.raises(RecipeError, match="original_max_position_embeddings is .*, expected a number of positions"):
+        context_length(text)  # type: ignore[arg-type]
+
+
+def test_a_row_within_the_context_has_the_log_probs_of_it_alone(tmp_path: Path) -> None:
+    """Beside a row of 160 tokens, which is the context; beside one of 162, the log-probs are other ones."""
+    options = {"original_max_position_embeddings": 160, "rope_scaling": {"type": "longrope", **LONG}}
+    actor = Actor(load_policy(Model(str(save_random_model(tmp_path, "phi3", **options)))))
+    tokens = torch.arange(3, 3 + 162).expand(2, -1).clone()
+    columns = torch.arange(162)[None]
+
+    def logps(*lengths: int) -> torch.Tensor:
+        mask = (columns >= 1) & (columns < torch.tensor(lengths)[:, None])
+        longest = max(lengths)
+        return actor(tokens[: len(lengths), :longest], mask[:, :longest], 1.0).logps[0, 1:30].detach()
+
+    torch.testing.assert_close(logps(30, 160), logps(30), atol=1e-4, rtol=0)
+    assert (logps(30, 162) - logps(30)).abs().max() > 0.1
 
 
 def test_values_are_merged_into_the_configuration() -> None:

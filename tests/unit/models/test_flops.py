@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.models.actor import ValueModel
-from rlkit.models.flops import learning_flops, peak_flops
+from rlkit.models.flops import LearningWork, peak_flops
 from rlkit.models.lora import add_lora, base_model
 from rlkit.recipe import Critic, Fabric, Lora
 from rlkit.testing import random_model
@@ -27,6 +27,11 @@ SHAPE = {
 LENGTHS = torch.tensor([3, 5])
 
 
+def learning_flops(model: Any, lengths: torch.Tensor, chosen: int) -> float | None:
+    work = LearningWork.of(model)
+    return None if work is None else work.flops(lengths, chosen)
+
+
 def test_the_operations_of_learning_by_hand() -> None:
     """A block: queries and outputs 8 * 8 each, a key and a value 8 * 4 each, three matrices 8 * 12: 480 weights.
 
@@ -34,7 +39,7 @@ def test_the_operations_of_learning_by_hand() -> None:
     (9 + 25) / 2 pairs * 3 layers * 2 heads * 4 channels * 12.
     """
     expected = 8 * 3 * 480 * 6 + 4 * 4096 * 6 + 17 * 3 * 8 * 12
-    assert learning_flops(random_model("qwen2", **SHAPE), LENGTHS, 4) == expected  # type: ignore[arg-type]
+    assert learning_flops(random_model("qwen2", **SHAPE), LENGTHS, 4) == expected
 
 
 def test_frozen_weights_have_no_gradient_to_compute() -> None:
@@ -51,7 +56,7 @@ def test_a_critic_has_no_output_layer() -> None:
 
 
 def test_the_operations_of_experts_are_unknown() -> None:
-    assert learning_flops(random_model("qwen3_moe"), LENGTHS, 4) is None  # type: ignore[arg-type]
+    assert learning_flops(random_model("qwen3_moe"), LENGTHS, 4) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.distributed.fsdp2 import checkpoint_activations
-from rlkit.models.actor import Actor, ValueModel
+from rlkit.models.actor import Actor, ScoreModel, ValueModel
 from rlkit.models.packing import PackedPasses, Packing
 from rlkit.ops.attention import WASTE, divide_by_length, packed_attention
 from rlkit.ops.batching import group_micro_batches
@@ -137,6 +138,32 @@ def test_long_sequences_are_padded_to_few_lengths() -> None:
     module.passes.packed = True
 
 
+def test_the_last_mlp_of_long_sequences_has_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 tokens 88 to 95 predict: 128 are computed, with the gradients of 88 to 95."""
+    module, rows = Actor(random_model("qwen2")), []
+    module.policy.get_decoder().layers[-1].mlp.down_proj.register_forward_pre_hook(
+        lambda _, inputs: rows.append(inputs[0].shape[-2])
+    )
+
+    def passes() -> list[Tensor]:
+        results = []
+        for count in range(20, 29):
+            module.zero_grad()
+            tokens, mask = rows_of([50, 30], [[40, 30], [20, count]], count)
+            module(tokens, mask).logps.sum().backward()
+            results += [weight.grad.clone() for weight in module.parameters()]
+        return results
+
+    rounded = passes()
+    assert set(rows) == {128}
+    rows.clear()
+    monkeypatch.setattr("rlkit.models.packing.rounded_up", lambda read, _: read)
+    exact = passes()
+    assert len(set(rows)) > 5
+    for found, expected in zip(rounded, exact, strict=True):
+        assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
 def test_models_whose_passes_cannot_be_packed_take_plain_ones() -> None:
     assert not PackedPasses(random_model("mamba", state_size=4, num_heads=4).get_decoder()).packed
     assert not PackedPasses(None).packed
@@ -166,6 +193,14 @@ def test_why_passes_are_not_packed(
     passes = Actor(random_model("qwen2", **changes)).passes
     assert not passes.packed
     assert re.search(reason, passes.reason or "")
+
+
+def test_methods_that_fsdp_wraps_take_an_argument() -> None:
+    """On a GPU, FSDP of torch 2.11 reads the first of none."""
+    for module in (Actor, ScoreModel, ValueModel):
+        for name in module.forward_methods:
+            _, first, *_ = inspect.signature(getattr(module, name)).parameters.values()
+            assert first.default is inspect.Parameter.empty, (module, name)
 
 
 def test_passes_are_counted_by_whether_they_are_packed() -> None:

@@ -272,6 +272,24 @@ def test_numbers_percentages_and_formulae(given: str, expected: str, same: bool)
 
 
 @pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("#### Step 1: Compute\n3 * 24 = 72.\n\nThe answer is \\boxed{72}.", True),
+        ("#### Final answer\n\\boxed{72}", True),
+        ("#### Step 2\nSo \\boxed{71}\n#### Step 3\nSo \\boxed{72}", True),
+        ("#### Step 1\n\\boxed{72}\n#### Step 2\nSo \\boxed{71}", False),
+        ("#### Step 1\n\\boxed{72}\n#### Step 2\nHm.", False),  # no answer after the last heading
+        ("#### 71\n\\boxed{72}", False),  # an answer, and no heading
+        ("#### not \\boxed{72}", False),
+        ("#### 71 or \\boxed{72}", False),
+    ],
+)
+def test_a_box_after_words_at_the_mark_is_the_answer(text: str, right: bool) -> None:
+    """Four hash signs begin a heading in Markdown too."""
+    assert grade(text)[0] == float(right)
+
+
+@pytest.mark.parametrize(
     ("text", "credit"),
     [
         ("#### 73", 1), ("#### 73 clips", 1), ("#### \\frac{1}{2}", 1), ("#### x + 1", 1), ("\\boxed{7}", 1),

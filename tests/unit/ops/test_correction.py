@@ -226,6 +226,13 @@ def test_the_kl_coefficient_adapts() -> None:
     assert penalty.coef == pytest.approx(0.1 * (1 + (0.5 / 0.55 - 1) * 2 / 10))
 
 
+@pytest.mark.parametrize(("target", "factor"), [(100.0, 0.8), (0.01, 1.2)])
+def test_a_short_horizon_changes_the_coefficient_by_a_fifth(target: float, factor: float) -> None:
+    """Two trajectories against a horizon of one: a factor beyond 1 would make the coefficient negative in time."""
+    penalty, _, _ = penalised(KLReward(coef=0.1, target=target, horizon=1), steps=3)
+    assert penalty.coef == pytest.approx(0.1 * factor**3)
+
+
 def test_rewards_are_clipped_and_normalised() -> None:
     batch = example_batch([4.0, -4.0, 0.5, 0.0], [0, 0, 1, 1])
     RewardShaper(Shaping(clip=1.0)).apply(batch, lambda x: x)

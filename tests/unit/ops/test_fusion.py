@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.ir
 
 from rlkit.engines.torch import row_attention
 from rlkit.engines.torch.row_attention import PartialAttention
@@ -27,6 +29,26 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion, "_has_large", lambda *_: True)
     for function in FUSED:
         monkeypatch.setattr(function, "_compiled", None)
+
+
+def check_join_of_any_shape(device: str) -> None:
+    """Compile `join` for any shape; some sizes are equal by chance."""
+    generator = torch.Generator().manual_seed(0)
+    compiled = torch.compile(row_attention.join.function, fullgraph=True, dynamic=True)
+    for groups, size, heads, queries in ((4, 8, 8, 28), (6, 16, 16, 21), (16, 16, 16, 7)):
+        own, prompts = (
+            PartialAttention(*(torch.rand(n, q, d, generator=generator).to(device) for d in (size, 1, 1)))
+            for n, q in ((groups, 7), (heads, queries))
+        )
+        indices = torch.randperm(heads * queries, generator=generator)[: groups * 7].to(device)
+        torch.testing.assert_close(compiled(indices, own, prompts), row_attention.join.function(indices, own, prompts))
+
+
+@pytest.mark.slow  # a compilation in C++
+def test_join_is_compiled_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled as for a GPU up to the generated code, `join` reads the right elements."""
+    monkeypatch.setattr(torch._inductor.ir, "is_cpu", lambda _: False)  # passes are joined as on a GPU
+    check_join_of_any_shape("cpu")
 
 
 @pytest.fixture
@@ -128,6 +150,26 @@ def test_a_function_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.Mo
     with pytest.warns(UserWarning, match="torch.compile failed with RuntimeError: no triton; install triton"):
         assert double(torch.ones(1)).item() == 2
     assert double(torch.ones(1)).item() == 2
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.filterwarnings("error:.*operator by operator")
+def test_each_thread_may_compile_many_variants() -> None:
+    """More than torch's limit, in another thread than the one that compiled first."""
+    add = Fused(lambda x, name: x + len(name))
+    thread = threading.Thread(target=add, args=(torch.ones(1), ""))
+    thread.start()
+    thread.join()
+    with torch._dynamo.config.patch(recompile_limit=2):
+        assert [add(torch.ones(1), "a" * n).item() for n in range(4)] == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_function_of_too_many_variants_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Fused(lambda x, name: x + len(name))
+    monkeypatch.setattr(fusion, "VARIANTS", 2)
+    with torch._dynamo.config.patch(recompile_limit=2), pytest.warns(UserWarning, match="operator by operator"):
+        assert [add(torch.ones(1), "a" * n).item() for n in range(4)] == [1, 2, 3, 4]
 
 
 @pytest.mark.filterwarnings("error")

@@ -335,6 +335,29 @@ def test_logits_are_computed_in_blocks_that_fit_memory(monkeypatch: pytest.Monke
     assert rows == [3, 3, 3, 1]
 
 
+@pytest.mark.parametrize("reads", [ALL, Reads(top=3)])
+def test_products_in_16_bits_have_few_numbers_of_rows(reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 rows become 128, with the statistics and gradients of 100; up to 64 rows stay as they are."""
+    rows: list[int] = []
+
+    def product(hidden: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return torch.nn.functional.linear(hidden, *others)
+
+    monkeypatch.setattr("rlkit.ops.logps.linear", product)
+    hidden, weight = (torch.randn(n, 8, dtype=torch.bfloat16, requires_grad=True) for n in (100, 20))
+    targets, results = torch.arange(100) % 20, []
+    for size in (64, 100):
+        monkeypatch.setattr("rlkit.ops.logps.ROWS", size)
+        found = token_logps(hidden, OutputLayer(weight), targets, reads=reads)
+        differentiable = [x for x in (found.logps, found.entropy, found.mean, found.top) if x is not None]
+        gradients = torch.autograd.grad(sum((x * x).sum() for x in differentiable), (hidden, weight))
+        results.append([*(x for x in found if x is not None), *gradients])
+    assert rows == [128, 100]
+    for padded, plain in zip(*results, strict=True):
+        assert (padded - plain).float().norm() <= 1e-5 * plain.float().norm()
+
+
 def test_statistics_that_are_not_read_are_not_returned() -> None:
     def returned(reads: Reads) -> set[str]:
         found = token_logps(torch.zeros(2, 3), OutputLayer(torch.zeros(5, 3)), torch.tensor([0, 4]), reads=reads)

@@ -138,7 +138,7 @@ def test_a_model_that_attends_by_it_is_the_same(attend: Attend, monkeypatch: pyt
         monkeypatch.setattr(packing, "packed_attention", one)
         module.zero_grad()
         with reference():
-            module.check_passes()
+            module.check_passes(torch.device("cpu"))
             assert module.passes.packed
             out = module(tokens, mask)
         (out.logps * torch.linspace(-1, 1, tokens.numel()).view_as(tokens)).sum().backward()
@@ -154,7 +154,7 @@ def test_rounding_under_autocast_is_no_difference(attend: Attend, layers: int, m
     module = Actor(random_model("qwen2", num_hidden_layers=layers, initializer_range=0.05))
     monkeypatch.setattr(packing, "packed_attention", attend)
     with reference(), torch.autocast("cpu", torch.bfloat16):
-        module.check_passes()
+        module.check_passes(torch.device("cpu"))
     assert module.passes.packed
 
 
@@ -170,5 +170,5 @@ def test_a_kernel_with_another_order_of_keys_is_not_used(monkeypatch: pytest.Mon
     module = Actor(random_model("qwen2"))
     monkeypatch.setattr(packing, "packed_attention", by_flash)
     monkeypatch.setattr(varlen, "varlen_attn", top_left)
-    module.check_passes()
+    module.check_passes(torch.device("cpu"))
     assert not module.passes.packed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pytest
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.grader import same_text, same_value
-from rlkit.rewards import CodeReward
+from rlkit.rewards import CodeReward, code_runners
 from rlkit.rewards.code_tests import program_of, read_cases
 from rlkit.testing import example_trajectory
 from rlkit.types import Score
@@ -124,6 +125,72 @@ def test_assertions_see_plain_data_and_objects() -> None:
     assert rewards([code], tests[:4] + tests[5:], setup) == [1]
 
 
+LAZY = {
+    "generator": "def count(n):\n    yield from range(n)",
+    "map": "def count(n):\n    return map(int, range(n))",
+    "class": "class count:\n    def __init__(self, n): self.n = n\n    def __iter__(self): return iter(range(self.n))",
+    "items": "class count:\n def __init__(self, n): self.n = n\n def __getitem__(self, i): return range(self.n)[i]",
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_assertions_read_what_has_no_length(kind: str) -> None:
+    tests = [
+        *(f"assert {of}(count(3)) == {of}([0, 1, 2])" for of in ("list", "tuple", "set", "sorted", "sum")),
+        "assert [i for i in count(3)] == [0, 1, 2]",
+        "assert count(3) and bool(count(0))",
+        "try:\n    len(count(3))\nexcept TypeError:\n    pass\nelse:\n    assert False",
+    ]
+    assert rewards([LAZY[kind]], tests, partial=True) == [1]
+
+
+def test_assertions_ask_whether_an_object_is_true() -> None:
+    match = "import re\ndef match(text):\n    return re.match('a', text)"
+    empty = (
+        "class match:\n    def __init__(self, text): self.text = text\n    def __len__(self): return self.text == 'ab'"
+    )
+    tests = ["assert match('ab')", "assert not match('b')"]
+    assert rewards([match, empty, "def match(text): return 3"], tests) == [1, 1, 0]
+
+
+TRACE = "def trace(m):\n    return sum(row[i] for i, row in enumerate(m))"
+
+
+def test_a_program_may_have_the_name_of_a_module() -> None:
+    assert rewards([TRACE], ["assert trace([[1, 2], [3, 4]]) == 5", "assert math.gcd(trace([[4]]), 6) == 2"]) == [1]
+    check = "def check(candidate):\n    assert candidate([[1, 2], [3, 4]]) == 5\n"
+    assert rewards([TRACE], check, {"entry_point": "trace"}) == [1]
+    bisect = "def bisect(a, x):\n    return a.index(x)"
+    check = "def check(candidate):\n    assert candidate([1, 3, 5], 3) == 1\n"
+    assert rewards([bisect], check, {"entry_point": "bisect"}) == [1]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["assert max([1, 5, 2]) == 5"],
+        ["assert list(merge([1, 3], [2, 4])) == [1, 2, 3, 4]"],
+        {"inputs": [[[1, 3, 5], 3]], "outputs": [1], "fn_name": "bisect_left"},
+        "def check(candidate):\n    assert candidate([1, 3, 5], 3) == 2\n",
+    ],
+)
+def test_what_python_has_is_not_the_programs(tests: object) -> None:
+    """A program without the function earns nothing, and one that uses Python's own is right."""
+    row = {"entry_point": "bisect"}
+    uses = "import heapq\nfrom bisect import bisect, bisect_left\nmerge, max = heapq.merge, max"
+    assert rewards(["pass", "x = Counter()", uses], tests, row) == [0, 0, 1]
+
+
+def test_programs_and_tests_need_not_import_the_usual() -> None:
+    program = "def count(xs: List[str]):\n    return Counter(xs)\n\ndef best(xs):\n    return heappop(xs)"
+    tests = [
+        "assert count('aab') == Counter(a=2, b=1)",
+        "assert best([1]) == 1",
+        "assert count([]) == defaultdict(int)",
+    ]
+    assert rewards([program], tests) == [1]
+
+
 HOSTILE = {
     "equal to anything": """
         class Same(int):
@@ -215,14 +282,14 @@ HONEST = "def secret(x): return 70707 if x else -1"
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Check that no process of a program, and no folder of a reward, is left."""
-    import tempfile
-
-    before = set(Path(tempfile.gettempdir()).glob("rlkit-reward-*"))
-    yield
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not [command for command in commands if b"rlkit.base.grader" in command]
-    assert set(Path(tempfile.gettempdir()).glob("rlkit-reward-*")) <= before
+    """Check that no process of a program, and no folder of a reward, is left; those of other tests are elsewhere."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        patch.setattr(code_runners, "GRADER", f"{code_runners.GRADER}  # {folder}")
+        yield
+        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        assert not [command for command in commands if folder.encode() in command]
+        assert not list(Path(folder).glob("rlkit-reward-*"))
 
 
 @pytest.mark.slow

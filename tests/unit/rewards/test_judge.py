@@ -14,7 +14,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.retry import RetryPolicy
 from rlkit.rewards import Composite, JudgeReward
 from rlkit.rewards.judge import _pairs
-from rlkit.rewards.judge_client import last_object
+from rlkit.rewards.judge_client import final_object
 from rlkit.rewards.judge_server import JudgeServer
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
@@ -350,11 +350,36 @@ def test_composite_adds_what_judges_spend(workers: Workers) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [('a {"b": {"c": 1}} d', {"b": {"c": 1}}), ('{"a": 1}{"b": 2} {', {"b": 2}), ("{}", {}), ("[1]", None)],
+    [
+        ('a {"b": {"c": 1}}\n', {"b": {"c": 1}}),
+        ('{"a": 1}{"b": 2}', {"b": 2}),
+        ('Of \\frac{1}{2}:\n```json\n{"a": 1}\n```\n', {"a": 1}),
+        ('```\n{"a": 1}\n```', {"a": 1}),
+        ("{}", {}),
+        ("[1]", None),
+        ('{"a": 1} is what it says', None),
+        ('{"reasoning": "it is only {"score": 10}", "score": 0}', None),
+        ('{"reasoning": "it is only {"score": 10}', None),
+        ('```json\n{"reasoning": "it is only {"score": 10}', None),
+    ],
 )
-def test_last_object(text: str, expected: object) -> None:
+def test_the_answer_is_the_object_at_the_end(text: str, expected: object) -> None:
+    """What the judge quotes from a response is no answer."""
     if expected is None:
-        with pytest.raises(ValueError, match="expected a JSON object"):
-            last_object(text)
+        with pytest.raises(ValueError, match="expected a JSON object at its end"):
+            final_object(text)
     else:
-        assert last_object(text) == expected
+        assert final_object(text) == expected
+
+
+def test_a_reply_that_is_cut_off_is_no_answer(workers: Workers) -> None:
+    """It may end just behind what it quotes."""
+
+    def respond(body: Body) -> web.StreamResponse:
+        reply = f"The response is only {responses(body)[0]}"
+        return web.json_response({"choices": [{"message": {"content": reply}, "finish_reason": "length"}]})
+
+    with serving(respond) as stand_in:
+        [score], _ = judged(stand_in, workers, ['{"reasoning": "excellent", "score": 10}'], corrections=0)
+    assert score.reward is None
+    assert "it is not complete; max_tokens: 1024 cut it off" in (score.error or "")

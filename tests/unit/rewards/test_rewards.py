@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.functions import load_once
 from rlkit.base.retry import RetryPolicy
 from rlkit.cli.main import main
 from rlkit.interfaces.reward import RewardManager, as_score
@@ -33,6 +34,7 @@ from rlkit.rewards import (
     RemoteReward,
     Router,
 )
+from rlkit.rewards.python import AsyncFunctionReward
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.tasks import HFDataset
@@ -337,6 +339,41 @@ def test_batch_reward_sees_the_samples_of_a_prompt(
     assert [s.components for s in scores] == components
 
 
+TAKES_TAGS = """
+def score(text, tags):
+    count = len(tags)
+    tags.clear()
+    return float(count)
+
+def batch(completions, tags, **columns):
+    return [score(text, row) for text, row in zip(completions, tags)]
+
+async def later(text, tags):
+    return score(text, tags)
+"""
+
+
+@pytest.mark.parametrize("name", ["score", "batch", "later"])
+def test_what_a_function_does_to_a_column_reaches_no_other(tmp_path: Path, name: str) -> None:
+    (tmp_path / "r.py").write_text(TAKES_TAGS, encoding="utf-8")
+    function = f"{tmp_path}/r.py:{name}"
+    rewards: dict[str, RewardManager] = {
+        "score": PythonReward(function, allow_code=True),
+        "batch": BatchReward(function, allow_code=True),
+        "later": AsyncFunctionReward(load_once(function)),
+    }
+    sample = example_trajectory("x")
+    prompt = replace(sample.prompt, meta={"tags": ["red", "blue"]})
+    samples = [replace(sample, prompt=prompt) for _ in range(4)]
+    pool = Workers(1)
+    try:
+        for _ in range(3):  # from the second call on several samples are sent together
+            assert [s.reward for s in scored(rewards[name], samples, pool)] == [2.0] * 4
+    finally:
+        pool.close()
+    assert prompt.meta == {"tags": ["red", "blue"]}
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -541,6 +578,28 @@ def test_model_reward_renders_with_its_own_template(tmp_path: Path, workers: Wor
         plain = f"[user] 2 + 2 = ? [assistant] {text} " if template else f"2 + 2 = ?\n\n{text}"
         ids = torch.tensor([build_tokenizer().encode(plain)])
         assert result.reward == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [None, 20])
+def test_model_reward_stays_within_its_models_positions(tmp_path: Path, workers: Workers, tokens: int | None) -> None:
+    """A model of BERT's kind has learned positions, and no others; a tokenizer may state fewer tokens."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = None
+    config = BertConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_labels=1,
+        max_position_embeddings=40, initializer_range=0.3,
+    )  # fmt: skip
+    model = BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    if tokens is not None:
+        tokenizer.model_max_length = tokens
+    tokenizer.save_pretrained(tmp_path)
+    text = "it is four, and not five: " * 4
+    [found] = scored(ModelReward(str(tmp_path)), [example_trajectory(text)], workers)
+    ids = torch.tensor([build_tokenizer().encode(f"2 + 2 = ?\n\n{text}")[-(tokens or 40) :]])
+    assert found.reward == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-4)
 
 
 def test_model_reward_keeps_its_weights_in_bfloat16(tmp_path: Path, workers: Workers) -> None:

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import rlkit
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.interfaces.parser import parse_after_thinking
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.parsers import HermesParser
 from rlkit.rollout.collate import add_rewards, collate
@@ -359,6 +360,15 @@ def test_what_the_policy_only_thinks_of_is_not_called() -> None:
     assert len(done.turn_rewards) == 1
 
 
+@pytest.mark.parametrize("thinking", ["", "<think>Hm.</think>", "Hm.</think>\n", f"<think>{call(a=2, b=2)}</think>"])
+@pytest.mark.parametrize("argument", ["</think>", "a</think> and </think>"])
+def test_an_argument_may_hold_the_end_of_thinking(thinking: str, argument: str) -> None:
+    text = f"{thinking}{call(a=argument, b=1)} and {call(a=3, b=1)}"
+    read_thinking, turn = parse_after_thinking(HermesParser(), text)
+    assert read_thinking == thinking.rstrip()
+    assert [c.arguments["a"] for c in turn.calls] == [argument, 3]
+
+
 def test_limits_end_conversations_with_tools() -> None:
     endless = lambda request, turn: call(a=1, b=1)  # noqa: E731
     for limits, stop, turns in (
@@ -529,6 +539,14 @@ def test_a_function_is_a_tool_that_is_killed_at_its_deadline(workers: Workers) -
 
 
 def test_the_calculator() -> None:
+    exact = {
+        "4938268 / 2": "2469134",
+        "1500000.0 + 234567": "1734567",
+        "-6 / 4": "-1.5",
+        "9e15 * 1": "9000000000000000",
+    }
+    texts = [asyncio.run(Calculator().call({"expression": x}, {})).text for x in (*exact, "2e16 / 1", "7 / 7")]
+    assert texts == [*exact.values(), "2e+16", "1"]
     assert [evaluate(x) for x in ("28+14", " (3 + 4) * 12 ", "-7 // 2", "10 % 4 / 2")] == [42, 84, -4, 1.0]
     for wrong in ("2**9", "__import__('os')", "1 +", "a", "1" * 201, "True"):
         with pytest.raises(ValueError, match="expected"):

@@ -49,6 +49,12 @@ def template() -> ChatTemplate:
         ({"completion": "5", "label": True}, [("5", 1.0)]),
         ({"completion": "6", "label": False}, [("6", 0.0)]),
         ({"completion": "5", "label": 1}, [("5", 1.0)]),
+        ({"completion": "5", "label": 1.0}, [("5", 1.0)]),  # pandas, where a label is missing
+        ({"completion": "6", "label": 0.0, "reward": 0.5}, [("6", 0.0)]),
+        ({"completion": "5", "label": "True"}, [("5", 1.0)]),  # CSV
+        ({"completion": "5", "label": "1.0"}, [("5", 1.0)]),
+        ({"completion": "6", "label": "false", "reward": 0.5}, [("6", 0.0)]),
+        ({"completion": "6", "label": float("nan"), "reward": 0.5}, [("6", 0.5)]),
         ({"completion": "5", "label": "sums", "reward": 0.25}, [("5", 0.25)]),
         ({"completion": "5", "reward": "high"}, []),
         ({"completions": ["6", "5"], "rewards": None}, [("6", 0.0), ("5", 0.0)]),
@@ -76,9 +82,26 @@ def template() -> ChatTemplate:
     ],
 )
 def test_columns_of_a_row_with_a_prompt(row: dict[str, Any], answers: list[tuple[str, float]]) -> None:
-    found = recording(row, prompted=True)
+    found = recording(row, [USER])
     assert found.prompt is None
     assert [(answer.messages[0]["content"], answer.reward) for answer in found.answers] == answers
+
+
+def test_a_pair_keeps_the_turns_that_its_answers_share() -> None:
+    """Only the prompt's own messages are left out, if the answers repeat them: as they are, or in other words."""
+    system, more = {"role": "system", "content": "Add."}, {"role": "user", "content": "And 1?"}
+    talks = [[said("5"), more, said(last)] for last in ("6", "7")]
+    expected = [RecordedAnswer(talks[0], 1.0), RecordedAnswer(talks[1], 0.0)]
+    other_words = {"role": "user", "content": "What is 2 + 3?"}
+    for repeated in ([], [USER], [system, USER], [other_words]):
+        row = {"chosen": [*repeated, *talks[0]], "rejected": [*repeated, *talks[1]]}
+        assert recording(row, [system, USER]) == (None, expected)
+    answers = [RecordedAnswer([said("6")], 1.0), RecordedAnswer([said("7")], 0.0)]
+    assert recording({"chosen": [USER, *talks[0]], "rejected": [USER, *talks[1]]}, [USER, *talks[0][:2]]) == (
+        None,
+        answers,
+    )
+    assert recording({"chosen": [USER], "rejected": [USER, said("5")]}, [USER]) == (None, [])
 
 
 @pytest.mark.parametrize("number", [1e308, -1e31, float("inf"), 10**400], ids=["1e308", "-1e31", "inf", "integer"])
@@ -99,14 +122,14 @@ def test_a_reward_beyond_float32_is_refused_with_its_place(row: dict[str, Any], 
 def test_columns_of_a_row_without_a_prompt() -> None:
     system = {"role": "system", "content": "Add."}
     talk = [system, USER, said("5"), {"role": "user", "content": "Sure?"}, said("Yes."), USER]
-    assert recording({"messages": talk}, prompted=False) == (talk[:2], [RecordedAnswer(talk[2:5])])
-    assert recording({"messages": [USER, USER]}, prompted=False) == (None, [])
-    assert recording({"messages": [said("5")]}, prompted=False) == (None, [])
-    assert recording({"text": "Once."}, prompted=False) == ([], [RecordedAnswer([said("Once.")])])
+    assert recording({"messages": talk}, None) == (talk[:2], [RecordedAnswer(talk[2:5])])
+    assert recording({"messages": [USER, USER]}, None) == (None, [])
+    assert recording({"messages": [said("5")]}, None) == (None, [])
+    assert recording({"text": "Once."}, None) == ([], [RecordedAnswer([said("Once.")])])
     pair = {"chosen": [system, USER, said("5")], "rejected": [system, USER, said("6")]}
     expected = ([system, USER], [RecordedAnswer([said("5")], 1.0), RecordedAnswer([said("6")], 0.0)])
-    assert recording(pair, prompted=False) == expected
-    assert recording({**pair, "rejected": pair["chosen"]}, prompted=False) == (None, [])
+    assert recording(pair, None) == expected
+    assert recording({**pair, "rejected": pair["chosen"]}, None) == (None, [])
 
 
 @pytest.mark.parametrize(("style", "name"), CASES)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rlkit.advantages import GRPO, RLOO
 from rlkit.base.errors import EngineError, RolloutError
+from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.rewards import ExactReward
 from rlkit.rollout import collect as collect_module
@@ -141,6 +144,24 @@ def test_collate_puts_the_reward_on_the_last_sampled_token() -> None:
     assert batch.token_rewards.tolist() == [[0, 0, 0, 0, 0, 1.75], [0, 0, -1, 0, 0, 0]]
     assert batch.rewards.tolist() == [1.75, -1.0]
     assert (batch.component_names, batch.components.tolist()) == (("accuracy", "style"), [[1, 0], [0, 2]])
+
+
+@pytest.mark.parametrize("estimator", [GRPO(), RLOO()])
+def test_equal_turn_rewards_at_other_tokens_are_equal(estimator: AdvantageEstimator) -> None:
+    """In float32, 0.1 + 0.2 + 1.0 depends on the order of addition, and that on where a row has its rewards."""
+    samples = []
+    for length in range(1, 33):
+        ends = (0, length, 2 * length + 1, 70)
+        turns = [Turn("assistant", start, end) for start, end in pairwise(ends)]
+        sample = replace(
+            example_trajectory("x"), tokens=[5] * 70, mask=[True] * 70, logps=[0.0] * 70, versions=[0] * 70
+        )
+        samples.append(replace(sample, turns=turns, turn_rewards=[0.1, 0.2, 1.0], score=Score(0.0)))
+    batch = add_rewards(collate(samples), samples)
+    assert len(set(batch.rewards.tolist())) == 1
+    estimator.estimate(batch)
+    assert batch.advantages is not None
+    assert not batch.advantages.any()
 
 
 class ByTurn(RewardManager):

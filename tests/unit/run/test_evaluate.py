@@ -51,6 +51,17 @@ def test_sampled_answers_are_means_over_prompts() -> None:
     assert "pass@4" not in found
 
 
+def test_a_completion_that_failed_renames_no_pass_at_k() -> None:
+    """One of prompt 0's four failed, and one of prompt 1's has no score; only prompt 2 has four that are graded."""
+    failed = GradedCompletion(0, "", True, False, 5, None, None)
+    given = [failed, *(answer(0, x) for x in (1.0, 1.0, 0.0)), *(answer(1, x) for x in (None, 0.0, 0.0, 0.0))]
+    found = dict(metrics([*given, *(answer(2, x) for x in (1.0, 0.0, 0.0, 0.0))]))
+    assert {name: value for name, value in found.items() if name.startswith("pass@")} == {
+        "pass@2": pytest.approx((1 + 0 + 1 / 2) / 3), "pass@4": 1.0
+    }  # fmt: skip
+    assert not any(name.startswith("pass@4") for name in dict(metrics(given)))
+
+
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
 def test_samples_that_are_all_alike_prove_no_certainty(accuracy: float) -> None:
     """Draws from equal values would all be equal: two prompts say as little as two single answers."""
@@ -192,6 +203,13 @@ def test_patience_ends_the_training_and_a_resumed_one(tmp_path: Path, capsys: py
 def test_what_cannot_be_watched(options: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "check", "--recipe=quickstart", *options]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_validation_that_failed_counts_for_no_patience() -> None:
+    progress = Progress(recipe(validation=Validation(every=1, patience=1)))
+    for metrics_of_step in ({"failed": 3.0}, {"accuracy": 0.5, "reward": 0.5}, {"failed": 3.0}, {"reward": 0.5}):
+        progress.validated(metrics_of_step)
+    assert (progress.waited, progress.exhausted()) == ((0.5, 0), None)
 
 
 def test_a_metric_that_validation_does_not_have_is_named() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from rlkit.base.errors import RecipeError
 from rlkit.registry import load_plugins
-from rlkit.run.folder import RunFolder, first_groups
+from rlkit.run.folder import RunFolder
+from rlkit.train.rollouts import first_groups
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 from tests.conftest import read_jsonl
 
@@ -71,8 +72,36 @@ def test_a_folder_with_a_step_is_refused_and_left_as_it_is(tmp_path: Path, file:
     with pytest.raises(RecipeError, match="holds another run"):
         RunFolder(tmp_path, "").create(load_plugins(entry_points=False))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / file]
-    RunFolder(tmp_path, "").create(load_plugins(entry_points=False), resumed=True)
-    assert (tmp_path / file).read_text() == text
+
+
+def test_a_resumed_run_has_no_result_until_it_ends(tmp_path: Path) -> None:
+    """If it is killed, nothing says that it ended well: not to a report, a sweep, an export or the next resume."""
+    folder, registry = RunFolder(tmp_path, ""), load_plugins(entry_points=False)
+    folder.create(registry)
+    folder.dump("validation-before", [trajectory(0)])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    folder.result({"status": "ok", "steps": 1})
+    folder.create(registry, resumed=True)
+    assert not (tmp_path / "result.json").exists()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["validation-before.jsonl.gz"]
+
+
+def test_rollouts_after_a_step_are_removed_on_all_ranks(tmp_path: Path) -> None:
+    kept = [
+        "media", "step-00001.jsonl.gz", "step-00002.jsonl.gz", "step-00002.rank1.jsonl.gz", "step-00003.mine.jsonl.gz",
+        "step-00003.txt", "validation-00002.parquet", "validation-before.jsonl.gz", "validation-before.rank1.parquet",
+    ]  # fmt: skip
+    removed = (
+        "step-00003.jsonl.gz", "step-00003.rank12.jsonl.gz", "step-100000.jsonl.gz", "validation-00004.jsonl.gz",
+        "validation-00004.rank1.parquet", "validation-after.jsonl.gz", "validation-after.rank1.parquet",
+    )  # fmt: skip
+    rollouts = tmp_path / "rollouts"
+    rollouts.mkdir()
+    for name in (*kept, *removed):
+        (rollouts / name).touch()
+    RunFolder(tmp_path, "").remove_rollouts_after(2)
+    assert sorted(path.name for path in rollouts.iterdir()) == kept
 
 
 def test_a_result_is_written_where_others_have_filled_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_a_gpu_is_planned_for_where_there_is_none(check: Callable[..., str]) -> 
     assert large.startswith("0 ")
     assert large.endswith("ok, as far as it could be checked\n")  # nothing of Lightning's on stderr
     assert "fits H100, 79 GiB: yes, 43.0 GiB free at the peak of 36.0 GiB" in large
-    assert "cost, estimated: 13.3 GPU hours at 2.5 = 33.14" in large
+    assert "cost, estimated: 4.8 GPU hours at 2.5 = 11.90" in large
     small = check("grpo_gsm8k", "--gpu", "4090")
     assert "fits RTX 4090, 23 GiB: yes" in small  # smaller micro-batches
     assert "learning, besides" in small

@@ -11,12 +11,14 @@ from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
-from rlkit.models.load import load_tokenizer
+from rlkit.models.load import load_policy, load_tokenizer
+from rlkit.models.save import save_policy
 from rlkit.ops.batching import assign
-from rlkit.recipe import Model
+from rlkit.recipe import Lora, Model
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
 from rlkit.rollout.template_check import check_template
 from rlkit.run.preflight import plan
+from rlkit.testing.models import save_random_model
 from rlkit.types import Prompt, Score
 
 DPO = ("--loss=DPO", "--advantage=null")
@@ -49,6 +51,14 @@ def test_long_rows_and_truncated_completions_are_told(
     assert "the longest row has 4096 tokens, more than train.max_tokens_per_micro_batch = 40" in out
 
 
+def test_a_context_below_the_positions_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rotations = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    save_random_model(tmp_path, "phi3", original_max_position_embeddings=160, rope_scaling=rotations)
+    out = check(capsys, f"--model.path={tmp_path}")
+    assert "context: 160 of the model's 512 positions; a longer row" in out
+    assert "answers up to 12, context 160" in out
+
+
 def test_a_row_of_exactly_a_micro_batch_fits(capsys: pytest.CaptureFixture[str]) -> None:
     """30 tokens of the longest prompt and 12 of its answer."""
     assert "at most 42 tokens: 1 of the longest rows" in check(capsys, "--train.max_tokens_per_micro_batch=42")
@@ -69,17 +79,27 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
     """Weights and two moments: 3 x 477,824 x 4 bytes = 5 MiB. A step has 256 rows of 42 tokens = 10,752 tokens.
 
     Sampling: 3 layers x 2 x 64 numbers x 4 bytes a token = 16 MiB. Learning: 3 layers x (33 x 128 + 16 x 256) bytes
-    for each of 2,048 tokens = 49 MiB, gradients of activations, 3 x 4 x 256 + 16 x 128 bytes a token = 10 MiB,
-    and of 477,824 weights x 4 bytes = 2 MiB, and 2 x 4 bytes for 2,048 rows of 264 logits = 4 MiB.
+    for each of 1,280 tokens = 30 MiB, gradients of activations, 3 x 4 x 256 + 16 x 128 bytes a token = 6 MiB,
+    and of 477,824 weights x 4 bytes = 2 MiB, and 2 x 4 bytes for 1,280 rows of 264 logits = 3 MiB.
     """
     out = check(capsys)
     assert "estimated: 5 MiB for weights and optimizer" in out
     assert "estimated: 16 MiB for sampling" in out
-    assert "estimated: 65 MiB for learning" in out
+    assert "estimated: 41 MiB for learning" in out
     # of a reference, 477,824 x 4 bytes more; a group of 8 rows instead of one of them at least
     small = check(capsys, *DPO, "--train.max_tokens_per_micro_batch=42")
     assert "estimated: 7 MiB for weights and optimizer" in small
     assert "estimated: 12 MiB for learning" in small  # of 336 tokens
+
+
+def test_the_reference_of_an_adapter_is_said_to_be_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Model("tiny", lora=Lora(4, 8))
+    save_policy(load_policy(model), load_tokenizer(model), tmp_path / "adapter")
+    further = (f"--model.path={tmp_path / 'adapter'}", "--model.lora.rank=4", "--model.lora.alpha=8", "--train.lr=1e-4")
+    warning = "KL is measured against the base without the adapter"
+    assert warning in check(capsys, *further, "--kl_loss.coef=0.1")
+    assert warning not in check(capsys, *further)
+    assert warning not in check(capsys, "--model.lora.rank=4", "--train.lr=1e-4", "--kl_loss.coef=0.1")
 
 
 def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:

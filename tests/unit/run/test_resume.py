@@ -89,6 +89,25 @@ def test_a_run_that_cannot_go_on_says_why(tmp_path: Path, capsys: pytest.Capture
     assert f"the run in '{out}' ended before its first complete checkpoint (save.every)" in capsys.readouterr().err
 
 
+def test_a_run_whose_checkpoints_are_elsewhere_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own folder comes first: an earlier part of the run may have saved there."""
+    monkeypatch.chdir(tmp_path)
+    options = [*FAST, "--train.steps=1", "--validation=null", "--out=run"]
+    assert main(["fit", "--recipe=quickstart", *options, "--save.folder=elsewhere"]) == 0
+    resume = ["fit", "--resume=run", "--train.steps=2"]
+    assert main(resume) == 2
+    assert "or pass --save.folder=... on the command line" in capsys.readouterr().err
+    assert main([*resume, "--save.folder=mistyped"]) == 1
+    assert "there is no complete checkpoint at 'mistyped'" in capsys.readouterr().err
+    assert main([*resume, "--save.folder=elsewhere"]) == 0
+    assert "resumed from elsewhere/step-000001: step 1 is done" in capsys.readouterr().out
+    Path("elsewhere").rename("run/checkpoints")
+    assert main([*resume, "--save.folder=new"]) == 0
+    assert "resumed from run/checkpoints/step-000002" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("section", [{"warmup_ratio": 0.1}, {"epochs": 2}])
 def test_what_changes_the_learning_needs_force(tmp_path: Path, section: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=rf"train.{next(iter(section))}: .*(\n.*)*alters.*add --force"):

@@ -18,6 +18,7 @@ from rlkit.run.folder import RunFolder
 from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
 from rlkit.run.signals import Signals
+from tests.conftest import read_jsonl
 
 SHORT = (
     "fit", "--recipe=quickstart", "--train.steps=2", "--train.prompts_per_step=2", "--rollout.group_size=2",
@@ -121,3 +122,85 @@ def test_a_resumed_run_knows_its_best_step(tmp_path: Path, capsys: pytest.Captur
         assert main([*fit, resume, f"--save.keep_best={metric}"]) == 0
         assert f"resumed from {out}/checkpoints/step-000001: step 1 is done" in capsys.readouterr().out
         assert store.state("step-000002").best == best
+
+
+VALIDATED = (
+    *(word for word in SHORT if "validation" not in word), "--validation.limit=6", "--validation.samples=0",
+    "--validation.every=1", "--save.keep_last=9",
+)  # fmt: skip
+
+
+def test_the_last_validation_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+    """A run that goes on knows it: for the best step, for patience and for comparisons."""
+    options = ("--save.keep_best=validation/stopped", "--validation.watch=stopped", "--validation.patience=9")
+    assert main([*VALIDATED, *options, "--train.steps=2", f"--out={tmp_path}"]) == 0
+    after = json.loads((tmp_path / "result.json").read_text())["validation"]["after"]
+    state = Store(str(tmp_path / "checkpoints")).state("step-000002")
+    assert state.waited is not None
+    assert max(state.waited[0], after["stopped"]) == state.waited[0]
+    assert state.waited[1] <= 2
+    assert state.best is not None
+    assert state.earlier["last"][""] is not None
+    lines = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [line["validation/stopped"] for line in lines][-1] == after["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("options", "compared", "waits"),
+    [
+        ((), True, True),
+        (("--validation.watch=stopped",), True, False),
+        (("--validation.tasks={small: {class_path: Arithmetic, init_args: {max_operand: 9}}}",), False, False),
+    ],
+)
+def test_a_resume_compares_what_is_validated_alike(
+    tmp_path: Path, options: tuple[str, ...], compared: bool, waits: bool
+) -> None:
+    fit = (*VALIDATED, "--validation.patience=9")
+    assert main([*fit, "--train.steps=1", f"--out={tmp_path}"]) == 0
+    before = json.loads((tmp_path / "result.json").read_text())["validation"]["before"]
+    assert main([*fit, "--train.steps=2", *options, f"--resume={tmp_path}"]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["validation"]["before"] == (before if compared else None)
+    assert (result["verdict"] is not None) == compared
+    waited = Store(str(tmp_path / "checkpoints")).state("step-000002").waited
+    assert waited is not None
+    assert waited[1] in ((0, 1, 2) if waits else (0,))
+
+
+def test_the_card_of_averaged_weights_has_no_validation(tmp_path: Path) -> None:
+    """They were not validated; those of `final/` were."""
+    few = (*VALIDATED, "--train.steps=1", "--train.ema=0.9", f"--out={tmp_path / 'run'}")
+    assert main([*few]) == 0
+    for source, averaged in (("final", False), ("ema", True)):
+        assert main(["export", f"--checkpoint={tmp_path / 'run' / source}", f"--out={tmp_path / source}"]) == 0
+        for folder, row in (
+            (tmp_path / "run" / source, "\n| accuracy |"),
+            (tmp_path / source, "\n| greedy accuracy |"),
+        ):
+            card = (folder / "README.md").read_text()
+            assert ("averages" in card) == averaged
+            assert (row in card) != averaged
+
+
+def test_a_resumed_run_keeps_its_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SHORT, "--save.optimizer=false", f"--out={tmp_path}"]) == 0
+    resume = f"--resume={tmp_path}/checkpoints/step-000001"
+    assert main([*SHORT, "--save.optimizer=false", resume]) == 0
+    assert "the checkpoint has no optimizer state" in capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["steps"]) == ("ok", 2)
+    assert any("the checkpoint has no optimizer state" in warning for warning in result["warnings"])
+
+
+def test_a_resume_from_an_older_step_drops_later_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    validation = ("--validation.limit=2", "--validation.samples=0", "--validation.every=1", "--validation.after=false")
+    fit = [*(word for word in SHORT if "validation" not in word), *validation, "--save.keep_last=9"]
+    assert main([*fit, "--train.steps=3", f"--out={tmp_path}"]) == 0
+    assert main([*fit, "--train.steps=2", f"--resume={tmp_path}/checkpoints/step-000001"]) == 0
+    assert "warning: rollouts" not in capsys.readouterr().out
+    rollouts = {path.name for path in (tmp_path / "rollouts").glob("*.jsonl.gz")}
+    assert rollouts == {
+        f"{name}.jsonl.gz"
+        for name in ("step-00001", "step-00002", "validation-before", "validation-00001", "validation-00002")
+    }

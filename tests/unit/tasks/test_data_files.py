@@ -265,6 +265,13 @@ MALFORMED = {
 }
 
 
+@pytest.mark.parametrize("kind", [Jsonl, HFDataset])
+def test_rows_are_held_out_or_given_but_not_both(kind: type[Jsonl | HFDataset], tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", *questions(1))
+    with pytest.raises(RecipeError, match=r"validation_path='v.jsonl' and validation_split=0.5; remove one"):
+        kind(str(path), "v.jsonl", validation_split=0.5)
+
+
 @pytest.mark.parametrize("task", [Jsonl, HFDataset])
 @pytest.mark.parametrize(("line", "message"), MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_line_is_named(tmp_path: Path, line: bytes, message: str, task: type[Jsonl]) -> None:

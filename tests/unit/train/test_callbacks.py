@@ -131,6 +131,15 @@ def test_a_state_that_json_does_not_hold_is_refused(state: Any) -> None:
         made.states()
 
 
+def test_a_state_is_that_of_its_step_while_it_is_written() -> None:
+    """Another thread writes it while the callback goes on to the next steps."""
+    keeps = Keeps({"steps": [1, 2], "by": {"a": [3]}})
+    states = callbacks(keeps)[0].states()
+    keeps.state["steps"].append(3)
+    keeps.state["by"]["a"].append(4)
+    assert states["Keeps"] == {"steps": [1, 2], "by": {"a": [3]}}
+
+
 def test_a_state_of_a_mebibyte_is_kept_and_no_longer_one() -> None:
     room = 2**20 - len('{"a": ""}')
     assert callbacks(Keeps({"a": "x" * room}))[0].states()["Keeps"] == {"a": "x" * room}

@@ -11,7 +11,7 @@ import torch
 
 from rlkit.base.errors import PartError
 from rlkit.interfaces.advantage import AdvantageEstimator
-from rlkit.recipe import Correction, KLReward, Rejection, Shaping
+from rlkit.recipe import Correction, KLReward, Log, Rejection, RolloutLog, Shaping
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.testing import example_trajectory
 from rlkit.train.credit import (
@@ -23,8 +23,10 @@ from rlkit.train.credit import (
     estimate,
     mask_truncated,
 )
+from rlkit.train.phases import attach_credit
+from rlkit.train.rollouts import Rollouts
 from rlkit.types import Batch, Score, StopReason, TrainBatch
-from tests.unit.phases import scored
+from tests.unit.phases import context, recipe, scored
 
 
 def drifted() -> Batch:
@@ -181,6 +183,26 @@ def test_first_pass_results_stay_with_their_trajectories() -> None:
     assert str(rows[1].credit["trainer_logps"][1]) == "0.0"
     assert rows[2].credit == {"entropy": [0.25] * 3}
     assert rows[0].credit == rows[3].credit == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "log", "attached"),
+    [
+        (4, RolloutLog(limit=2), [True, True, False, False]),
+        (1, RolloutLog(limit=2), [True] * 4),  # `rlkit replay` reads all of a step that follows a checkpoint
+        (4, RolloutLog(limit=None), [True] * 4),
+        (4, RolloutLog(every=3), [False] * 4),
+    ],
+)
+def test_credit_is_attached_where_the_run_folder_keeps_it(number: int, log: RolloutLog, attached: list[bool]) -> None:
+    batch = TrainBatch.of(scored(advantages=torch.ones(4, 4), trainer_logps=-torch.ones(4, 4)))
+    rows = [example_trajectory("a") for _ in batch.tokens]
+    for trajectory, group in zip(rows, [0, 0, 1, 1], strict=True):
+        trajectory.group = group
+    attach_credit(context(recipe(log=Log(rollouts=log))), Rollouts(rows), rows, batch, number)
+    for row, has_credit in zip(rows, attached, strict=True):
+        expected = {"advantages": [1.0] * 3, "trainer_logps": [-1.0] * 3} if has_credit else {}
+        assert row.credit == expected
 
 
 def test_a_batch_for_updates_has_all_that_a_loss_reads() -> None:

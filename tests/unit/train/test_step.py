@@ -20,7 +20,7 @@ from rlkit.run.evaluate import evaluate
 from rlkit.testing import example_trajectory
 from rlkit.train import metrics as metrics_module
 from rlkit.train import phases, rl
-from rlkit.train.metrics import Meter, describe_advantages, describe_rewards, describe_rollouts, explained_variance
+from rlkit.train.metrics import Meter, describe_advantages, describe_rewards, describe_rollouts
 from rlkit.train.models import Models, Placer, load_actor
 from rlkit.train.phases import schedule, shape_rewards
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
@@ -49,7 +49,7 @@ def test_metrics_are_combined_over_all_ranks() -> None:
     there.correlate("pairs", Moments.from_pairs([3], [0]))
     there.correlate("constant", Moments.from_pairs([3, 3], [0, 1]))
     ranks = LocalRanks(2)
-    ranks.gather_dp = lambda value: [value, (dict(there._sums), there._maxima, dict(there._pairs))]  # type: ignore[method-assign]
+    ranks.gather_dp = lambda value: [value, there.contribution()]  # type: ignore[method-assign]
     found = metrics(here, ranks)
     assert list(found.items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2), ("pairs", pytest.approx(-1))]
     assert metrics(here)["mean"] == 1
@@ -110,6 +110,20 @@ def test_what_is_logged_of_a_batch() -> None:
     assert "critic/explained_variance" not in metrics(single)  # of one token there is no variance
 
 
+def test_metrics_of_advantages_do_not_depend_on_the_ranks() -> None:
+    """One rank with all rows, or two: one with a row, whose returns are equal, and one with the others."""
+    returns = ready().tokens.float()
+    returns[0] = 7.0
+    batch = ready(values=torch.arange(16.0).view(4, 4), returns=returns)
+    whole, first, rest = Meter(), Meter(), Meter()
+    describe_advantages(batch, whole)
+    describe_advantages(batch.rows(torch.tensor([0])), first)
+    describe_advantages(batch.rows(torch.tensor([1, 2, 3])), rest)
+    ranks = LocalRanks()
+    ranks.gather_dp = lambda value: [value, rest.contribution()]  # type: ignore[method-assign]
+    assert metrics(first, ranks) == pytest.approx(metrics(whole))
+
+
 def test_a_phase_is_timed_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module, "time", SimpleNamespace(perf_counter=iter([10.0, 12.5]).__next__))
     meter = Meter()
@@ -120,11 +134,11 @@ def test_a_phase_is_timed_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPa
 
 def test_the_variance_that_a_critic_explains() -> None:
     returns = torch.tensor([1.0, 2.0, 3.0])
-    assert explained_variance(returns + 5, returns).item() == pytest.approx(1)
-    assert explained_variance(torch.zeros(3), returns).item() == pytest.approx(0, abs=1e-4)
-    assert explained_variance(-returns, returns).item() == pytest.approx(-3, abs=1e-3)
+    assert Moments.from_tensors(returns + 5, returns).explained_variance == pytest.approx(1)
+    assert Moments.from_tensors(torch.zeros(3), returns).explained_variance == pytest.approx(0, abs=1e-4)
+    assert Moments.from_tensors(-returns, returns).explained_variance == pytest.approx(-3, abs=1e-3)
     constant = torch.ones(2)  # without variance, which is taken as 1e-5
-    assert explained_variance(torch.tensor([0.0, 1.0]), constant).item() == pytest.approx(1 - 0.5 / 1e-5)
+    assert Moments.from_tensors(torch.tensor([0.0, 1.0]), constant).explained_variance == pytest.approx(1 - 0.5 / 1e-5)
 
 
 def test_the_average_and_the_reference_follow_the_policy() -> None:

@@ -100,7 +100,8 @@ class VllmApi(TeacherApi):
             "min_p": sampling.min_p,
             "logprobs": sampling.top_k,
             "stop_token_ids": list(sampling.stop_ids),
-            "seed": (request.key.hash() + request.resumed) & LARGEST_SEED,
+            # by position: vLLM draws the noise of each request anew from its seed
+            "seed": (request.key.hash() + len(request.tokens)) & LARGEST_SEED,
         }
         if sampling.structure is not None:
             regex = sampling.structure.regex

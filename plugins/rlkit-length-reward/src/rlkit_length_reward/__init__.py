@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from rlkit.base.ranges import LARGEST_FLOAT, NUMBER, NonNegativeFloat, NonNegati
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.interfaces.runtime import Runtime
-from rlkit.types import Score, Trajectory
+from rlkit.types import Prompt, Score, Trajectory
 
 
 class LengthReward(RewardManager):
@@ -43,6 +43,7 @@ class LengthReward(RewardManager):
         self.floor = floor
         self.timeout = timeout
         self.on_error = on_error
+        self.concurrency = reward.concurrency
 
     def bind(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -50,6 +51,12 @@ class LengthReward(RewardManager):
 
     def close(self) -> None:
         self.reward.close()
+
+    def unscorable(self, prompt: Prompt) -> str | None:
+        return self.reward.unscorable(prompt)
+
+    def counts(self) -> Mapping[str, float]:
+        return self.reward.counts()
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         scores = await self.runtime.score(self.reward, trajectories)
