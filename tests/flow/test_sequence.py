@@ -108,7 +108,7 @@ def test_divided_tokens_have_the_same_gradients(
 
 @pytest.mark.parametrize("recipe", [("quickstart", "--kl_loss.coef=0.1"), ("quick_rm",)])
 def test_runs_that_divide_tokens_have_the_same_metrics(recipe: tuple[str, ...], tmp_path: Path) -> None:
-    """A policy that samples, and a reward model."""
+    """A policy that samples, and a reward model; mismatches are rounding errors, which differ."""
     options = (
         "fit", "--recipe", *recipe, "--train.steps=2", "--train.prompts_per_step=8", "--validation.limit=8",
         "--fabric.strategy=FSDP2",
@@ -123,7 +123,10 @@ def test_runs_that_divide_tokens_have_the_same_metrics(recipe: tuple[str, ...], 
     for expected, found in zip(one, two, strict=True):
         assert found.keys() == expected.keys()
         for name in (name for name in expected if not name.startswith(measured)):
-            assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
+            if name.startswith("mismatch/"):
+                assert max(found[name], expected[name]) < 1e-4, name
+            else:
+                assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize("kind", ["bloom", "stablelm"])

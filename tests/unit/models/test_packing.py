@@ -123,7 +123,7 @@ def test_the_last_mlp_computes_only_tokens_with_a_loss(recomputed: bool) -> None
     module.passes.packed = False
     module(tokens, mask).logps.sum().backward()
     for weight, gradient in zip(module.parameters(), gradients, strict=True):
-        torch.testing.assert_close(gradient, weight.grad, rtol=1e-4, atol=1e-5)
+        assert (gradient - weight.grad).norm() <= 1e-5 * weight.grad.norm()
 
 
 def test_long_sequences_are_padded_to_few_lengths() -> None:
