@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-settings.register_profile("rlkit", deadline=None)
+# examples are the same in every run, but where .ci/stress gives a seed
+settings.register_profile("rlkit", deadline=None, derandomize="RLKIT_TEST_SEED" not in os.environ)
 settings.load_profile("rlkit")
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +86,16 @@ def write_metadata(package: Path, site: Path) -> None:
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Restore what a test, or a library that it imports first, has changed in the environment."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 FAST = (

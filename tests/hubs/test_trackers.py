@@ -23,7 +23,7 @@ def log(logger: Logger, folder: Path, steps: range) -> list[str]:
     [thread] = open_loggers([logger], LoggedRun(folder, "abc", RUN, steps.start - 1), notes.append)
     for step in steps:
         thread.log_metrics({"reward/mean": step / 4, "time/sample": 1.0}, step)
-    thread.finalize("success")
+    thread.finalize("success", timeout=300.0)
     return notes
 
 
