@@ -28,7 +28,7 @@ ORDER = (
     "why-it-does-not-learn", "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation",
     "looking-at-a-run", "metrics", "evaluation", "checkpoints", "lora", "several-gpus", "clusters", "scaling",
     "servers", "asynchronous", "tools-and-environments", "agents", "self-play", "plugins", "data-types", "python",
-    "architecture", "from-trl", "from-verl",
+    "architecture", "developing", "from-trl", "from-verl",
 )  # fmt: skip
 """The topics, as a newcomer reads them."""
 PLUGINS = "plugins/"
