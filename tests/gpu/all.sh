@@ -2,6 +2,7 @@
 # What only a GPU shows, without a network, in commands of under nine minutes each, what may fail first:
 #   bash tests/gpu/all.sh [--dry-run] [GROUP] [FOLDER]
 # GROUP is core (runs of `fit`), tests, speed, sglang or sglang-more; all of them without it, nine minutes for each.
+# `first`, which first.sh runs, is the riskiest of them and profiles, side by side where no time is measured.
 # FOLDER is where logs, run folders and table.txt go; commands that share one share the model too.
 #   bash tests/gpu/all.sh wheels FOLDER [FREEZE]
 # collects, where there is a network, the wheels for Python 3.12 that an image with torch and Lightning lacks, rlkit
@@ -14,7 +15,7 @@ cd "$(dirname "$0")/../.." || exit 2
 dry=0
 [ "${1:-}" = --dry-run ] && { dry=1; shift; }
 groups="core tests speed sglang sglang-more"
-case " $groups wheels " in *" ${1:-} "*) groups=$1; shift ;; esac
+case " $groups wheels first " in *" ${1:-} "*) groups=$1; shift ;; esac
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 limit=${SECONDS_IN_ALL:-540}
 
@@ -70,7 +71,6 @@ mkdir -p "$folder"
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
 table=$folder/table.txt
 : >"$table"
-failed=0
 
 # line NAME HOW SECONDS WHY: add a line to the table.
 line() {
@@ -95,8 +95,8 @@ check() {
     case $status in
         0) ;;
         3) how="not run" ;;
-        124 | 137) how=TIMEOUT failed=1 ;;
-        *) how=FAILED failed=1 ;;
+        124 | 137) how=TIMEOUT ;;
+        *) how=FAILED ;;
     esac
     line "$name" "$how" "$((SECONDS - start)) s" "$(tail -n 1 "$folder/$name.log")"
 }
@@ -130,6 +130,10 @@ on_two() {
     fi
 }
 
+doctor() {
+    "$python" -m rlkit doctor >"$folder/doctor.log" 2>&1
+}
+
 # as the recipe for 7B
 lora=(--model.lora.rank=32 --model.lora.alpha=32 --model.lora.targets=all-linear --model.dtype=bfloat16
     --kl_loss.coef=0.001 --train.checkpoint_activations=true --train.offload_during_rollout=true)
@@ -154,6 +158,21 @@ speed() {
     model
     check decode 120 "$python" -m tests.bench.decode
     check step-trl 300 "$python" -m tests.gpu.bench step "$folder/model"
+}
+
+first() {
+    export TORCH_LOGS=${TORCH_LOGS:-recompiles}
+    [ "$dry" -eq 1 ] || doctor &
+    tests tests-kernels 130 &
+    tests tests-memory 100 &
+    model
+    fit alone
+    fit lora-offload "${lora[@]}" &
+    fit fsdp2 --fabric.strategy=fsdp2 &
+    wait
+    check profile-steps 100 "$python" -m tests.gpu.profile steps "$folder/model"
+    check profile-passes 75 "$python" -m tests.gpu.profile passes "$folder/model"
+    check step-trl 100 "$python" -m tests.gpu.bench step "$folder/model" --steps=3 --side=trl
 }
 
 # with_sglang COMMANDS...: run commands where SGLang can be imported.
@@ -183,10 +202,11 @@ sglang_more() {
         --rollout.engine.transport=group
 }
 
-[ "$dry" -eq 1 ] || "$python" -m rlkit doctor >"$folder/doctor.log" 2>&1
+[ "$dry" -eq 1 ] || [ "$groups" = first ] || doctor
 for group in $groups; do
     SECONDS=0
     case $group in
+        first) first ;;
         core) core ;;
         tests) tests_of_kernels ;;
         speed) speed ;;
@@ -195,4 +215,5 @@ for group in $groups; do
     esac
 done
 echo "logs: $folder"
-exit "$failed"
+grep -qE '^[^ ]+ +(FAILED|TIMEOUT) ' "$table" && exit 1
+exit 0

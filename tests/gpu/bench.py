@@ -47,13 +47,30 @@ class Work(NamedTuple):
         return questions(self.prompts * self.steps, 3)
 
 
-def rlkit_side(work: Work, engine: Any = None) -> Metrics:
-    """Train with rlkit; return medians of a step."""
-    from rlkit import Recipe, fit
+def rlkit_recipe(work: Work, callback: Any, engine: Any = None) -> Any:
+    """Return the recipe of rlkit's steps."""
+    from rlkit import Recipe
     from rlkit.engines import TorchEngine
-    from rlkit.interfaces.callback import Callback, StepEnd
     from rlkit.recipe import Fabric, Model, Rollout, Save, Train
     from rlkit.types import Sampling
+
+    return Recipe(
+        model=Model(str(work.model)),
+        task=[{"prompt": q, "answer": a} for q, a in work.rows],
+        reward=even_tokens,
+        rollout=Rollout(engine or TorchEngine(), SAMPLES, Sampling(max_tokens=work.length)),
+        train=Train(steps=work.steps, prompts_per_step=work.prompts, lr=1e-6),
+        validation=None,
+        save=Save(every=0),
+        callbacks=[callback],
+        fabric=Fabric(devices=1, precision="bf16-mixed" if torch.cuda.is_available() else "32-true"),
+    )
+
+
+def rlkit_side(work: Work, engine: Any = None) -> Metrics:
+    """Train with rlkit; return medians of a step."""
+    from rlkit import fit
+    from rlkit.interfaces.callback import Callback, StepEnd
 
     ends: list[float] = []
 
@@ -62,21 +79,7 @@ def rlkit_side(work: Work, engine: Any = None) -> Metrics:
             ends.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
-        done = fit(
-            Recipe(
-                model=Model(str(work.model)),
-                task=[{"prompt": q, "answer": a} for q, a in work.rows],
-                reward=even_tokens,
-                rollout=Rollout(engine or TorchEngine(), SAMPLES, Sampling(max_tokens=work.length)),
-                train=Train(steps=work.steps, prompts_per_step=work.prompts, lr=1e-6),
-                validation=None,
-                save=Save(every=0),
-                callbacks=[Clock()],
-                fabric=Fabric(devices=1, precision="bf16-mixed" if torch.cuda.is_available() else "32-true"),
-            ),
-            out=Path(folder) / "run",
-            quiet=True,
-        )
+        done = fit(rlkit_recipe(work, Clock(), engine), out=Path(folder) / "run", quiet=True)
     names = ("time/sample", "time/update", "time/tokens_per_second", "time/mfu", "rollout/length")
     found = {
         name: statistics.median(row[name] for row in done.metrics[1:]) for name in names if name in done.metrics[0]
@@ -209,6 +212,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--side", choices=SIDES)
     given = parser.parse_args(argv)
+    if given.side == "trl" and find_spec("trl") is None:
+        print("trl is not installed")
+        return NOT_RUN
     if given.side is not None:
         metrics = SIDES[given.side](Work(given.model, given.prompts, given.length, given.steps))
         print(f"\n{json.dumps(metrics)}")

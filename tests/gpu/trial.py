@@ -57,11 +57,11 @@ def wrong(rows: list[dict[str, float]], half: bool) -> list[str]:
 
 
 def summary(rows: list[dict[str, float]]) -> str:
-    """Return a run's metrics in a line; the first step warms up."""
+    """Return a run's metrics in a line, with the seconds of each step; the first ones compile."""
     last = rows[-1]
-    seconds = {name: sum(row[f"time/{name}"] for row in rows[1:]) / (len(rows) - 1) for name in ("sample", "update")}
+    seconds = {name: ", ".join(f"{row[f'time/{name}']:.1f}" for row in rows) for name in ("sample", "update")}
     return (
-        f"sample {seconds['sample']:.1f} s, update {seconds['update']:.1f} s a step, "
+        f"sample {seconds['sample']}, update {seconds['update']} s, "
         f"peak {max(row.get('memory/peak_device_mb', 0.0) for row in rows) / 1024:.1f} GiB, "
         f"MFU {last.get('time/mfu', math.nan):.2f}, mismatch {last['mismatch/mean']:.1e}, "
         f"gradient {last['grad_norm']:.1e}, rows {last.get('engine/rows_peak', 0):g}, "

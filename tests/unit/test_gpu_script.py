@@ -6,6 +6,7 @@ import math
 import os
 import re
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 
 from rlkit.testing import save_random_model
 from tests.conftest import ROOT
+from tests.gpu.profile import main as profile
 from tests.gpu.trial import KEY_BIAS, wrong
 from tests.gpu.trial import main as trial
 
@@ -60,6 +62,35 @@ def test_modules_beside_adapters_are_as_in_the_recipe(tmp_path: Path) -> None:
     expected |= {"train.checkpoint_activations": recipe["train"]["checkpoint_activations"]}
     expected["train.offload_during_rollout"] = True
     assert {name: yaml.safe_load(value) for name, value in options.items()} == expected
+
+
+@pytest.mark.parametrize("checks", ["ok", "FAILED"])
+def test_what_matters_most_comes_first(tmp_path: Path, checks: str) -> None:
+    """Its folder gets few and small files, whatever became of the checks."""
+    body = f"""case "$*" in
+        *cuda.device_count*) echo 1 ;;
+        *"gpu.bench step"*) echo trl is not installed; exit 3 ;;
+        *fsdp2*) echo fine; exit {int(checks == "FAILED")} ;;
+        *) echo fine ;;
+    esac"""
+    script, folder = str(ROOT / "tests" / "gpu" / "first.sh"), tmp_path / "out"
+    environment = {**os.environ, "PYTHON": fake_python(tmp_path, body)}
+    for options, limit in (("--dry-run",), "not run"), ((), "ok"):
+        done = subprocess.run(
+            ("bash", script, *options, str(folder)), capture_output=True, text=True, check=False, env=environment
+        )
+        table = {line.split()[0]: line for line in (folder / "table.txt").read_text().splitlines()}
+        names = ("model", "tests-kernels", "tests-memory", "alone", "lora-offload", "profile-steps", "profile-passes")
+        assert all(limit in table[name] for name in names)
+        assert done.stdout.endswith((folder / "table.txt").read_text())
+    assert done.returncode == int(checks == "FAILED")
+    assert checks in table["fsdp2"]
+    assert table["step-trl"].endswith("trl is not installed")
+    assert {file.name for file in folder.iterdir()} == {
+        "table.txt", "profile-steps.log", "profile-passes.log", "logs.tar.gz",
+    }  # fmt: skip
+    with tarfile.open(folder / "logs.tar.gz") as logs:
+        assert {"./alone.log", "./doctor.log", "./tests-kernels.log", "./table.txt"} <= set(logs.getnames())
 
 
 @pytest.mark.parametrize(
@@ -178,3 +209,20 @@ def test_a_random_model_is_trained(tmp_path: Path) -> None:
     save_random_model(tmp_path / "model", key_bias=KEY_BIAS, vocab_size=2000)
     options = ("--fabric.accelerator=cpu", "--fabric.precision=32-true", "--train.prompts_per_step=2")
     assert trial([str(tmp_path / "model"), str(tmp_path / "run"), *options]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (("steps", "--prompts=2", "--length=4", "--steps=3"), "step 1: "),
+        (("passes", "--rows", "8", "--engine-rows", "16", "--length=4", "--groups", "1"), "ms a step by rows: 8: "),
+    ],
+)
+def test_steps_and_passes_are_profiled(
+    part: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_random_model(tmp_path / "model", vocab_size=520)
+    name, *options = part
+    assert profile([name, str(tmp_path / "model"), *options]) == 0
+    assert said in capsys.readouterr().out.splitlines()[-1]
