@@ -29,6 +29,7 @@ from tests.gpu.bench import SAMPLES, Work, rlkit_recipe
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
+KIND = ProfilerActivity.CUDA if GPU else ProfilerActivity.CPU
 PHASES = ("sample", "logps", "score", "update", "sync")
 COUNTS = ("rollout/tokens", "update/tokens", "time/mfu", "engine/recorded", "engine/rows_peak")
 ROWS = (16, 64, 128, 256, 512)
@@ -49,10 +50,16 @@ class Kernels:
     """Counts the kernels of a span; `stop` prints the longest."""
 
     def __init__(self) -> None:
-        self._profiler = profile(activities=[ProfilerActivity.CUDA if GPU else ProfilerActivity.CPU])
+        self._profiler = profile(activities=[KIND])
         synchronize()
         self._profiler.start()
         self._start = time.perf_counter()
+
+    @staticmethod
+    def prepare() -> None:
+        """Start the profiler once, before any CUDA graph is recorded."""
+        with profile(activities=[KIND]):
+            synchronize()
 
     def stop(self, title: str, rows: int = 40, times: int = 1) -> DeviceWork:
         """Print and return kernels and milliseconds, divided by `times`."""
@@ -117,6 +124,7 @@ def steps(given: argparse.Namespace) -> str:
         start = 0.0
 
         def on_run_start(self, event: RunStart) -> None:
+            Kernels.prepare()
             self.made, self.start = compiled(), time.perf_counter()
 
         def on_rollouts(self, event: RolloutsEnd) -> None:
@@ -129,8 +137,7 @@ def steps(given: argparse.Namespace) -> str:
             if event.step == work.steps - 1:
                 self.kernels = Kernels()
             if event.step == work.steps:
-                kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPU else [])]
-                self.operators = profile(activities=kinds)
+                self.operators = profile(activities={ProfilerActivity.CPU, KIND})
                 self.operators.start()
 
         def on_step_end(self, event: StepEnd) -> None:
@@ -289,6 +296,7 @@ def passes(given: argparse.Namespace) -> str:
     from rlkit.distributed.kernels import choose_kernels
 
     choose_kernels()
+    Kernels.prepare()
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32).to(DEVICE).eval()
     decoded = [attempt(f"{rows} rows", lambda rows=rows: decode(model, rows)) for rows in given.rows]  # type: ignore[misc]
     decoded += [
