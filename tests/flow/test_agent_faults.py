@@ -38,11 +38,16 @@ if int.from_bytes(os.environ["OPENAI_API_KEY"].encode(), "big") % 2:
 def test_an_agent_killed_in_a_request_loses_that_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generate = TorchEngine.generate
 
-    async def slow(engine: TorchEngine, request: Any) -> Any:
-        await asyncio.sleep(0.5)
+    begun = set()
+
+    async def held(engine: TorchEngine, request: Any) -> Any:
+        """Answer an agent's first request only: its second one waits until it is dropped."""
+        if request.session in begun:
+            await asyncio.Event().wait()
+        begun.add(request.session)
         return await generate(engine, request)
 
-    monkeypatch.setattr(TorchEngine, "generate", slow)
+    monkeypatch.setattr(TorchEngine, "generate", held)
     (tmp_path / "killed").mkdir()
     agent = command_agent(
         f"{sys.executable} {agent_file(tmp_path, ASK + STREAMED)} {tmp_path / 'killed'}", sandbox=False
@@ -116,7 +121,7 @@ def test_no_agent_outlives_a_killed_trainer(tmp_path: Path) -> None:
     wait_until(lambda: len(list((tmp_path / "started").iterdir())) == 2)
     assert len(agents(agent)) >= 2
     process.kill()
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(400) == -signal.SIGKILL
     wait_until(lambda: not agents(agent))
 
 

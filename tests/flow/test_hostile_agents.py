@@ -15,8 +15,8 @@ from tests.flow.test_conversations import fit
 
 pytestmark = pytest.mark.slow
 
-MARK = "4711"
-"""An argument of all processes that attacks leave."""
+MARK = str(10**9 + os.getpid())
+"""An argument of all processes that attacks leave, and of no others."""
 HEAD = f"""
 import ctypes, os, shutil, signal, socket, subprocess, sys, time, urllib.error, urllib.request
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_hostile_agents_cost_their_rollouts_only(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))  # other tests have folders in the usual one
     with socket.create_server(("127.0.0.1", 0)) as other:
         values = f"TRAINER, FOLDER, PORT = {os.getpid()}, {str(tmp_path)!r}, {other.getsockname()[1]}\n"
-        rows = [{"prompt": name, "files": {"attack.py": HEAD + values + code}} for name, code in ATTACKS.items()]
+        rows = [{"prompt": name, "files": {f"{MARK}.py": HEAD + values + code}} for name, code in ATTACKS.items()]
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
         task = f"--task={{class_path: Jsonl, init_args: {{path: {tmp_path / 'rows.jsonl'}, answer_field: null}}}}"
         reward = agent_file(
@@ -112,9 +112,9 @@ def test_hostile_agents_cost_their_rollouts_only(tmp_path: Path, monkeypatch: py
             """,
             "reward.py",
         )
-        limits = {"timeout": 4, "memory_mb": 256, "processes": 24, "file_mb": 4, "disk_mb": 16}
+        limits = {"timeout": 20, "memory_mb": 256, "processes": 24, "file_mb": 4, "disk_mb": 16}
         options = (
-            command_agent("python attack.py", **limits),
+            command_agent(f"python {MARK}.py", **limits),
             task,
             f"--reward={{class_path: PythonReward, init_args: {{function: '{reward}:grade', allow_code: true}}}}",
             f"--train.prompts_per_step={len(ATTACKS)}",
@@ -130,4 +130,4 @@ def test_hostile_agents_cost_their_rollouts_only(tmp_path: Path, monkeypatch: py
     assert not [name for name in os.listdir(scratch) if name.startswith("rlkit-")]
     assert not (tmp_path / "run" / "planted").exists()
     alive = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))]
-    assert not [command for command in alive if "attack.py" in command or MARK in command]
+    assert not [command for command in alive if MARK in command]

@@ -25,7 +25,7 @@ from rlkit.tools import Calculator
 from rlkit.types import Message, Score, Trajectory
 from tests.conftest import read_jsonl
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.stress]
 
 PAUSE, TIMEOUT, WORK = 5.0, 3.0, 1.5
 SAMPLES = 8

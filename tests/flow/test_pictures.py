@@ -101,13 +101,14 @@ def test_a_tool_answers_with_a_picture(tmp_path: Path, monkeypatch: pytest.Monke
     assert main(["fit", *options]) == 0
     metrics = read_jsonl(tmp_path / "run/metrics.jsonl")
     assert all(row["mismatch/max"] < 1e-4 for row in metrics)
-    row = read_jsonl(tmp_path / "run/rollouts/step-00001.jsonl.gz")[0]
+    rows = read_jsonl(tmp_path / "run/rollouts/step-00001.jsonl.gz")
     marker = 265  # <|image_pad|>
-    replied = [row["tokens"][start:end].count(marker) for role, start, end in row["turns"] if role == "tool"]
-    assert replied == [4 if tool == "Camera" else 0]
+    turns = [row["tokens"][start:end] for row in rows for role, start, end in row["turns"] if role == "tool"]
+    assert {turn.count(marker) for turn in turns} == {4 if tool == "Camera" else 0}
     if tool == "Broken":
-        assert row["counts"]["tool_errors"] == row["counts"]["tool_calls"] >= 1  # the last turn may call it too
-        assert "error: " in row["conversation"][1]["content"]
+        replies = [message for row in rows for message in row["conversation"] if message["role"] == "tool"]
+        assert replies
+        assert all("error: " in message["content"] for message in replies)
 
 
 def test_resumed_runs_equal_complete_ones(tmp_path: Path) -> None:

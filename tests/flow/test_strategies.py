@@ -133,7 +133,7 @@ from rlkit import hookimpl
 from rlkit.interfaces.callback import Callback
 
 class Recorder(Callback):
-    budgets = {"on_step_end": 0.0, "on_run_end": 0.1}
+    budgets = {"on_step_end": 0.0, "on_run_end": 5.0}
 
     def write(self, method, *row):
         with open(f"calls.{self.rank}", "a") as file:
@@ -162,7 +162,7 @@ class Recorder(Callback):
 
     def on_run_end(self, event):
         self.write("on_run_end", event.status, event.steps, event.error)
-        time.sleep(60)
+        time.sleep(600)
         self.write("slept")
 
 @hookimpl
@@ -212,7 +212,7 @@ def check_calls(out: Path, done: subprocess.CompletedProcess[str]) -> None:
             assert mine == theirs
     printed = done.stdout + done.stderr
     assert printed.count(f"warning: {part}: `on_step_end` took") == 1
-    assert f"{part}: `on_run_end` has not ended after 0.1 s, its budget" in printed
+    assert f"{part}: `on_run_end` has not ended after 5 s, its budget" in printed
 
 
 FAKE = """
@@ -272,7 +272,7 @@ def test_a_rank_that_dies_ends_the_run_and_is_named(name: str, folder: Path) -> 
         time.sleep(0.05)
     pid = json.loads((out / "ranks" / "1.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    errors, _ = process.communicate(timeout=120)
+    errors, _ = process.communicate(timeout=400)
     assert process.returncode == 1, errors
     assert f"rank 1 (process {pid} on " in errors
     assert "was killed" in errors

@@ -73,13 +73,15 @@ def is_gone(pid: int) -> bool:
 # one node, without Ray
 
 
-def test_a_rank_ends_with_its_status_or_its_signal(tmp_path: Path) -> None:
+def test_a_rank_ends_with_its_status_or_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for code, expected in (("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)):
         process = RankProcess([sys.executable, "-c", code], dict(os.environ), tmp_path / "log")
         assert wait_until(lambda process=process: process.status() is not None)  # type: ignore[misc]
         assert process.status() == expected
-    process = RankProcess([sys.executable, "-c", "import time; time.sleep(100)"], dict(os.environ), tmp_path / "log")
-    time.sleep(1.0)
+    code = "import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)"
+    monkeypatch.chdir(tmp_path)
+    process = RankProcess([sys.executable, "-c", code], dict(os.environ), tmp_path / "log")
+    assert wait_until(Path("up").exists)
     process.signal(signal.SIGTERM)
     assert wait_until(lambda: process.status() == -signal.SIGTERM)
     process.signal(signal.SIGTERM)  # nobody is left

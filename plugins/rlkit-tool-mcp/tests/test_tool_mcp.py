@@ -30,7 +30,7 @@ STDIO: dict[str, Any] = {"command": [sys.executable, SCRIPT], "env": ENV}
 
 
 def bound(tool: str, **options: Any) -> McpTool:
-    made = McpTool(tool, **options)
+    made = McpTool(tool, **{"timeout": 300.0, "start_timeout": 300.0, **options})
     made.bind(None)  # type: ignore[arg-type]
     return made
 
@@ -95,27 +95,23 @@ def test_an_error_is_the_servers_own() -> None:
 
 
 def test_a_slow_call_is_cut_and_holds_up_nobody() -> None:
-    with tools("sleep", "add", **STDIO, timeout=0.5) as [sleep, add]:
-        finished: list[str] = []
+    async def overtake() -> None:
+        slow = asyncio.create_task(sleep.call({"seconds": 600}, {}))  # type: ignore[arg-type]
+        assert await add.call({"a": 1, "b": 1}, {}) == "2"
+        assert not slow.done()
+        slow.cancel()
 
-        async def then_note(name: str, call: Coroutine[Any, Any, Any]) -> Any:
-            try:
-                return await call
-            finally:
-                finished.append(name)
-
-        slow, quick = sleep.call({"seconds": 60}, {}), add.call({"a": 1, "b": 1}, {})
-        [late, answer] = run(then_note("sleep", slow), then_note("add", quick))
+    with tools("sleep", "add", **STDIO) as [sleep, add], tools("sleep", **STDIO, timeout=0.5) as [hasty]:
+        asyncio.run(overtake())
+        [late] = run(hasty.call({"seconds": 600}, {}))
         assert isinstance(late, TimeoutError)
         assert str(late).endswith("gave no answer to sleep within 0.45 s")
-        assert answer == "2"
-        assert finished == ["add", "sleep"]
 
 
 def test_a_caller_may_give_up() -> None:
     async def give_up() -> str:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sleep.call({"seconds": 60}, {}), 0.1)
+            await asyncio.wait_for(sleep.call({"seconds": 600}, {}), 0.1)
         return await add.call({"a": 1, "b": 1}, {})  # type: ignore[return-value]
 
     with tools("sleep", "add", **STDIO) as [sleep, add]:
@@ -163,14 +159,15 @@ def test_a_session_is_shared_and_closed_with_its_last_tool() -> None:
 
 def test_a_close_ends_calls_that_are_under_way() -> None:
     async def close_while_it_sleeps() -> None:
-        call = asyncio.create_task(sleep.call({"seconds": 60}, {}))
-        await asyncio.sleep(0.3)
-        sleep.close()
+        call = asyncio.create_task(sleep.call({"seconds": 600}, {}))
+        assert await add.call({"a": 1, "b": 1}, {}) == "2"  # the server has read what came before
+        for tool in (sleep, add):
+            tool.close()
         with pytest.raises((ConnectionError, asyncio.CancelledError)):
             await call
 
     other = {"command": STDIO["command"], "env": {**ENV, "FLAVOUR": "closing"}}
-    with tools("sleep", **other) as [sleep]:
+    with tools("sleep", "add", **other) as [sleep, add]:
         asyncio.run(close_while_it_sleeps())
 
 
@@ -185,16 +182,16 @@ def test_an_unknown_server_tool_is_named_with_the_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("command", "seconds", "message"),
     [
-        (["/nowhere/server"], "cannot connect to /nowhere/server: FileNotFoundError"),
-        ([sys.executable, "-c", ""], "Connection closed; start the server by hand"),
-        ([sys.executable, "-c", "import time; time.sleep(60)"], "TimeoutError"),
+        (["/nowhere/server"], 300.0, "cannot connect to /nowhere/server: FileNotFoundError"),
+        ([sys.executable, "-c", ""], 300.0, "Connection closed; start the server by hand"),
+        ([sys.executable, "-c", "import time; time.sleep(600)"], 1.0, "TimeoutError"),
     ],
 )
-def test_a_server_that_does_not_start_is_named(command: list[str], message: str) -> None:
+def test_a_server_that_does_not_start_is_named(command: list[str], seconds: float, message: str) -> None:
     with pytest.raises(RecipeError, match=f"McpTool 'add': .*{message}"):
-        bound("add", command=command, start_timeout=1.0)
+        bound("add", command=command, start_timeout=seconds)
     assert len(session._shared) == 1  # the fixture's alone
 
 
@@ -244,7 +241,7 @@ def listening(port: int) -> Iterator[int]:
     command = (sys.executable, SCRIPT, str(port))
     process = subprocess.Popen(command, env={**os.environ, **ENV}, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:

@@ -11,7 +11,7 @@ from rlkit_tool_python import PythonTool
 
 def bound(**options) -> PythonTool:
     """Return a tool that is ready, whatever this machine enforces."""
-    tool = PythonTool(**{"timeout": 10, "memory_mb": 512, "processes": 8, "file_mb": 4, "strict": False, **options})
+    tool = PythonTool(**{"timeout": 60, "memory_mb": 512, "processes": 8, "file_mb": 4, "strict": False, **options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tool.bind(None)

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rlkit_tool_search import SearchServer, SearchTool, index, open_index
 from rlkit_tool_search.__main__ import main
+from rlkit_tool_search.client import SearchClient
 from rlkit_tool_search.tool import cut
 
 from rlkit.base.errors import RecipeError
@@ -102,7 +102,7 @@ def test_an_index_may_be_built_by_several_at_the_same_time(corpus: Path, monkeyp
 
     def build_together(corpus: Path, folder: Path) -> None:
         build(corpus, folder)
-        all_built.wait(20)  # nobody renames before everybody has found no index and built one
+        all_built.wait(120)  # nobody renames before everybody has found no index and built one
 
     monkeypatch.setattr(index, "_build", build_together)
     with ThreadPoolExecutor(3) as pool:
@@ -165,7 +165,7 @@ def test_a_search_does_not_block_the_event_loop(corpus: Path, monkeypatch: pytes
     search = tool.index.search  # type: ignore[union-attr]
 
     def slow(query: str, top_k: int) -> list[Any]:
-        assert released.wait(10)
+        assert released.wait(120)
         return search(query, top_k)
 
     monkeypatch.setattr(tool.index, "search", slow)
@@ -242,27 +242,33 @@ def post(url: str, body: bytes) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
-def test_a_server_that_dies_and_comes_back_costs_only_time(corpus: Path) -> None:
+def test_a_server_that_dies_and_comes_back_costs_only_time(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process, port = start(corpus)
-    tool = bound(url=f"http://127.0.0.1:{port}/", retries=40, timeout=60.0)
+    tool = bound(url=f"http://127.0.0.1:{port}/", retries=40, timeout=300.0)
     expected = ask(bound(corpus=str(corpus)), "vienna")
     assert ask(tool, "vienna") == expected
     stop(process)
 
-    again: list[subprocess.Popen[str]] = []
-    restart = threading.Timer(0.3, lambda: again.append(start(corpus, port)[0]))
-    restart.start()
-    begun = time.monotonic()
-    assert ask(tool, "vienna") == expected
-    assert time.monotonic() - begun > 0.3  # no server was there before
-    restart.join()
-    stop(again[0])
+    attempt, again = SearchClient._ask, []
+
+    def restart_once_refused(client: SearchClient, *request: Any) -> Any:
+        try:
+            return attempt(client, *request)
+        except OSError:
+            again.append(start(corpus, port)[0])
+            raise
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SearchClient, "_ask", restart_once_refused)
+        assert ask(tool, "vienna") == expected
+    [process] = again
+    stop(process)
 
     gone = SearchTool(url=tool.client.url, retries=2)  # type: ignore[union-attr]
     with pytest.raises(ConnectionError, match=r"no answer from http://\S+ after 3 attempts in .* s: .*refused"):
         ask(gone, "vienna")
     hasty = SearchTool(url=tool.client.url, retries=99, timeout=1.0)  # type: ignore[union-attr]
-    with pytest.raises(ConnectionError, match=r"after \d attempts in .* s: .*refused"):  # the time was up, not the 99
+    with pytest.raises(ConnectionError, match=r"after \d attempts"):  # the time was up, not the 99
         ask(hasty, "vienna")
     with pytest.raises(RecipeError, match=r"no search server answers at .*; start one with `python -m"):
         gone.bind(None)  # type: ignore[arg-type]
