@@ -378,7 +378,7 @@ def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) ->
 def test_the_event_loop_goes_on_while_a_sync_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Collectives, the forward pass, gathering weights and writing them wait for the next turn of the loop."""
     engine, weights = trainer.engine(), Weights(trainer.policy)
-    loop, called = trainer.runner.get_loop(), set()
+    loop, called = trainer.runner.get_loop(), set[str]()
 
     def patch(owner: object, name: str) -> None:
         function = getattr(owner, name)
