@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
+from tests.events import Gate, until
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {},
@@ -325,33 +325,22 @@ def test_steps_are_of_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(sizes) == [*range(1, 16), *range(16, 32, 2), 32, 36, 40]
 
 
-def test_requests_join_between_decode_steps() -> None:
+def test_requests_join_between_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five requests come during the fourth step of the first one."""
+    alone = [ask(bound("qwen2"), [request(p, i)])[0] for i, p in enumerate((*PROMPTS, PROMPTS[1]))]
     engine = bound("qwen2")
-    widths: list[int] = []
-    step = FusedDecoder.step
+    gate = Gate(monkeypatch, step=4)
 
     async def staggered() -> list[Completion]:
-        first = asyncio.create_task(engine.generate(request(PROMPTS[1], max_tokens=200)))
-        assert isinstance(engine._sampler, DecoderSampler)
-        working = engine._sampler.decoder
-        assert isinstance(working, FusedDecoder)
-        while not working.rows or working.end < 5:
-            await asyncio.sleep(0)
-        late = [engine.generate(request(p, i)) for i, p in enumerate(PROMPTS)]
-        return [*(await asyncio.gather(*late)), await first]
+        first = asyncio.create_task(engine.generate(request(PROMPTS[1], len(PROMPTS))))
+        await until(gate.entered.is_set)
+        late = [asyncio.create_task(engine.generate(request(p, i))) for i, p in enumerate(PROMPTS)]
+        await asyncio.sleep(0)
+        gate.opened.set()
+        return list(await asyncio.gather(*late, first))
 
-    def counted(decoder: FusedDecoder, tokens: torch.Tensor) -> torch.Tensor:
-        widths.append(decoder.rows)
-        return step(decoder, tokens)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FusedDecoder, "step", counted)
-        late = asyncio.run(staggered())
-    assert widths[0] == 1
-    assert max(widths) == 6  # the newcomers decode beside the first
-    alone = [ask(bound("qwen2"), [request(p, i)])[0] for i, p in enumerate(PROMPTS)]
-    assert [a.tokens for a in late[:-1]] == [a.tokens for a in alone]
-    assert late[-1].tokens == ask(bound("qwen2"), [request(PROMPTS[1], max_tokens=200)])[0].tokens
+    assert [a.tokens for a in asyncio.run(staggered())] == [a.tokens for a in alone]
+    assert gate.rows[:5] == [1, 1, 1, 1, 6]
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
@@ -584,29 +573,6 @@ def test_a_failing_prompt_pass_reaches_its_requests(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(FusedDecoder, "admit", lambda *_: int("x"))
     with pytest.raises(EngineError, match="TorchEngine failed with ValueError: invalid literal"):
         ask(engine, [request(PROMPTS[0])])
-
-
-class Gate:
-    """Holds the decode step in progress until it is opened; remembers the threads of all steps."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-        self.entered, self.opened = threading.Event(), threading.Event()
-        self.threads: list[str] = []
-        plain = FusedDecoder.step
-
-        def held(decoder: FusedDecoder, tokens: torch.Tensor) -> torch.Tensor:
-            self.threads.append(threading.current_thread().name)
-            if len(self.threads) == step:
-                self.entered.set()
-                assert self.opened.wait(30)
-            return plain(decoder, tokens)
-
-        monkeypatch.setattr(FusedDecoder, "step", held)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 def test_the_event_loop_runs_while_a_step_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,12 @@ class Stub(ThreadingHTTPServer):
         self.weights: dict[str, list[float]] = {}
         self.label = ""
         self.running = threading.Event()
+        self.counting = threading.Lock()
         self.asked = 0
-        self.delay = 0.0
-        """Seconds per token."""
+        self.holds = 0
+        """After how many tokens a completion waits; 0 for none. It goes on once this is changed."""
+        self.held = 0
+        """Completions that have waited so."""
         self.spoils = ""
         """The name of a tensor that it reads wrongly, once."""
         self.dies = False
@@ -45,9 +48,13 @@ class Stub(ThreadingHTTPServer):
     def write(self, count: int) -> dict[str, Any]:
         """Return the most likely token `count` times, each from the current weights."""
         tokens, logps, labels = [], [], []
-        for _ in range(count):
+        for number in range(count):
+            if number and number == self.holds:
+                with self.counting:
+                    self.held += 1
+                while number == self.holds:
+                    time.sleep(0.005)
             self.running.wait()
-            time.sleep(self.delay)
             now = self.logps()
             labels.append(self.label)
             logps.append(max(now))
@@ -74,7 +81,8 @@ class Stub(ThreadingHTTPServer):
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/generate":
-            self.asked += 1
+            with self.counting:
+                self.asked += 1
             if self.dies:
                 os._exit(7)
             return {"tokens": "?"} if self.babbles else self.write(body["max_tokens"])
@@ -89,7 +97,7 @@ class Stub(ThreadingHTTPServer):
             self.running.set()
         if path == "/control":
             vars(self).update(body)
-        return {"label": self.label, "asked": self.asked}
+        return {"label": self.label, "asked": self.asked, "held": self.held}
 
 
 class Handler(BaseHTTPRequestHandler):

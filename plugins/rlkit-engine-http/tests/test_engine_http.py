@@ -34,6 +34,7 @@ from rlkit.testing.models import build_tokenizer
 from rlkit.types import Request, SampleKey, Sampling, Structure
 from tests import forks
 from tests.conftest import FAST, ROOT, read_jsonl, rlkit, write_plugin
+from tests.events import Gate, until
 
 T = TypeVar("T")
 SECRET = "not to be guessed"
@@ -69,7 +70,9 @@ def policy() -> Any:
 
 
 @pytest.mark.parametrize("pauses", [0, 5])
-def test_samples_are_those_of_torch_engine(policy: Any, pauses: int, tmp_path: Path) -> None:
+def test_samples_are_those_of_torch_engine(
+    policy: Any, pauses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over HTTP, with and without pauses: tokens, stop reasons, candidates and, except for noise, log-probs."""
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(tmp_path)
@@ -79,12 +82,14 @@ def test_samples_are_those_of_torch_engine(policy: Any, pauses: int, tmp_path: P
 
     async def run() -> None:
         client, api = await calls(policy, tokenizer=tmp_path)
-        await api.client.post("/continue", {"label": "run-3"}, 5.0)
+        steps = Gate(monkeypatch, step=0).rows
+        await api.client.post("/continue", {"label": "run-3"}, 60.0)
         asking = asyncio.gather(*map(api.generate, asked))
+        await until(lambda: bool(steps))
         for _ in range(pauses):
             await asyncio.sleep(0.01)
-            await api.client.post("/pause", {}, 5.0)
-            await api.client.post("/continue", {"label": "run-3"}, 5.0)
+            await api.client.post("/pause", {}, 60.0)
+            await api.client.post("/continue", {"label": "run-3"}, 60.0)
         outputs = await asking
         engine = torch_engine(policy, tmp_path)
         plain = await asyncio.gather(*map(engine.generate, asked))
@@ -103,18 +108,22 @@ def test_samples_are_those_of_torch_engine(policy: Any, pauses: int, tmp_path: P
     asyncio.run(run())
 
 
-def test_a_pause_splits_a_completion_between_weights(policy: Any, tmp_path: Path) -> None:
+def test_a_pause_splits_a_completion_between_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes during the third decode step: the old weights have then sampled four tokens."""
     old, new = random_model("qwen2", seed=1).eval(), random_model("qwen2", seed=2).eval()
     save_file(dict(new.named_parameters()), tmp_path / "new.safetensors")
     uninterrupted = request(PROMPTS[0], max_tokens=40)
 
     async def run() -> ServerOutput:
         serving = server(old)
+        gate = Gate(monkeypatch, step=3)
         serving.resume("run-0")
         asked = asyncio.create_task(serving.generate(uninterrupted))
-        while serving.engine.health()["rows_peak"] == 0:
-            await asyncio.sleep(0)
-        await serving.pause()
+        await until(gate.entered.is_set)
+        pausing = asyncio.create_task(serving.pause())
+        await asyncio.sleep(0)
+        gate.opened.set()
+        await pausing
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(asked), 0.1)
         serving.load(str(tmp_path / "new.safetensors"))
@@ -122,11 +131,9 @@ def test_a_pause_splits_a_completion_between_weights(policy: Any, tmp_path: Path
         return await asked
 
     answer = asyncio.run(run())
-    first = answer.labels.count("run-0")
-    assert answer.labels == ["run-0"] * first + ["run-1"] * (40 - first)
-    assert 0 < first < 40
-    before, *_ = asyncio.run(together(random_model("qwen2", seed=1).eval(), request(PROMPTS[0], max_tokens=first)))
-    continued = request((*PROMPTS[0], *before), max_tokens=40 - first)
+    assert answer.labels == ["run-0"] * 4 + ["run-1"] * 36
+    before, *_ = asyncio.run(together(random_model("qwen2", seed=1).eval(), request(PROMPTS[0], max_tokens=4)))
+    continued = request((*PROMPTS[0], *before), max_tokens=36)
     after, *_ = asyncio.run(together(new, continued))
     assert answer.tokens == [*before, *after]
 
@@ -139,8 +146,8 @@ async def together(policy: Any, *requests: Request) -> list[list[int]]:
 def test_probes_are_the_trainers_log_probs(policy: Any) -> None:
     async def run() -> list[ServerOutput]:
         client, api = await calls(policy)
-        await api.client.post("/continue", {"label": "run-0"}, 5.0)
-        outputs = await api.probe(PROMPTS, 3, 5.0)
+        await api.client.post("/continue", {"label": "run-0"}, 60.0)
+        outputs = await api.probe(PROMPTS, 3, 60.0)
         api.client.close()
         await client.close()
         return outputs
@@ -197,17 +204,17 @@ def test_calls_without_the_secret_and_hostile_ones_are_refused(policy: Any, tmp_
         client, api = await calls(policy)
         for path, body, words in refused:
             with pytest.raises(Fault, match=rf"answered 400: .*{words}"):
-                await api.client.post(path, body, 5.0)
+                await api.client.post(path, body, 60.0)
         for stranger in (Client(api.client.url), Client(api.client.url, {"Authorization": f"Bearer {SECRET}x"})):
             for path in ("/generate", "/weights", "/pause", "/none"):
                 with pytest.raises(Fault, match="answered 403: .*the secret is missing or wrong"):
-                    await stranger.post(path, {}, 5.0)
+                    await stranger.post(path, {}, 60.0)
             with pytest.raises(Fault, match="answered 403"):
-                await stranger.get("/health", 5.0)
+                await stranger.get("/health", 60.0)
             stranger.close()
-        await api.client.post("/continue", {"label": "run-0"}, 5.0)
+        await api.client.post("/continue", {"label": "run-0"}, 60.0)
         with pytest.raises(Fault, match="while the server samples; pause it first"):
-            await api.client.post("/weights", {"file": str(tmp_path / "small.safetensors")}, 5.0)
+            await api.client.post("/weights", {"file": str(tmp_path / "small.safetensors")}, 60.0)
         await api.health(5.0)
         api.client.close()
         await client.close()
@@ -239,7 +246,7 @@ def test_a_structure_that_cannot_be_followed_is_refused(policy: Any, tmp_path: P
 
     async def run() -> None:
         client, api = await calls(policy, tokenizer=tmp_path)
-        await api.client.post("/continue", {"label": "run-0"}, 5.0)
+        await api.client.post("/continue", {"label": "run-0"}, 60.0)
         with pytest.raises(Fault, match="answered 400: .*structure is invalid"):
             await api.generate(request(PROMPTS[0], structure=Structure(regex="(")))
         api.client.close()
@@ -259,11 +266,11 @@ def test_changes_arrive_exactly_and_those_of_others_are_refused(tmp_path: Path) 
 
     async def push(api: HttpApi, label: str) -> None:
         sent.begin(label, await api.weight_version() == sent.label)
-        await api.client.post("/pause", {}, 5.0)
+        await api.client.post("/pause", {}, 60.0)
         for item in weights.items():
             await transport.load(api, transport.prepare([item]))
         sent.end()
-        await api.client.post("/continue", {"label": label}, 5.0)
+        await api.client.post("/continue", {"label": label}, 60.0)
         sizes.append(sent.bytes)
 
     async def run() -> None:
@@ -276,11 +283,11 @@ def test_changes_arrive_exactly_and_those_of_others_are_refused(tmp_path: Path) 
             assert torch.equal(parameter, weights[name])
         sent.begin("run-3", shared=True)
         file = transport.prepare([("lm_head.weight", weights["lm_head.weight"])])
-        await api.client.post("/pause", {}, 5.0)
+        await api.client.post("/pause", {}, 60.0)
         await transport.load(api, file)
         with pytest.raises(Fault, match=r"answered 400: .*changes to run-3 ended as run-3 without \['model\."):
-            await api.client.post("/continue", {"label": "run-3"}, 5.0)
-        await api.client.post("/pause", {}, 5.0)
+            await api.client.post("/continue", {"label": "run-3"}, 60.0)
+        await api.client.post("/pause", {}, 60.0)
         with pytest.raises(Fault, match="answered 400: .*these are changes of run-2, but the weights are unknown"):
             await transport.load(api, file)
         sent.abandon()

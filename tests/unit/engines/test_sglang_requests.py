@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,12 +18,22 @@ from rlkit.data.data import load_data
 from rlkit.engines import SGLangServer
 from rlkit.engines.server.api import ServerOutput
 from rlkit.engines.server.http import Client, Fault
-from rlkit.engines.server.server import InferenceServer
+from rlkit.engines.server.retry import ServerRetryPolicy
+from rlkit.engines.server.server import Hung, InferenceServer
 from rlkit.engines.server.states import ServerState
 from rlkit.engines.sglang_api import SGLangApi
 from rlkit.engines.sglang_launch import Launch
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
+from tests.unit.simulation import VirtualLoop
+
+T = TypeVar("T")
+
+
+def run_virtually(work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns on a virtual clock."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
 
 
 class StubServer(InferenceServer):
@@ -48,7 +58,7 @@ class StubServer(InferenceServer):
 
     async def restart(self) -> None:
         self.revived += 1
-        await asyncio.sleep(0.4)  # longer than the pause of the others
+        await asyncio.sleep(0.4)  # longer than the longest pause of the others, 0.3 s
         self.state = ServerState.COLD
 
 
@@ -89,7 +99,7 @@ def ask(engine: SGLangServer, sessions: Sequence[str]) -> list[int]:
     async def together() -> list[Completion]:
         return list(await asyncio.gather(*(engine.generate(request(session)) for session in sessions)))
 
-    assert [answer.tokens for answer in asyncio.run(together())] == [[7]] * len(sessions)
+    assert [answer.tokens for answer in run_virtually(together())] == [[7]] * len(sessions)
     assert [server.assigned for server in engine.fleet.servers] == [0] * len(engine.fleet.servers)
     return [len(server.asked) - count for server, count in zip(stubs(engine), before, strict=True)]
 
@@ -161,8 +171,30 @@ def test_requests_that_wait_for_a_server_are_interrupted_at_once(engine: SGLangS
         await asyncio.sleep(0.6)
         return answers
 
-    assert asyncio.run(run()) == [Completion([], [], [], StopReason.INTERRUPTED)] * 64
+    assert run_virtually(run()) == [Completion([], [], [], StopReason.INTERRUPTED)] * 64
     assert [(server.state, server.revived) for server in stubs(engine)] == [(ServerState.READY, 1)] * 4
+
+
+def test_a_slow_server_is_left_alone_as_long_as_it_is_healthy() -> None:
+    """A completion may take longer than `hang_seconds`, an answer to a health check may not."""
+    api: Any = SimpleNamespace(client=SimpleNamespace(url="http://slow"))
+    server = InferenceServer(api, ServerRetryPolicy(hang_seconds=0.5))
+
+    async def answer(_: Request) -> ServerOutput:
+        await asyncio.sleep(50.0)
+        return ServerOutput([7], [-0.5], ["run-0"], stopped=True)
+
+    async def healthy(deadline: float) -> None: ...
+
+    async def hangs(deadline: float) -> None:
+        await asyncio.sleep(deadline)
+        raise Fault("no answer")
+
+    api.generate, api.health = answer, healthy
+    assert run_virtually(server.ask(request("a"))).tokens == [7]
+    api.health = hangs
+    with pytest.raises(Hung, match=r"http://slow did not answer a health check within 0\.5 s"):
+        run_virtually(server.ask(request("a")))
 
 
 def meta(reason: str, count: int, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""Tests wait for events here, and hold what they interrupt, instead of sleeping for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlkit.engines.torch.fused import FusedDecoder
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; pytest's own timeout is the limit."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+class Gate:
+    """Holds a decode step of the fused decoder until it is opened; remembers the rows and threads of all steps.
+
+    Args:
+        monkeypatch: Undoes it.
+        step: The number of the step, from 1.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+        from rlkit.engines.torch.fused import FusedDecoder
+
+        self.entered, self.opened = threading.Event(), threading.Event()
+        self.rows: list[int] = []
+        self.threads: list[str] = []
+        plain = FusedDecoder.step
+
+        def held(decoder: FusedDecoder, tokens: torch.Tensor) -> torch.Tensor:
+            self.rows.append(decoder.rows)
+            self.threads.append(threading.current_thread().name)
+            if len(self.rows) == step:
+                self.entered.set()
+                assert self.opened.wait(60)
+            return plain(decoder, tokens)
+
+        monkeypatch.setattr(FusedDecoder, "step", held)
