@@ -22,9 +22,16 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         return super().time() + self._skipped
 
     def skip(self, seconds: float) -> None:
-        """Move the clock on, from any thread."""
+        """Move the clock on."""
         self._skipped += seconds
-        self.call_soon_threadsafe(int)  # wakes the loop up, which then looks at its deadlines
+
+    def skip_from_thread(self, seconds: float) -> None:
+        """Move the clock on from another thread, after the loop has seen what came before."""
+
+        async def skip() -> None:
+            self.skip(seconds)
+
+        asyncio.run_coroutine_threadsafe(skip(), self).result(60)
 
     def run(self, work: Coroutine[object, None, T]) -> T:
         """Return what the work returns, and close the loop."""
