@@ -36,7 +36,7 @@ def python(code: str, folder: Path, *, port: int = 0, confined: bool = True) -> 
         result = await command.run(folder, environment_of_run(), port=port)
         return result.status, result.output.strip()
 
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    return asyncio.run(asyncio.wait_for(run(), 120))
 
 
 @pytest.fixture

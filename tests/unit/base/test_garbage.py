@@ -14,11 +14,13 @@ from rlkit.base import garbage
 from rlkit.base.garbage import THRESHOLD, lasting
 
 SCRIPT = """
-import resource, sys, threading
+import ctypes, resource, sys, threading
 import torch
 from rlkit.base.garbage import reuse_memory
 if sys.argv[1] == "reuse":
     reuse_memory()
+PR_SET_THP_DISABLE = 41  # pages of 4 KiB, whatever the machine prefers
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 def allocate():
     kept = [torch.ones(1 << 18) for _ in range(96)]  # 1 MiB each: a few small blocks that stay cost little
 def faults():

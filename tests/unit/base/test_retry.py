@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from rlkit.base import retry
 from rlkit.base.retry import RetryPolicy, ServiceError
+from tests.unit.simulation import VirtualLoop
 
 
 class Service:
@@ -74,13 +74,17 @@ def test_all_attempts_have_one_deadline_and_each_has_its_own() -> None:
         assert service.limits == [limit]
 
 
-def test_after_the_deadline_the_last_failure_is_the_cause() -> None:
-    service, start = Service(*[500] * 999, seconds=0.02), time.monotonic()
-    with pytest.raises(TimeoutError, match="there was no answer within 0.2 s") as raised:
-        asyncio.run(RetryPolicy(retries=1000, request_seconds=0.2).call(service.attempt))
+def test_after_the_deadline_the_last_failure_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts of 2 s and pauses of 1, 2 and 4 s: the third ends at 9 s, the fourth would begin at 13 s."""
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 1.0)
+    monkeypatch.setattr(retry.random, "random", lambda: 0.5)
+    service, policy = Service(*[500] * 999, seconds=2.0), RetryPolicy(retries=1000, request_seconds=10.0)
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with pytest.raises(TimeoutError, match="there was no answer within 10 s") as raised:
+            runner.run(policy.call(service.attempt))
+        assert runner.get_loop().time() == 10.0
     assert isinstance(raised.value.__cause__, ServiceError)
-    assert time.monotonic() - start >= 0.2
-    assert 1 < len(service.limits) <= 10
+    assert len(service.limits) == 3
 
 
 def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

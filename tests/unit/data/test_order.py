@@ -23,6 +23,7 @@ from rlkit.recipe import Train
 from rlkit.tasks.order import POSTPONED, Order
 from rlkit.types import Prompt
 from tests.conftest import read_jsonl
+from tests.unit.simulation import VirtualLoop
 
 
 def step(order: Order, count: int, **waits: int | None) -> list[int]:
@@ -144,7 +145,8 @@ def test_work_is_stopped_once_enough_has_ended() -> None:
 
     def run(*seconds: float) -> list[int | None]:
         closed.clear()
-        return asyncio.run(run_first(2, *(work(i, s) for i, s in enumerate(seconds))))
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(run_first(2, *(work(i, s) for i, s in enumerate(seconds))))
 
     assert run(0.2, 0.0, 9.0, 0.05) == [None, 1, None, 3]
     assert closed == [0, 2]

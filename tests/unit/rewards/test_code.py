@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 import textwrap
@@ -20,6 +19,7 @@ from rlkit.rewards import CodeReward, code_runners
 from rlkit.rewards.code_tests import program_of, read_cases
 from rlkit.testing import example_trajectory
 from rlkit.types import Score
+from tests.unit.clock import SkippingLoop
 
 DOUBLE = "print(2 * int(input()))"
 PAIRS = {"inputs": ["1\n", "21\n"], "outputs": ["2\n", "42"]}
@@ -33,10 +33,15 @@ def _unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit.base.command.Command.check", lambda self: None)
 
 
-def scores(programs: list[str], tests: object, row: dict[str, Any] | None = None, **options: Any) -> list[Score]:
+def scores(
+    programs: list[str],
+    tests: object,
+    row: dict[str, Any] | None = None,
+    loop: SkippingLoop | None = None,
+    **options: Any,
+) -> list[Score]:
     """Score programs with the same tests, as the samples of a prompt."""
-    options.setdefault("seconds", 1.0)
-    reward = CodeReward(allow_code=True, **options)
+    reward = CodeReward(allow_code=True, **{"seconds": 60.0, **options})
     answer = tests if isinstance(tests, str) else json.dumps(tests)
     trajectories = [example_trajectory(f"Here:\n```python\n{textwrap.dedent(code)}\n```\n") for code in programs]
     for trajectory in trajectories:
@@ -46,7 +51,7 @@ def scores(programs: list[str], tests: object, row: dict[str, Any] | None = None
         reward.bind(None)  # type: ignore[arg-type]
         return await reward.score(trajectories)
 
-    return asyncio.run(score())
+    return (loop or SkippingLoop()).run(score())
 
 
 def rewards(programs: list[str], tests: object, *row: dict[str, Any], **options: Any) -> list[float | None]:
@@ -64,16 +69,18 @@ def test_outputs_decide_and_the_first_failure_ends_the_tests() -> None:
 def test_partial_credit_is_the_share_of_tests_passed() -> None:
     pairs = {"inputs": ["1", "2", "3", "4"], "outputs": ["2", "4", "6", "8"]}
     late = "n = int(input())\nif n == 2: raise ValueError\nprint(2 * n)"
-    slow = "import time\nn = int(input())\nif n == 1: time.sleep(60)\nprint(2 * n)"
-    graded = scores([late, slow, "print(2)"], pairs, partial=True)
-    assert [score.reward for score in graded] == [0.75, 0.75, 0.25]
+    graded = scores([late, "print(2)"], pairs, partial=True)
+    assert [score.reward for score in graded] == [0.75, 0.25]
     assert graded[0].components == {"accuracy": 0.0, "compile_error": 0.0, "tests_passed": 0.75}
+    slow = "read n; [ $n = 1 ] && sleep 60; echo $((2 * n))"  # bash, which starts in a hundredth of its second
+    assert rewards([slow], pairs, partial=True, language="bash", seconds=1.0) == [0.75]
 
 
 def test_tests_beyond_the_total_time_fail() -> None:
-    pairs = {"inputs": ["1"] * 20, "outputs": ["2"] * 20}
-    (score,) = scores(["import time; time.sleep(0.4); print(2)"], pairs, partial=True, total_seconds=1.5)
-    assert 0 < float(score.reward or 0) <= 4 / 20
+    """It ends during the first test, be that in its own time; all others would pass."""
+    pairs = {"inputs": ["1"] + ["2"] * 19, "outputs": ["2"] + ["4"] * 19}
+    program = "import time; n = int(input()); n == 1 and time.sleep(60); print(2 * n)"
+    assert rewards([program], pairs, partial=True, seconds=5.0, total_seconds=0.5) == [0]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +325,7 @@ def test_a_hostile_program_prints_nothing_that_counts() -> None:
     ignores_input = "print(70707)"
     programs = [prints_both, right_but_fails, reads, hangs_after, floods]
     with nothing_left():
-        assert rewards(programs, pairs, partial=True) == [0] * len(programs)
+        assert rewards(programs, pairs, partial=True, seconds=1.0) == [0] * len(programs)
     assert rewards([ignores_input], pairs, partial=True) == [0.5]
 
 

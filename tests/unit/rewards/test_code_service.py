@@ -15,10 +15,11 @@ from rlkit.base.errors import RecipeError
 from rlkit.rewards import CodeReward
 from rlkit.types import Score
 from tests.judge_stand_in import Body, StandIn, serving
+from tests.unit.clock import SkippingLoop
 from tests.unit.rewards.test_code import DOUBLE, PAIRS, scores
 
-SLOW = "import time\nn = int(input())\nif n == 1: time.sleep(60)\nprint(2 * n)"
-Respond = Callable[[Body], "web.StreamResponse | Awaitable[web.StreamResponse]"]
+SLOW = "print(2 * int(input()))  # the first test takes too long"
+Respond = Callable[[Body], "web.StreamResponse | Awaitable[web.StreamResponse] | None"]
 
 
 @pytest.fixture(autouse=True)
@@ -39,32 +40,44 @@ def answer(run: object, compiled: object = None, status: str = "Success") -> web
 
 async def really_run(body: Body) -> web.Response:
     """Run a program in Python, as the service does."""
+    if body["code"].strip() == SLOW and body["stdin"] == "1\n":
+        return answer(result("", None, "TimeLimitExceeded"), status="Failed")
     command, pipe = (sys.executable, "-I", "-S", "-c", body["code"]), subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(body["stdin"].encode()), body["run_timeout"])
-    except TimeoutError:
-        process.kill()
-        return answer(result("", None, "TimeLimitExceeded"), status="Failed")
+    output, _ = await process.communicate(body["stdin"].encode())
     return answer(result(output.decode(), process.returncode), status="Failed" if process.returncode else "Success")
 
 
-def graded(respond: Respond, programs: list[str], tests: object = PAIRS, **options: Any) -> tuple[list[Score], StandIn]:
-    with serving(respond) as stand_in:  # type: ignore[arg-type]
+def graded(
+    respond: Respond, programs: list[str], tests: object = PAIRS, loop: SkippingLoop | None = None, **options: Any
+) -> tuple[list[Score], StandIn]:
+    """Return the scores of programs, and what the service received; its time for None as an answer is soon over."""
+    loop = loop or SkippingLoop()
+
+    async def silence() -> web.StreamResponse:
+        loop.skip_from_thread(75.0)
+        await asyncio.sleep(600)
+        return answer(result("2"))
+
+    def handle(body: Body) -> web.StreamResponse | Awaitable[web.StreamResponse]:
+        response = respond(body)
+        return silence() if response is None else response
+
+    with serving(handle) as stand_in:  # type: ignore[arg-type]
         options = {"url": f"{stand_in.url}/run_code", "compile_seconds": 0.3, "partial": True, **options}
-        return scores(programs, tests, **options), stand_in
+        return scores(programs, tests, loop=loop, **options), stand_in
 
 
 def test_real_programs_by_the_service() -> None:
     programs = [DOUBLE, "print(2)", "print(", SLOW, "print(2 * int(input())); raise SystemExit(3)"]
-    found, stand_in = graded(really_run, programs, seconds=1.5)
+    found, stand_in = graded(really_run, programs)
     assert [score.reward for score in found] == [1, 0.5, 0, 0.5, 0]
     assert found[1].components == {"accuracy": 0.0, "compile_error": 0.0, "tests_passed": 0.5}
     assert found[1].feedback == "The program fails test 2 of 2."
     assert len(stand_in.bodies) == 10
     [body] = [body for body in stand_in.bodies if (body["code"], body["stdin"]) == (f"{DOUBLE}\n", "21\n")]
     assert body == {"code": f"{DOUBLE}\n", "language": "python", "stdin": "21\n", "compile_timeout": 0.3,
-                    "run_timeout": 1.5, "memory_limit_MB": 1024}  # fmt: skip
+                    "run_timeout": 60.0, "memory_limit_MB": 1024}  # fmt: skip
 
 
 @pytest.mark.parametrize("compiled", [result(code=1), result(code=None, status="TimeLimitExceeded")])
@@ -90,18 +103,14 @@ def test_javascript_is_nodejs_there_and_others_are_as_they_are() -> None:
         assert (score.reward, body["language"], body["memory_limit_MB"]) == (0.5, theirs, memory)
 
 
-def stalls(body: Body) -> Awaitable[web.StreamResponse]:
-    async def late() -> web.StreamResponse:
-        await asyncio.sleep(30)
-        return answer(result("2"))
-
-    return late()
+def never(body: Body) -> None:
+    """Do not answer."""
 
 
 @pytest.mark.parametrize(
     ("respond", "message", "attempts"),
     [
-        (stalls, "did not answer within 0.8 s (after 2 attempts)", 2),
+        (never, "did not answer within 70.3 s (after 2 attempts)", 2),
         (lambda _: web.Response(status=503, text="full"), "answered 503: full (after 2 attempts)", 2),
         (lambda _: web.Response(status=422, text="no such language"), "answered 422: no such language", 1),
         (lambda _: web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}), "answered 302", 2),
@@ -113,11 +122,8 @@ def stalls(body: Body) -> Awaitable[web.StreamResponse]:
     ],
     ids=["slow", "full", "refuses", "elsewhere", "text", "list", "broken", "no run", "no output"],
 )
-def test_what_the_service_does_wrong_is_no_reward(
-    respond: Respond, message: str, attempts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlkit.rewards.code_runners.GRACE_SECONDS", 0.3)
-    [score], stand_in = graded(respond, ["x"], seconds=0.2)
+def test_what_the_service_does_wrong_is_no_reward(respond: Respond, message: str, attempts: int) -> None:
+    [score], stand_in = graded(respond, ["x"])
     assert score.reward is None
     assert message in str(score.error)
     assert str(score.error).startswith("CodeReward: Sandbox Fusion at 127.0.0.1:")
@@ -127,20 +133,19 @@ def test_what_the_service_does_wrong_is_no_reward(
 BREAKS: dict[str, Respond] = {
     "broken": lambda _: answer(result(status="Error"), status="SandboxError"),
     "crash": lambda _: web.Response(status=500),
-    "silent": stalls,
+    "silent": never,
     "cut": lambda _: web.Response(text='{"status": "Succ'),
 }
 
 
 @pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
-def test_a_program_that_breaks_its_sandbox_fails(breaks: Respond, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_breaks_its_sandbox_fails(breaks: Respond) -> None:
     """An error would leave its group out, which the policy would learn to prefer to a wrong answer."""
-    monkeypatch.setattr("rlkit.rewards.code_runners.GRACE_SECONDS", 0.3)
 
-    def respond(body: Body) -> web.StreamResponse | Awaitable[web.StreamResponse]:
+    def respond(body: Body) -> web.StreamResponse | Awaitable[web.StreamResponse] | None:
         return breaks(body) if body["code"] == "break\n" else answer(result("2"))
 
-    scored, stand_in = graded(respond, ["break", "x"], seconds=0.2, language="rust")
+    scored, stand_in = graded(respond, ["break", "x"], language="rust", concurrency=1)
     assert [(score.reward, score.error) for score in scored] == [(0.0, None), (0.5, None)]
     assert scored[0].components == {"accuracy": 0.0, "compile_error": 0.0, "tests_passed": 0.0}
     bodies = [(body["code"], body["language"]) for body in stand_in.bodies if body["code"] != "x\n"]
@@ -165,15 +170,17 @@ def test_a_dead_service_is_an_error_without_the_login() -> None:
 
 
 def test_requests_are_bounded_and_their_wait_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an attempt, which has a second, and of a request, which has two."""
-    monkeypatch.setattr("rlkit.rewards.code_runners.GRACE_SECONDS", 0.5)
+    """Of an attempt, which has 30 s, and of a request, which has 60; 12 pairs of requests take 25 s each."""
     monkeypatch.setattr("rlkit.rewards.code_runners.LONGEST_PAUSE", 0.0)
+    loop, pair = SkippingLoop(), asyncio.Barrier(2)
 
     async def late(_: Body) -> web.StreamResponse:
-        await asyncio.sleep(0.2)
+        if await pair.wait() == 0:
+            loop.skip_from_thread(25.0)
+        await asyncio.sleep(0.01)
         return answer(result("2"))
 
-    found, stand_in = graded(late, ["x"] * 12, concurrency=2, seconds=0.2)  # 24 requests, 12 after another: 2.4 s
+    found, stand_in = graded(late, ["x"] * 12, loop=loop, concurrency=2, seconds=20.0)
     assert [score.reward for score in found] == [0.5] * 12
     assert stand_in.most_in_flight == 2
 

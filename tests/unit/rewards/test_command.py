@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from rlkit.base.deadlines import deadline
 from rlkit.base.errors import RecipeError
 from rlkit.rewards import CommandReward
 from rlkit.testing import example_trajectory
-from rlkit.types import Score
+from rlkit.types import Score, Trajectory
+from tests.unit.clock import SkippingLoop, until
 
 PYTHON = sys.executable
 
@@ -71,26 +73,51 @@ def test_an_agents_number_does_not_count_nor_a_link_in_its_place(tmp_path: Path)
     assert graded(link, "", tmp_path).reward == 0
 
 
+def in_folder(folder: Path) -> Trajectory:
+    return replace(example_trajectory(""), agent={"folder": str(folder)})
+
+
 def test_a_hanging_command_earns_nothing_and_is_killed(tmp_path: Path) -> None:
-    reward = CommandReward("sleep 4711", allow_code=True, seconds=0.5)
-    assert graded(reward, "").reward == 0
-    commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
-    assert not [command for command in commands if b"4711" in command]
+    """Its time ends when it has begun."""
+    loop, mark = SkippingLoop(), f"4711.{os.getpid()}"
+    reward = CommandReward(f"sh -c 'touch began; sleep {mark}'", allow_code=True, seconds=100.0)
+
+    async def hang() -> list[Score]:
+        reward.bind(None)  # type: ignore[arg-type]
+        scoring = asyncio.create_task(reward.score([in_folder(tmp_path)]))
+        await until((tmp_path / "began").exists)
+        loop.skip(100.0)
+        return await scoring
+
+    assert loop.run(hang()) == [Score(0.0, {"accuracy": 0.0})]
+    assert not [process for process in Path("/proc").glob("[0-9]*") if mark.encode() in command_line(process)]
 
 
-def test_the_wait_for_other_commands_counts_in_no_deadline() -> None:
-    """One command at a time: three take over 0.9 s, each of them less than the deadline."""
-    reward = CommandReward("sleep 0.3", allow_code=True, concurrency=1, sandbox=False)
+def command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+def test_the_wait_for_other_commands_counts_in_no_deadline(tmp_path: Path) -> None:
+    """One command at a time: the second waits for longer than its deadline until the first has ended."""
+    loop, command = SkippingLoop(), "sh -c 'touch began; until [ -e end ]; do sleep 0.05; done'"
+    reward = CommandReward(command, allow_code=True, seconds=1000.0, concurrency=1, sandbox=False)
 
     async def timed() -> list[Score]:
-        async with deadline(0.8):
-            return await reward.score([example_trajectory("")])
+        async with deadline(100.0):
+            return await reward.score([in_folder(tmp_path)])
 
-    async def all_groups() -> list[list[Score]]:
+    async def both() -> list[Score]:
         reward.bind(None)  # type: ignore[arg-type]
-        return await asyncio.gather(*(timed() for _ in range(3)))
+        scoring = [asyncio.create_task(work) for work in (reward.score([in_folder(tmp_path)]), timed())]
+        await until((tmp_path / "began").exists)
+        loop.skip(200.0)
+        (tmp_path / "end").touch()
+        return [score for scores in await asyncio.gather(*scoring) for score in scores]
 
-    assert asyncio.run(all_groups()) == [[Score(1.0, {"accuracy": 1.0})]] * 3
+    assert loop.run(both()) == [Score(1.0, {"accuracy": 1.0})] * 2
 
 
 def test_a_completion_reaches_neither_network_nor_other_files(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
 from rlkit.types import Score
 from tests.judge_stand_in import Body, StandIn, responses, serving
+from tests.unit.clock import SkippingLoop, until
 from tests.unit.rewards.test_rewards import scored
 
-FAST = RetryPolicy(retries=1, request_seconds=5.0, attempt_seconds=1.0)
+ONCE_MORE = RetryPolicy(retries=1, request_seconds=300.0, attempt_seconds=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +34,21 @@ def workers() -> Iterator[Workers]:
 
 
 def server(stand_in: StandIn, **options: Any) -> JudgeServer:
-    return JudgeServer(stand_in.url, "m", **{"retry": FAST, **options})
+    return JudgeServer(stand_in.url, "m", **{"retry": ONCE_MORE, **options})
 
 
 def judged(
-    stand_in: StandIn, workers: Workers, texts: Sequence[str], mode: Any = "absolute", **options: Any
+    stand_in: StandIn,
+    workers: Workers,
+    texts: Sequence[str],
+    mode: Any = "absolute",
+    loop: SkippingLoop | None = None,
+    **options: Any,
 ) -> tuple[list[Score], dict[str, float]]:
     """Return the scores of completions, and the judge's counts."""
     own = {name: options.pop(name) for name in ("both_orders", "opponents", "seed", "timeout") if name in options}
     reward = JudgeReward(server(stand_in, **options), mode=mode, **own)
-    scores = scored(reward, [example_trajectory(text) for text in texts], workers)
+    scores = scored(reward, [example_trajectory(text) for text in texts], workers, loop)
     reward.close()
     return scores, dict(reward.counts())
 
@@ -249,33 +255,40 @@ def test_a_server_that_asks_for_a_pause_gets_it(workers: Workers) -> None:
 
 
 def test_a_slow_server_fails_only_what_it_does_not_answer(workers: Workers) -> None:
-    """One answer trickles in for ever: its two attempts end after 0.3 s each. The others wait for none of that."""
+    """One answer never comes: its two attempts end, each after the others were answered."""
+    loop = SkippingLoop()
 
     async def respond(body: Body) -> str | web.StreamResponse:
         if responses(body) != ["b"]:
             return rate(body)
-        await asyncio.sleep(20)
+        await until(lambda: reward.counts().get("judge_prompt_tokens") == 200)
+        loop.skip_from_thread(60.0)
+        await asyncio.sleep(600)
         return rate(body)
 
-    slow = RetryPolicy(retries=1, request_seconds=5.0, attempt_seconds=0.3)
+    slow = RetryPolicy(retries=1, request_seconds=500.0, attempt_seconds=50.0)
     with serving(respond) as stand_in:
-        scores, counts = judged(stand_in, workers, ["a", "b", "aa"], retry=slow)
+        reward = JudgeReward(server(stand_in, retry=slow))
+        scores = scored(reward, [example_trajectory(text) for text in ("a", "b", "aa")], workers, loop)
+        reward.close()
     assert [s.reward for s in scores] == [0.1, None, 0.2]
-    assert "did not answer within 0.3 s (after 2 attempts)" in (scores[1].error or "")
-    assert counts["judge_calls"] == 4
+    assert "did not answer within 50 s (after 2 attempts)" in (scores[1].error or "")
+    assert reward.counts()["judge_calls"] == 4
 
 
 def test_waiting_for_a_slot_is_in_no_timeout(workers: Workers) -> None:
-    """Eight answers of 0.15 s, one at a time, take 1.2 s; a group, a request and an attempt may take 0.9 s."""
+    """Eight answers of 25 s, one at a time, take 200 s; a group, a request and an attempt may take 60 s."""
+    loop = SkippingLoop()
 
     async def respond(body: Body) -> str:
-        await asyncio.sleep(0.15)
+        loop.skip_from_thread(25.0)
+        await asyncio.sleep(0.01)
         return rate(body)
 
-    limit = RetryPolicy(retries=0, request_seconds=0.9, attempt_seconds=0.9)
+    limit = RetryPolicy(retries=0, request_seconds=60.0, attempt_seconds=60.0)
     texts = ["a" * n for n in range(8)]
     with serving(respond) as stand_in:
-        scores, _ = judged(stand_in, workers, texts, concurrency=1, retry=limit, timeout=0.9)
+        scores, _ = judged(stand_in, workers, texts, loop=loop, concurrency=1, retry=limit, timeout=60.0)
     assert [s.reward for s in scores] == [n / 10 for n in range(8)]
     assert stand_in.most_in_flight == 1
 

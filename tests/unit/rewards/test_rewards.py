@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -42,6 +41,7 @@ from rlkit.testing import check_reward, example_trajectory
 from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.types import Score, Trajectory
+from tests.unit.clock import SkippingLoop
 from tests.unit.rollout.test_conversation import call, hold, tools
 
 
@@ -52,13 +52,15 @@ def workers() -> Iterator[Workers]:
     pool.close()
 
 
-def scored(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+def scored(
+    reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers, loop: SkippingLoop | None = None
+) -> list[Score]:
     """Score as a run does."""
     runtime = SimpleNamespace(
         score=lambda r, t: score(r, t, workers), work=workers.call, device=torch.device("cpu"), autocast=nullcontext
     )
     reward.bind(runtime)  # type: ignore[arg-type]
-    return asyncio.run(score(reward, trajectories, workers))
+    return (loop or SkippingLoop()).run(score(reward, trajectories, workers))
 
 
 class NoWorkers(Workers):
@@ -384,7 +386,8 @@ def test_what_a_function_does_to_a_column_reaches_no_other(tmp_path: Path, name:
 )
 def test_a_batch_that_fails_fails_its_group(tmp_path: Path, workers: Workers, name: str, problem: str) -> None:
     (tmp_path / "mine.py").write_text(BATCH)
-    reward = BatchReward(f"{tmp_path}/mine.py:{name}", allow_code=True, timeout=1.0)
+    timeout = 1.0 if name == "hangs" else 60.0
+    reward = BatchReward(f"{tmp_path}/mine.py:{name}", allow_code=True, timeout=timeout)
     scores = scored(reward, [example_trajectory("4"), example_trajectory("5")], workers)
     assert [s.reward for s in scores] == [None, None]
     assert all((s.error or "").startswith("BatchReward: ") and problem in (s.error or "") for s in scores)
@@ -544,13 +547,25 @@ def test_remote_reward_repeats_what_may_succeed_later(
     assert f"after {attempts} attempts" in (found.error or "")
 
 
-def test_remote_reward_has_one_deadline_for_all_attempts(url: str, workers: Workers) -> None:
+def test_remote_reward_has_one_deadline_for_all_attempts(
+    url: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends during the second attempt."""
+    loop, respond, requests = SkippingLoop(), Service.do_POST, []
+
+    def skipping(service: Service) -> None:
+        requests.append(service.path)
+        if len(requests) == 2:
+            loop.skip_from_thread(60.0)
+        respond(service)
+
+    monkeypatch.setattr(Service, "do_POST", skipping)
     Service.failures = 999
-    reward = RemoteReward(url, retry=RetryPolicy(retries=100, request_seconds=0.5))
-    [found] = scored(reward, [example_trajectory("a")], workers)
+    reward = RemoteReward(url, retry=RetryPolicy(retries=100, request_seconds=60.0))
+    [found] = scored(reward, [example_trajectory("a")], workers, loop)
     reward.close()
-    assert "there was no answer within 0.5 s; the last attempt: HTTP Error 500" in (found.error or "")
-    assert 1 <= len(Service.sizes) <= 4
+    assert "there was no answer within 60 s; the last attempt: HTTP Error 500" in (found.error or "")
+    assert len(requests) == 2
 
 
 def classifier(folder: Path, template: str | None) -> tuple[str, Any]:
@@ -643,37 +658,27 @@ def test_model_reward_that_is_not_there_says_so(tmp_path: Path, workers: Workers
 def test_model_reward_keeps_the_event_loop_free(
     tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four prompts of two forward passes, 0.15 s each, take 1.2 s, one prompt after another, with 0.6 s for each."""
+    """Four prompts of two forward passes, 25 s each, one prompt after another, with 60 s for each prompt."""
     path, _ = classifier(tmp_path / "rm", None)
-    reward = ModelReward(path, batch_size=2, timeout=0.6)
+    reward = ModelReward(path, batch_size=2, timeout=60.0)
     reward.bind(SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext))  # type: ignore[arg-type]
-    forward, threads, ticks = reward._model.forward, [], 0
+    forward, threads, loop = reward._model.forward, [], SkippingLoop()
 
     def slow(**batch: Any) -> Any:
         threads.append((threading.current_thread().name.rpartition("_")[0], len(batch["input_ids"])))
-        time.sleep(0.15)
+        loop.skip_from_thread(25.0)
         return forward(**batch)
 
     monkeypatch.setattr(reward._model, "forward", slow)
 
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0.01)
-            ticks += 1
-
     async def all_groups() -> list[list[Score]]:
-        ticking = asyncio.create_task(tick())
         group = [example_trajectory(text) for text in ("4", "it is four", "4!")]
-        found = await asyncio.gather(*(score(reward, group, workers) for _ in range(4)))
-        ticking.cancel()
-        return found
+        return await asyncio.gather(*(score(reward, group, workers) for _ in range(4)))
 
-    found = asyncio.run(all_groups())
+    found = loop.run(all_groups())
     reward.close()
     assert [s.error for scores in found for s in scores] == [None] * 12
     assert threads == [("rlkit-model-reward", 2), ("rlkit-model-reward", 1)] * 4
-    assert ticks > 20
     ModelReward(path).close()  # one that was never bound
 
 
