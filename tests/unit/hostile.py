@@ -245,17 +245,6 @@ def obey(what: str) -> object:  # noqa: PLR0912, PLR0915
     return "done"
 
 
-class Slow(RewardFunction):
-    """Takes its time."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def grade(self, trajectory: Trajectory) -> float:
-        time.sleep(self.seconds)
-        return 1.0
-
-
 @rlkit.tool
 def shout(text: str) -> str:
     """Writes in capitals.
@@ -264,6 +253,17 @@ def shout(text: str) -> str:
         text: What.
     """
     return text.upper()
+
+
+@rlkit.tool
+def wait(seconds: float) -> str:
+    """Waits.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return f"waited {seconds:g}"
 
 
 class Moody(RewardFunction):
