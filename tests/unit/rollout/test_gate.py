@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,14 +150,14 @@ def test_a_model_without_a_decoder_is_interrupted_between_tokens() -> None:
     engine = bound("mamba")
     engine._stop_ids = frozenset()
 
-    async def run() -> Completion:
-        task = asyncio.create_task(engine.generate(requests(400)[0]))
-        while not engine._loop.batch.rows:
-            await asyncio.sleep(0.001)
-        engine.interrupt()
-        return await task
+    steps = count(1)
 
-    answer = asyncio.run(run())
+    async def interrupt_later() -> None:
+        if next(steps) == 3:
+            engine.interrupt()
+
+    engine.follow(interrupt_later)
+    answer = asyncio.run(engine.generate(requests(400)[0]))
     assert answer.stop is StopReason.INTERRUPTED
     assert 0 < len(answer.tokens) == len(answer.versions) < 400
 
