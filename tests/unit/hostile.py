@@ -245,17 +245,6 @@ def obey(what: str) -> object:  # noqa: PLR0912, PLR0915
     return "done"
 
 
-class Slow(RewardFunction):
-    """Takes its time."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def grade(self, trajectory: Trajectory) -> float:
-        time.sleep(self.seconds)
-        return 1.0
-
-
 @rlkit.tool
 def shout(text: str) -> str:
     """Writes in capitals.
@@ -264,6 +253,17 @@ def shout(text: str) -> str:
         text: What.
     """
     return text.upper()
+
+
+@rlkit.tool
+def wait(seconds: float) -> str:
+    """Waits.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return f"waited {seconds:g}"
 
 
 class Moody(RewardFunction):
@@ -298,9 +298,14 @@ class Moody(RewardFunction):
 
 
 class Fragile(RewardFunction):
-    """Does what the text says; its control is the reference."""
+    """Does what the text says; its control is the reference. It hangs once a new file is in the folder."""
+
+    def __init__(self, folder: str = "") -> None:
+        self.folder = folder
 
     def grade(self, trajectory: Trajectory) -> float:
+        if trajectory.text == "hang":
+            sleep(self.folder)
         obey(trajectory.text)
         return 1.0
 
@@ -316,13 +321,17 @@ def compare_badly(answers: tuple[str, str]) -> bool:
 
 
 def times(factor: int, what: object) -> object:
-    """Multiply numbers, and do what texts say."""
+    """Multiply numbers, do what texts say, and hang where a folder is named."""
+    if isinstance(what, tuple):
+        sleep(what[1])
     return factor * what if isinstance(what, int) else obey(str(what))
 
 
-def doze(seconds: float, _: int) -> int:
-    """Take some time; return which process did."""
-    time.sleep(seconds)
+def meet(folder: str, _: int) -> int:
+    """Wait until two processes are here; return which this one is."""
+    note(folder)
+    while len(os.listdir(folder)) < 2:
+        time.sleep(0.005)
     return os.getpid()
 
 

@@ -67,6 +67,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.clock.now
 
 
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns, on a virtual clock; no thread, process or socket may take part in it."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
+
 class VirtualEventLoop:
     """What `RolloutService` needs of an event loop, in the caller's thread: the loop runs while the caller waits."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import rlkit
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import parse_after_thinking
@@ -32,6 +30,8 @@ from rlkit.testing import ScriptedEngine
 from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator, evaluate
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, StopReason, Trajectory
+from tests.unit import simulation
+from tests.unit.hostile import wait
 
 TOKENIZER = build_tokenizer()
 PROMPT = Prompt("p", [{"role": "user", "content": "?"}], "7")
@@ -239,8 +239,10 @@ def hold(
     limits: Limits = Limits(turns=6, tool_calls=8),  # noqa: B008
     *,
     engine: ScriptedEngine | None = None,
+    run: Callable[[Coroutine[Any, Any, list[Trajectory]]], list[Trajectory]] = simulation.run,
     **options: Any,
 ) -> list[Trajectory]:
+    """Return the conversations, held on a virtual clock unless `run` is another."""
     engine = engine or ScriptedEngine(script)
     engine.bind(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
     template = ChatTemplate(TOKENIZER, {TOKENIZER.eos_token_id}, participants.schemas())
@@ -250,7 +252,7 @@ def hold(
 
     async def finish(group: list[Trajectory]) -> None: ...
 
-    return asyncio.run(collect(setup, [(0, prompt)], finish))
+    return run(collect(setup, [(0, prompt)], finish))
 
 
 def tools(**named: Tool) -> Participants:
@@ -507,17 +509,6 @@ def test_a_conversation_of_one_turn_is_not_compared() -> None:
     assert (done.counts, done.error, done.stop) == ({}, None, StopReason.TURNS)
 
 
-@rlkit.tool
-def wait(seconds: float) -> str:
-    """Waits.
-
-    Args:
-        seconds: How long.
-    """
-    time.sleep(seconds)
-    return f"waited {seconds:g}"
-
-
 @pytest.fixture
 def workers() -> Iterator[Workers]:
     pool = Workers(2)
@@ -526,13 +517,13 @@ def workers() -> Iterator[Workers]:
 
 
 def test_a_function_is_a_tool_that_is_killed_at_its_deadline(workers: Workers) -> None:
-    waiting = wait(timeout=1.0)
-    waiting.bind(SimpleNamespace(work=workers.call))  # type: ignore[arg-type]
-    assert waiting.name == "wait"
-    assert waiting.parameters["properties"]["seconds"] == {"type": "number", "description": "How long."}
-    [done] = hold(
-        lambda request, turn: [call("wait", seconds=0.01), call("wait", seconds=60), "x"][turn], tools(wait=waiting)
-    )
+    patient, hasty = wait(timeout=60.0), wait(timeout=1.0)
+    for tool in (patient, hasty):
+        tool.bind(SimpleNamespace(work=workers.call))  # type: ignore[arg-type]
+    assert patient.name == "wait"
+    assert patient.parameters["properties"]["seconds"] == {"type": "number", "description": "How long."}
+    turns = [call("patient", seconds=0.01), call("hasty", seconds=600), "x"]
+    [done] = hold(lambda request, turn: turns[turn], tools(patient=patient, hasty=hasty), run=asyncio.run)
     assert "waited 0.01" in replies(done)
     assert "did not finish within 1 s and was killed" in replies(done)
     assert done.counts == {"tool_calls": 2, "tool_errors": 1}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -28,8 +29,11 @@ from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
 from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Message, Prompt, Score, Trajectory
-from tests.unit.hostile import Slow, compare_badly, shout
+from tests.unit.hostile import Fragile, compare_badly, shout
 from tests.unit.rollout.test_conversation import PROMPT, Adder, Countdown, call, hold, replies, tools
+from tests.unit.simulation import run
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -69,9 +73,9 @@ def test_the_guard_says_what_went_wrong() -> None:
         (returns, "it returned 5, expected str$"),
     ):
         with pytest.raises(GuardError, match=f"^Part of tests: {message}"):
-            asyncio.run(guard(work, Part(0.05), str))  # type: ignore[arg-type]
+            run(guard(work, Part(0.05), str))  # type: ignore[arg-type]
     with pytest.raises(RolloutError, match="the run's own"):
-        asyncio.run(guard(refuses, Part(1.0)))
+        run(guard(refuses, Part(1.0)))
 
 
 def test_a_cancelled_caller_of_the_guard_is_cancelled() -> None:
@@ -82,7 +86,7 @@ def test_a_cancelled_caller_of_the_guard_is_cancelled() -> None:
         await asyncio.wait((task,))
         return task.cancelled()
 
-    assert asyncio.run(caller())
+    assert run(caller())
 
 
 def test_time_in_a_queue_counts_in_no_deadline() -> None:
@@ -95,9 +99,9 @@ def test_time_in_a_queue_counts_in_no_deadline() -> None:
         async with deadline(0.2):
             return await guard(lambda: inside(stop), Part(0.2))
 
-    assert asyncio.run(around(queued)) == "done"
+    assert run(around(queued)) == "done"
     with pytest.raises(TimeoutError):
-        asyncio.run(around(paused))
+        run(around(paused))
 
 
 def test_the_clock_stands_still_while_anything_waits() -> None:
@@ -110,11 +114,11 @@ def test_the_clock_stands_still_while_anything_waits() -> None:
         await then()
         return "done"
 
-    assert asyncio.run(guard(lambda: works(lambda: asyncio.sleep(0)), Part(0.2))) == "done"
+    assert run(guard(lambda: works(lambda: asyncio.sleep(0)), Part(0.2))) == "done"
     with pytest.raises(GuardError, match="did not finish within 0.2 s"):
-        asyncio.run(guard(lambda: works(never), Part(0.2)))
+        run(guard(lambda: works(never), Part(0.2)))
     with pytest.raises(GuardError, match="did not finish within 0.2 s"):  # of the one inside, too
-        asyncio.run(guard(lambda: guard(lambda: works(never), Part(9.0)), Part(0.2)))
+        run(guard(lambda: guard(lambda: works(never), Part(9.0)), Part(0.2)))
 
 
 @pytest.fixture
@@ -125,35 +129,67 @@ def queue() -> Iterator[Workers]:
     pool.close()
 
 
+class ClockedLoop(asyncio.SelectorEventLoop):
+    """Has a clock that a test sets."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def while_the_worker_is_busy(queue: Workers, fifo: Path, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns, which waits for the worker for 1000 s on the loop's clock."""
+    os.mkfifo(fifo)
+    loop = ClockedLoop()
+
+    async def wait() -> T:
+        first = asyncio.create_task(queue.call(Path.read_text, fifo, 60))
+        first.add_done_callback(lambda _: os.close(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)))  # if it fails, too
+        with await asyncio.to_thread(fifo.open, "w"):  # once the worker reads
+            waiting = asyncio.create_task(work)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            loop.now += 1000
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        await first
+        return await waiting
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(wait())
+
+
 @pytest.mark.parametrize("combined", [Composite, Router])
-def test_no_group_is_lost_in_the_queue_for_workers(queue: Workers, combined: type[Composite] | type[Router]) -> None:
-    """8 groups of 2 calls of 0.1 s on a worker: the last waits for 1.5 s, with a deadline of 0.5 s."""
-    options: dict[str, Any] = {"default": "slow"} if combined is Router else {}
-    reward = combined({"slow": Slow(0.1)}, timeout=0.5, **options)
+def test_no_group_is_lost_in_the_queue_for_workers(
+    queue: Workers, tmp_path: Path, combined: type[Composite] | type[Router]
+) -> None:
+    options: dict[str, Any] = {"default": "fine"} if combined is Router else {}
+    reward = combined({"fine": Fragile()}, timeout=0.5, **options)
     reward.bind(SimpleNamespace(score=lambda r, t: score(r, t, queue)))  # type: ignore[arg-type]
 
     async def groups() -> list[list[Score]]:
-        return await asyncio.gather(*(score(reward, [example_trajectory("a")] * 2, queue) for _ in range(8)))
+        return await asyncio.gather(*(score(reward, [example_trajectory("fine")] * 2, queue) for _ in range(8)))
 
-    scores = asyncio.run(groups())
+    scores = while_the_worker_is_busy(queue, tmp_path / "fifo", groups())
     assert [[found.reward for found in group] for group in scores] == [[1.0, 1.0]] * 8
 
 
-def test_a_tool_and_a_user_who_wait_for_a_worker_lose_nothing(queue: Workers) -> None:
-    tool, user = shout(timeout=0.5), Retry()
-    user.timeout = 0.5
+def test_a_tool_and_a_user_who_wait_for_a_worker_lose_nothing(queue: Workers, tmp_path: Path) -> None:
+    tool, user = shout(timeout=60.0), Retry()
     for part in (tool, user):
         part.bind(SimpleNamespace(work=queue.call))  # type: ignore[arg-type]
 
-    async def behind(work: Callable[[], Awaitable[Any]]) -> Any:
-        first = asyncio.create_task(queue.call(time.sleep, 1.0, 30))
-        await asyncio.sleep(0.1)
-        return (await asyncio.gather(first, guard(work, Part(0.5))))[1]
+    async def both() -> tuple[object, object]:
+        messages = [{"role": "assistant", "content": "It is 4."}]
+        state = {"answer": "4", "left": 1}
+        return await asyncio.gather(
+            guard(lambda: tool.call({"text": "a"}, {}), Part(0.5)),
+            guard(lambda: user.reply(messages, state), Part(0.5)),
+        )
 
-    assert asyncio.run(behind(lambda: tool.call({"text": "a"}, {}))) == ("A", 0.0)
-    state = {"answer": "4", "left": 1}
-    messages = [{"role": "assistant", "content": "It is 4."}]
-    assert asyncio.run(behind(lambda: user.reply(messages, state))) == Reply([], done=True)
+    found = while_the_worker_is_busy(queue, tmp_path / "fifo", both())
+    assert found == [("A", 0.0), Reply([], done=True)]
 
 
 class Shapeless(RewardManager):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -38,10 +40,12 @@ from rlkit.testing import ScriptedEngine, example_trajectory
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, Trajectory
 from tests.conftest import ROOT
 from tests.unit.rollout.test_conversation import PROMPT, TOKENIZER, call
+from tests.unit.simulation import VirtualEventLoop
 
 T = TypeVar("T")
 
-PAUSE, TIMEOUT, WORK = 1.0, 0.5, 0.15
+TIMEOUT, WORK = 0.5, 0.15
+SAFETY_SECONDS = 60.0
 
 
 def nothing() -> None: ...
@@ -57,13 +61,18 @@ def loop() -> Iterator[EventLoop]:
     made.close()
 
 
-class Slow:
-    """Takes `WORK` seconds for everything, or for ever; counts how many calls run at once."""
+@pytest.fixture
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services have event loops on virtual clocks, in the caller's thread."""
+    monkeypatch.setattr(module, "EventLoop", VirtualEventLoop)
 
-    timeout = TIMEOUT
+
+class Slow:
+    """Takes `WORK` seconds for everything, or for ever, with a deadline then; counts how many calls run at once."""
 
     def __init__(self, hangs: bool = False) -> None:
         self.seconds = 600.0 if hangs else WORK
+        self.timeout = TIMEOUT if hangs else SAFETY_SECONDS
         self.running = self.most = self.released = 0
 
     async def work(self) -> None:
@@ -157,24 +166,18 @@ def participants(part: Slow) -> Participants:
     return Participants(interaction=user or None, environment=game or None)
 
 
-def with_a_paused_trainer(made: RolloutService, part: Slow, work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work returns, during whose first call of the part this thread stands still."""
-    future = made.submit(work)
-    while not part.most:
-        time.sleep(0.001)
-    time.sleep(PAUSE)
-    assert future.done()
-    made.close()
-    return future.result()
+def with_a_paused_trainer(made: RolloutService, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns, during which this thread stands still."""
+    with closing(made):
+        return made.submit(work).result(SAFETY_SECONDS)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("kind", [SlowTool, SlowUser, SlowGame])
 def test_a_pause_of_the_trainer_costs_no_conversation(kind: type[Slow], hangs: bool) -> None:
-    """The trainer stands for 1 s. A part has 0.5 s, of which it takes 0.15 s or all, and a conversation has 0.9 s."""
     part = kind(hangs)
-    made = service(participants(part), seconds=0.9)
-    [done] = with_a_paused_trainer(made, part, sampled(made))
+    made = service(participants(part))
+    [done] = with_a_paused_trainer(made, sampled(made))
     if kind is SlowTool:
         assert (done.error, done.counts.get("tool_errors", 0)) == (None, int(hangs))
     else:
@@ -186,37 +189,39 @@ def test_a_pause_of_the_trainer_costs_no_conversation(kind: type[Slow], hangs: b
 def test_a_pause_of_the_trainer_loses_no_score(hangs: bool) -> None:
     made, reward = service(), SlowReward(hangs)
     work = run_concurrently(*(made.score(reward, [example_trajectory("a")] * 2) for _ in range(4)))
-    groups = with_a_paused_trainer(made, reward, work)
+    groups = with_a_paused_trainer(made, work)
     error = "SlowReward of tests: did not finish within 0.5 s" if hangs else None
     assert [(s.reward, s.error) for scores in groups for s in scores] == [(None if hangs else 1.0, error)] * 8
 
 
 def test_a_conversations_deadline_holds_during_a_pause() -> None:
     tool = SlowTool(hangs=True)
-    tool.timeout = 60.0
+    tool.timeout = SAFETY_SECONDS
     made = service(participants(tool), seconds=TIMEOUT)
-    [done] = with_a_paused_trainer(made, tool, sampled(made))
+    [done] = with_a_paused_trainer(made, sampled(made))
     assert done.error == "the conversation took longer than 0.5 s"
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_deadlines_count_from_admission_to_the_engine() -> None:
     """Nine of 0.15 s, three at once, take 0.45 s, within deadlines of 0.4 s; with more room all run at once."""
     for most, expected in ((None, 3), (2, 2), (9, 9)):
         tool = SlowTool()
         made = service(participants(tool), seconds=0.4, most=most)
-        done = made.wait(sampled(made, samples=9))
-        made.close()
+        with closing(made):
+            done = made.wait(sampled(made, samples=9))
         assert [t.error for t in done] == [None] * 9
         assert (tool.most, tool.released) == (expected, 9)
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_waiting_for_a_tools_slot_counts_in_no_deadline() -> None:
     """Three calls of 0.15 s, one at a time: the last waits for 0.3 s, with conversations of 0.25 s."""
     tool = SlowTool()
     tool.concurrency = 1  # type: ignore[assignment]
     made = service(participants(tool), seconds=0.25)
-    done = made.wait(sampled(made, samples=3))
-    made.close()
+    with closing(made):
+        done = made.wait(sampled(made, samples=3))
     assert [(t.error, t.counts) for t in done] == [(None, {"tool_calls": 1})] * 3
     assert tool.most == 1
 
@@ -323,20 +328,35 @@ async def within(seconds: float, work: float) -> str:
     return "done"
 
 
-def test_a_part_that_blocks_the_loop_moves_no_deadline_of_others(
-    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It blocks for 1.2 s, of which 0.3 s count; others take 0.2 s of their 1 s, or hang, and end all the same."""
-    monkeypatch.setattr(loop_module, "STALL_SECONDS", 0.3)
-    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.05)
+@pytest.mark.parametrize("stopped", [False, True])
+def test_time_in_which_the_loop_stands_still_moves_no_deadline(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For 1000 s a part blocks the loop, or the process is stopped while the loop waits.
 
-    async def blocks() -> str:
+    1 s of that counts: work of 0.5 s has 2 s, and what hangs ends all the same.
+    """
+    clock, stops, wait = [0.0], list[float](), selectors.DefaultSelector.select
+
+    def select(selector: selectors.DefaultSelector, timeout: float | None = None) -> Any:
+        if timeout is None:
+            return wait(selector)
+        clock[0] += timeout + sum(stops)
+        stops.clear()
+        return wait(selector, 0)
+
+    async def stands_still() -> str:
         await asyncio.sleep(0.1)
-        time.sleep(1.2)
-        return "blocked"
+        if stopped:
+            stops.append(1000.0)
+        else:
+            clock[0] += 1000.0
+        return "stood still"
 
-    work = run_concurrently(blocks(), within(1.0, 0.2), within(1.0, 600.0), within(600.0, 0.2))
-    assert loop.run(work) == ["blocked", "done", "late", "done"]
+    monkeypatch.setattr(selectors.DefaultSelector, "select", select)
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with closing(EventLoop(nothing)) as loop:
+        work = run_concurrently(stands_still(), within(2.0, 0.5), within(2.0, 600.0), within(600.0, 0.5))
+        assert loop.run(work) == ["stood still", "done", "late", "done"]
+    assert 1000 < clock[0] < 1010
 
 
 STOPPED = """
@@ -364,6 +384,7 @@ loop.close()
 """
 
 
+@pytest.mark.stress
 def test_a_process_that_was_stopped_has_lost_no_deadline() -> None:
     """Stopped for 2 s, of which 0.3 s count; work of 0.5 s has 1.5 s, and what hangs ends all the same."""
     command = (sys.executable, "-c", STOPPED.replace("{within}", inspect.getsource(within)))
