@@ -37,7 +37,7 @@ class Suite:
         reads: Patterns of files, from the root of the repository.
         tests: The words for pytest, in the environment `environment`.
         smoke: Those of the tests that the gate runs where files have changed.
-        environment: The script in .ci that makes it; none for the one that runs this.
+        environment: The name for .ci/environment, which makes it; none for the one that runs this.
         debian: Packages that it needs, by a command of each.
     """
 
@@ -49,7 +49,7 @@ class Suite:
 
 
 def _own(name: str, *more: str) -> tuple[str, ...]:
-    return (*SERVERS, f"tests/{name}/**/*.py", f".ci/{name}", f".ci/constraints-{name}.txt", *more)
+    return (*SERVERS, f"tests/{name}/**/*.py", ".ci/environment", f".ci/constraints-{name}.txt", *more)
 
 
 SUITES = {
@@ -57,7 +57,7 @@ SUITES = {
         (
             "rlkit/loggers.py", "rlkit/models/quantized*.py", "rlkit/agents.py", "rlkit/gateway/**/*.py",
             "plugins/rlkit-env-verifiers/src/**/*.py", "plugins/rlkit-env-openenv/src/**/*.py", "tests/hubs/**/*.py",
-            ".ci/hubs", ".ci/constraints-hubs.txt",
+            ".ci/environment", ".ci/constraints-hubs.txt", ".ci/constraints-openenv.txt",
         ),
         ("tests/hubs",),
         (
@@ -141,7 +141,7 @@ def command(name: str, folder: Path, smoke: bool) -> tuple[list[str], dict[str, 
     if suite.environment:
         made = folder / name
         if not made.exists():
-            subprocess.run((ROOT / ".ci" / suite.environment, made), check=True)
+            subprocess.run((ROOT / ".ci" / "environment", suite.environment, made), check=True)
         python = str(made / "bin" / "python")
     tests = suite.smoke if smoke else suite.tests
     words = [python, "-m", "pytest", "-o", "addopts=-q --strict-markers", *tests]

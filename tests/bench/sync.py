@@ -1,5 +1,6 @@
-"""What a sync of an SGLang server costs, by the way that weights travel: see `.ci/sglang` for the environment.
+"""What a sync of an SGLang server costs, by the way that weights travel, in the environment of its tests.
 
+    .ci/environment sglang FOLDER
     PYTHONPATH=.:tests/sglang/shim OMP_NUM_THREADS=1 python tests/bench/sync.py
 
 A model of 27M float32 parameters with LoRA of rank 16, on the CPU. Each round syncs once each way, weight

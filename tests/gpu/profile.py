@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from tests.gpu.bench import SAMPLES, Work, rlkit_recipe
 
 GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if GPU else "cpu")
+DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 KIND = ProfilerActivity.CUDA if GPU else ProfilerActivity.CPU
 PHASES = ("sample", "logps", "score", "update", "sync")
 COUNTS = ("rollout/tokens", "update/tokens", "time/mfu", "engine/recorded", "engine/rows_peak")
