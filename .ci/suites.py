@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; those that have changed")
     parser.add_argument("--smoke", action="store_true", help="only the tests that the gate runs")
     parser.add_argument("--environments", type=Path, help="a folder that keeps the environments; one that is removed")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     if options.verb == "check":
         invalid = changed()
         for name in SUITES:
