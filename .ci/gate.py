@@ -67,14 +67,14 @@ class Failure:
         return f"{self.name}\n    {self.message}\n    {variables}{shlex.join(map(str, self.command))}"
 
 
-def run(words: Sequence[str], log: Path, variables: Mapping[str, str], cwd: Path = ROOT) -> tuple[int, str]:
+def run(words: Sequence[str], log: Path, variables: Mapping[str, str], cwd: Path | None = None) -> tuple[int, str]:
     """Run a command; return its exit status and its output, which the log has too."""
     with log.open("a+", encoding="utf-8", errors="replace") as file:
         file.write(f"$ {shlex.join(map(str, words))}\n")
         file.flush()
         start = file.tell()
         outputs: Any = {"stdout": file, "stderr": subprocess.STDOUT}
-        done = subprocess.run(words, cwd=cwd, env={**os.environ, **variables}, **outputs, check=False)
+        done = subprocess.run(words, cwd=cwd or ROOT, env={**os.environ, **variables}, **outputs, check=False)
         file.seek(start)
         return done.returncode, file.read()
 

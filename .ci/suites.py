@@ -55,7 +55,8 @@ def _own(name: str, *more: str) -> tuple[str, ...]:
 SUITES = {
     "hubs": Suite(
         (
-            "rlkit/loggers.py", "rlkit/models/quantized*.py", "rlkit/agents.py", "rlkit/gateway/**/*.py",
+            "rlkit/loggers.py", "rlkit/ops/quantization.py", "rlkit/models/load.py", "rlkit/agents.py",
+            "rlkit/gateway/**/*.py",
             "plugins/rlkit-env-verifiers/src/**/*.py", "plugins/rlkit-env-openenv/src/**/*.py", "tests/hubs/**/*.py",
             ".ci/environment", ".ci/constraints-hubs.txt", ".ci/constraints-openenv.txt",
         ),

@@ -323,6 +323,9 @@ class ClearML(PackagedLogger):
         """Start a task that watches nothing by itself; `clearml-task` in the run folder stores its id."""
         from clearml import Task
 
+        # its reports come from threads: it would fork this process while another thread of its own starts git, which
+        # then waits for ever for a pipe that the fork holds
+        Task._report_subprocess_enabled = False
         Task.set_offline(self.offline)
         id_file = run.folder / "clearml-task"
         resumed = os.path.isfile(id_file) and not self.offline
