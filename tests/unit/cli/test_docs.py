@@ -133,10 +133,10 @@ def test_the_first_commands_of_readme_are_those_that_ci_runs() -> None:
     install = "python3 -m venv .venv && .venv/bin/pip install -q -e "
     assert first == f"{install}. && .venv/bin/rlkit fit --recipe quickstart\n"
     assert second == f"{install}'.[test,agents]' && .venv/bin/pytest -n 2\n"
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    script = (ROOT / ".ci" / "gate.py").read_text(encoding="utf-8")
     assert "README.md" in script
-    assert "block 1" in script
-    assert "block 2" in script
+    assert "block(1)" in script
+    assert "block(2)" in script
 
 
 def test_the_image_is_installed_as_the_readme_does() -> None:
@@ -258,6 +258,7 @@ def check_command(words: list[str], folder: Path) -> None:
         assert kept == []  # a run's folder alone
 
 
+@pytest.mark.slow
 def test_the_way_from_a_table_and_a_function_to_a_report(folder: Path) -> None:
     """All commands on the example are run; it learns, as README says, and the recipe is the one that README shows."""
     write_files(README, folder)

@@ -122,6 +122,7 @@ def test_engine_parser_tool_reward_callback_and_logger(
     assert end["status"] == "success"
 
 
+@pytest.mark.slow
 def test_a_launcher_starts_the_ranks(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(site))
     options = ("--recipe=quickstart", "--launcher=NewLauncher", "--train.steps=1", "--validation=null")
