@@ -60,7 +60,7 @@ def test_outputs_and_gradients_are_the_same(kind: str, adapters: bool, monkeypat
 @pytest.mark.parametrize(("adapters", "frozen"), [(False, "float32"), (True, "float32"), (True, "bfloat16")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_is_as_exact_as_that_of_autocast(kind: str, adapters: bool, frozen: str) -> None:
-    """Errors of outputs and gradients, against those in float32, are at most 1.1 times those of plain autocast."""
+    """Errors of outputs and gradients against those in float32; rounding twice would make them 1.4 times as large."""
     made = model(kind, adapters)
     frozen_weights = [weight for weight in made.parameters() if not weight.requires_grad]
     for weight in frozen_weights:
@@ -78,7 +78,7 @@ def test_bfloat16_is_as_exact_as_that_of_autocast(kind: str, adapters: bool, fro
             torch.cat([(x - y).flatten() for x, y in zip(actual[part], exact[part], strict=True)]).norm()
             for actual in (fused, plain)
         ]
-        assert 0 < errors[0] <= 1.1 * errors[1]
+        assert 0 < errors[0] <= 1.25 * errors[1]
 
 
 @pytest.mark.parametrize("kind", ["float64", "bfloat16", "autocast"])
