@@ -143,10 +143,10 @@ def start(call: tuple[str, str]) -> str:
     return children(*call)
 
 
-def start_and_hang(call: tuple[str, str]) -> None:
-    """Start processes as told, then outlast every deadline."""
-    children(*call)
-    time.sleep(600)
+def start_and_hang(call: tuple[str, ...]) -> None:
+    """Start processes as told, leave a number in the last folder, and outlast every deadline."""
+    children(*call[:2])
+    sleep(call[-1])
 
 
 class Named:

@@ -75,7 +75,8 @@ def started(folder: Path, count: int) -> list[int]:
 @pytest.fixture
 def hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder: for a call that leaves a file there, and nothing to read, an hour passes on the clock of deadlines."""
-    passed = [0]
+    folder, passed = tmp_path / "hours", [0]
+    folder.mkdir()
 
     class Poll:
         def __init__(self) -> None:
@@ -83,7 +84,7 @@ def hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             self.register = self._poll.register
 
         def poll(self, milliseconds: float) -> list[tuple[int, int]]:
-            files = len(os.listdir(tmp_path))
+            files = len(os.listdir(folder))
             ready = self._poll.poll(milliseconds)
             passed[0] = passed[0] if ready else files
             return ready
@@ -92,7 +93,7 @@ def hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(workers_module, "time", clock)
     monkeypatch.setattr(workers_module, "select", SimpleNamespace(**{**vars(select), "poll": Poll}))
     monkeypatch.setattr(workers_module, "STALL_SECONDS", math.inf)
-    return tmp_path
+    return folder
 
 
 def test_a_worker_answers_and_is_kept(one: Workers) -> None:
@@ -141,7 +142,10 @@ COSTS = {
 
 
 @pytest.mark.parametrize(("what", "message"), COSTS.items(), ids=COSTS)
-def test_what_goes_wrong_costs_its_own_call(one: Workers, what: str, message: str) -> None:
+def test_what_goes_wrong_costs_its_own_call(
+    one: Workers, what: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "GRACE_SECONDS", 60.0)
     brief = what in ("hang", "stop", "garbage in part")
     with pytest.raises(WorkerError, match=message):
         asyncio.run(one.call(obey, what, 0.5 if brief else 30))
@@ -234,10 +238,12 @@ def test_no_process_outlives_the_workers(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["fork", "subprocess", "closing daemon"])
-def test_no_process_outlives_the_deadline_of_its_call(hours: Path, one: Workers, how: str) -> None:
+def test_no_process_outlives_the_deadline_of_its_call(tmp_path: Path, hours: Path, one: Workers, how: str) -> None:
+    folder = tmp_path / "pids"
+    folder.mkdir()
     with pytest.raises(WorkerError, match="did not finish within 600 s and was killed"):
-        asyncio.run(one.call(start_and_hang, (how, str(hours)), 600))
-    pids = started(hours, 1)
+        asyncio.run(one.call(start_and_hang, (how, str(folder), str(hours)), 600))
+    pids = started(folder, 2)
     wait_for(lambda: not any(map(alive, pids)))
     assert asyncio.run(one.call(double, 4, 30)) == 8
 
