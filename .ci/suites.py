@@ -137,7 +137,10 @@ def command(name: str, folder: Path, smoke: bool) -> tuple[list[str], dict[str, 
     suite = SUITES[name]
     for program, package in suite.debian:
         if shutil.which(program) is None:
-            subprocess.run(("apt-get", "-qq", "install", "-y", "--no-install-recommends", package), check=True)
+            sudo = () if os.getuid() == 0 else ("sudo",)
+            subprocess.run((*sudo, "apt-get", "-qq", "update"), check=True)
+            install = ("apt-get", "-qq", "install", "-y", "--no-install-recommends", package)
+            subprocess.run((*sudo, *install), check=True, stdout=subprocess.DEVNULL)
     python = sys.executable
     if suite.environment:
         made = folder / name
