@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -244,6 +245,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
     parser.add_argument("--logs", type=Path, help="a folder for complete outputs and environments")
     options = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup tests would inherit that it is ignored
     failures: list[Failure] = []
     minutes: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
