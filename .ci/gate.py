@@ -190,7 +190,8 @@ def _quickstart(log: Path, variables: Mapping[str, str]) -> tuple[str, str]:
         result = json.loads(result_file.read_text())
         metrics = [json.loads(line) for line in result_file.with_name("metrics.jsonl").read_text().splitlines()]
     before, after = result["validation"]["before"], result["validation"]["after"]
-    print(f"    quickstart: {result['seconds']} s, {before} -> {after}", flush=True)
+    shown_metrics = [f"{name} {before[name]} -> {after[name]}" for name in ("sampled_accuracy", "accuracy")]
+    print(f"    quickstart: {result['seconds']} s, {', '.join(shown_metrics)}", flush=True)
     checks = {
         "accuracy before": 0.25 <= before["sampled_accuracy"] <= 0.45,
         "accuracy after": after["sampled_accuracy"] >= 0.8 and after["accuracy"] >= 0.9,
