@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 def rlkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "rlkit", *words)
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=480, check=False)
 
 
 def begin(*words: str, cwd: Path) -> subprocess.Popen[str]:
