@@ -230,8 +230,8 @@ def retry(failures: Sequence[Failure], log: Path) -> tuple[list[Failure], list[s
 def judge_flaky(flaky: Sequence[str]) -> list[Failure]:
     """Note flaky tests; return what is wrong with them."""
     listed = FLAKY.read_text(encoding="utf-8") if FLAKY.exists() else ""
-    with FLAKY.open("a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in flaky)
+    if flaky:
+        FLAKY.write_text(listed + "".join(f"{line}\n" for line in flaky), encoding="utf-8")
     again = [line for line in flaky if f"{line.partition('  ')[0]}  " in listed]
     failures = [
         Failure(line, "it was flaky before: mend it, or mark it `stress`", ("cat", str(FLAKY))) for line in again
