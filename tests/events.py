@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from rlkit.engines.torch.fused import FusedDecoder
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; pytest's own timeout is the limit."""
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what another task, thread or process does."""
+    end = time.monotonic() + 120
     while not condition():
+        assert time.monotonic() < end, "what is waited for does not come"
         await asyncio.sleep(0.001)
 
 

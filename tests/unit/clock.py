@@ -6,8 +6,7 @@ A deadline that is to pass is long, and passes once the test says so; no other o
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -37,11 +36,3 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         """Return what the work returns, and close the loop."""
         with asyncio.Runner(loop_factory=lambda: self) as runner:
             return runner.run(work)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread or process does."""
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "what is waited for does not come"
-        await asyncio.sleep(0.01)

@@ -17,7 +17,8 @@ from rlkit.base.errors import RecipeError
 from rlkit.rewards import CommandReward
 from rlkit.testing import example_trajectory
 from rlkit.types import Score, Trajectory
-from tests.unit.clock import SkippingLoop, until
+from tests.events import until
+from tests.unit.clock import SkippingLoop
 
 PYTHON = sys.executable
 

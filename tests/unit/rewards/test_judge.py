@@ -19,8 +19,9 @@ from rlkit.rewards.judge_server import JudgeServer
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
 from rlkit.types import Score
+from tests.events import until
 from tests.judge_stand_in import Body, StandIn, responses, serving
-from tests.unit.clock import SkippingLoop, until
+from tests.unit.clock import SkippingLoop
 from tests.unit.rewards.test_rewards import scored
 
 ONCE_MORE = RetryPolicy(retries=1, request_seconds=300.0, attempt_seconds=120.0)
