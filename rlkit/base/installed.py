@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import metadata
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -66,7 +68,7 @@ def installed() -> list[Plugin]:
     a name have an `error` each.
     """
     plugins: list[Plugin] = []
-    for entry in sorted(metadata.entry_points(group=PARTS), key=lambda e: e.name):
+    for entry in sorted(entry_points(PARTS), key=lambda e: e.name):
         plugin = _describe(entry, entry.name)
         plugin.hooks = entry
         namesakes = [p for p in plugins if p.name == plugin.name and not p.disabled]
@@ -78,13 +80,32 @@ def installed() -> list[Plugin]:
             )
         if clash or not namesakes:
             plugins.append(plugin)
-    for entry in sorted(metadata.entry_points(group=COMMANDS), key=lambda e: e.name):
+    for entry in sorted(entry_points(COMMANDS), key=lambda e: e.name):
         plugin = _describe(entry, entry.dist.name if entry.dist else entry.name)
         owner = next((p for p in plugins if p.distribution == plugin.distribution), plugin)
         owner.commands[entry.name] = entry
         if owner is plugin:
             plugins.append(plugin)
     return plugins
+
+
+def entry_points(group: str) -> Iterable[metadata.EntryPoint]:
+    """Return the entry points of a group; the metadata of all distributions is read once, which takes 40 ms."""
+    return _all_entry_points(tuple((folder, _modified(folder)) for folder in sys.path)).select(group=group)
+
+
+@lru_cache(maxsize=1)
+def _all_entry_points(folders: tuple[tuple[str, int], ...]) -> metadata.EntryPoints:  # noqa: ARG001 - the key of the cache
+    """Return the entry points in the folders of `sys.path`, each with the time of its last change."""
+    return metadata.entry_points()
+
+
+def _modified(folder: str) -> int:
+    """Return when a folder's list of files last changed, in ns; 0 if that cannot be told."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _describe(entry: metadata.EntryPoint, name: str) -> Plugin:

@@ -92,11 +92,11 @@ def part_name(part: object) -> str:
 @functools.cache
 def _source(package: str) -> str:
     """Return where a top-level package comes from; looking that up takes longer than many a part's call."""
-    from importlib import metadata
+    from rlkit.base.installed import PARTS, entry_points
 
     if package == "rlkit":
         return ""
-    for entry in metadata.entry_points(group="rlkit"):
+    for entry in entry_points(PARTS):
         if entry.value.partition(":")[0].partition(".")[0] == package and entry.dist is not None:
             return f" of plugin {entry.name!r} ({entry.dist.name} {entry.dist.version})"
     return f" of {package}"

@@ -1,6 +1,6 @@
 """Checks of plugins for mistakes that would otherwise be silent, in their classes and modules.
 
-Each function yields problems, worded for a message that names the plugin.
+Each function yields or returns problems, worded for a message that names the plugin.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import difflib
 import inspect
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 
 from rlkit import hooks
 
@@ -22,8 +23,13 @@ SIMILAR = 0.85
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("rlkit_"))
 
 
-def method_problems(cls: type) -> Iterator[str]:
-    """Yield a problem for each override of an interface's method that rlkit cannot call."""
+@cache
+def method_problems(cls: type) -> tuple[str, ...]:
+    """Return a problem for each override of an interface's method that rlkit cannot call."""
+    return tuple(_method_problems(cls))
+
+
+def _method_problems(cls: type) -> Iterator[str]:
     for name, base in _interface_methods(cls).items():
         override = inspect.getattr_static(cls, name)
         if override is base:

@@ -283,7 +283,7 @@ def _kind_of(cls: type) -> str:
             f"rlkit_register registers {cls.__name__}, which does not implement {missing} of "
             f"{hooks.KINDS[kinds[0]].interface.__name__}"
         )
-    problems = list(checks.method_problems(cls))
+    problems = checks.method_problems(cls)
     if problems:
         raise PluginError(f"rlkit_register registers {cls.__name__}: {'; '.join(problems)}")
     return kinds[0]

@@ -6,7 +6,6 @@ import sys
 import tomllib
 from contextlib import suppress
 from dataclasses import fields
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlkit import hookimpl
+from rlkit.base import installed
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import Plugin
 from rlkit.cli import doctor, plugins
@@ -100,14 +100,14 @@ def test_parts_of_plugins_that_are_not_there_are_named(monkeypatch: pytest.Monke
     """Its distribution is not installed, its plugin is disabled, or does not register the class."""
     dist = SimpleNamespace(name="rlkit-length-reward", version="0.1.0", requires=[])
     entry = SimpleNamespace(name="length", value="rlkit_length_reward", dist=dist, load=pytest.fail)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: [])
     assert (
         "LengthReward', which rlkit-length-reward offers, which is not installed: pip install "
         "./plugins/rlkit-length-reward in a checkout" in (refusal("quickstart", "--reward=LengthReward"))
     )
     path = "--reward=rlkit_length_reward.LengthReward"
     assert "no plugin of a package 'rlkit_length_reward' is installed" in refusal("quickstart", path)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry] if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: [entry] if group == "rlkit" else [])
     monkeypatch.setenv("RLKIT_DISABLE_PLUGINS", "length")
     assert "the plugin 'length' offers, but RLKIT_DISABLE_PLUGINS disables it; unset it" in refusal(
         "quickstart", "--reward=LengthReward"

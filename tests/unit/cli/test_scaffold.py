@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 import yaml
 
 from rlkit import hookimpl
+from rlkit.base import installed
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.plugins import USAGE
@@ -467,7 +467,7 @@ def test_plugins_test_prints_what_failed_and_exits_1(
         )
         for name, dist in dists.items()
     ]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
     assert main(["plugins", "test", "rlkit_fine"]) == 0
     assert re.search(r"GoodTool +│ contract +│ ok", capsys.readouterr().out)
     assert main(["plugins", "test", "mixed"]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import shutil
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from rlkit import hookimpl, hooks
 from rlkit.advantages import GRPO
+from rlkit.base import installed
 from rlkit.base.errors import PluginError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.schema import Choice
@@ -22,6 +24,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.registry import checks, load_plugins
 from rlkit.rewards import ExactReward
 from rlkit.tools import Calculator
+from tests.conftest import write_plugin
 
 
 class Other(ExactReward):
@@ -249,10 +252,21 @@ def fail() -> None:
     raise ImportError("no module named 'left_pad'")
 
 
+def test_a_plugin_is_found_once_it_is_installed_and_lost_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "early" not in {plugin.name for plugin in installed.installed()}
+    write_plugin(tmp_path, "early", "")
+    assert "early" in {plugin.name for plugin in installed.installed()}
+    shutil.rmtree(tmp_path / "rlkit_early-2.1.dist-info")
+    assert "early" not in {plugin.name for plugin in installed.installed()}
+
+
 def test_entry_points_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     good = plugin("good", Other)[1]
     entries = [entry("bad", "rlkit-bad", fail), entry("good", "rlkit-good", lambda: good)]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
     registry = load_plugins()
     assert "Other" in registry.parts["rewards"]
     with pytest.raises(PluginError, match=r"plugin 'bad' of rlkit-bad 1.2 .*no module named 'left_pad'"):
@@ -266,7 +280,7 @@ def test_entry_points_are_loaded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = plugin("same")[1]
     entries = [entry("same", dist, lambda: module) for dist in ("rlkit-a", "rlkit-b")]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
     registry = load_plugins()
     broken = [listed for listed in registry.plugins if listed.name == "same"]
     assert [listed.distribution for listed in broken] == ["rlkit-a", "rlkit-b"]
@@ -277,7 +291,7 @@ def test_two_distributions_with_one_entry_point_name_are_refused(monkeypatch: py
 
 def test_slow_imports_and_foreign_requirements_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [entry("slow", "rlkit-slow", lambda: plugin("slow")[1], "rlkit" + ">=0.1")]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
     monkeypatch.setattr(checks, "SLOW_IMPORT", -1.0)
     requirement, seconds = load_plugins().notes
     assert "requires `rlkit>=0.1`, which is another project; require `rlkit-fabric`" in requirement
@@ -289,7 +303,7 @@ def test_errors_are_listed_in_the_terminal_s_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     entries = [entry("bad", "rlkit-bad-with-a-long-name", fail)]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
     assert main(["plugins", "list"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert "  BROKEN: importing bad raised ImportError: no module named 'left_pad'" in lines
@@ -315,7 +329,7 @@ def test_a_plugin_for_another_rlkit_is_not_imported(
     module = plugin("picky", Other)[1]
     imported: list[ModuleType] = []
     entries = [entry("picky", "rlkit-picky", lambda: imported.append(module) or module, requirement)]  # type: ignore[func-returns-value]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
     registry = load_plugins()
     assert bool(imported) == ("Other" in registry.parts["rewards"]) == fits
     if fits:
@@ -333,7 +347,7 @@ def test_a_name_that_disables_nothing_is_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = [entry("length-reward", "rlkit-length-reward", lambda: plugin("good")[1])]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
     monkeypatch.setenv("RLKIT_DISABLE_PLUGINS", "lenght-reward, xyz")
     first, second = load_plugins().notes
     assert first.endswith("names 'lenght-reward', which is no installed plugin; did you mean 'length-reward'?")
