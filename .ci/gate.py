@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,23 @@ STAGES: dict[str, Callable[[Path], list[Failure]]] = {
 }
 
 
+AT_ONCE = ("lint", "quickstart")
+"""Stages that use one processor each: they run side by side, before the others."""
+
+
+def stage(name: str, logs: Path) -> tuple[str, list[Failure], float]:
+    """Run a stage; return its name, what is wrong, and the minutes that it took."""
+    print(f"== {name}: {STAGES[name].__doc__}", flush=True)
+    start, log = time.monotonic(), logs / f"{name}.log"
+    try:
+        failed = STAGES[name](log)
+    except Exception as error:
+        failed = [Failure(f"stage {name}", f"{type(error).__name__}: {error}", (sys.executable, *sys.argv))]
+    if failed and log.exists():
+        print(log.read_text(encoding="utf-8", errors="replace")[-20_000:], flush=True)
+    return name, failed, (time.monotonic() - start) / 60
+
+
 def retry(failures: Sequence[Failure], log: Path) -> tuple[list[Failure], list[str]]:
     """Run tests that failed once more, alone; return what is still wrong, and a line for each flaky test."""
     remaining = [failure for failure in failures if not failure.test]
@@ -247,28 +265,25 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="a folder for complete outputs and environments")
     options = parser.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup tests would inherit that it is ignored
+    begun = time.monotonic()
     failures: list[Failure] = []
     minutes: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         logs = options.logs or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (logs / "environments").mkdir(parents=True, exist_ok=True)
-        for name in options.only:
-            print(f"== {name}: {STAGES[name].__doc__}", flush=True)
-            start, log = time.monotonic(), logs / f"{name}.log"
-            try:
-                failed = STAGES[name](log)
-            except Exception as error:
-                failed = [Failure(f"stage {name}", f"{type(error).__name__}: {error}", (sys.executable, *sys.argv))]
-            if failed and log.exists():
-                print(log.read_text(encoding="utf-8", errors="replace")[-20_000:], flush=True)
+        together = [name for name in options.only if name in AT_ONCE]
+        with ThreadPoolExecutor(len(together) or 1) as pool:
+            results = list(pool.map(stage, together, [logs] * len(together)))
+        results += [stage(name, logs) for name in options.only if name not in AT_ONCE]
+        for name, failed, spent in results:
             failures += failed
-            minutes[name] = (time.monotonic() - start) / 60
+            minutes[name] = spent
         start = time.monotonic()
         failures, flaky = retry(failures, logs / "retry.log")
         failures += judge_flaky(flaky)
         minutes["retry"] = (time.monotonic() - start) / 60
     print("\n" + "\n".join(f"{name:14}{spent:5.1f} min" for name, spent in minutes.items()))
-    print(f"{'in all':14}{sum(minutes.values()):5.1f} min")
+    print(f"{'in all':14}{(time.monotonic() - begun) / 60:5.1f} min")
     for line in flaky:
         print(f"FLAKY {line}")
     for failure in failures:

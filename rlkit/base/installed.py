@@ -91,7 +91,7 @@ def installed() -> list[Plugin]:
 
 def entry_points(group: str) -> Iterable[metadata.EntryPoint]:
     """Return the entry points of a group; the metadata of all distributions is read once, which takes 40 ms."""
-    return _all_entry_points(tuple((folder, _modified(folder)) for folder in sys.path)).select(group=group)
+    return _all_entry_points(tuple((folder, _installed_at(folder)) for folder in sys.path)).select(group=group)
 
 
 @lru_cache(maxsize=1)
@@ -100,11 +100,12 @@ def _all_entry_points(folders: tuple[tuple[str, int], ...]) -> metadata.EntryPoi
     return metadata.entry_points()
 
 
-def _modified(folder: str) -> int:
-    """Return when a folder's list of files last changed, in ns; 0 if that cannot be told."""
+def _installed_at(folder: str) -> int:
+    """Return when files of a folder with distributions were last added or removed, in ns; 0 for other folders."""
     try:
-        return os.stat(folder or ".").st_mtime_ns
-    except OSError:
+        has_distributions = any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(folder or "."))
+        return os.stat(folder or ".").st_mtime_ns if has_distributions else 0
+    except OSError:  # an archive, or none
         return 0
 
 

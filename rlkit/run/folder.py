@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
@@ -235,11 +236,16 @@ def environment(registry: Registry) -> dict[str, object]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "packages": dict(_versions()),
         "plugins": [{"name": p.name, "distribution": p.distribution, "version": p.version} for p in registry.plugins],
         "command": redact_arguments(sys.argv),
         "git_sha": _git_sha(),
     }
+
+
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    return tuple((name, metadata.version(name)) for name in PACKAGES)
 
 
 def _git_sha() -> str | None:

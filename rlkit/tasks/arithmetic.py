@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
 from typing import Annotated
 
 from annotated_types import Ge, Le
@@ -39,12 +41,10 @@ class Arithmetic(Task):
         self.mistakes = mistakes
 
     def rows(self, split: Split) -> Sequence[Row]:
-        numbers = range(self.max_operand + 1)
-        pairs = ((a, b) for a in numbers for b in numbers)
-        rows = sorted((_hash(a, b), a, b) for a, b in pairs)
-        held_out = max(1, int(self.HELD_OUT * len(rows)))
-        chosen = rows[:held_out][: self.validation_size] if split == "validation" else rows[held_out:]
-        return [{"question": f"{a} + {b} = ?", "answer": str(a + b)} for _, a, b in chosen]
+        pairs = _shuffled_pairs(self.max_operand)
+        held_out = max(1, int(self.HELD_OUT * len(pairs)))
+        chosen = pairs[:held_out][: self.validation_size] if split == "validation" else pairs[held_out:]
+        return [{"question": f"{a} + {b} = ?", "answer": str(a + b)} for a, b in chosen]
 
     def prompt(self, row: Row, index: int) -> Prompt:
         right = row["answer"]
@@ -56,6 +56,13 @@ class Arithmetic(Task):
             answer=row["answer"],
             recorded=[_recorded(right, 1.0), *(_recorded(text, 0.0) for text in wrong)],
         )
+
+
+@lru_cache(maxsize=2)
+def _shuffled_pairs(max_operand: int) -> list[tuple[int, int]]:
+    """Return all pairs of operands, in the order of their hashes."""
+    operands = range(max_operand + 1)
+    return sorted(product(operands, operands), key=lambda pair: (_hash(*pair), pair))
 
 
 def _recorded(text: str, reward: float) -> RecordedAnswer:

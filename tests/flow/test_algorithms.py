@@ -278,6 +278,7 @@ def test_truncated_sampling_trains_over_its_candidates(tmp_path: Path, ahead: bo
         assert all(surprise < 1e-6 for surprise, (_, ids) in zip(surprises, tokens, strict=True) if len(ids) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_structured_answers_train_over_their_candidates(tmp_path: Path, ahead: bool) -> None:
     """Also where turns are interrupted: what follows continues the structure."""
@@ -435,6 +436,7 @@ def test_a_filter_drops_or_refills_groups_without_signal(tmp_path: Path) -> None
     assert any(row.get("filter/refilled", 0) > 0 for row in refilled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["true", "false"])
 def test_corrections_of_the_engines_mismatch(tmp_path: Path, keep: str) -> None:
     """bfloat16 engine and trainer differ by a little: tight bounds reject some tokens and weigh the others."""
@@ -449,12 +451,14 @@ def test_corrections_of_the_engines_mismatch(tmp_path: Path, keep: str) -> None:
     assert all(0.9 < row["mismatch/ess"] < 1.0001 for row in metrics)
 
 
+@pytest.mark.slow
 def test_tokens_may_be_rejected_by_binary_divergence(tmp_path: Path) -> None:
     options = ("--fabric.precision=bf16-mixed", "--rejection.statistic=binary_kl", "--train.lr=0.001")
     metrics, _ = fit(tmp_path / "out", *options, "--rejection.high=1e-8")
     assert all(0 < row["correction/rejected"] < 1 for row in metrics)
 
 
+@pytest.mark.slow
 def test_sequences_that_the_policy_left_are_masked(tmp_path: Path) -> None:
     """At the first optimizer step of a rollout the policy is the engine; at the second it has moved."""
     updates = ("--train.minibatches=2", "--train.epochs=2", "--train.lr=0.003")
@@ -471,6 +475,7 @@ def test_the_old_policy_may_be_the_engine(tmp_path: Path) -> None:
     assert all(row["mismatch/max"] < 1e-4 for row in metrics)
 
 
+@pytest.mark.slow
 def test_old_log_probs_of_stale_tokens_lie_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tokens are two versions old, weights are those of two thirds of the way from the engine to the policy."""
 
@@ -503,6 +508,7 @@ def slow(text):
 """
 
 
+@pytest.mark.slow
 def test_rewards_are_scored_while_log_probs_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     waiting: list[int] = []

@@ -57,7 +57,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{folder}{os.pathsep}{ROOT}"
 
 
-@pytest.mark.parametrize("how", ["raise", *(pytest.param(how, marks=pytest.mark.slow) for how in ("hang", "die"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raise", "hang", "die"])
 def test_a_reward_that_misbehaves_never_ends_the_run(tmp_path: Path, site: str, how: str) -> None:
     reward = ("--reward=Moody", f"--reward.how={how}", "--train.steps=1", "--validation.limit=2")
     done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, site=site)

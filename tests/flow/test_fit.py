@@ -129,6 +129,7 @@ def test_validation_while_training(tmp_path: Path) -> None:
     assert names == {f"validation-{when}.jsonl.gz" for when in ("before", "00001", "00002", "after")}
 
 
+@pytest.mark.slow
 def test_wandb_offline(tmp_path: Path) -> None:
     wandb = "{class_path: Wandb, init_args: {project: test, offline: true}}"
     assert fit(tmp_path / "out", f"--log.loggers=[{wandb}]") == 0
@@ -144,6 +145,7 @@ def test_bfloat16_autocast_keeps_engine_and_trainer_close(tmp_path: Path) -> Non
     assert row["mismatch/k3"] < 2e-4
 
 
+@pytest.mark.slow
 def test_prepared_data_trains_the_same(tmp_path: Path) -> None:
     prepared = tmp_path / "data"
     assert main(["data", "prepare", "--recipe", "quickstart", "--out", str(prepared)]) == 0
@@ -188,6 +190,7 @@ def test_bad_input_is_one_message_before_a_model_is_loaded(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_long_prompts_can_be_left_out_or_cut(tmp_path: Path) -> None:
     rows = [{"prompt": "x" * n, "answer": "1"} for n in (5, 5000, 7, 9, 6, 4)]
     (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

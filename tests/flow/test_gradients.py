@@ -40,7 +40,7 @@ def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
 MODES = st.sampled_from(["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(ROWS), budget=st.integers(1, 300), mode=MODES)
 def test_any_split_into_micro_batches_gives_the_same_gradient(
     run: TrainContext, order: list[int], budget: int, mode: Aggregation
@@ -73,7 +73,7 @@ def test_the_gradient_is_that_of_the_loss_written_out(run: TrainContext) -> None
     assert_same(plain, gradient(run, ROWS))
 
 
-@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(ROWS), budget=st.integers(1, 300))
 @pytest.mark.parametrize("loss", OTHERS)
 def test_any_split_gives_the_same_gradient_of_other_losses(

@@ -121,6 +121,8 @@ class Collectives:
             if isinstance(node, ast.ClassDef)
         }  # fmt: skip
         self.functions: set[str] = set()
+        self.calls: dict[Function, list[ast.Call]] = {}
+        """Those of each function itself."""
         self.given: set[str] = set()
         """Of these functions those that are collective only where they are given a collective."""
         defined: dict[str, list[tuple[Source, Function]]] = {}
@@ -159,16 +161,19 @@ class Collectives:
 
     def _called(self, source: Source, function: Function) -> Iterator[ast.AST]:
         """Return the collectives that a function calls itself."""
-        return (node for node in _own_nodes(function) if self.is_collective(source, node))
+        if function not in self.calls:
+            self.calls[function] = [node for node in _own_nodes(function) if isinstance(node, ast.Call)]
+        return (call for call in self.calls[function] if self.is_collective(source, call))
 
     def problems(self) -> Iterator[str]:
         """Return where a collective's call depends on what is not agreed."""
         for source in self.sources:
             for function in source.functions():
-                known = Known(self, source, function)
-                for call in self._called(source, function):
+                calls = list(self._called(source, function))
+                known = Known(self, source, function) if calls else None
+                for call in calls:
                     for guard in guards(source, function, call):
-                        if not source.marked(guard) and not known.agreed(guard):
+                        if known and not source.marked(guard) and not known.agreed(guard):
                             yield f"{source.path}:{guard.lineno} `{_text(guard)}` decides about {_text(call)}"  # type: ignore[attr-defined]
 
 

@@ -20,6 +20,7 @@ from rlkit.base.ranges import NUMBER
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
 from tests.conftest import ROOT
+from tests.gates.trees import tree_of
 
 SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*/src/**/*.py"))
 
@@ -62,7 +63,7 @@ OWNERS = {
 
 def imports(path: Path) -> Iterator[str]:
     """Return the modules that a file imports, wherever in it, but not those for type checkers only."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     guarded = {
         id(inner)
         for node in ast.walk(tree)
@@ -146,7 +147,7 @@ def test_functions_and_files_are_small() -> None:
         text = path.read_text(encoding="utf-8")
         if text.count("\n") > 400:
             large.append(f"{path.name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
                 if length > 60:
@@ -157,7 +158,7 @@ def test_functions_and_files_are_small() -> None:
 def test_public_things_have_docstrings() -> None:
     bare = []
     for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         if path.name != "__init__.py" and not ast.get_docstring(tree):
             bare.append(path.name)
         for node in tree.body:
@@ -288,7 +289,7 @@ def test_text_files_are_read_and_written_in_a_stated_encoding() -> None:
     """Without one, `open` and its kin use the locale's, and a file from another machine reads differently."""
     unstated = []
     for path in SOURCES:
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for call in ast.walk(tree_of(path)):
             if not isinstance(call, ast.Call) or "encoding" in {keyword.arg for keyword in call.keywords}:
                 continue
             binary = any(isinstance(mode, ast.Constant) and "b" in str(mode.value) for mode in call.args[1:])

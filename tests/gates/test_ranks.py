@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.gates.collectives import Collectives, Source
+from tests.gates.collectives import Collectives, Source, names_of
 
 LOCAL = {"get_rank", "get_world_size", "is_available", "is_initialized"}
 """What `torch.distributed` answers without asking anybody."""
@@ -29,6 +30,7 @@ def read(path: Path) -> Source:
     return Source(str(relative), relative.parts[1].removesuffix(".py"), path.read_text(encoding="utf-8"))
 
 
+@cache
 def sources() -> list[Source]:
     return [read(path) for path in sorted((ROOT / "rlkit").rglob("*.py"))]
 
@@ -55,7 +57,9 @@ def of_torch(source: Source) -> list[str]:
             found += sorted(names & COLLECTIVE_DATA if module.startswith(DATA) else names - LOCAL)
         elif isinstance(node, ast.Import):
             found += [a.name for a in node.names if a.name.startswith("torch.distributed")]
-        elif isinstance(node, ast.Attribute) and COLLECTIVE.search(name := ast.unparse(node)):
+        elif isinstance(node, ast.Attribute) and COLLECTIVE.search(
+            name := ".".join(names_of(node)) or ast.unparse(node)
+        ):
             found.append(name)
     return found
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.gates.picture import PICTURE, picture
 from tests.gates.test_gates import imports
+from tests.gates.trees import tree_of
 
 SOURCES = [*(ROOT / "rlkit").rglob("*.py"), *(ROOT / "plugins").glob("*/src/**/*.py")]
 
@@ -117,7 +118,7 @@ def test_names_are_the_fields() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {owner}.{name}, expected {NAMES[name]}"
         for path in SOURCES
-        for owner, name in definitions(ast.parse(path.read_text(encoding="utf-8")))
+        for owner, name in definitions(tree_of(path))
         if name in NAMES and (owner, name) not in ELSEWHERE
     ]
     assert not wrong
@@ -127,14 +128,14 @@ def test_docstrings_have_no_metaphors_of_people() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {found[0]!r} in {text.splitlines()[0]!r}"
         for path in SOURCES
-        for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8")))
+        for line, text in docstrings(tree_of(path))
         if (found := FIRST_WORDS.match(text) or WORDS.search(text))
     ]
     assert not wrong
 
 
 def test_names_say_what_they_hold() -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "rlkit").rglob("*.py")}
+    trees = {path: tree_of(path) for path in (ROOT / "rlkit").rglob("*.py")}
     names = [name for tree in trees.values() for name in bound_names(tree)]
     counts = {str(path): sum(name in PLACEHOLDERS for name in bound_names(tree)) for path, tree in trees.items()}
     assert sum(counts.values()) <= MAX_PLACEHOLDERS * len(names) / 1000, Counter(counts).most_common(10)
@@ -161,10 +162,7 @@ def too_many(tree: ast.AST) -> Iterator[str]:
 
 
 def test_functions_have_few_parameters_and_classes_few_methods() -> None:
-    wrong = {
-        str(path.relative_to(ROOT)): list(too_many(ast.parse(path.read_text(encoding="utf-8"))))
-        for path in (ROOT / "rlkit").rglob("*.py")
-    }
+    wrong = {str(path.relative_to(ROOT)): list(too_many(tree_of(path))) for path in (ROOT / "rlkit").rglob("*.py")}
     assert {path: problems for path, problems in wrong.items() if problems} == {}
 
 
@@ -179,11 +177,7 @@ def public_classes(trees: Mapping[str, ast.AST]) -> dict[str, list[str]]:
 
 
 def test_a_public_class_name_has_one_meaning() -> None:
-    trees = {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-        for path in SOURCES
-        if "examples" not in path.parts
-    }
+    trees = {str(path.relative_to(ROOT)): tree_of(path) for path in SOURCES if "examples" not in path.parts}
     duplicates = {name: paths for name, paths in public_classes(trees).items() if len(paths) > 1}
     assert {name: paths for name, paths in duplicates.items() if name not in DEFINED_TWICE} == {}
 
@@ -196,7 +190,7 @@ def count_any(tree: ast.AST) -> int:
 def test_any_stands_in_few_lines() -> None:
     """At most 2.5 in 1,000 lines: what is not read is an `object`, what is has a type or a Protocol."""
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "rlkit").rglob("*.py")}
-    counts = Counter({str(path): count_any(ast.parse(text)) for path, text in texts.items()})
+    counts = Counter({str(path): count_any(tree_of(path)) for path in texts})
     lines = sum(text.count("\n") for text in texts.values())
     assert counts.total() <= 2.5 * lines / 1000, counts.most_common(10)
 

@@ -175,6 +175,7 @@ def test_a_run_with_objects_is_resumed_from_python_only(trained: Result, capsys:
         fit(validated(ROWS[1:], 3), resume=trained.folder, quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", [awaited, trl_style, Own(), Composite({"own": Own(), "exact": ExactReward()})])
 def test_any_reward_trains(tmp_path: Path, reward: Any) -> None:
     done = fit(small(reward), out=tmp_path / "out", quiet=True)
@@ -210,6 +211,7 @@ def test_objects_of_transformers_are_a_model(tmp_path: Path) -> None:
     assert fit(model=model, out=out, resume="auto", **sections).steps == 1
 
 
+@pytest.mark.slow
 def test_a_second_try_trains_the_model_that_it_is_given(tmp_path: Path) -> None:
     """A first one with another model has failed before its first step."""
     models = [AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"]) for _ in range(2)]
@@ -307,6 +309,7 @@ def test_a_function_is_a_tool() -> None:
     assert made["tools"]["calculator"]["class_path"] == "rlkit.tools.Calculator"
 
 
+@pytest.mark.slow
 def test_a_recipe_can_be_run_twice_and_its_parts_are_written(tmp_path: Path) -> None:
     rollout = Rollout(group_size=2, sampling=Sampling(max_tokens=12), filter=ZeroSignal(max_refills=0))
     made = small(rollout=rollout)

@@ -81,6 +81,7 @@ def test_tensorboard_hides_the_steps_that_are_made_again(tmp_path: Path) -> None
     assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
 

@@ -134,6 +134,7 @@ def test_a_server_that_was_killed_is_started_again() -> None:
         assert run(process.call({}, {})) == [first]
 
 
+@pytest.mark.slow
 def test_a_call_that_kills_the_server_each_time_is_given_up() -> None:
     with tools("crash", "add", **STDIO, retries=1) as [crash, add]:
         [error] = run(crash.call({}, {}))
@@ -253,6 +254,7 @@ def listening(port: int) -> Iterator[int]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_over_http_a_server_may_be_restarted_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     from mcp import Client
 

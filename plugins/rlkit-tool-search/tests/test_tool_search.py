@@ -242,6 +242,7 @@ def post(url: str, body: bytes) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_costs_only_time(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process, port = start(corpus)
     tool = bound(url=f"http://127.0.0.1:{port}/", retries=40, timeout=300.0)

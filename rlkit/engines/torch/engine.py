@@ -168,26 +168,26 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
     from rlkit.engines.torch.graphs import GraphDecoder
 
     policy, model_class = runtime.policy, type(runtime.policy).__name__
-    reason = why_not(policy)
-    if reason is not None:
+    unfused = why_not_fused(policy)
+    if unfused is None and not _has_room(runtime):
+        unfused = f"copies of its weights would take more than {COPIES_SHARE:.0%} of the GPU's memory"
+    unfused = unfused or why_not(policy, FusedDecoder)
+    if unfused is None:
+        return (GraphDecoder if runtime.device.type == "cuda" else FusedDecoder)(policy, runtime.autocast)
+    unsupported = why_not(policy)
+    if unsupported is not None:
         warnings.warn(
             "TorchEngine samples through transformers' generate, prompts of one length at a time, which is slow: "
-            f"its own decoder does not support {model_class}: {reason}",
+            f"its own decoder does not support {model_class}: {unsupported}",
             stacklevel=3,
         )
         return None
-    reason = why_not_fused(policy)
-    if reason is None and not _has_room(runtime):
-        reason = f"copies of its weights would take more than {COPIES_SHARE:.0%} of the GPU's memory"
-    reason = reason or why_not(policy, FusedDecoder)
-    if reason is not None:
-        warnings.warn(
-            f"TorchEngine decodes through the modules of {model_class}, which is slower than through fused copies of "
-            f"its weights: {reason}",
-            stacklevel=3,
-        )
-        return Decoder(policy, runtime.autocast, runtime.context)
-    return (GraphDecoder if runtime.device.type == "cuda" else FusedDecoder)(policy, runtime.autocast)
+    warnings.warn(
+        f"TorchEngine decodes through the modules of {model_class}, which is slower than through fused copies of "
+        f"its weights: {unfused}",
+        stacklevel=3,
+    )
+    return Decoder(policy, runtime.autocast, runtime.context)
 
 
 def _has_room(runtime: Runtime) -> bool:

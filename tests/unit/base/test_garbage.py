@@ -41,6 +41,7 @@ def pages(mode: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.stress
 def test_what_one_thread_frees_another_uses_without_new_pages() -> None:
     assert pages("reuse") < PAGES / 4
     assert pages("leave") > PAGES / 2, "the C library does so itself: then `reuse_memory` can go"

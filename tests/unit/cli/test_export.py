@@ -174,6 +174,7 @@ def test_a_failed_push_keeps_the_export(run: Path, tmp_path: Path, hub: Hub, par
     assert not hub.repositories.get("me/sums", (False, []))[1]
 
 
+@pytest.mark.slow
 def test_a_slow_hub_gets_a_public_repository(run: Path, tmp_path: Path, hub: Hub) -> None:
     hub.faults = {"": "slow"}
     assert main(["export", f"--checkpoint={run}", f"--out={tmp_path / 'out'}", "--push=me/sums", "--public"]) == 0

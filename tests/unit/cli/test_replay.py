@@ -83,6 +83,7 @@ def test_the_run_itself_stays_as_it_was(run: Path, tmp_path: Path, said: Say, mo
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [
@@ -102,6 +103,7 @@ def test_what_a_step_depends_on_is_all_there(tmp_path: Path, said: Say, extra: t
     assert "tensors: the same in step-000002" in said()
 
 
+@pytest.mark.slow
 def test_a_step_that_was_sampled_ahead_is_learned_again(tmp_path: Path, said: Say) -> None:
     words = ("--rollout.max_staleness=1", "--correction.high=2.0", "--save.every=1", f"--out={tmp_path / 'a'}")
     assert main(["fit", *FEW, *words, "--validation=null"]) == 0
@@ -126,6 +128,7 @@ def test_what_cannot_be_replayed_is_refused(run: Path, said: Say, words: tuple[s
     assert message in said()
 
 
+@pytest.mark.slow
 def test_learning_needs_all_trajectories(run: Path, tmp_path: Path, said: Say) -> None:
     shutil.copytree(run, tmp_path / "less")
     path = tmp_path / "less" / "rollouts" / "step-00003.jsonl.gz"
@@ -158,6 +161,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path, said: Say) -> None:
     assert "is no run folder" in said()
 
 
+@pytest.mark.slow
 def test_steps_after_a_checkpoint_are_kept_complete(tmp_path: Path, said: Say) -> None:
     """Of 72 trajectories a step keeps 64 by default; steps 1 and 3 keep all, so that they can be learned from."""
     few = ("--train.steps=3", "--train.prompts_per_step=9", "--validation=null", "--save.every=2")

@@ -171,6 +171,7 @@ def test_a_port_that_is_in_use_is_explained(
     assert f"--port is {server.server_port}, which cannot be used: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_server_is_local_and_runs_until_interrupted(run: Path) -> None:
     (run / "recipe.yaml").write_text("task: Arithmetic\n")  # without a model, of which it would load the tokenizer
     before = sorted(run.rglob("*"))

@@ -78,6 +78,7 @@ def level(text, meta, messages):
 """
 
 
+@pytest.mark.slow
 def test_what_another_reward_changes_is_counted_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a worker with its deadline: what raises, hangs or dies costs its own row.
 

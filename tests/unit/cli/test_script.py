@@ -74,6 +74,7 @@ def test_long_lines_are_broken_at_their_depth() -> None:
     assert _Printer().call("f", {"a": [x, y]}, 0) == f'f(\n    a=[\n        "{x}",\n        "{y}",\n    ],\n)'
 
 
+@pytest.mark.slow
 def test_a_printed_script_trains_as_the_recipe_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def metrics(out: str) -> list[dict[str, Any]]:
         rows = read_jsonl(tmp_path / out / "metrics.jsonl")

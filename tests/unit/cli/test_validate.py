@@ -68,6 +68,7 @@ def test_one_checkpoint_and_its_files(models: Path, tmp_path: Path, capsys: pyte
     assert "choose a new folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_checkpoints_in_one_table(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same weights are equal at every prompt, p = 1; where nothing is right any more, all that were differ."""
     places = [str(models / name) for name in ("same", "worse")]
@@ -88,6 +89,7 @@ def test_several_checkpoints_in_one_table(models: Path, tmp_path: Path, capsys: 
     assert "is given twice" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failing_checkpoint_is_named_and_others_are_shown(
     models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ def test_easy_rows_come_first_and_equal_ones_at_random() -> None:
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), rows=st.integers(1, 30), size=st.integers(1, 8), every=st.integers(1, 5))
 def test_no_row_is_lost(data: st.DataObject, rows: int, size: int, every: int) -> None:
     """Whatever waits, and whichever of the rows that may be stopped are: all have ended within a bounded time."""
@@ -193,6 +193,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_the_order_goes_on_after_a_resume(tmp_path: Path, rows: Path, options: tuple[str, ...]) -> None:
     """Seven steps of four prompts each, in one run or interrupted after three: the same prompts and metrics."""

@@ -134,7 +134,7 @@ def corrupt(messages: list[Message], data: st.DataObject) -> list[Message]:
     return [({**t, name: tensor}, m) if i == number else (t, m) for i, (t, m) in enumerate(messages)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_faulty_updates_are_refused_and_healed_by_a_full_one(data: st.DataObject) -> None:
     pair = Pair()

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from rlkit.cli.parsing.parser import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.engines.server.http import Client, Fault
-from rlkit.engines.server.process import ServerProcess, server_environment
+from rlkit.engines.server.process import TAIL_LINES, ServerProcess, SupervisedProcess, server_environment
 from rlkit.engines.server.retry import ServerRetryPolicy
 from rlkit.engines.sglang import trainer_gpus
 from rlkit.engines.sglang_launch import Launch, adapter_arguments, command, environment
@@ -184,6 +184,16 @@ def test_a_process_is_told_how_long_it_may_hang(monkeypatch: pytest.MonkeyPatch)
     process.close()
 
 
+def test_the_end_of_a_log_has_the_last_errors_before_it() -> None:
+    process = SupervisedProcess("a server")
+    assert process.tail() == ""
+    early = [f"ValueError: {number}" for number in range(4)]
+    last = [f"line {number}" for number in range(TAIL_LINES)]
+    process.log_file.write_text("\n".join([*early, "an Error in a sentence", *last]))
+    assert process.tail().splitlines() == [*early[1:], *last]
+    process.close()
+
+
 @pytest.mark.parametrize(("name", "version"), [("torch", "2.13.0"), ("transformers", "5.12.1")])
 def test_rlkit_takes_what_the_release_of_its_extra_pins(name: str, version: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -193,6 +203,7 @@ def test_rlkit_takes_what_the_release_of_its_extra_pins(name: str, version: str)
     assert ours.specifier.contains(version)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_command_for_one_says_so() -> None:
     words = ("bash", str(ROOT / "tests" / "gpu" / "all.sh"))
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}

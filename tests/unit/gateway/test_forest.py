@@ -426,7 +426,7 @@ def test_a_cut_turn_stays_a_sample() -> None:
     assert "".join(map(chr, cut.last)) == "a l"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from("abc"), st.booleans()), max_size=12))
 def test_no_turn_is_lost_or_trained_on_twice(steps: list[tuple[int, int, str, bool]]) -> None:
     """Conversations that are continued from anywhere, rewritten, or cut by length."""

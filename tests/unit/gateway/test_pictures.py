@@ -180,7 +180,7 @@ def test_a_policy_without_pictures_refuses_them() -> None:
 COLOURS = ("red", "blue", "green")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from([None, *COLOURS])), max_size=10))
 def test_prompts_extend_ids_and_pictures(steps: list[tuple[int, int, str | None]]) -> None:
     """Whatever is continued or rewritten: ids and pictures of the turn that goes on are a prefix, at the same index."""

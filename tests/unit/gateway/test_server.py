@@ -175,6 +175,17 @@ def test_a_session_has_limits() -> None:
     run(test, limits=SessionLimits(turns=4, concurrent=3))
 
 
+@pytest.mark.parametrize(("asked", "left", "expected"), [(5, 3, 3), (3, 5, 3), (None, 4, 4), (4, None, 4)])
+def test_a_turn_has_the_fewest_tokens_allowed(asked: int | None, left: int | None, expected: int) -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
+        limits = {} if asked is None else {"max_tokens": asked}
+        async with chat_client(gateway, session.id, max_retries=0) as client:
+            await client.chat.completions.create(model="m", messages=[USER], **limits)
+        assert len(session.forest.nodes[0].completion.tokens) == expected
+
+    run(test, "a long text", limits=SessionLimits(tokens=left))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_disconnect_commits_nothing(stream: bool) -> None:
     async def test(gateway: Gateway, session: AgentSession) -> None:

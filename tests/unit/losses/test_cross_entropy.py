@@ -165,6 +165,7 @@ def test_log_probs_before_the_update_are_without_noise() -> None:
 RUN = ("--recipe=quick_sft", "--train.prompts_per_step=8", "--train.steps=4", "--validation=null", "--reward=null")
 
 
+@pytest.mark.slow
 def test_a_run_with_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
     noisy = ("--loss.neftune_alpha=10", "--loss.label_smoothing=0.1", "--save.every=2", "--save.keep_last=2")
     weights, losses = {}, {}

@@ -239,6 +239,7 @@ def test_a_teacher_that_is_the_policy_teaches_nothing(tmp_path: Path, words: tup
     assert "teacher/kl" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [(*RECORDED, "--loss.beta=0"), ("--model.lora={}", "--loss.top_k=4", "--train.lr=3e-2")]
 )

@@ -524,6 +524,7 @@ def test_metrics_are_cut_by_step_and_broken_lines_are_left_out(tmp_path: Path) -
     assert read_jsonl(path) == [{"step": 3, "x": 1.5}, {"step": 4, "x": 2.0}, {"step": 5, "x": 9.0}]
 
 
+@pytest.mark.slow
 def test_a_run_resumed_into_another_folder_has_each_step_once(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     assert main(["fit", *SHORT, f"--out={old}"]) == 0
@@ -538,6 +539,7 @@ def final_weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "final" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_without_optimizer_state_moments_start_from_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """AdamW's first step changes a weight by lr * g / (|g| + eps): by 1e-3. The second, after a first, does not."""
     changes = {}

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import EngineError, RecipeError
+from rlkit.gateway.server import Gateway
+from rlkit.gateway.session import SessionLimits
+from rlkit.interfaces.agent import AgentResult, AgentTask
 from rlkit.interfaces.picture import Picture
-from rlkit.rollout.agents import TemplateBackend
+from rlkit.rollout.agents import AgentHost, SessionClient, TemplateBackend
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.gate import Gate
-from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
+from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
+from tests.unit.gateway.clients import chat_client
+from tests.unit.gateway.fake import FakePolicy
 
 
 class CalmEngine:
@@ -63,3 +71,35 @@ def test_parallel_requests_of_an_agent_count_as_one_conversation() -> None:
     assert [request.sampling.max_tokens for request in asked] == [3, 5]
     assert [request.key.prompt for request in asked] == ["0/p/a/0", "0/p/b/0"]
     assert len({request.session for request in asked}) == 1
+
+
+class Stubborn:
+    """An agent that never ends, whatever its session answers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def run(self, task: AgentTask, client: SessionClient) -> AgentResult:
+        backend: Any = client.session.backend
+        backend.fail = lambda: EngineError("the engine is dead")
+        async with chat_client(self.gateway, client.session.id, max_retries=0) as asking:
+            with suppress(openai.InternalServerError):
+                await asking.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_an_engine_that_fails_ends_an_agent_that_goes_on() -> None:
+    async def run() -> None:
+        gateway = Gateway()
+        await gateway.start()
+        host: Any = SimpleNamespace(gateway=gateway, agent=Stubborn(gateway))
+        task = AgentTask(Prompt("p", [], None), Path(), 0)
+        try:
+            async with asyncio.timeout(60):
+                await AgentHost._run(host, task, FakePolicy(), SessionLimits(), seconds=600)  # type: ignore[arg-type]
+        finally:
+            await gateway.close()
+
+    with pytest.raises(EngineError, match="the engine is dead"):
+        asyncio.run(run())

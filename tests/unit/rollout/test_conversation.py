@@ -180,7 +180,7 @@ def _reachable(phase: Phase) -> set[Phase]:
 
 
 TestAnyConversation = AnyConversation.TestCase
-TestAnyConversation.settings = settings(max_examples=150, stateful_step_count=12, deadline=None)
+TestAnyConversation.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
 
 
 class Adder(Tool):
@@ -550,6 +550,7 @@ def test_the_calculator() -> None:
     assert done.turn_rewards == [0.0, 0.25]
 
 
+@pytest.mark.slow
 def test_hundreds_of_conversations_keep_to_themselves() -> None:
     """Sample i adds i to itself in i % 4 turns, then says what it got; nobody gets another's answer."""
 

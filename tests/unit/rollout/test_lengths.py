@@ -143,7 +143,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[|"
     side=st.sampled_from(SIDES),
     style=st.sampled_from(("chatml", "llama3")),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_shortened_prompt_fits(texts: list[str], limit: int, side: Any, style: str) -> None:
     template = template_of(style)
     roles = ["user", "assistant"] * 2

@@ -271,6 +271,7 @@ def reference_losses(steps: list[list[dict[str, Any]]], rate: float) -> list[flo
     return losses
 
 
+@pytest.mark.slow
 def test_losses_of_20_steps_are_those_of_transformers(tmp_path: Path) -> None:
     words = (
         "--train.schedule=Constant",

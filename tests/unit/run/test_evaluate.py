@@ -169,6 +169,7 @@ def test_sources_whose_names_end_as_those_of_bounds_do_are_shown() -> None:
     assert metric_rows({"accuracy/math_low": 0.5, "sampled_accuracy_low": 0.1}) == [("accuracy/math_low", "0.500")]
 
 
+@pytest.mark.slow
 def test_patience_ends_the_training_and_a_resumed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At a learning rate of 1e-9 nothing gets better: the first validation of two that are not is that of step 2."""
     few = ("--train.steps=9", "--train.prompts_per_step=4", "--validation.limit=4", "--validation.samples=0")

@@ -42,6 +42,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_with_pictures_keeps_them_beside_its_rollouts(recipe: list[str], tmp_path: Path) -> None:
     assert main(["fit", *recipe]) == 0
     metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])

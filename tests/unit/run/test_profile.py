@@ -18,6 +18,7 @@ FEW = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_step_is_traced_and_learns_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *FEW, f"--out={tmp_path / 'plain'}"]) == 0
     assert main(["fit", *FEW, "--profile.steps=[2, 3]", f"--out={tmp_path / 'traced'}"]) == 0

@@ -145,6 +145,7 @@ def test_the_last_validation_is_in_the_last_checkpoint(tmp_path: Path) -> None:
     assert [line["validation/stopped"] for line in lines][-1] == after["stopped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "compared", "waits"),
     [

@@ -75,6 +75,7 @@ def test_each_form_has_the_same_prompts(
     assert list(prompts(GSM8K(str(whole)))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_on_two_files_of_each_kind(folder: Path, tmp_path: Path, kind: str) -> None:
     options = (

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from functools import cache
 
 from rlkit.interfaces.picture import Picture
 from rlkit.tasks import Pictures
 from rlkit.tasks.pictures import BACKGROUND, CELL, COLOURS, COLUMNS, ROWS
+from rlkit.types import Row
 
 NAMES = {value: name for name, value in COLOURS.items()}
+
+
+@cache
+def train() -> Sequence[Row]:
+    return Pictures().rows("train")
 
 
 def squares(data: bytes) -> list[str | None]:
@@ -25,7 +33,7 @@ def squares(data: bytes) -> list[str | None]:
 
 def test_answers_are_right_and_balanced() -> None:
     answers: Counter[str] = Counter()
-    for row in Pictures().rows("train")[:200]:
+    for row in train()[:200]:
         colours, question = squares(row["image"]), row["question"]
         if question.startswith("How many"):
             assert row["answer"] == str(colours.count(question.split()[2]))
@@ -39,15 +47,15 @@ def test_answers_are_right_and_balanced() -> None:
 
 
 def test_rows_are_the_same_each_time_and_splits_apart() -> None:
-    train, held_out = Pictures().rows("train"), Pictures(validation_size=50).rows("validation")
-    assert train[:20] == Pictures().rows("train")[:20]
+    held_out = Pictures(validation_size=50).rows("validation")
+    assert train()[:20] == Pictures().rows("train")[:20]
     assert len(held_out) == 50
-    arrangements = {tuple(squares(row["image"])) for row in train[:500]}
+    arrangements = {tuple(squares(row["image"])) for row in train()[:500]}
     assert not arrangements & {tuple(squares(row["image"])) for row in held_out}
 
 
 def test_the_control_exchanges_pictures_only() -> None:
-    plain, shuffled = Pictures().rows("train")[:30], Pictures(shuffled=True).rows("train")[:30]
+    plain, shuffled = train()[:30], Pictures(shuffled=True).rows("train")[:30]
     assert [row["question"] for row in plain] == [row["question"] for row in shuffled]
     assert all(a["image"] != b["image"] for a, b in zip(plain, shuffled, strict=True))
 

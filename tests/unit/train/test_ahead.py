@@ -87,6 +87,7 @@ def test_staleness_0_is_the_synchronous_trainer_bit_for_bit(
         assert streams[0].trained == TrainedGroups(12)
 
 
+@pytest.mark.slow
 def test_with_tools_it_is_repeatable_bit_for_bit(tmp_path: Path) -> None:
     """Conversations of one and two turns: some are interrupted, and go on with the weights of the next step."""
     words = ("--train.steps=6", "--rollout.max_staleness=2")
@@ -101,6 +102,7 @@ def test_with_tools_it_is_repeatable_bit_for_bit(tmp_path: Path) -> None:
     assert all(sorted(v for v in row["versions"] if v >= 0) == [v for v in row["versions"] if v >= 0] for row in mixed)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_trains_on_each_prompt_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At its checkpoint groups of later places have been trained on, and some of earlier ones have not."""
     words = (
@@ -190,6 +192,7 @@ def test_groups_are_filtered_and_trained_on_again_repeatably(
     assert open_checkpoint(str(tmp_path / "resumed/checkpoints/step-000006")).state.trained == [24]
 
 
+@pytest.mark.slow
 def test_one_version_answers_a_validation(tmp_path: Path) -> None:
     words = (
         "--train.steps=3", "--rollout.max_staleness=2", "--validation.every=1", "--validation.limit=8",

@@ -51,7 +51,7 @@ OLD = Plan(
 """A prompt takes the place of another while the engine has not taken the weights of the step before, and is slow."""
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(PLANS)
 @example(OLD)
 def test_no_history_breaks_the_rules(plan: Plan) -> None:

@@ -64,6 +64,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 PASSES = ("--train.minibatches=2", "--train.epochs=2")
 
 
+@pytest.mark.slow
 def test_a_weight_of_0_changes_nothing_bit_for_bit(tmp_path: Path) -> None:
     """Neither the weights nor any metric, but those of the mixture itself and of time and memory."""
     run = ("--recipe=quickstart", *SMALL, *PASSES)
