@@ -1,7 +1,7 @@
 """A trial of the adapters before the first step: saved, read back, merged, and loaded by peft.
 
-The trial takes a random model of the same configuration, cut to the first layers that have all kinds of layers and to
-narrow feed-forward layers, few experts and few tokens: float32 weights of tens to a few hundred MB, for a few seconds.
+The trial takes a random model of the same configuration, cut to a layer of each kind, narrow feed-forward layers, few
+experts and few tokens: for 7B parameters 0.1 GB in float32, twice, and a few seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,8 +47,8 @@ TOLERANCE = 1e-5
 SMALL = 10_000_000
 """Weights up to which a model is tried as it is."""
 
-LARGEST_COPY = 500_000_000
-"""Weights up to which a shallow copy is tried: 2 GB in float32."""
+LARGEST_COPY = 400_000_000
+"""Weights up to which a shallow copy is tried: 1.6 GB in float32, twice."""
 
 WIDTHS = (
     "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size",
@@ -56,7 +56,7 @@ WIDTHS = (
 )  # fmt: skip
 """Sizes in configurations of transformers that no other size depends on."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-NARROW = 256
+NARROW = 64
 """The most that a copy has of `WIDTHS`."""
 
 NAMED = 4
@@ -76,11 +76,11 @@ def check_adapters(model: Model) -> Iterator[str]:
         full = _adapted(_random(config, model), model, model.lora)
     yield reach(full)
     size = sum(weight.numel() for weight in full.parameters())
-    copies = [config] if size <= SMALL else _copies(config, _depth(full))
-    for copy in copies:
-        trial = _Trial(copy, model)
-        if trial.size <= LARGEST_COPY and trial.runs:
-            trial.require()
+    kinds = _layer_kinds(full)
+    for copy in [config] if size <= SMALL else _copies(config, kinds):
+        base = _runnable(copy, model, set(kinds))
+        if base is not None:
+            _Trial(base, model).require()
             return
     yield f"adapters: not tried before the run, since no shallow copy of {show(model.path)} is small enough and runs"
 
@@ -115,30 +115,46 @@ def _random(config: ModelConfig, model: Model) -> CausalLM:
     return policy
 
 
+def _runnable(config: ModelConfig, model: Model, kinds: set[tuple[str, ...]]) -> CausalLM | None:
+    """Return a random model; None if it is too large, lacks a kind of layer, or does not run, as one that was cut."""
+    try:
+        with torch.device("meta"):
+            empty = _random(config, model)
+        if sum(weight.numel() for weight in empty.parameters()) > LARGEST_COPY or set(_layer_kinds(empty)) != kinds:
+            return None
+        policy = _random(config, model)
+        return policy if _logits(policy).isfinite().all() else None
+    except Exception:  # whatever transformers raises of sizes that do not fit
+        return None
+
+
 def _adapted(policy: CausalLM, model: Model, lora: Lora, patterns: JsonObject | None = None) -> CausalLM:
     base = base_name(source_of(model).model)
     return add_lora(policy, language_targets(policy, lora, model.vision), 0, base, task_of(policy), patterns=patterns)
 
 
-def _depth(policy: CausalLM) -> tuple[int, int]:
-    """Return the number of first layers that have every kind of layer, and the number of all layers."""
-    first: dict[tuple[str, ...], int] = {}
-    layers = blocks(base_model(policy))
-    for index, block in enumerate(layers):
-        first.setdefault(tuple(f"{name} {weight.dim()}" for name, weight in block.named_parameters()), index)
-    return 1 + max(first.values(), default=0), len(layers)
+def _layer_kinds(policy: CausalLM) -> list[tuple[str, ...]]:
+    """Return the kind of each layer: the names and dimensions of its weights without adapters."""
+    return [
+        tuple(f"{plain_name(name)} {weight.dim()}" for name, weight in block.named_parameters() if "lora_" not in name)
+        for block in blocks(base_model(policy))
+    ]
 
 
-def _copies(config: ModelConfig, depth: tuple[int, int]) -> Iterator[ModelConfig]:
-    """Yield configurations of fewer layers: with narrow ones, and as they are if those do not run."""
-    for is_narrow in (True, False):
+def _copies(config: ModelConfig, kinds: Sequence[object]) -> Iterator[ModelConfig]:
+    """Yield configurations of fewer layers: narrow ones of one layer a kind, or of the first ones, then as they are."""
+    firsts = sorted(kinds.index(kind) for kind in set(kinds))
+    prefix = list(range(firsts[-1] + 1))
+    for layers, is_narrow in ((firsts, True), (prefix, True), (prefix, False)):
         copy = deepcopy(config)
         text: Any = copy.get_text_config()
         for name, value in list(vars(text).items()):
-            if "layer" in name and isinstance(value, list) and len(value) == depth[1]:
-                setattr(text, name, value[: depth[0]])
-        if text.num_hidden_layers != depth[0]:
-            text.num_hidden_layers = depth[0]
+            if "layer" in name and isinstance(value, list) and len(value) == len(kinds):
+                setattr(text, name, [value[index] for index in layers])
+        if text.num_hidden_layers != len(layers):
+            text.num_hidden_layers = len(layers)
+        if layers is firsts and getattr(text, "first_k_dense_replace", None):
+            text.first_k_dense_replace = 1
         if is_narrow:
             _narrow(text)
             text.pad_token_id = copy.pad_token_id = 0
@@ -162,28 +178,14 @@ class _Trial:
     """Adapters of a random model.
 
     Args:
-        config: Of the model.
+        base: Without adapters.
         model: The recipe's `model:`, with adapters.
         only: The kind of layer whose adapters change the model; None for all.
     """
 
-    config: ModelConfig
+    base: CausalLM
     model: Model
     only: str | None = None
-
-    @property
-    def size(self) -> int:
-        """The number of weights."""
-        with torch.device("meta"):
-            return sum(weight.numel() for weight in _random(self.config, self.model).parameters())
-
-    @property
-    def runs(self) -> bool:
-        """Whether the model runs without adapters; one that was cut may not."""
-        try:
-            return bool(self._logits(_random(self.config, self.model)).isfinite().all())
-        except Exception:  # whatever transformers raises of sizes that do not fit
-            return False
 
     def require(self) -> None:
         """Refuse adapters that cannot be used.
@@ -209,10 +211,10 @@ class _Trial:
         try:
             with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                policy = _adapted(_random(self.config, self.model), self.model, cast("Lora", self.model.lora))
+                policy = _adapted(deepcopy(self.base), self.model, cast("Lora", self.model.lora))
                 kinds = sorted({_kind(weight) for weight in adapters_by_weight(base_model(policy))})
                 self._change(policy)
-                expected = self._logits(policy)
+                expected = _logits(policy)
                 step = "saving them"
                 policy.save_pretrained(Path(name), save_embedding_layers=False)
                 for step, logits in self._uses(Path(name)):
@@ -229,16 +231,16 @@ class _Trial:
 
         yield "reading them", None
         source = locate(str(folder))
-        policy = _adapted(_random(self.config, self.model), self.model, cast("Lora", source.lora), source.patterns)
+        policy = _adapted(deepcopy(self.base), self.model, cast("Lora", source.lora), source.patterns)
         load_adapter(policy, folder / ADAPTER_WEIGHTS)
-        yield "reading them", self._logits(policy)
+        yield "reading them", _logits(policy)
         yield "merging them", None
-        yield "merging them", self._logits(merge_adapters(policy))
+        yield "merging them", _logits(merge_adapters(policy))
         yield "loading them with peft", None
-        theirs: Any = PeftModel.from_pretrained(_random(self.config, self.model), folder)  # type: ignore[arg-type]
-        yield "loading them with peft", self._logits(theirs)
+        theirs: Any = PeftModel.from_pretrained(deepcopy(self.base), folder)  # type: ignore[arg-type]
+        yield "loading them with peft", _logits(theirs)
         yield "merging them with peft", None
-        yield "merging them with peft", self._logits(theirs.merge_and_unload())
+        yield "merging them with peft", _logits(theirs.merge_and_unload())
 
     @torch.no_grad()
     def _change(self, policy: CausalLM) -> None:
@@ -249,14 +251,14 @@ class _Trial:
                 if name.startswith("lora_") and self.only in {None, _kind(weight)}:
                     matrix.add_(torch.randn(matrix.shape, generator=generator), alpha=0.05)
 
-    @torch.no_grad()
-    def _logits(self, policy: CausalLM) -> Tensor:
-        """Return the logits of a few rows of random tokens."""
-        generator = torch.Generator().manual_seed(2)
-        vocabulary = self.config.get_text_config().vocab_size
-        tokens = torch.randint(1, vocabulary, (3, 8), generator=generator)
-        logits: Tensor = policy(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
-        return logits
+
+@torch.no_grad()
+def _logits(policy: CausalLM) -> Tensor:
+    """Return the logits of a few rows of random tokens."""
+    vocabulary = base_model(policy).config.get_text_config().vocab_size
+    tokens = torch.randint(1, vocabulary, (3, 8), generator=torch.Generator().manual_seed(2))
+    logits: Tensor = policy(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
+    return logits
 
 
 def _difference(logits: Tensor, expected: Tensor) -> float:
