@@ -144,6 +144,14 @@ def load_adapter(policy: CausalLM, file: Path) -> None:
             tensor.copy_(saved[name])
 
 
+def load_by_peft(policy: CausalLM, folder: Path) -> CausalLM:
+    """Return a model with a saved adapter, as peft alone loads it."""
+    from peft import PeftModel
+
+    adapted: CausalLM = PeftModel.from_pretrained(policy, folder)  # type: ignore[arg-type]
+    return adapted
+
+
 def has_lora(policy: CausalLM) -> bool:
     """Whether the policy has adapters."""
     return hasattr(policy, "peft_config")
@@ -262,7 +270,7 @@ def delta(layer: AdapterLayer) -> Tensor:
     updates = []
     for name in layer.active_adapters:  # agreed: the modules are the same on every rank, and sharded alike
         if adapts_parameter(layer) or (name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor)):
-            down, up = (full_tensor(matrices[name].weight) for matrices in (layer.lora_A, layer.lora_B))
+            down, up = full_tensor(layer.lora_A[name].weight), full_tensor(layer.lora_B[name].weight)
             updates.append(_product(layer, down, up) * layer.scaling[name])
         else:
             updates.append(layer.get_delta_weight(name))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST
 from rlkit.models.checkpoint_schema import MANIFEST, STATE
 from rlkit.models.checkpoints import CheckpointRef, open_checkpoint
@@ -234,20 +234,10 @@ def _adapter(folder: Path, depth: int) -> Source:
         raise RecipeError(
             f"{folder} is an adapter without {ADAPTER_WEIGHTS}; save it as safetensors: a pickle could run code"
         )
-    unsupported = [name for name in UNSUPPORTED if config.get(name)]
-    if config.get("init_lora_weights") not in PLAIN_INITS:
-        unsupported.append("init_lora_weights")
-    unsupported += [name for name in PATTERNS if not _is_pattern(config.get(name), whole=name == "rank_pattern")]
-    if unsupported:
-        problem = f"has {unsupported[0]} = {config[unsupported[0]]!r}"
-    elif config.get("peft_type") != "LORA":
-        problem = f"is of type {config.get('peft_type')!r}"
-    else:
-        problem = None
+    problem = _unsupported(config)
     if problem is not None:
         raise RecipeError(f"{folder} {problem}, expected plain LoRA; merge it into its model with peft, and use that")
     shapes = _tensor_shapes(folder / ADAPTER_WEIGHTS)
-    rank = config.get("r")
     alpha = config.get("lora_alpha")
     with_magnitudes = any(MAGNITUDES in name for name in shapes)
     if bool(config.get("use_dora")) != with_magnitudes:
@@ -256,20 +246,13 @@ def _adapter(folder: Path, depth: int) -> Source:
             f"{folder} has use_dora = {config.get('use_dora')!r}, expected {expected}, since {ADAPTER_WEIGHTS} has "
             f"{count} {MAGNITUDES}; correct {ADAPTER}"
         )
-    patterns = {name: config[name] for name in PATTERNS if config.get(name)}
-    parameters = config.get("target_parameters") or []
-    matrices = [shape for name, shape in shapes.items() if ".lora_" in name and MAGNITUDES not in name]
-    is_stacked = bool(parameters or patterns)
-    if type(rank) is not int or not all(_has_rank(shape, rank, is_stacked) for shape in matrices):
-        raise RecipeError(f"{folder / ADAPTER} has r = {rank!r}, which is not the rank of the adapter's tensors")
+    rank = _rank(folder, config, shapes)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < LARGEST:
         raise RecipeError(f"{folder / ADAPTER} has lora_alpha = {alpha!r}, expected a number above 0")
     targets = config.get("target_modules")
-    if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):  # a pattern
+    if not _are_names(targets):  # a pattern
         targets = [name.removeprefix("base_model.model.").partition(".lora_")[0] for name in shapes]
-    if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
-        raise RecipeError(f"{folder / ADAPTER} has target_parameters = {parameters!r}, expected a list of names")
-    targets = sorted({*targets, *parameters})
+    targets = sorted({*targets, *(config.get("target_parameters") or [])})
     lora = Lora(rank, float(alpha), targets, bool(config.get("use_rslora")), with_magnitudes)
     base = _base(folder, config.get("base_model_name_or_path"), depth)
     own = _json(folder / OVERRIDES)
@@ -279,9 +262,41 @@ def _adapter(folder: Path, depth: int) -> Source:
     quantization: Quantization | None = None if stored is None else "nf4"
     overrides = merge_overrides(base.overrides, own)
     scores = config.get("task_type") == "SEQ_CLS"
+    patterns = {name: config[name] for name in PATTERNS if config.get(name)}
     return Source(
         str(folder), base, lora, scores=scores, overrides=overrides, patterns=patterns, quantization=quantization
     )
+
+
+def _unsupported(config: JsonObject) -> str | None:
+    """Return what of an adapter's configuration is not that of plain LoRA; None if all is."""
+    names = [name for name in UNSUPPORTED if config.get(name)]
+    if config.get("init_lora_weights") not in PLAIN_INITS:
+        names.append("init_lora_weights")
+    names += [name for name in PATTERNS if not _is_pattern(config.get(name), whole=name == "rank_pattern")]
+    if config.get("target_parameters") and not _are_names(config["target_parameters"]):
+        names.append("target_parameters")
+    if names:
+        return f"has {names[0]} = {config[names[0]]!r}"
+    return None if config.get("peft_type") == "LORA" else f"is of type {config.get('peft_type')!r}"
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _rank(folder: Path, config: JsonObject, shapes: Mapping[str, list[int]]) -> int:
+    """Return the rank of an adapter, after a comparison of all its ranks with its tensors."""
+    rank, other_ranks = config.get("r"), config.get("rank_pattern") or {}
+    is_stacked = bool(config.get("target_parameters") or other_ranks)
+    matrices = [shape for name, shape in shapes.items() if ".lora_" in name and MAGNITUDES not in name]
+    if type(rank) is not int or not all(_has_rank(shape, rank, is_stacked) for shape in matrices):
+        raise RecipeError(f"{folder / ADAPTER} has r = {rank!r}, which is not the rank of the adapter's tensors")
+    largest = max((size for shape in matrices for size in shape), default=0)
+    for name, other in other_ranks.items():
+        if other > largest:
+            raise RecipeError(f"{folder / ADAPTER} has rank {other} for {show(name)}, which no tensor there has")
+    return rank
 
 
 def _has_rank(shape: list[int], rank: int, is_stacked: bool) -> bool:

@@ -158,7 +158,8 @@ if __name__ == "__main__":
             noise(fabric, lora)
     if strategy.tensor_parallel == 1:
         stream(fabric, Lora(rank=4, use_dora=True))
-        mixture = save_random_model(Path(f"mixture-{fabric.global_rank}"), "qwen3_moe", **EXPERTS["qwen3_moe"])
+        mixture = save_random_model(Path("mixture"), "qwen3_moe", **EXPERTS["qwen3_moe"])  # on the first rank alone
+        fabric.barrier()
         stream(fabric, Lora(rank=4), str(mixture))
     if sys.argv[2] == "32-true":
         with pytest.MonkeyPatch.context() as patch:

@@ -28,6 +28,7 @@ from rlkit.models.lora import (
     add_lora,
     base_model,
     load_adapter,
+    load_by_peft,
     merge_adapters,
     plain_name,
     score_head,
@@ -227,8 +228,6 @@ class _Trial:
 
     def _uses(self, folder: Path) -> Iterator[tuple[str, Tensor | None]]:
         """Yield each use of saved adapters before it begins, and again with the logits that it gives."""
-        from peft import PeftModel
-
         yield "reading them", None
         source = locate(str(folder))
         policy = _adapted(deepcopy(self.base), self.model, cast("Lora", source.lora), source.patterns)
@@ -237,14 +236,14 @@ class _Trial:
         yield "merging them", None
         yield "merging them", _logits(merge_adapters(policy))
         yield "loading them with peft", None
-        theirs: Any = PeftModel.from_pretrained(deepcopy(self.base), folder)  # type: ignore[arg-type]
+        theirs: Any = load_by_peft(deepcopy(self.base), folder)
         yield "loading them with peft", _logits(theirs)
         yield "merging them with peft", None
         yield "merging them with peft", _logits(theirs.merge_and_unload())
 
     @torch.no_grad()
     def _change(self, policy: CausalLM) -> None:
-        """Give new adapters values that change the model: their products start as 0."""
+        """Change new adapters, whose products start as 0."""
         generator = torch.Generator().manual_seed(1)
         for weight, layer in adapters_by_weight(base_model(policy)).items():
             for name, matrix in layer.named_parameters():

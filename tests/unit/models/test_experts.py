@@ -98,7 +98,7 @@ def test_merged_experts_are_pefts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", EXPERTS)
-def test_a_saved_adapter_of_experts_is_read_by_peft_and_trained_further(kind: str, tmp_path: Path) -> None:
+def test_a_saved_adapter_of_experts_is_read_and_trained_further(kind: str, tmp_path: Path) -> None:
     """peft gives joined matrices of experts, here gate and up, twice the rank, and says so in patterns."""
     base = str(save_random_model(tmp_path / "base", kind, **EXPERTS[kind]))
     lora = Lora(2, 8, TARGETS[kind])
@@ -119,18 +119,25 @@ def test_a_saved_adapter_of_experts_is_read_by_peft_and_trained_further(kind: st
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("alpha_pattern", {"(a+)+b": 4}), ("rank_pattern", {"q_proj": 1.5}), ("alpha_pattern", [1])]
+    ("name", "value", "problem"),
+    [
+        ("alpha_pattern", {"(a+)+b": 4}, r"has alpha_pattern = .*, expected plain LoRA"),
+        ("alpha_pattern", [1], r"has alpha_pattern = .*, expected plain LoRA"),
+        ("rank_pattern", {"q_proj": 1.5}, r"has rank_pattern = .*, expected plain LoRA"),
+        ("rank_pattern", {"q_proj": 10**9}, r"has rank 1000000000 for 'q_proj', which no tensor there has"),
+        ("target_parameters", "experts", r"has target_parameters = 'experts', expected plain LoRA"),
+    ],
 )
-def test_a_pattern_that_is_no_name_with_a_number_is_refused(name: str, value: object, tmp_path: Path) -> None:
+def test_a_pattern_of_other_than_names_is_refused(name: str, value: object, problem: str, tmp_path: Path) -> None:
     policy = load_policy(Model("tiny", lora=Lora(2)))
     save_policy(policy, load_tokenizer(Model("tiny")), tmp_path / "adapter")
     file = tmp_path / "adapter" / ADAPTER
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
-    with pytest.raises(RecipeError, match=rf"has {name} = .*, expected plain LoRA"):
+    with pytest.raises(RecipeError, match=problem):
         locate(str(tmp_path / "adapter"))
 
 
-def test_all_linear_leaves_out_what_kernels_of_state_space_mixers_read() -> None:
+def test_all_linear_leaves_out_what_kernels_of_mixers_read() -> None:
     policy = add_lora(random_model("falcon_h1", **MAMBA), Lora(2))
     kinds = {name.split(".")[-2] for name in adapters_by_weight(base_model(policy))}
     assert kinds == {"in_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
