@@ -64,6 +64,9 @@ FEW = (
     "--train.lr=1e-2", "--train.schedule=Constant", "--train.warmup_steps=0", "--save.every=1", "--save.keep_last=3",
     "--validation.limit=4", "--validation.before=false",
 )  # fmt: skip
+MISMATCH = {"nemotron_h": 0.1}
+"""The largest difference of log-probs between engine and trainer, of kinds whose two ways to compute differ."""
+
 REWARD = "def score(completion, **_):\n    return sum(map(str.isalnum, completion)) / 8\n"
 """Random models answer nothing right, but some of them more letters than others."""
 
@@ -82,7 +85,8 @@ def test_what_fit_writes_is_what_transformers_and_peft_read(kind: str, adapters:
     reward = ["--reward=PythonReward", f"--reward.function={tmp_path}/reward.py:score", "--reward.allow_code=true"]
     options = [*FEW, *reward, f"--model.path={base}", *(["--model.lora.rank=4"] if adapters else [])]
     assert main(["fit", *options, "--train.steps=2", "--out", str(whole)]) == 0
-    assert all(row["mismatch/max"] < 1e-4 for row in read_jsonl(whole / "metrics.jsonl"))
+    limit = MISMATCH.get(kind, 1e-4)
+    assert all(row["mismatch/max"] < limit for row in read_jsonl(whole / "metrics.jsonl"))
     resumed = ["--resume", str(whole / "checkpoints" / "step-000001"), "--out", str(parted)]
     assert main(["fit", *options, "--train.steps=2", *resumed]) == 0
     merge = ["--merge-lora"] if adapters else []
@@ -102,7 +106,7 @@ def test_what_fit_writes_is_what_transformers_and_peft_read(kind: str, adapters:
     assert main(["validate", "--checkpoint", str(whole), "--validation.limit=2"]) == 0
     assert main(["generate", "--checkpoint", str(whole), "--prompt", "12 + 30 = ?"]) == 0
     tokenizer: Any = AutoTokenizer.from_pretrained(out / "whole")
-    for row in read_jsonl(whole / "rollouts" / "validation-after.jsonl.gz"):
+    for row in read_jsonl(whole / "rollouts" / "validation-after.jsonl.gz")[:4]:  # greedy; the others are sampled
         asked = tokenizer.apply_chat_template(
             row["messages"], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
