@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from os.path import isdir, isfile  # unlike Path's, these return False for names that no file can have
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -249,7 +250,7 @@ def _adapter(folder: Path, depth: int) -> Source:
     rank = _rank(folder, config, shapes)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < LARGEST:
         raise RecipeError(f"{folder / ADAPTER} has lora_alpha = {alpha!r}, expected a number above 0")
-    targets = config.get("target_modules")
+    targets: Any = config.get("target_modules")
     if not _are_names(targets):  # a pattern
         targets = [name.removeprefix("base_model.model.").partition(".lora_")[0] for name in shapes]
     targets = sorted({*targets, *(config.get("target_parameters") or [])})
