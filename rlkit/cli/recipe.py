@@ -28,6 +28,7 @@ from rlkit.rollout.scoring import score
 from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, footprint, plan
+from rlkit.run.preflight.adapter_check import check_adapters
 from rlkit.run.preflight.dryrun import dry_run
 from rlkit.run.preflight.gpus import GPUS
 from rlkit.run.preflight.target import Target
@@ -172,7 +173,8 @@ def _check(target: Target, data: Data) -> int:
     recipe = target.recipe
     fabric = target.fabric()
     ranks, shards = _ranks(fabric)
-    for line in (*plan.lines(data, ranks), *plan.large_model(recipe, target.is_gpu(fabric))):
+    model_lines = (*plan.large_model(recipe, target.is_gpu(fabric)), *check_adapters(recipe.model))
+    for line in (*plan.lines(data, ranks), *model_lines):
         echo(line)
     template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:
@@ -247,6 +249,8 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
     for line in (*plan.batches(recipe, rows, ranks), *plan.large_model(recipe, target.is_gpu(fabric))):
         echo(line)
     try:
+        for line in check_adapters(recipe.model):
+            echo(line)
         misfit = _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
         echo(f"prompts were taken to have {PROMPT} tokens")
     except UnavailableError as error:

@@ -264,7 +264,8 @@ class _Loader:
             policy = with_score_head(policy)
         if source.lora is not None:
             lora = language_targets(policy, source.lora, self.model.vision)
-            policy = add_lora(policy, lora, base=base_name(source.base.location), task=task_of(policy))
+            base, task = base_name(source.base.location), task_of(policy)
+            policy = add_lora(policy, lora, base=base, task=task, patterns=source.patterns)
         if self.empty:
             return policy
         if source.checkpoint:

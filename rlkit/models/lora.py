@@ -28,7 +28,15 @@ HEAD = ".modules_to_save."
 """The infix of peft between the name of a fully trained layer and that of its adapter."""
 
 
-def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = None, task: str = "CAUSAL_LM") -> CausalLM:
+def add_lora(
+    policy: CausalLM,
+    lora: Lora,
+    seed: int = 0,
+    base: str | None = None,
+    task: str = "CAUSAL_LM",
+    *,
+    patterns: JsonObject | None = None,
+) -> CausalLM:
     """Freeze a model and add adapters in float32 to train, the same on every rank.
 
     Args:
@@ -37,23 +45,29 @@ def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = Non
         seed: Seed of their initial values.
         base: The model's name or folder, which saved adapters record; None for the model's own record.
         task: peft's task type of the model.
+        patterns: peft's `rank_pattern` and `alpha_pattern` of a saved adapter.
 
     Raises:
-        RecipeError: A target names no module.
+        RecipeError: A target names no module, or peft gives it no adapter.
     """
     from peft import LoraConfig, get_peft_model
 
+    modules, parameters = find_targets(policy, lora.targets)
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=lora.targets,
+        target_modules=modules,
+        target_parameters=parameters or None,
         task_type=task,
         use_rslora=lora.use_rslora,
         use_dora=lora.use_dora,
+        **(patterns or {}),
     )
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+            # peft compares them with the names of modules, and they are those of parameters
+            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
             torch.manual_seed(seed)
             adapted: CausalLM = get_peft_model(policy, config)
     except ValueError as error:
@@ -65,6 +79,31 @@ def add_lora(policy: CausalLM, lora: Lora, seed: int = 0, base: str | None = Non
         adapted.peft_config[adapted.active_adapter].base_model_name_or_path = base
     adapted.eval()
     return adapted
+
+
+def find_targets(policy: CausalLM, targets: str | list[str]) -> tuple[str | list[str], list[str]]:
+    """Return the modules and the parameters, such as those of experts, that get adapters.
+
+    `all-linear` leaves out layers of state-space mixers whose kernels read the weight past its adapter.
+    """
+    if isinstance(targets, str):
+        unread = _read_by_kernels(policy)
+        if targets != "all-linear" or not unread:
+            return targets, []
+        heads = [score_head(policy), policy.get_output_embeddings()]
+        linear = (nn.Linear, QuantizedLinear)
+        names = {n for n, x in policy.named_modules() if isinstance(x, linear) and all(x is not head for head in heads)}
+        return sorted(names - unread), []
+    names = {name for name, _ in policy.named_parameters()}
+    parameters = [target for target in targets if any(f".{name}".endswith(f".{target}") for name in names)]
+    return [target for target in targets if target not in parameters], parameters
+
+
+def _read_by_kernels(policy: nn.Module) -> set[str]:
+    """Return the names of layers of which a state-space mixer may read the weight instead of calling them."""
+    mixers = [name for name, module in policy.named_modules() if hasattr(module, "A_log") and hasattr(module, "D")]
+    layers = {f"{mixer}.{layer}" for mixer in mixers for layer in ("out_proj", "dt_proj")}
+    return layers & {name for name, _ in policy.named_modules()}
 
 
 @torch.no_grad()
@@ -105,6 +144,14 @@ def load_adapter(policy: CausalLM, file: Path) -> None:
             tensor.copy_(saved[name])
 
 
+def load_by_peft(policy: CausalLM, folder: Path) -> CausalLM:
+    """Return a model with a saved adapter, as peft alone loads it."""
+    from peft import PeftModel
+
+    adapted: CausalLM = PeftModel.from_pretrained(policy, folder)  # type: ignore[arg-type]
+    return adapted
+
+
 def has_lora(policy: CausalLM) -> bool:
     """Whether the policy has adapters."""
     return hasattr(policy, "peft_config")
@@ -112,11 +159,7 @@ def has_lora(policy: CausalLM) -> bool:
 
 def frozen_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the weights that are not trained, under their names without adapters."""
-    return {
-        name.replace(".base_layer.", "."): weight
-        for name, weight in model.named_parameters()
-        if not weight.requires_grad
-    }
+    return {plain_name(name): weight for name, weight in model.named_parameters() if not weight.requires_grad}
 
 
 @torch.no_grad()
@@ -175,13 +218,38 @@ def adapter_layers(policy: nn.Module) -> list[AdapterLayer]:
     return [cast("AdapterLayer", module) for module in policy.modules() if hasattr(module, "get_delta_weight")]
 
 
+def adapters_by_weight(model: nn.Module) -> dict[str, AdapterLayer]:
+    """Return the layers with adapters by the names of the weights that they change, without adapters in the names."""
+    layers = [(name, module) for name, module in model.named_modules() if hasattr(module, "get_delta_weight")]
+    return {
+        f"{plain_name(name)}.{weight_name(cast('AdapterLayer', layer))}": cast("AdapterLayer", layer)
+        for name, layer in layers
+    }
+
+
+def weight_name(layer: AdapterLayer) -> str:
+    """Return the name of the adapted weight in its base layer; experts and routers have adapters of parameters."""
+    return getattr(layer, "parameter_name", "weight")
+
+
+def adapts_parameter(layer: AdapterLayer) -> bool:
+    """Whether adapters are those of a parameter, which only peft applies, and not of a linear layer."""
+    return hasattr(layer, "parameter_name")
+
+
+def plain_name(name: str) -> str:
+    """Return the name that a weight has without adapters, which may be nested."""
+    return name.replace(".base_layer", "")
+
+
 @torch.no_grad()
 def merged_weight(layer: AdapterLayer, weight: Tensor, gather: Callable[[Tensor], Tensor] = torch.detach) -> Tensor:
     """Return a layer's full weight with its adapters merged, in float32.
 
     Args:
         layer: The layer.
-        weight: The full weight of its base: [O,I], or [I,O] if the layer has `fan_in_fan_out`.
+        weight: The full weight of its base: [O,I], or [I,O] if the layer has `fan_in_fan_out`; [E,O,I] or [E,I,O] of
+            experts.
         gather: Returns the full magnitudes of DoRA; a collective if they are sharded.
     """
     merged = weight.float() + delta(layer)
@@ -201,14 +269,28 @@ def delta(layer: AdapterLayer) -> Tensor:
     """Return the update of a layer's weight by its adapters; all ranks must call this if they are sharded."""
     updates = []
     for name in layer.active_adapters:  # agreed: the modules are the same on every rank, and sharded alike
-        if name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor):
-            product = (
-                full_tensor(layer.lora_B[name].weight) @ full_tensor(layer.lora_A[name].weight) * layer.scaling[name]
-            )
-            updates.append(product.T if layer.fan_in_fan_out else product)
+        if adapts_parameter(layer) or (name in layer.lora_A and isinstance(layer.lora_A[name].weight, DTensor)):
+            down, up = full_tensor(layer.lora_A[name].weight), full_tensor(layer.lora_B[name].weight)
+            updates.append(_product(layer, down, up) * layer.scaling[name])
         else:
             updates.append(layer.get_delta_weight(name))
     return torch.stack(updates).sum(0)
+
+
+def _product(layer: AdapterLayer, down: Tensor, up: Tensor) -> Tensor:
+    """Return the product of an adapter's full matrices, in their type, in the form of the weight; experts are stacked.
+
+    Args:
+        layer: The layer.
+        down: [R,I], or [E*R,I] of experts.
+        up: [O,R], or [O,R*E] of experts.
+    """
+    experts = getattr(layer, "num_experts", 1)
+    if experts == 1:
+        return (up @ down).T if layer.fan_in_fan_out else up @ down
+    transposed = getattr(layer.get_base_layer(), "is_transposed", False)
+    form = "ore,eri->eio" if transposed else "ore,eri->eoi"
+    return torch.einsum(form, up.view(len(up), -1, experts), down.view(experts, -1, down.shape[1]))
 
 
 @torch.no_grad()
@@ -219,7 +301,7 @@ def merge_adapters(policy: CausalLM) -> CausalLM:
     """
     replace_layers(policy, QuantizedLinear, QuantizedLinear.dequantized)
     for adapter in adapter_layers(policy):
-        weight = adapter.get_base_layer().weight
+        weight = getattr(adapter.get_base_layer(), weight_name(adapter))
         weight.copy_(merged_weight(adapter, weight))
     for layer in policy.modules():
         if hasattr(layer, "original_module"):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import filecmp
 import json
 import os
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from os.path import isdir, isfile  # unlike Path's, these return False for names that no file can have
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST
 from rlkit.models.checkpoint_schema import MANIFEST, STATE
 from rlkit.models.checkpoints import CheckpointRef, open_checkpoint
@@ -49,8 +51,14 @@ BASE = "base"
 MAX_DEPTH = 8
 """The maximum number of adapters and checkpoints between a path and its base model."""
 
-UNSUPPORTED = ("alpha_pattern", "alora_invocation_tokens", "layer_replication", "use_qalora")
+UNSUPPORTED = ("alora_invocation_tokens", "layer_replication", "use_qalora")
 """Features of peft that change the computation of an adapter without showing in its tensors."""
+
+PATTERNS = ("rank_pattern", "alpha_pattern")
+"""peft's ranks and scales of single modules by name, which it writes for experts that it joins."""
+
+PATTERN_NAME = re.compile(r"(\.\*\\\.)?[\w.]+")
+"""A key of `PATTERNS`: a name, after any other; peft takes regular expressions, which could run for hours."""
 
 PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 """Initialisations of an adapter that leave the base's weights unchanged."""
@@ -67,6 +75,7 @@ class Source:
         checkpoint: Whether `location` is a checkpoint of rlkit.
         scores: Whether it is a reward model: a sequence classifier, or an adapter or a checkpoint of one.
         overrides: Values of `model.config` that an adapter or a checkpoint was trained with.
+        patterns: peft's `rank_pattern` and `alpha_pattern` of the adapters at `location`.
         quantization: The type of the base's weights under the adapters, as in `model.quantization`.
     """
 
@@ -76,6 +85,7 @@ class Source:
     checkpoint: bool = False
     scores: bool = False
     overrides: JsonObject = field(default_factory=dict)
+    patterns: JsonObject = field(default_factory=dict)
     quantization: Quantization | None = None
 
     @property
@@ -225,19 +235,10 @@ def _adapter(folder: Path, depth: int) -> Source:
         raise RecipeError(
             f"{folder} is an adapter without {ADAPTER_WEIGHTS}; save it as safetensors: a pickle could run code"
         )
-    unsupported = [name for name in UNSUPPORTED if config.get(name)]
-    if config.get("init_lora_weights") not in PLAIN_INITS:
-        unsupported.append("init_lora_weights")
-    if unsupported:
-        problem = f"has {unsupported[0]} = {config[unsupported[0]]!r}"
-    elif config.get("peft_type") != "LORA":
-        problem = f"is of type {config.get('peft_type')!r}"
-    else:
-        problem = None
+    problem = _unsupported(config)
     if problem is not None:
         raise RecipeError(f"{folder} {problem}, expected plain LoRA; merge it into its model with peft, and use that")
     shapes = _tensor_shapes(folder / ADAPTER_WEIGHTS)
-    rank = config.get("r")
     alpha = config.get("lora_alpha")
     with_magnitudes = any(MAGNITUDES in name for name in shapes)
     if bool(config.get("use_dora")) != with_magnitudes:
@@ -246,15 +247,14 @@ def _adapter(folder: Path, depth: int) -> Source:
             f"{folder} has use_dora = {config.get('use_dora')!r}, expected {expected}, since {ADAPTER_WEIGHTS} has "
             f"{count} {MAGNITUDES}; correct {ADAPTER}"
         )
-    matrices = [shape for name, shape in shapes.items() if ".lora_" in name and MAGNITUDES not in name]
-    if type(rank) is not int or not all(rank in shape for shape in matrices):
-        raise RecipeError(f"{folder / ADAPTER} has r = {rank!r}, which is not the rank of the adapter's tensors")
+    rank = _rank(folder, config, shapes)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < LARGEST:
         raise RecipeError(f"{folder / ADAPTER} has lora_alpha = {alpha!r}, expected a number above 0")
-    targets = config.get("target_modules")
-    if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):  # a pattern
-        targets = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in shapes}
-    lora = Lora(rank, float(alpha), sorted(targets), bool(config.get("use_rslora")), with_magnitudes)
+    targets: Any = config.get("target_modules")
+    if not _are_names(targets):  # a pattern
+        targets = [name.removeprefix("base_model.model.").partition(".lora_")[0] for name in shapes]
+    targets = sorted({*targets, *(config.get("target_parameters") or [])})
+    lora = Lora(rank, float(alpha), targets, bool(config.get("use_rslora")), with_magnitudes)
     base = _base(folder, config.get("base_model_name_or_path"), depth)
     own = _json(folder / OVERRIDES)
     stored = own.pop("quantization_config", None)
@@ -263,7 +263,56 @@ def _adapter(folder: Path, depth: int) -> Source:
     quantization: Quantization | None = None if stored is None else "nf4"
     overrides = merge_overrides(base.overrides, own)
     scores = config.get("task_type") == "SEQ_CLS"
-    return Source(str(folder), base, lora, scores=scores, overrides=overrides, quantization=quantization)
+    patterns = {name: config[name] for name in PATTERNS if config.get(name)}
+    return Source(
+        str(folder), base, lora, scores=scores, overrides=overrides, patterns=patterns, quantization=quantization
+    )
+
+
+def _unsupported(config: JsonObject) -> str | None:
+    """Return what of an adapter's configuration is not that of plain LoRA; None if all is."""
+    names = [name for name in UNSUPPORTED if config.get(name)]
+    if config.get("init_lora_weights") not in PLAIN_INITS:
+        names.append("init_lora_weights")
+    names += [name for name in PATTERNS if not _is_pattern(config.get(name), whole=name == "rank_pattern")]
+    if config.get("target_parameters") and not _are_names(config["target_parameters"]):
+        names.append("target_parameters")
+    if names:
+        return f"has {names[0]} = {config[names[0]]!r}"
+    return None if config.get("peft_type") == "LORA" else f"is of type {config.get('peft_type')!r}"
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _rank(folder: Path, config: JsonObject, shapes: Mapping[str, list[int]]) -> int:
+    """Return the rank of an adapter, after a comparison of all its ranks with its tensors."""
+    rank, other_ranks = config.get("r"), config.get("rank_pattern") or {}
+    is_stacked = bool(config.get("target_parameters") or other_ranks)
+    matrices = [shape for name, shape in shapes.items() if ".lora_" in name and MAGNITUDES not in name]
+    if type(rank) is not int or not all(_has_rank(shape, rank, is_stacked) for shape in matrices):
+        raise RecipeError(f"{folder / ADAPTER} has r = {rank!r}, which is not the rank of the adapter's tensors")
+    largest = max((size for shape in matrices for size in shape), default=0)
+    for name, other in other_ranks.items():
+        if other > largest:
+            raise RecipeError(f"{folder / ADAPTER} has rank {other} for {show(name)}, which no tensor there has")
+    return rank
+
+
+def _has_rank(shape: list[int], rank: int, is_stacked: bool) -> bool:
+    """Whether a matrix of an adapter has a rank, or a multiple of it if those of several weights may be stacked."""
+    return rank in shape or (is_stacked and rank > 0 and any(size % rank == 0 for size in shape))
+
+
+def _is_pattern(values: object, whole: bool) -> bool:
+    """Whether a value of `PATTERNS` gives names numbers above 0, `whole` ones or any, or there is none."""
+    types = {int} if whole else {int, float}
+    return not values or (
+        isinstance(values, dict)
+        and all(PATTERN_NAME.fullmatch(name) for name in values)
+        and all(type(value) in types and 0 < value < LARGEST for value in values.values())
+    )
 
 
 def _tensor_shapes(file: Path) -> dict[str, list[int]]:

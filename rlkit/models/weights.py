@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlkit.distributed.fsdp2 import full_tensor
-from rlkit.models.lora import adapter_config, adapter_tensors, base_model, has_lora, merged_weight
+from rlkit.models.lora import (
+    adapter_config,
+    adapter_tensors,
+    adapters_by_weight,
+    base_model,
+    has_lora,
+    merged_weight,
+    plain_name,
+)
 from rlkit.models.vision import reads_pictures
 from rlkit.types import JsonObject
 
@@ -38,15 +46,11 @@ class PolicyWeights:
     def _sources(self) -> dict[str, tuple[AdapterLayer | None, Tensor]]:
         """Each parameter with its adapter, if it has one; an engine that reads the policy itself needs none."""
         base = base_model(self._policy)
-        adapters = {
-            f"{name}.weight": cast("AdapterLayer", module)
-            for name, module in base.named_modules()
-            if hasattr(module, "get_delta_weight")
-        }
+        adapters = adapters_by_weight(base)
         sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
         for name, parameter in base.named_parameters():  # tied weights appear once, under their first name
             if "lora_" not in name:
-                plain = name.replace(".base_layer.", ".")
+                plain = plain_name(name)
                 sources[_checkpoint_name(base, plain)] = (adapters.get(plain), parameter)
         return sources
 

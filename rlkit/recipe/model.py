@@ -40,7 +40,7 @@ class Lora:
     Args:
         rank: The adapters' rank.
         alpha: The scale of the adapters is alpha / rank.
-        targets: `all-linear`, or the names of the modules that get an adapter.
+        targets: `all-linear`, or the names of the modules, or of parameters of experts, that get an adapter.
         use_rslora: Scale the adapters by alpha / sqrt(rank): rsLoRA (Kalajdzievski 2023, arXiv:2312.03732).
         use_dora: Train the magnitude of each row of an adapted weight too: DoRA (Liu et al. 2024, arXiv:2402.09353).
     """

@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,14 +30,16 @@ from rlkit.models.weights import PolicyWeights, full_state_dict
 from rlkit.ops.random import RowNoise
 from rlkit.optimizers import AdamW, Muon
 from rlkit.recipe import Lora, Model, Train
+from rlkit.testing import save_random_model
 from rlkit.train.models import Placer
 from rlkit.train.optim import make_optimizer
+from tests.unit.models.test_experts import EXPERTS
 
 BUCKET = 100_000
 
 
-def stream(fabric: Fabric, lora: Lora | None) -> None:
-    model = Model("tiny", lora=lora)
+def stream(fabric: Fabric, lora: Lora | None, path: str = "tiny") -> None:
+    model = Model(path, lora=lora)
     plain, actor = load_policy(model), Actor(load_policy(model, empty=fabric.global_rank > 0))
     assert fabric.is_global_zero or all(x.is_meta for x in actor.parameters())
     if lora:
@@ -155,6 +158,9 @@ if __name__ == "__main__":
             noise(fabric, lora)
     if strategy.tensor_parallel == 1:
         stream(fabric, Lora(rank=4, use_dora=True))
+        mixture = save_random_model(Path("mixture"), "qwen3_moe", **EXPERTS["qwen3_moe"])  # on the first rank alone
+        fabric.barrier()
+        stream(fabric, Lora(rank=4), str(mixture))
     if sys.argv[2] == "32-true":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)  # Muon's own rounding would hide a difference

@@ -125,7 +125,7 @@ class ServerEngine(RolloutEngine):
     # the engine
 
     def bind(self, runtime: Runtime) -> None:
-        from rlkit.models.lora import adapted_layers
+        from rlkit.models.lora import adapted_layers, adapts_parameter
         from rlkit.models.vision import reads_pictures
 
         config = runtime.policy.config
@@ -146,6 +146,11 @@ class ServerEngine(RolloutEngine):
             raise EngineError(
                 "launch.adapter_only is true, but servers do not apply DoRA; leave it out to send merged weights, or "
                 "set model.lora.use_dora: false"
+            )
+        if self.adapter_only and any(map(adapts_parameter, layers.values())):
+            raise EngineError(
+                "launch.adapter_only is true, but servers do not apply adapters of experts and routers, which this "
+                "model has; leave it out to send merged weights, or name the other layers in model.lora.targets"
             )
         self.recovery.sharded = world > 1 and any(hasattr(p, "full_tensor") for p in runtime.policy.parameters())
         problem = ""

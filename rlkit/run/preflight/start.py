@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlkit.base.errors import RecipeError
 from rlkit.rollout.template_check import check_template
+from rlkit.run.preflight.adapter_check import check_adapters
 from rlkit.run.preflight.plan import TRIED_ROWS, Trial, large_model, lines, require_reward, try_reward
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import check_servers
 
 
 def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -> None:
-    """Show batch sizes, lengths and warnings; try the reward and the teacher's servers.
+    """Show batch sizes, lengths and warnings; try the adapters, the reward and the teacher's servers.
 
     Args:
         context: The run's context; all ranks must call this.
         note: Function that shows a line.
-        first: Whether this is rank 0, which tries the reward.
+        first: Whether this is rank 0, which tries the adapters and the reward.
 
     Raises:
-        RecipeError: The reward fails, and the recipe does not allow that; all ranks raise it.
+        RecipeError: The adapters cannot be used, or the reward fails, and the recipe does not allow that; all ranks
+            raise it.
         EngineError: A server of the teacher does not respond.
     """
     for line in lines(context.data, context.ranks.count):
+        note(line)
+    for line in _try_adapters(context, first):
         note(line)
     for line in large_model(context.recipe, context.device.type == "cuda"):
         note(line)
@@ -37,3 +42,14 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     for line in trial.lines:
         note(f"warning: {line}" if trial.failed else line)
     check_servers(context)
+
+
+def _try_adapters(context: TrainContext, first: bool) -> list[str]:
+    """Try the adapters on the `first` rank; all ranks must call this, and raise what it raises."""
+    try:
+        lines = list(check_adapters(context.recipe.model)) if first else []
+        problem = None
+    except RecipeError as error:
+        lines, problem = [], error
+    context.ranks.raise_any(problem)
+    return lines
