@@ -150,7 +150,7 @@ def test_models_without_a_plain_cache_go_through_generate() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "mamba"])
 @pytest.mark.filterwarnings("ignore:TorchEngine")
-def test_a_checkpoints_generation_config_does_not_change_sampling(kind: str) -> None:
+def test_a_generation_config_does_not_change_sampling(kind: str) -> None:
     """It truncates, penalises, suppresses and forces tokens, asks for beams, and ends texts."""
     policy = random_model(kind)
     requests = [request(p, s, temperature=t) for p in PROMPTS[:2] for s, t in ((0, 1.0), (1, 0.7), (2, 0.0))]
