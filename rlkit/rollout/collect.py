@@ -298,7 +298,12 @@ def _check(setup: ConversationSetup, conversation: Conversation, session: Partic
     """
     if setup.check == "off" or conversation.error is not None or len(conversation.rewards) < 2:
         return
-    rendered = setup.template.rendered(session.messages, conversation.prompt.tools)
+    try:
+        rendered = setup.template.rendered(session.messages, conversation.prompt.tools)
+    except RecipeError as error:  # as that of gpt-oss, which takes no turn with its own special tokens
+        conversation.count("template_differs")
+        conversation.error = str(error) if setup.check == "strict" else None
+        return
     flat = setup.template.codec.decode(conversation.tokens)
     if rendered.startswith(flat) or (conversation.stop is StopReason.STOP and flat.startswith(rendered)):
         return
