@@ -9,7 +9,6 @@ from jsonschema.validators import validator_for
 
 from rlkit.interfaces.parser import ToolCall
 from rlkit.parsers.text import decode
-from rlkit.types import JsonObject
 
 _NAMES = {"True": True, "False": False, "None": None}
 """How templates that do not write JSON's constants write them."""
@@ -21,8 +20,10 @@ def with_types(call: ToolCall, parameters: object) -> ToolCall:
     That is JSON other than a string, then a string as it was written, then a string of JSON. What the schema does not
     describe, or allows in no form, stays as the parser read it.
     """
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    if not call.texts or not isinstance(properties, Mapping):
+    if not call.texts or not isinstance(parameters, Mapping):
+        return call
+    properties = parameters.get("properties")
+    if not isinstance(properties, Mapping):
         return call
     arguments = dict(call.arguments)
     for name, text in call.texts.items():
@@ -31,7 +32,7 @@ def with_types(call: ToolCall, parameters: object) -> ToolCall:
     return replace(call, arguments=arguments)
 
 
-def _allowed(text: str, parameters: JsonObject, schema: object) -> Iterator[object]:
+def _allowed(text: str, parameters: Mapping[str, object], schema: object) -> Iterator[object]:
     """Yield what a text may mean, the likeliest first, of which the schema of an argument allows it.
 
     A schema that is none allows nothing: the check of the call says what is wrong with it.

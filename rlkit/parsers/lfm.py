@@ -25,7 +25,7 @@ _FIRST = re.compile(r"\[\s*([A-Za-z_][\w.-]*)")
 _NAME = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(\s*")
 _KEY = re.compile(r"([A-Za-z_][\w-]*)\s*=\s*")
 _MARK = re.compile(r"\s*([],)])\s*")
-_SCALAR = re.compile(r"[^][(){},<]*")
+_END_OF_SCALAR = re.compile(r"[][(){},<]")
 _START = re.compile(r"<\|tool_call_start\|>")
 _AFTER = r"\s*(?:,\s*[A-Za-z_][\w-]*\s*=|\)\s*(?:,\s*[A-Za-z_][\w.-]*\(|\]\s*(?:<\|tool_call_end\|>|\Z)))"
 _STRINGS = [
@@ -125,7 +125,7 @@ def _value(text: str, start: int, key: str) -> tuple[object, int]:
         except ValueError:
             end = balanced(text, start, "\"'", find_edge(text, start, _START)[0])
     else:
-        end = _SCALAR.match(text, start).end()
+        end = find_edge(text, start, _END_OF_SCALAR)[0]
     try:
         return read_literal(text[start:end]), end
     except ValueError:

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from rlkit.base.errors import RecipeError
+from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.picture import Picture
+from rlkit.parsers import GlmParser, HarmonyParser
 from rlkit.rollout.agents import TemplateBackend
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.gate import Gate
-from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
+from rlkit.rollout.template import ChatTemplate
+from rlkit.testing.models import build_tokenizer
+from rlkit.types import Completion, JsonObject, Request, SampleKey, Sampling, StopReason
 
 
 class CalmEngine:
@@ -63,3 +67,37 @@ def test_parallel_requests_of_an_agent_count_as_one_conversation() -> None:
     assert [request.sampling.max_tokens for request in asked] == [3, 5]
     assert [request.key.prompt for request in asked] == ["0/p/a/0", "0/p/b/0"]
     assert len({request.session for request in asked}) == 1
+
+
+TAKE: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "take", "parameters": {"type": "object", "properties": {"what": {"type": "string"}}}},
+}
+GLM_CALL = "<tool_call>take<arg_key>what</arg_key><arg_value>7</arg_value></tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("parser", "prompt", "text", "read"),
+    [
+        (GlmParser(), "?", f"<think>Hm.</think>So.{GLM_CALL}", ("<think>Hm.</think>So.", [{"what": "7"}])),
+        (GlmParser(), "?<think>\n", f"{GLM_CALL}</think>{GLM_CALL}", (f"{GLM_CALL}</think>", [{"what": "7"}])),
+        (GlmParser(), "?<think>\n", GLM_CALL, (GLM_CALL, [])),
+        (
+            HarmonyParser(),
+            "?",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four.",
+            ("Four.", []),
+        ),
+    ],
+)
+def test_an_agent_reads_calls_as_a_tool_does(
+    parser: ToolParser, prompt: str, text: str, read: tuple[str, list[JsonObject]]
+) -> None:
+    """The schema says that 7 is a text; what is thought is no call."""
+    tokenizer = build_tokenizer()
+    template = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
+    setup: Any = SimpleNamespace(limits=Limits(context=64))
+    backend = TemplateBackend(setup, SimpleNamespace(template=template), parser, SampleKey(0, 1, "0/p", 2))  # type: ignore[arg-type]
+    turn = backend.read(text, [TAKE], tokenizer.encode(prompt))
+    assert (turn.text, [call.arguments for call in turn.calls]) == read
+    assert backend.read(text, (), ()).calls == []
