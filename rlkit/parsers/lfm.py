@@ -26,7 +26,7 @@ _NAME = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(\s*")
 _KEY = re.compile(r"([A-Za-z_][\w-]*)\s*=\s*")
 _MARK = re.compile(r"\s*([],)])\s*")
 _END_OF_SCALAR = re.compile(r"[][(){},<]")
-_START = re.compile(r"<\|tool_call_start\|>")
+_START = re.compile(r"<\|tool_call_start\|>\s*\[\s*[\w.-]+\s*\(")
 _AFTER = r"\s*(?:,\s*[A-Za-z_][\w-]*\s*=|\)\s*(?:,\s*[A-Za-z_][\w.-]*\(|\]\s*(?:<\|tool_call_end\|>|\Z)))"
 _STRINGS = [
     *(re.compile(rf"{q}([^{q}\\\n]*(?:\\.[^{q}\\\n]*)*){q}(?=\s*[,)])") for q in "'\""),
