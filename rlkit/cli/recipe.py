@@ -179,7 +179,7 @@ def _check(target: Target, data: Data) -> int:
     template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:
         echo(f"template: {fact}")
-    for warning in template_check.warnings:
+    for warning in (*template_check.warnings, *data.dialogue.warnings):
         echo(f"warning: {warning}")
     measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
     prompt = sum(measured) / len(measured)

@@ -47,8 +47,14 @@ class PolicyBackend(Protocol):
     def text(self, tokens: Sequence[int]) -> str:
         """Return a turn as text, with special tokens and without the one that ended it."""
 
-    def read(self, text: str, calls: bool) -> ParsedTurn:
-        """Return the text of a turn without special tokens, and its calls if there may be any."""
+    def read(self, text: str, tools: Sequence[JsonObject], prompt: Sequence[int]) -> ParsedTurn:
+        """Return the text of a turn without special tokens, and its calls of tools, if there are any.
+
+        Args:
+            text: The turn, as `text` returns it.
+            tools: Those that the policy may call.
+            prompt: The tokens with which its prompt ends.
+        """
 
 
 @dataclass(frozen=True)
@@ -305,7 +311,7 @@ class AgentSession:
         """Add a sampled turn to the forest; return it as the agent reads it."""
         request = prepared.request
         completion, text, stop_text = _until_stop(self.backend, completion, request.stop)
-        turn = self.backend.read(text, bool(request.tools) and request.calls)
+        turn = self.backend.read(text, request.tools if request.calls else (), prepared.context.tokens)
         calls = tuple(
             Call(f"call{self._calls + i:05d}", call.name, call.arguments)
             for i, call in enumerate(call for call in turn.calls if call.error is None)
@@ -314,7 +320,7 @@ class AgentSession:
         self.counts["tool_calls"] += len(calls)
         self.counts["calls_malformed"] += len(turn.calls) - len(calls)
         if turn.calls and not calls:  # the agent reads what is malformed
-            turn = ParsedTurn(self.backend.read(text, False).text)
+            turn = ParsedTurn(self.backend.read(text, (), ()).text)
         finish: Finish = "tool_calls" if calls else "stop_sequence" if stop_text else "stop"
         if completion.stop is not StopReason.STOP:
             finish = "length"

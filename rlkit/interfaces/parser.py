@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rlkit.base.errors import show
 from rlkit.interfaces.runtime import RunPart
@@ -18,11 +21,14 @@ class ToolCall:
         name: The tool's name.
         arguments: Arguments by name; checked against the tool's schema afterwards.
         error: Why the call is malformed; `arguments` are then empty.
+        texts: Arguments as they were written, for forms that write a string and JSON alike: the tool's schema then says
+            which of both they are.
     """
 
     name: str
     arguments: JsonObject = field(default_factory=dict)
     error: str | None = None
+    texts: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass
@@ -51,26 +57,105 @@ class ToolParser(RunPart):
         """Return the text and the calls; never raises: a malformed call becomes one with an error, or stays text."""
 
 
-END_OF_THINKING = "</think>"
+THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>thought", "<channel|>"))
+"""What begins and ends thinking in the families' templates; harmony's channels are the business of its parser."""
+
+_ENDS = dict(THINKING)
+_BEGIN = re.compile("|".join(re.escape(begin) for begin, _ in THINKING))
+_END = re.compile("|".join(re.escape(end) for _, end in THINKING))
+_THOUGHT = re.compile("|".join(rf"{re.escape(begin)}.*?(?:{re.escape(end)}|\Z)" for begin, end in THINKING), re.DOTALL)
 
 
-def parse_after_thinking(parser: ToolParser, text: str) -> tuple[str, ParsedTurn]:
-    """Return the thinking of a turn, with its end, and what the parser reads after it.
+def opened_thinking(prompt: str) -> str:
+    """Return what begins the thinking in which the policy's turn starts, as the prompt ends with it; else nothing."""
+    return next((begin for begin, _ in THINKING if prompt.rstrip().endswith(begin)), "")
 
-    Calls within the thinking do not count. An argument of a call may hold `</think>`: then more calls are read across
-    it than on both sides, and the thinking ends at the first one, or there is none.
+
+def parse_after_thinking(parser: ToolParser, text: str, opened: str = "") -> tuple[str, ParsedTurn]:
+    """Return the thinking with which a turn starts, with its end, and what the parser reads after it.
+
+    Calls within thinking, also within later one, do not count and stay text; one that never ends is all thinking. What
+    an argument of a call holds is neither its begin nor its end.
+
+    Args:
+        parser: Reads the calls.
+        text: The policy's turn.
+        opened: What the prompt has begun the turn's thinking with, if it has.
 
     Raises:
         TypeError: The parser returned something else than a ParsedTurn.
     """
-    unsplit = _parse(parser, text)
-    last, first = text.rfind(END_OF_THINKING), text.find(END_OF_THINKING)
-    for end in dict.fromkeys((last, first)) if first >= 0 else ():
-        start = end + len(END_OF_THINKING)
-        turn = _parse(parser, text[start:])
-        if _valid_calls(unsplit) <= _valid_calls(_parse(parser, text[:end])) + _valid_calls(turn):
-            return text[:start], turn
-    return "", unsplit
+    begin = opened or _begin(text)
+    if not begin:
+        end = _unopened_end(parser, text)
+    else:
+        closing = text.find(_ENDS[begin], 0 if opened else text.index(begin))
+        end = len(text) if closing < 0 else closing + len(_ENDS[begin])
+    return text[:end], _parse_outside_thoughts(parser, text[end:])
+
+
+def _begin(text: str) -> str:
+    """Return what begins thinking at the start of a text, if it does."""
+    begin = _BEGIN.match(text.lstrip())
+    return begin.group() if begin else ""
+
+
+def _unopened_end(parser: ToolParser, text: str) -> int:
+    """Return where thinking ends whose begin neither the prompt nor the turn has; 0 if there is none.
+
+    An end in an argument of a call shows by more calls that are read across it than on both sides.
+    """
+    first, begin = _END.search(text), _BEGIN.search(text)
+    if first is None or (begin is not None and begin.start() < first.start()):
+        return 0
+    last = text.rindex(first.group()) if begin is None else first.start()
+    calls = _valid_calls(_parse(parser, text))
+    for start in dict.fromkeys((first.start(), last)):
+        end = start + len(first.group())
+        if calls <= _valid_calls(_parse(parser, text[:start])) + _valid_calls(_parse(parser, text[end:])):
+            return end
+    return 0
+
+
+def _parse_outside_thoughts(parser: ToolParser, text: str) -> ParsedTurn:
+    """Parse a text whose thoughts are replaced by marks, which no parser takes for a call.
+
+    A thought whose mark is not in the remaining text was an argument's, so it is parsed as it is; unless that only
+    finds calls in a thought after a malformed call.
+    """
+    thoughts = list(_THOUGHT.finditer(text))
+    if not thoughts:
+        return _parse(parser, text)
+    mark = "\ue000"
+    while mark in text:
+        mark += mark
+    marks = re.compile(f"{mark}([0-9]+){mark}")
+    turn = _parse(parser, _masked(text, thoughts, range(len(thoughts)), mark))
+    outside = {int(number) for number in marks.findall(turn.text)}
+    if len(outside) < len(thoughts):
+        unmasked = _parse(parser, _masked(text, thoughts, outside, mark))
+        valid, valid_unmasked = _valid_calls(turn), _valid_calls(unmasked)
+        if valid_unmasked <= valid or len(unmasked.calls) - valid_unmasked < len(turn.calls) - valid:
+            turn = unmasked
+
+    def restored(value: Any) -> Any:
+        if isinstance(value, str):
+            return marks.sub(lambda found: thoughts[int(found[1])].group(), value)
+        if isinstance(value, list):
+            return [restored(item) for item in value]
+        return {restored(key): restored(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+    calls = [replace(c, arguments=restored(c.arguments), error=restored(c.error)) for c in turn.calls]
+    return ParsedTurn(restored(turn.text), calls)
+
+
+def _masked(text: str, thoughts: Sequence[re.Match[str]], masked: Container[int], mark: str) -> str:
+    pieces, position = [], 0
+    for number, thought in enumerate(thoughts):
+        if number in masked:
+            pieces += [text[position : thought.start()], f"{mark}{number}{mark}"]
+            position = thought.end()
+    return "".join([*pieces, text[position:]])
 
 
 def _parse(parser: ToolParser, text: str) -> ParsedTurn:

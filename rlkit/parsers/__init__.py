@@ -5,8 +5,12 @@ What does not: calling the tools (`rlkit.rollout.participants`).
 """
 
 from rlkit.parsers.deepseek import DeepSeekParser
+from rlkit.parsers.gemma import GemmaParser
+from rlkit.parsers.glm import GlmParser
+from rlkit.parsers.harmony import HarmonyParser
 from rlkit.parsers.hermes import HermesParser
 from rlkit.parsers.json_block import JsonBlockParser
+from rlkit.parsers.lfm import LfmParser
 from rlkit.parsers.llama_json import LlamaJsonParser
 from rlkit.parsers.mistral import MistralParser
 from rlkit.parsers.pythonic import PythonicParser
@@ -14,8 +18,12 @@ from rlkit.parsers.qwen_coder import QwenCoderParser
 
 __all__ = [
     "DeepSeekParser",
+    "GemmaParser",
+    "GlmParser",
+    "HarmonyParser",
     "HermesParser",
     "JsonBlockParser",
+    "LfmParser",
     "LlamaJsonParser",
     "MistralParser",
     "PythonicParser",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from rlkit.interfaces.parser import ToolParser
 from rlkit.parsers.deepseek import DeepSeekParser
+from rlkit.parsers.gemma import GemmaParser
+from rlkit.parsers.glm import GlmParser
+from rlkit.parsers.harmony import HarmonyParser
 from rlkit.parsers.hermes import HermesParser
+from rlkit.parsers.lfm import LfmParser
 from rlkit.parsers.llama_json import LlamaJsonParser
 from rlkit.parsers.mistral import MistralParser
 from rlkit.parsers.pythonic import PythonicParser
@@ -13,6 +17,10 @@ from rlkit.parsers.qwen_coder import QwenCoderParser
 _MOST_SPECIFIC_FIRST: tuple[type[ToolParser], ...] = (
     DeepSeekParser,
     MistralParser,
+    GlmParser,
+    GemmaParser,
+    HarmonyParser,
+    LfmParser,
     QwenCoderParser,
     HermesParser,
     PythonicParser,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
-from rlkit.parsers.text import Malformed, Reading, balanced, decode, scan, to_call
+from rlkit.parsers.text import Malformed, NotJsonError, Reading, balanced, decode, scan, to_call
 
-_OPENING = re.compile(r"(?P<tag><\|python_tag\|>\s*)|\{")
+_OPENING = re.compile(r"(?P<tag><\|python_tag\|>\s*)|\{(?=\s*[\"'nt])")
 _LIKE_A_CALL = re.compile(r"""\{\s*["']?(?:name|type)["']?\s*:[^{}]*["'](?:parameters|arguments)["']\s*:""")
 _SEPARATOR = re.compile(r"[\s;]*")
 _HEADER = re.compile(r"<\|(?:start_header_id|header_start)\|>")
@@ -39,9 +39,9 @@ def _read(text: str, opening: re.Match[str]) -> Reading:
             key = next((key for key in ("parameters", "arguments") if key in value), None)
         if not tagged and key is None:
             return [], end
-    except ValueError as error:
+    except NotJsonError as error:
         if not tagged and not _LIKE_A_CALL.match(text, start):
-            return [], opening.end()
+            return [], max(error.end, opening.end())
         end = balanced(text, start) if text.startswith("{", start) else len(text)
         value = Malformed(text[start:end].strip(), str(error))
     separator = _SEPARATOR.match(text, end)

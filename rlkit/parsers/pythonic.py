@@ -7,7 +7,7 @@ import re
 import warnings
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
-from rlkit.parsers.text import Reading, balanced, failed, plain, scan
+from rlkit.parsers.text import Reading, balanced, failed, literal, scan
 
 _CALL = r"\[\s*([A-Za-z_][\w.]*)\s*\("
 _OPENING = re.compile(
@@ -17,7 +17,6 @@ _OPENING = re.compile(
 _CLOSING = re.compile(r"\s*<\|python_end\|>")
 _ASKED_FOR = re.compile(r"\[\w+\(\w+=\w+")
 _EXPECTED = '[NAME(KEY=VALUE, ...), ...] with values such as "text", 1.5, True, None, [1, 2] and {"a": 1}'
-_JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser(ToolParser):
@@ -68,7 +67,7 @@ def _call(node: ast.expr, source: str) -> ToolCall:
     arguments: dict[str, object] = {}
     for key, value in values.items():
         try:
-            arguments[key] = plain(ast.literal_eval(_Literals().visit(value)))
+            arguments[key] = literal(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return failed(name, source, f"the value of {key} is not a literal that JSON can represent", _EXPECTED)
     return ToolCall(name, arguments)
@@ -81,10 +80,3 @@ def _name(node: ast.expr) -> str | None:
         parts.append(node.attr)
         node = node.value
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
-
-
-class _Literals(ast.NodeTransformer):
-    """Replaces JSON's constants by Python's."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node

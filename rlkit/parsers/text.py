@@ -6,21 +6,29 @@ no control token, which a tokenizer would take for one.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall
+from rlkit.types import JsonObject
 
 Reading = tuple[list[ToolCall], int]
 """The calls at a position, and the position after them."""
 
-_DECODER = json.JSONDecoder()
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+
 _BLANKS = re.compile(r"\s*")
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
-_STEPS = dict.fromkeys("[({", 1) | dict.fromkeys("])}", -1)
+BRACKETS = dict.fromkeys("[({", 1) | dict.fromkeys("])}", -1)
+"""How each bracket changes the depth of nesting."""
 _EXCERPT = 160
+_WINDOW = 1024
+"""Characters that are first read as JSON; then eight times as many each time."""
+_LONGEST_TOKEN = 16
+"""Characters at the end of a window that may be the beginning of a number, a word or an escape."""
 
 
 class Malformed(NamedTuple):
@@ -28,6 +36,33 @@ class Malformed(NamedTuple):
 
     text: str
     why: str
+
+
+class NotJsonError(ValueError):
+    """A text is not JSON.
+
+    Args:
+        why: What is wrong.
+        end: Up to where it was read.
+    """
+
+    def __init__(self, why: str, end: int) -> None:
+        super().__init__(why)
+        self.end = end
+
+
+class Tags(NamedTuple):
+    """How a form writes arguments between tags.
+
+    Args:
+        key: Matches what precedes a value; the first group is the argument's name.
+        end: Matches the end of a value or, as the group `other`, what shows that the value has no end.
+        margin: What may stand at both ends of a value and does not belong to it.
+    """
+
+    key: re.Pattern[str]
+    end: re.Pattern[str]
+    margin: str = ""
 
 
 def scan(text: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]], Reading]) -> ParsedTurn:
@@ -49,16 +84,76 @@ def decode(text: str, start: int) -> tuple[object, int]:
     """Return the JSON value at `start` and the position after it, skipping blanks before and after.
 
     Raises:
-        ValueError: There is none, or it is malformed.
+        NotJsonError: There is none, or it is malformed.
     """
     start = _after_blanks(text, start)
+    size = _WINDOW
+    while True:  # an error of `json` takes time by the length of its text
+        window, cut = text[start : start + size], start + size < len(text)
+        size *= 8
+        try:
+            value, length = _DECODER.raw_decode(window)
+            if cut and length == len(window):
+                continue
+            return plain(value), _after_blanks(text, start + length)
+        except json.JSONDecodeError as error:
+            if cut and (error.msg.startswith("Unterminated") or error.pos > len(window) - _LONGEST_TOKEN):
+                continue
+            raise NotJsonError(f"{error.msg} at character {error.pos}", start + error.pos) from None
+        except RecursionError:
+            problem = "it is nested too deeply"
+        except ValueError as error:
+            problem = str(error)
+        raise NotJsonError(problem, balanced(text, start) if text.startswith(("{", "["), start) else start)
+
+
+def read_tagged(text: str, start: int, tags: Tags) -> tuple[ToolCall, int]:
+    """Return a call without a name that has the complete arguments from `start` on, and the position after them.
+
+    A value that is JSON is decoded, and any other is a string. Where a name comes again, or a value has no end, the
+    arguments end.
+    """
+    call = ToolCall("")
+    position = start
+    key = tags.key.match(text, position)
+    while key is not None and key[1].strip() not in call.arguments:
+        try:
+            value, ends = decode(text, key.end())
+            end = tags.end.match(text, ends)
+        except ValueError:
+            value, end = None, None
+        decoded = end is not None and end.lastgroup != "other"
+        end = end if decoded else tags.end.search(text, key.end())
+        if end is None or end.lastgroup == "other":
+            break
+        written = text[key.end() : end.start()].removeprefix(tags.margin).removesuffix(tags.margin)
+        call.arguments[key[1].strip()] = value if decoded else written
+        call.texts[key[1].strip()] = written
+        position = end.end()
+        key = tags.key.match(text, position)
+    return call, position
+
+
+def read_literal(source: str) -> object:
+    """Return the value of one of Python's literals that JSON can represent; `true`, `false` and `null` are understood.
+
+    Raises:
+        ValueError: It is none.
+    """
     try:
-        value, end = _DECODER.raw_decode(text, start)
-        return plain(value), _after_blanks(text, end)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos - start}") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        tree = ast.parse(source.strip(), mode="eval").body
+        return literal(tree)
+    except (TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError("it is not a literal") from error
+
+
+def literal(tree: ast.expr) -> object:
+    """Return the value of a literal that JSON can represent.
+
+    Raises:
+        ValueError, TypeError, SyntaxError, MemoryError, RecursionError: It is none.
+    """
+    return plain(ast.literal_eval(_Literals().visit(tree)))
 
 
 def plain(value: object) -> object:
@@ -93,15 +188,15 @@ def find_edge(text: str, start: int, edge: re.Pattern[str]) -> tuple[int, int]:
     return match.span() if match else (len(text), len(text))
 
 
-def balanced(text: str, start: int, quotes: str = '"') -> int:
-    """Return where the bracket at `start` is closed, ignoring strings; the end of the text if it never is."""
+def balanced(text: str, start: int, quotes: str = '"', limit: int | None = None) -> int:
+    """Return where the bracket at `start` is closed, ignoring strings; the limit or end of the text if it never is."""
     strings = "|".join(rf"{q}[^{q}\\]*(?:\\.[^{q}\\]*)*{q}?" for q in quotes)
-    depth = 0
-    for mark in re.compile(rf"{strings}|[][(){{}}]", re.DOTALL).finditer(text, start):
-        depth += _STEPS.get(mark.group(), 0)
+    depth, end = 0, len(text) if limit is None else limit
+    for mark in re.compile(rf"{strings}|[][(){{}}]", re.DOTALL).finditer(text, start, end):
+        depth += BRACKETS.get(mark.group(), 0)
         if depth == 0:
             return mark.end()
-    return len(text)
+    return end
 
 
 def to_call(value: object, key: str) -> ToolCall:
@@ -135,6 +230,29 @@ def failed(name: str, text: str, why: str, expected: str) -> ToolCall:
     """Return a call whose error has an excerpt of the text, the reason, and what was expected."""
     excerpt = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
     return ToolCall(name, error=f"cannot read the call {excerpt!r}: {why}; expected {expected}")
+
+
+class _Literals(ast.NodeTransformer):
+    """Replaces JSON's constants by Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+
+
+def _unique(pairs: list[tuple[str, object]]) -> JsonObject:
+    """Return an object of JSON.
+
+    Raises:
+        ValueError: A key comes twice.
+    """
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} comes twice")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def _after_blanks(text: str, start: int) -> int:

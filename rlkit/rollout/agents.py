@@ -26,6 +26,7 @@ from rlkit.gateway.session import AgentSession, SessionLimits
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
 from rlkit.interfaces.parser import ParsedTurn, ToolParser, parse_after_thinking
 from rlkit.media import Media, Rendered
+from rlkit.parsers.arguments import with_types
 from rlkit.recipe import ConversationLimits
 from rlkit.rollout.collect import ConversationSetup, ask_engine
 from rlkit.rollout.dialogue import Dialogue
@@ -64,9 +65,7 @@ class TemplateBackend:
     def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> Rendered:
         """Return messages as the policy reads them; they hold no special tokens, whatever the agent writes."""
         if tools and self.parser is None:
-            raise RecipeError(
-                "the chat template does not show how the model writes tool calls; set parser: HermesParser, or another"
-            )
+            raise RecipeError(self.dialogue.missing_parser)
         template = self._template(tools)
         if template.reader is None and pictures_of(messages):
             raise RecipeError("the messages hold pictures, but the policy reads texts alone; send texts")
@@ -102,13 +101,16 @@ class TemplateBackend:
     def text(self, tokens: Sequence[int]) -> str:
         return self.dialogue.template.codec.turn(tokens, special=True)
 
-    def read(self, text: str, calls: bool) -> ParsedTurn:
-        plain = self.dialogue.template.codec.plain
-        if not calls or self.parser is None:
-            return ParsedTurn(plain(text))
+    def read(self, text: str, tools: Sequence[JsonObject], prompt: Sequence[int]) -> ParsedTurn:
+        codec = self.dialogue.template.codec
+        if not tools or self.parser is None:
+            return ParsedTurn(codec.plain(text))
         with errors_of(self.parser):
-            thinking, turn = parse_after_thinking(self.parser, text)
-        return ParsedTurn(plain(thinking + turn.text), turn.calls)
+            thinking, turn = parse_after_thinking(self.parser, text, codec.opened_thinking(prompt))
+        functions = [tool["function"] for tool in tools]
+        schemas = {function["name"]: function.get("parameters") for function in functions}
+        calls = [with_types(call, schemas.get(call.name)) for call in turn.calls]
+        return ParsedTurn(codec.plain(thinking + turn.text), calls)
 
     def _template(self, tools: Sequence[JsonObject]) -> ChatTemplate:
         if not tools:

@@ -178,6 +178,7 @@ async def _turn(
     """Sample a turn of the policy and append what the participants answer to it."""
     with queued():  # time in the engine would end the conversations that are answered last or at length
         answer = await _ask(setup, conversation, key)
+    opened = setup.template.codec.opened_thinking(conversation.tokens) if setup.participants.tools else ""
     conversation.sampled(answer)
     if not answer.tokens:
         return
@@ -186,7 +187,7 @@ async def _turn(
     session.messages.append({"role": "assistant", "content": raw})
     if conversation.over:
         return
-    turn = session.read(raw)
+    turn = session.read(raw, opened)
     if turn.calls:
         conversation.call_tools(len(turn.calls))
         if conversation.over:
@@ -297,7 +298,12 @@ def _check(setup: ConversationSetup, conversation: Conversation, session: Partic
     """
     if setup.check == "off" or conversation.error is not None or len(conversation.rewards) < 2:
         return
-    rendered = setup.template.rendered(session.messages, conversation.prompt.tools)
+    try:
+        rendered = setup.template.rendered(session.messages, conversation.prompt.tools)
+    except RecipeError as error:  # as that of gpt-oss, which takes no turn with its own special tokens
+        conversation.count("template_differs")
+        conversation.error = str(error) if setup.check == "strict" else None
+        return
     flat = setup.template.codec.decode(conversation.tokens)
     if rendered.startswith(flat) or (conversation.stop is StopReason.STOP and flat.startswith(rendered)):
         return

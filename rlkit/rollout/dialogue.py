@@ -13,6 +13,7 @@ from rlkit.recipe import Recipe
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.template import USER, ChatTemplate
+from rlkit.rollout.template_check import misreading, missing_parser
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Dialogue:
         stop_ids: Token ids that end a turn of the policy.
         participants: The tools, the user and the environment, once they are bound.
         reader: Reads pictures; None for a model of texts alone.
+        warnings: What does not fit together in the recipe.
     """
 
     recipe: Recipe
@@ -34,6 +36,7 @@ class Dialogue:
     stop_ids: frozenset[int] = frozenset()
     participants: Participants = field(default_factory=Participants)
     reader: PictureReader | None = None
+    warnings: list[str] = field(default_factory=list)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -50,31 +53,44 @@ class Dialogue:
         """Add the recipe's participants, whose tools must be bound, and check that the chat template renders them.
 
         Raises:
-            RecipeError: No parser is known for the tool calls of this model, or its template cannot continue after a
-                turn.
+            RecipeError: No parser is known for the tool calls of this model, or it does not read those that the chat
+                template writes, or the template cannot continue after a turn.
         """
         recipe = self.recipe
-        parser = self._parser() if recipe.tools else recipe.parser
-        if recipe.agent is not None and parser is None:  # an agent may need none
-            detected = detect(str(self.tokenizer.chat_template))
-            parser = None if detected is None else detected()
+        parser = recipe.parser
+        if parser is None and (recipe.tools or recipe.agent):
+            parser = self._detected()
         self.participants = Participants(
             recipe.tools or {}, parser, recipe.interaction, recipe.environment, pictures=self.reader is not None
         )
         if recipe.tools:
             self.__dict__.pop("template", None)  # it does not describe the tools yet
+        if recipe.tools and parser is None:
+            raise RecipeError(self.missing_parser)
+        if parser is not None:
+            self._check(parser)
+        if recipe.tools:
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
         if recipe.interaction or recipe.environment or recipe.agent:
             self.template.delta([USER])
 
-    def _parser(self) -> ToolParser:
-        """Return the recipe's parser, or the one that fits the chat template."""
-        if self.recipe.parser is not None:
-            return self.recipe.parser
-        parser = detect(str(self.tokenizer.chat_template))
-        if parser is None:
-            raise RecipeError(
-                f"the chat template of {self.recipe.model.path!r} does not show how the model writes tool calls; set "
-                "parser: HermesParser, or another"
-            )
-        return parser()
+    @cached_property
+    def missing_parser(self) -> str:
+        """What to do where no parser is detected."""
+        return missing_parser(self.template, self.recipe.model.path)
+
+    def _detected(self) -> ToolParser | None:
+        detected = detect(str(self.tokenizer.chat_template))
+        return None if detected is None else detected()
+
+    def _check(self, parser: ToolParser) -> None:
+        """Check that a parser reads the calls that the chat template writes; the recipe's own may read others.
+
+        Raises:
+            RecipeError: The detected one does not read them, and the policy has tools.
+        """
+        problem = misreading(parser, self.template, self.recipe.model.path)
+        if problem is not None and self.recipe.parser is None and self.recipe.tools:
+            raise RecipeError(problem)
+        if problem is not None:
+            self.warnings.append(problem)

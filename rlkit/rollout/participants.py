@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import Content, State, Tool, ToolReply
+from rlkit.parsers.arguments import with_types
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
 from rlkit.types import JsonObject, Message, SampleKey
@@ -121,8 +122,12 @@ class ParticipantSession:
             return self._observation(environment, observed)
         return []
 
-    def read(self, text: str) -> ParsedTurn:
+    def read(self, text: str, opened: str = "") -> ParsedTurn:
         """Return the calls of the policy's turn; those in its thinking do not count.
+
+        Args:
+            text: The turn.
+            opened: What the prompt has begun the turn's thinking with, if it has.
 
         Raises:
             ParticipantError: The parser failed.
@@ -132,9 +137,11 @@ class ParticipantSession:
             return ParsedTurn(text)
         try:
             with errors_of(parser):
-                return parse_after_thinking(parser, text)[1]
+                turn = parse_after_thinking(parser, text, opened)[1]
         except GuardError as error:
             raise ParticipantError(str(error)) from error
+        schemas = {name: tool.parameters for name, tool in self.tools.items()}
+        return replace(turn, calls=[with_types(call, schemas.get(call.name)) for call in turn.calls])
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Make the calls of a turn, all at once; an error is counted and becomes the result that the policy reads."""

@@ -10,11 +10,14 @@ from typing import Any, TypeVar, cast
 from rlkit.base.errors import RecipeError
 from rlkit.base.limits import OverdueError, memory_limit, time_limit
 from rlkit.interfaces.model import Tokenizer
+from rlkit.interfaces.parser import opened_thinking
 from rlkit.interfaces.picture import Picture
 from rlkit.types import JsonObject, Message
 
 V = TypeVar("V")
 
+OPENING_TOKENS = 32
+"""Tokens at the end of a prompt that may begin the thinking of the policy's turn."""
 RENDER_SECONDS, RENDER_BYTES = 10, 2**30
 """What rendering a conversation may take; a template is a program that comes with the model."""
 
@@ -71,6 +74,10 @@ class TokenCodec:
         """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return self.tokenizer.decode(body, skip_special_tokens=not special)
+
+    def opened_thinking(self, prompt: Sequence[int]) -> str:
+        """Return what begins the thinking of the turn after a prompt, if the prompt ends with it."""
+        return opened_thinking(self.decode(prompt[-OPENING_TOKENS:]))
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""

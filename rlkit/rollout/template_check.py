@@ -1,11 +1,20 @@
-"""Checks a chat template: whether turns are only appended, and what the policy is trained on."""
+"""Checks a chat template: the end of turns, whether they are only appended, and which parser reads calls."""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
 
-from rlkit.base.errors import RecipeError
-from rlkit.rollout.template import ANSWER, CALL_ID, REPLY, USER, ChatTemplate
+from rlkit.base.errors import RecipeError, explain, shorten
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, opened_thinking, parse_after_thinking
+from rlkit.registry import load_plugins
+from rlkit.rollout.template import ANSWER, CALL_ID, QUESTION, REPLY, USER, ChatTemplate
+from rlkit.types import JsonObject
+
+ARGUMENTS: JsonObject = {"what": QUESTION, "most": 7}
 
 
 @dataclass
@@ -60,3 +69,93 @@ def _check_end(template: ChatTemplate, report: TemplateCheck) -> None:
             f"the template continues with {after[:40]!r} after an assistant's turn, but a turn ends with one of "
             f"{ends}; if that is wrong, set eos_token_id in the model's generation_config.json"
         )
+
+
+class WrittenCall(NamedTuple):
+    """A turn with one call of a tool, as a chat template writes it.
+
+    Args:
+        text: The turn, without the token that ends it.
+        opened: What the prompt has begun the turn's thinking with, if it has.
+        call: The call.
+    """
+
+    text: str
+    opened: str
+    call: ToolCall
+
+    def read(self, parser: ToolParser) -> ParsedTurn:
+        """Return what a parser makes of the turn."""
+        return parse_after_thinking(parser, self.text, self.opened)[1]
+
+
+def written_call(template: ChatTemplate) -> WrittenCall | None:
+    """Return a call as the template writes it; None if it writes none."""
+    name = template.tools[0]["function"]["name"] if template.tools else "count"
+    before = [template.render([USER], generate=generate, tools=None) for generate in (True, False)]
+    for content, arguments in product(("", None), (ARGUMENTS, json.dumps(ARGUMENTS))):
+        function = {"name": name, "arguments": arguments}
+        turn = {"role": "assistant", "content": content}
+        with suppress(RecipeError):  # a template may take arguments as text alone, or calls without content alone
+            rendered = template.render(
+                [USER, {**turn, "tool_calls": [{"id": CALL_ID, "type": "function", "function": function}]}],
+                generate=False,
+                tools=None,
+            )
+            opening = next((text for text in before if rendered.startswith(text)), "")
+            text = rendered.removeprefix(opening)
+            if QUESTION in text:
+                end = template.codec.stop.search(text)
+                opened = opened_thinking(opening)
+                return WrittenCall(text[: end.start()] if end else text, opened, ToolCall(name, ARGUMENTS))
+    return None
+
+
+def missing_parser(template: ChatTemplate, model: str) -> str:
+    """Return what to do where no parser is detected from a template."""
+    written = written_call(template)
+    if written is None:
+        return (
+            f"the chat template of {model!r} does not show how the model writes tool calls; set parser: HermesParser, "
+            "or another, and show its form in the prompts"
+        )
+    shown = f"the chat template of {model!r} writes calls as {shorten(written.text)!r}"
+    return f"{shown}, from which no parser is detected; {_remedy(written)}"
+
+
+def misreading(parser: ToolParser, template: ChatTemplate, model: str) -> str | None:
+    """Return how a parser does not read what the template writes, and what to do; None if it does."""
+    written = written_call(template)
+    if written is None:
+        return None
+    try:
+        calls = written.read(parser).calls
+    except Exception as error:  # foreign code may raise anything
+        read = f"raises {explain(error)}"
+    else:
+        if calls == [written.call]:
+            return None
+        read = f"reads {'; '.join(map(_show, calls)) or 'no call'}"
+    return (
+        f"the chat template of {model!r} writes {_show(written.call)} as {shorten(written.text)!r}, of which "
+        f"{type(parser).__name__} {read}; {_remedy(written)}"
+    )
+
+
+def _show(call: ToolCall) -> str:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return f"the call {call.name} {arguments}" if call.error is None else f"a malformed call: {call.error}"
+
+
+def _remedy(written: WrittenCall) -> str:
+    """Return which parsers read a call best: those that leave the least of its text."""
+    remaining: dict[str, int] = {}
+    for name, part in load_plugins().parts["parsers"].items():
+        with suppress(Exception):  # one that needs arguments, or is broken, does not read it
+            turn = written.read(part.cls())
+            if turn.calls == [written.call]:
+                remaining[name] = len(turn.text)
+    readers = [name for name, length in remaining.items() if length == min(remaining.values())]
+    if readers:
+        return f"set parser: {', or '.join(readers)}, which reads it"
+    return "no installed parser reads it: write one (rlkit docs plugins/parser) and set parser: to its name"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from rlkit.base.errors import EngineError
 from rlkit.engines import TorchEngine
@@ -145,6 +146,31 @@ def test_models_without_a_plain_cache_go_through_generate() -> None:
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=24, do_sample=False
         )
         assert answer.tokens == plain[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mamba"])
+@pytest.mark.filterwarnings("ignore:TorchEngine")
+def test_a_generation_config_does_not_change_sampling(kind: str) -> None:
+    """It truncates, penalises, suppresses and forces tokens, asks for beams, and ends texts."""
+    policy = random_model(kind)
+    requests = [request(p, s, temperature=t) for p in PROMPTS[:2] for s, t in ((0, 1.0), (1, 0.7), (2, 0.0))]
+    expected = ask(engine_of(policy), requests)
+    policy.generation_config = GenerationConfig(
+        do_sample=True, temperature=0.1, top_k=1, top_p=0.01, repetition_penalty=1.3, no_repeat_ngram_size=1,
+        forced_bos_token_id=7, forced_eos_token_id=7, suppress_tokens=list(range(50, 150)), begin_suppress_tokens=[8],
+        bad_words_ids=[[9]], sequence_bias=[[[10], -9.0]], min_new_tokens=20, max_new_tokens=2, max_time=0.0,
+        use_cache=False, eos_token_id=expected[0].tokens[0], stop_strings=["a"], return_dict_in_generate=True,
+    )  # fmt: skip
+    before = policy.generation_config.to_dict()
+    answers = ask(engine_of(policy), requests)
+    assert [a.tokens for a in answers] == [a.tokens for a in expected]
+    assert [a.logps for a in answers] == [a.logps for a in expected]
+    assert policy.generation_config.to_dict() == before
+    for asked, answer in zip(requests[:2], answers, strict=False):
+        logits = policy(torch.tensor([[*asked.tokens, *answer.tokens]])).logits[0, len(asked.tokens) - 1 : -1]
+        logps = (logits.float() / asked.sampling.temperature).log_softmax(-1)
+        chosen = logps.gather(-1, torch.tensor(answer.tokens)[:, None])[:, 0]
+        assert answer.logps == pytest.approx(chosen.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from rlkit.models.vision import RowMedia, backbone_of, media_inputs
 
@@ -47,20 +54,21 @@ def generate(
     *,
     media: RowMedia = (),
 ) -> None:
-    """Continue prompts of equal length, with their pictures, until `choose` has finished all of them."""
+    """Continue prompts of equal length, with their pictures, until `choose` has finished all of them.
+
+    Of the checkpoint's generation config, which may truncate, penalise or force tokens, nothing counts.
+    """
     chooser = _Chooser(choose)
     tokens = torch.tensor(prompts, device=next(model.parameters()).device)
     segments = [segment for row in media if row is not None for segment in row.segments]
     inputs = media_inputs(backbone_of(model), tokens, segments)
+    neutral = copy.copy(model)  # `generate` takes what a config leaves open from the model's own
+    neutral.generation_config = GenerationConfig(max_new_tokens=budget, do_sample=False, use_cache=True)
     with autocast:
-        model.generate(
+        neutral.generate(
             tokens,
             **inputs,
             attention_mask=torch.ones_like(tokens),
-            max_new_tokens=budget,
-            do_sample=False,
-            eos_token_id=None,
-            use_cache=True,
             logits_processor=LogitsProcessorList([chooser]),
             stopping_criteria=StoppingCriteriaList([_Finished(chooser)]),
         )

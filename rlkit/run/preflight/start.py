@@ -31,7 +31,8 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
         note(line)
     for line in large_model(context.recipe, context.device.type == "cuda"):
         note(line)
-    for warning in check_template(context.data.dialogue.template).warnings:
+    dialogue = context.data.dialogue
+    for warning in (*check_template(dialogue.template).warnings, *dialogue.warnings):
         note(f"warning: {warning}")
     reward, rollouts = context.recipe.trial_reward, context.rollouts
     trial = Trial([])

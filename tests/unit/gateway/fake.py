@@ -57,8 +57,8 @@ class FakePolicy:
     def text(self, tokens: Sequence[int]) -> str:
         return "".join(map(chr, tokens)).removesuffix(END)
 
-    def read(self, text: str, calls: bool) -> ParsedTurn:
-        return HermesParser().parse(text) if calls else ParsedTurn(text)
+    def read(self, text: str, tools: Sequence[JsonObject], prompt: Sequence[int]) -> ParsedTurn:
+        return HermesParser().parse(text) if tools else ParsedTurn(text)
 
 
 def session_of(*texts: str, limits: SessionLimits | None = None) -> AgentSession:

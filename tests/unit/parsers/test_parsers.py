@@ -14,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit import parsers
-from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
 from rlkit.parsers import (
     DeepSeekParser,
+    GemmaParser,
+    GlmParser,
+    HarmonyParser,
     HermesParser,
     JsonBlockParser,
+    LfmParser,
     LlamaJsonParser,
     MistralParser,
     PythonicParser,
@@ -353,6 +357,30 @@ def render_pythonic(calls: list[Call]) -> str:
     return f"[{', '.join(f'{n}({arguments(a)})' for n, a in calls)}]"
 
 
+def render_glm(calls: list[Call]) -> str:
+    def arguments(given: dict[str, Any]) -> str:
+        return "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{json.dumps(v)}</arg_value>\n" for k, v in given.items())
+
+    return "\n".join(f"<tool_call>{n}\n{arguments(a)}</tool_call>" for n, a in calls)
+
+
+def render_gemma(calls: list[Call]) -> str:
+    def value(given: Any) -> str:
+        if isinstance(given, dict):
+            return f"{{{','.join(f'{json.dumps(k)}:{value(v)}' for k, v in given.items())}}}"
+        if isinstance(given, list):
+            return f"[{','.join(map(value, given))}]"
+        own = isinstance(given, str) and '<|"|>' not in given  # what ends a string has no escape
+        return f'<|"|>{given}<|"|>' if own else json.dumps(given)
+
+    return "".join(f"<|tool_call>call:{n}{value(a)}<tool_call|>" for n, a in calls)
+
+
+def render_harmony(calls: list[Call]) -> str:
+    header = "<|start|>assistant<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
+    return "".join(f"{header.format(n)}{json.dumps(a, ensure_ascii=False)}<|call|>" for n, a in calls)
+
+
 def objects(calls: list[Call], key: str = "arguments") -> list[str]:
     return [json.dumps({"name": n, key: a}, ensure_ascii=False) for n, a in calls]
 
@@ -383,6 +411,9 @@ MARKS = [
         deepseek(f"<|{t}|>")
         for t in ("tool_calls_begin", "tool_call_begin", "tool_sep", "tool_call_end", "tool_calls_end")
     ),
+    *("<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>f", "<|tool_call>call:f{", "a:", '<|"|>'),
+    *("<tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>", "a='", "<|start|>assistant", "<|channel|>"),
+    *("analysis", "commentary", " to=functions.f", "<|message|>", "<|end|>", "<|call|>", "<think>", "</think>"),
     *(
         '{"name": "f", ',
         '"arguments": ',
@@ -425,6 +456,15 @@ FORMS: dict[str, tuple[type[ToolParser], Callable[[list[Call]], str], Any, Any]]
     "qwen_coder": (QwenCoderParser, render_qwen_coder, WORDS, WORDS),
     "llama": (LlamaJsonParser, lambda c: "; ".join(objects(c, "parameters")), STRINGS.filter(bool), STRINGS),
     "pythonic": (PythonicParser, render_pythonic, IDENTIFIERS, IDENTIFIERS),
+    "glm": (GlmParser, render_glm, WORDS, WORDS),
+    "gemma": (GemmaParser, render_gemma, WORDS, STRINGS),
+    "harmony": (HarmonyParser, render_harmony, IDENTIFIERS, STRINGS),
+    "lfm": (
+        LfmParser,
+        lambda calls: f"<|tool_call_start|>{render_pythonic(calls)}<|tool_call_end|>",
+        IDENTIFIERS,
+        IDENTIFIERS,
+    ),
     "mistral": (
         MistralParser,
         lambda calls: f"[TOOL_CALLS][{', '.join(objects(calls))}]",
@@ -502,6 +542,7 @@ def test_a_turn_that_repeats_itself_takes_no_long_time(parser: type[ToolParser])
     for mark in [*MARKS, " ", '{"a":', '{"name":"f","parameters":', "[f(a=1,", "<tool_call><function=f><parameter=a>x"]:
         started = time.process_time()
         check(parser, mark * (16000 // len(mark)))
+        parse_after_thinking(parser(), mark * (16000 // len(mark)))
         assert time.process_time() - started < 2
 
 
@@ -536,7 +577,7 @@ CHATML = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.conten
         (MISTRAL, MistralParser),
         (MISTRAL_ARGS, MistralParser),
         (DEEPSEEK, DeepSeekParser),
-        (GLM, None),
+        (GLM, GlmParser),
         (CHATML, None),
         ("", None),
     ],

@@ -15,12 +15,16 @@ from rlkit.base.errors import EngineError, RecipeError
 from rlkit.gateway.server import Gateway
 from rlkit.gateway.session import SessionLimits
 from rlkit.interfaces.agent import AgentResult, AgentTask
+from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.picture import Picture
+from rlkit.parsers import GlmParser, HarmonyParser
 from rlkit.rollout.agents import AgentHost, SessionClient, TemplateBackend
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.gate import Gate
-from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, StopReason
+from rlkit.rollout.template import ChatTemplate
+from rlkit.testing.models import build_tokenizer
+from rlkit.types import Completion, JsonObject, Prompt, Request, SampleKey, Sampling, StopReason
 from tests.unit.gateway.clients import chat_client
 from tests.unit.gateway.fake import FakePolicy
 
@@ -103,3 +107,37 @@ def test_an_engine_that_fails_ends_an_agent_that_goes_on() -> None:
 
     with pytest.raises(EngineError, match="the engine is dead"):
         asyncio.run(run())
+
+
+TAKE: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "take", "parameters": {"type": "object", "properties": {"what": {"type": "string"}}}},
+}
+GLM_CALL = "<tool_call>take<arg_key>what</arg_key><arg_value>7</arg_value></tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("parser", "prompt", "text", "read"),
+    [
+        (GlmParser(), "?", f"<think>Hm.</think>So.{GLM_CALL}", ("<think>Hm.</think>So.", [{"what": "7"}])),
+        (GlmParser(), "?<think>\n", f"{GLM_CALL}</think>{GLM_CALL}", (f"{GLM_CALL}</think>", [{"what": "7"}])),
+        (GlmParser(), "?<think>\n", GLM_CALL, (GLM_CALL, [])),
+        (
+            HarmonyParser(),
+            "?",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four.",
+            ("Four.", []),
+        ),
+    ],
+)
+def test_an_agent_reads_calls_as_a_tool_does(
+    parser: ToolParser, prompt: str, text: str, read: tuple[str, list[JsonObject]]
+) -> None:
+    """The schema says that 7 is a text; what is thought is no call."""
+    tokenizer = build_tokenizer()
+    template = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
+    setup: Any = SimpleNamespace(limits=Limits(context=64))
+    backend = TemplateBackend(setup, SimpleNamespace(template=template), parser, SampleKey(0, 1, "0/p", 2))  # type: ignore[arg-type]
+    turn = backend.read(text, [TAKE], tokenizer.encode(prompt))
+    assert (turn.text, [call.arguments for call in turn.calls]) == read
+    assert backend.read(text, (), ()).calls == []
