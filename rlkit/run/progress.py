@@ -189,6 +189,12 @@ class Progress:
         failed_rollouts = metrics.get("rollout/failed")
         if failed_rollouts:
             return f"{failed_rollouts:.0f} of {samples} conversations failed{top_error}"
+        no_opinion = metrics.get("reward/no_opinion")
+        if no_opinion:
+            return (
+                f"reward {part_name(self.recipe.reward)} had no opinion (None) on {no_opinion:.0f} of {samples} "
+                "samples; let another one score these, in a Composite"
+            )
         if samples == "0":
             return "none of its prompts fits the model's context; choose shorter prompts or a longer context"
         return "no sample was left to train on"
