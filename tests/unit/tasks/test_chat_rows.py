@@ -129,7 +129,11 @@ def test_messages_have_one_form_in_every_container(container: str, tmp_path: Pat
         prompts = prompts_of(task)
         assert [[*p.messages, *p.recorded[0].messages] for p in prompts] == EXPECTED
         numbers = [p.recorded[0].messages[0]["tool_calls"][0]["function"]["arguments"] for p in prompts[1:3]]
-        assert [type(value) for numbers in numbers for value in numbers.values()] == [float, int, list]
+        assert [type(value) for numbers in numbers for value in numbers.values()] == [
+            float,
+            float if container == "NumPy" else int,  # pandas has no null among integers
+            list,
+        ]
         changes = [set(p.normalised) for p in prompts]
         assert (Change.ARGUMENTS in changes[0]) == (form is with_texts)
         assert Change.ROLES in changes[4]
