@@ -48,8 +48,10 @@ def show(data: Data, as_json: bool) -> None:
     for row in rows:
         _show_row(row)
     if normalised["changes"]:
-        counted_rows = f"{normalised['rows']:,} rows" if normalised["rows"] == data.row_count else (
-            f"the first {normalised['rows']:,} of {data.row_count:,} rows"
+        counted_rows = (
+            f"{normalised['rows']:,} rows"
+            if normalised["rows"] == data.row_count
+            else (f"the first {normalised['rows']:,} of {data.row_count:,} rows")
         )
         listed = ", ".join(f"{change} in {times:,}" for change, times in normalised["changes"].items())
         echo(f"normalised, of {counted_rows}: {listed}")
