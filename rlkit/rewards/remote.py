@@ -31,7 +31,8 @@ class RemoteReward(RewardManager):
     """Posts batches of trajectories to an HTTP service, which returns their scores.
 
     It sends `{"items": [{"text", "answer", "messages", "meta"}, …]}` and expects `{"scores": [s, …]}` with a number,
-    or `{"reward": number, "components": {…}, "answer": text, "feedback": text}` for each item; see `Score`.
+    or `{"reward": number, "components": {…}, "answer": text, "feedback": text}` for each item; see `Score`. A reward of
+    null is no opinion.
 
     Args:
         url: URL of the service; `https://${RLKIT_LOGIN}@host` sends the user and password of that variable.

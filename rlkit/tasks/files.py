@@ -89,7 +89,7 @@ class Columns(Task):
             meta={key: value for key, value in row.items() if key not in used},
             tools=chat.tools(),
             recorded=recording(chat, messages if self._prompted(row) else None).answers,
-            normalised=sorted(chat.changes),
+            normalised=chat.changes,
         )
 
     def _check(self, row: Row, location: str) -> None:

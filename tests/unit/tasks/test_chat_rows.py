@@ -15,8 +15,8 @@ from pyarrow import parquet
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.tasks import HFDataset
-from rlkit.tasks.chat import Change
 from rlkit.tasks.files import Columns
+from rlkit.tasks.messages import Change
 from rlkit.tasks.rows import Rows
 from rlkit.types import JsonObject, Message, Prompt
 
