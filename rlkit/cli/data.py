@@ -229,8 +229,9 @@ def as_row(prompt: Prompt) -> JsonObject:
     row = {**prompt.meta, "id": prompt.id, "prompt": json_messages(prompt.messages), "answer": prompt.answer}
     tools, arguments = prompt.tools, prompt.meta.get("tools")
     if tools is not None:
-        named = isinstance(arguments, Mapping) and all(isinstance(tool, str) for tool in tools)
-        row["tools"] = {tool: arguments.get(tool, {}) for tool in tools} if named else tools
+        names = [tool for tool in tools if isinstance(tool, str)]
+        named = isinstance(arguments, Mapping) and len(names) == len(tools)
+        row["tools"] = {name: dict(arguments or {}).get(name, {}) for name in names} if named else tools
     return {key: _plain(value) for key, value in row.items()}
 
 

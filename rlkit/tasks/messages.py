@@ -27,6 +27,10 @@ FLAGS = ("trained", "train", "trainable", "loss", "loss_weight", "weight")
 """Keys by which messages say whether they are trained: those of axolotl, tinker, ms-swift, LLaMA-Factory, OpenAI."""
 
 
+TOOL = "a name, or {'type': 'function', 'function': {'name': …, 'parameters': {…}}}"
+"""What a row's tool is."""
+
+
 class Change(StrEnum):
     """What was normalised in a row."""
 
@@ -96,47 +100,47 @@ class MessageReader:
 
     def _call(self, value: object, what: str) -> JsonObject:
         """Return a call of a tool in OpenAI's form, with arguments that are an object."""
-        value = self.decoded(value, what, Change.CALLS)
-        fields = self._fields(value, what)
-        bare = "function" not in fields
-        function = fields if bare else self._fields(self.decoded(fields["function"], what, Change.CALLS), what)
-        name, arguments = function.pop("name", None), function.pop("arguments", None)
+        call = self._fields(self.decoded(value, what, Change.CALLS), what)
+        if "function" not in call:
+            outer = {key: call.pop(key) for key in ("id", "type") if key in call}
+            call = {"type": "function", **outer, "function": call}
+        function = self._fields(self.decoded(call["function"], what, Change.CALLS), what)
+        name, arguments = function.get("name"), function.get("arguments", "")
         if not isinstance(name, str) or not name:
             refuse(what, value, "a call such as {'function': {'name': 'add', 'arguments': {'a': 1}}}")
         what = f"{what}: arguments of {name!r}"
-        if isinstance(arguments, str) and arguments:
-            arguments, _ = cleaned(decode(arguments, what), what, keep_nulls=True)
-            self.changes.add(Change.ARGUMENTS)
-        elif not arguments:
-            arguments = {} if arguments in (None, "", {}) else arguments
+        if arguments == "":
+            arguments = {}
+        elif isinstance(arguments, str):
+            arguments = self._from_text(arguments, what, Change.ARGUMENTS)
         else:
             arguments = self._cleaned(arguments, what)
         if not isinstance(arguments, dict):
             refuse(what, arguments, "an object, or the JSON text of one")
-        others = {} if bare else {key: self._cleaned(item, what) for key, item in function.items()}
-        outer = {key: self._cleaned(item, what) for key, item in fields.items() if key != "function"}
-        return {**outer, "type": "function", "function": {"name": name, **others, "arguments": arguments}}
+        function = {key: self._cleaned(item, what) for key, item in function.items() if key != "arguments"}
+        outer = {key: item if key == "function" else self._cleaned(item, what) for key, item in call.items()}
+        return {**outer, "function": {**function, "arguments": arguments}}
 
     def tool(self, value: object, what: str) -> str | JsonObject:
         """Return a name, or a schema in OpenAI's form."""
         if isinstance(value, str) and value and not value.lstrip().startswith("{"):
             return value
-        value = self._cleaned(self.decoded(value, what, Change.TOOLS), what)
-        function = value.get("function") if isinstance(value, dict) and "function" in value else value
-        is_function = isinstance(value, dict) and value.get("type", "function") == "function"
-        if not is_function or not isinstance(function, dict) or not _is_function(function):
-            refuse(what, value, "a name, or {'type': 'function', 'function': {'name': …, 'parameters': {…}}}")
+        schema = self._cleaned(self.decoded(value, what, Change.TOOLS), what)
+        if not isinstance(schema, dict) or schema.get("type", "function") != "function":
+            refuse(what, value, TOOL)
+        if "function" not in schema:
+            schema = {"function": {key: item for key, item in schema.items() if key != "type"}}
+        schema = schema if "type" in schema else {"type": "function", **schema}
+        function = schema["function"]
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            refuse(what, value, TOOL)
         parameters = function.get("parameters", {})
         if isinstance(parameters, str):
-            parameters, _ = cleaned(decode(parameters, f"{what}: parameters"), what, keep_nulls=True)
-            self.changes.add(Change.TOOLS)
-            function = {**function, "parameters": parameters}
+            parameters = self._from_text(parameters, f"{what}: parameters", Change.TOOLS)
+            schema["function"] = {**function, "parameters": parameters}
         if not isinstance(parameters, dict):
             refuse(f"{what}: parameters of {function['name']!r}", parameters, "an object: a JSON schema")
-        if function is value:
-            function = {key: item for key, item in function.items() if key != "type"}
-            return {"type": "function", "function": function}
-        return {**value, "type": "function", "function": function}
+        return schema
 
     def _trained(self, fields: JsonObject, role: str, what: str) -> bool:
         """Remove the flags of a message; return whether its tokens are in the loss.
@@ -164,6 +168,11 @@ class MessageReader:
             return value
         self.changes.add(change)
         return decode(value, what)
+
+    def _from_text(self, text: str, what: str, change: Change) -> object:
+        """Return the value of a JSON text, whose nulls are those of the data set."""
+        self.changes.add(change)
+        return cleaned(decode(text, what), what, keep_nulls=True)[0]
 
     def _cleaned(self, value: object, what: str) -> object:
         plain, dropped = cleaned(value, what, keep_nulls=self.keep_nulls)
@@ -216,7 +225,3 @@ def _check_content(message: Message, calls: bool, what: str) -> None:
         message["content"] = [{key: item for key, item in part.items() if item is not None} for part in content]
     elif content is not None or not calls:
         refuse(f"{what}: content", content, "text, typed parts, or null beside tool_calls")
-
-
-def _is_function(function: JsonObject) -> bool:
-    return isinstance(function.get("name"), str) and bool(function["name"])
