@@ -141,7 +141,7 @@ def as_score(value: object, source: str = "the reward") -> Score:
     except Exception:  # foreign objects may raise anything
         texts = {"an answer": score.answer, "feedback": score.feedback}
         named = "".join(f", and text as {name}" for name, text in texts.items() if text is not None)
-        expected = f"finite numbers up to {LARGEST_FLOAT:g}, or None for no opinion{named}"
+        expected = f"finite numbers up to {LARGEST_FLOAT:g}{named}"
         return Score(None, error=f"{source} returned {show(value)}, expected {expected}")
 
 

@@ -98,6 +98,8 @@ def checked_text(text: str, what: str) -> str:
     Raises:
         RecipeError: It has half of a surrogate pair.
     """
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError as error:

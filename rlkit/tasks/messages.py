@@ -60,6 +60,9 @@ class MessageReader:
         value = self.decoded(value, what, Change.MESSAGES)
         if not isinstance(value, Mapping):
             refuse(what, value, "an object with role and content")
+        if value.keys() == {"role", "content"} and value["role"] in ROLES and isinstance(value["content"], str):
+            checked_text(value["content"], f"{what}: content")
+            return dict(value), False  # the most usual form, in which nothing is left to do
         fields = {str(key): unpacked(item) for key, item in value.items() if item is not None}
         if value.keys() - fields.keys() - {"content"}:
             self.changes.add(Change.NULLS)

@@ -68,7 +68,7 @@ def texts(*lengths: int) -> list[Trajectory]:
         (None, (None, {}, None)),
         (Score(None, {"a": 1.0, "b": None}), (None, {"a": 1.0}, None)),  # type: ignore[dict-item]
         (Score(2.0, {"b": None}), (2.0, {}, None)),  # type: ignore[dict-item]
-        (nan, (None, {}, "the reward returned nan, expected finite numbers up to 1e+30, or None for no opinion")),
+        (nan, (None, {}, "the reward returned nan, expected finite numbers up to 1e+30")),
         (Score(None, {"a": nan}), (None, {}, "the reward returned Score(reward=None, components={'a': nan}")),
     ],
 )
