@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from rlkit.advantages import GDPO
 from rlkit.filters import ZeroSignal
+from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import as_score
 from rlkit.rewards import BatchReward, Composite, PythonReward, RubricReward
 from rlkit.rewards.remote import _parse
@@ -20,6 +23,7 @@ from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.run.preflight.plan import try_reward
+from rlkit.run.progress import Progress
 from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.metrics import Meter, describe_rollouts
 from rlkit.train.rollouts import Rollouts, exchange_scores
@@ -169,11 +173,20 @@ def test_a_reward_without_any_opinion_is_warned_of(reward: Any, workers: Workers
         made = reward(name)
         return (await try_reward(lambda pair: score(made, pair, workers), [Prompt("p", [], "abc")])).lines
 
-    import asyncio
-
     assert asyncio.run(trial("even"))[0].startswith("reward: no opinion (None) on an answer to")
     assert len(asyncio.run(trial("even"))) == 1  # 'I do not know.' has 14 letters
     assert len(asyncio.run(trial("long"))) == 1
+
+
+def test_steps_without_any_opinion_do_not_end_a_run() -> None:
+    """Unless something failed as well, they are steps without a signal."""
+    recipe: Any = SimpleNamespace(
+        critic=None, train=SimpleNamespace(epochs=1, minibatches=1), loss=SimpleNamespace(inputs=Inputs.REWARDS)
+    )
+    progress = Progress(recipe)
+    assert progress.quiet(1, {"reward/no_opinion": 16.0})
+    assert not progress.stalls(1, {"reward/no_opinion": 16.0})
+    assert progress.stalls(1, {"reward/no_opinion": 15.0, "reward/failed": 1.0})
 
 
 RUN = (
@@ -187,7 +200,7 @@ def test_a_run_goes_on_with_rewards_that_abstain(tmp_path: Path) -> None:
     """Training and validation leave the samples out, and count them; keys of some samples have a mean of these."""
     (tmp_path / "mine.py").write_text(
         "def score(text):\n"
-        "    if len(text) % 2:\n"
+        "    if text[-1:] in '02468':\n"
         "        return {'reward': None, 'odd': 1.0}\n"
         "    return {'reward': len(text) / 10, 'maybe': None if len(text) % 4 else 2.0}\n"
     )
