@@ -105,7 +105,7 @@ class MessageReader:
         """Return a call of a tool in OpenAI's form, with arguments that are an object."""
         call = self._fields(self.decoded(value, what, Change.CALLS), what)
         if "function" not in call:
-            outer = {key: call.pop(key) for key in ("id", "type") if key in call}
+            outer: JsonObject = {key: call.pop(key) for key in ("id", "type") if key in call}
             call = {"type": "function", **outer, "function": call}
         function = self._fields(self.decoded(call["function"], what, Change.CALLS), what)
         name, arguments = function.get("name"), function.get("arguments", "")
@@ -121,8 +121,8 @@ class MessageReader:
         if not isinstance(arguments, dict):
             refuse(what, arguments, "an object, or the JSON text of one")
         function = {key: self._cleaned(item, what) for key, item in function.items() if key != "arguments"}
-        outer = {key: item if key == "function" else self._cleaned(item, what) for key, item in call.items()}
-        return {**outer, "function": {**function, "arguments": arguments}}
+        call = {key: item if key == "function" else self._cleaned(item, what) for key, item in call.items()}
+        return {**call, "function": {**function, "arguments": arguments}}
 
     def tool(self, value: object, what: str) -> str | JsonObject:
         """Return a name, or a schema in OpenAI's form."""
