@@ -154,8 +154,8 @@ class Batch(RolloutBatch):
         token_rewards: [B,T] f32, the COMPLETE signal: the score at the last chosen token, rewards of turns at the ends
             of theirs, shaped where the recipe has `shaping`, less KL where it is in the reward.
         rewards: [B] f32, each row's sum before shaping and KL.
-        components: [B,K] f32, the components of the scores, in the order of `component_names`; 0 where a score has no
-            such component.
+        components: [B,K] f32, the components of the scores, in the order of `component_names`; NaN where a score has
+            no such component.
         component_names: The K names.
         greedy_rewards: [B] f32, the reward of a greedy answer to the row's prompt, shaped like `token_rewards`.
         reference_rewards: [B,K] f32, rewards of the reference's samples of the row's prompt, then NaN.

@@ -31,4 +31,4 @@ class ZeroSignal(GroupFilter):
             t.reward if self.component is None or t.score is None else t.score.components.get(self.component)
             for t in scored
         ]
-        return len(set(values)) > 1
+        return len({value for value in values if value is not None}) > 1

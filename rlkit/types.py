@@ -25,29 +25,15 @@ from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, RolloutBatch, Tr
 from rlkit.media import Media
 
 __all__ = [
-    "Batch",
-    "Completion",
-    "Fork",
-    "LossOutput",
-    "Message",
-    "PolicyOutput",
-    "Prompt",
-    "Reads",
-    "RecordedAnswer",
-    "Request",
-    "RolloutBatch",
-    "SampleKey",
-    "Sampling",
-    "Score",
-    "StopReason",
-    "Structure",
-    "TrainBatch",
-    "Trajectory",
-    "Turn",
-]
+    "Batch", "Completion", "Fork", "LossOutput", "Message", "PolicyOutput", "Prompt", "Reads", "RecordedAnswer",
+    "Request", "RolloutBatch", "SampleKey", "Sampling", "Score", "StopReason", "Structure", "TrainBatch",
+    "Trajectory", "Turn",
+]  # fmt: skip
 
 JsonObject = dict[str, Any]
 """A JSON object: values are None, booleans, numbers, texts, lists and objects."""
+Tools = Sequence[str | JsonObject]
+"""Tools of a conversation: names of the recipe's, or schemas `{"type": "function", "function": {"name": ...}}`."""
 Row = Mapping[str, Any]
 """A row of a data set, by column."""
 Message = JsonObject
@@ -81,7 +67,7 @@ class RecordedAnswer:
 
     Args:
         messages: The messages after the prompt. The first and the last are turns of the policy (`assistant`); turns of
-            tools and users may be between them.
+            tools and users may be between them. A turn with the key `trained` that is False is context.
         reward: The reward; it ranks the recorded completions of a prompt.
         turn_rewards: Additional rewards, one for each turn of the policy; empty for none.
     """
@@ -101,18 +87,26 @@ class Prompt:
         answer: The reference answer, if there is one; the policy never sees it.
         meta: The other columns of the row: `data_source` for `Router`, `tools` for the arguments of tools, and what a
             reward, an interaction or an environment reads.
-        tools: Names of the recipe's tools that the conversation may use; None for all.
+        tools: Names of the recipe's tools, or schemas that the template shows instead; None for all of the recipe's.
         source: Name in `validation.tasks`, by which validation shows metrics apart; None for `data_source`.
         recorded: Recorded completions, the best first. Without messages before them they are plain texts.
+        normalised: What the task normalised in the row's messages and tools, for `rlkit data show`.
     """
 
     id: str
     messages: list[Message]
     answer: str | None = None
     meta: Row = field(default_factory=dict)
-    tools: list[str] | None = None
+    tools: list[str | JsonObject] | None = None
     source: str | None = None
     recorded: list[RecordedAnswer] = field(default_factory=list)
+    normalised: list[str] = field(default_factory=list)
+
+    @property
+    def tool_names(self) -> list[str] | None:
+        """The names of the tools; None for all of the recipe's."""
+        tools = self.tools
+        return None if tools is None else [t if isinstance(t, str) else t["function"]["name"] for t in tools]
 
     @property
     def source_name(self) -> str:
@@ -295,11 +289,12 @@ class Score:
     """The reward of a trajectory, or the reason why it failed.
 
     Args:
-        reward: A finite number, credited to the last token that the policy chose; None if the reward failed.
+        reward: A finite number, credited to the last token that the policy chose; None without an `error` if the reward
+            has no opinion: the sample is then left out of its group, and counted.
         components: Metrics by name, logged as means `reward/<name>` (`accuracy` under its own name) and read by
             estimators such as `GDPO`. They are not added to the reward.
         turn_rewards: Additional rewards, one for each turn of the policy, credited to the turn's last token.
-        error: Why `reward` is None. The prompt's group is then left out of the step, and counted.
+        error: Why the reward failed. The prompt's group is then left out of the step, and counted.
         ungradable: Whether the reward is low because the text broke its grader; counted.
         answer: Final answer in the text, by which the samples of a prompt vote in `maj@k`: equal answers have one form.
             Empty if the text has none, None if the reward does not look for it.
@@ -313,6 +308,11 @@ class Score:
     ungradable: bool = False
     answer: str | None = None
     feedback: str | None = None
+
+    @property
+    def abstains(self) -> bool:
+        """Whether the reward has no opinion on the completion."""
+        return self.reward is None and self.error is None
 
 
 @dataclass
@@ -390,7 +390,7 @@ class Trajectory:
 
     @property
     def reward(self) -> float | None:
-        """The total reward: of the score and of all turns; None if the reward failed."""
+        """The total reward: of the score and of all turns; None without a score."""
         if self.score is None or self.score.reward is None:
             return None
         return self.score.reward + sum(self.score.turn_rewards or ()) + sum(self.turn_rewards)

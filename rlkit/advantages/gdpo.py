@@ -41,5 +41,6 @@ class GDPO(AdvantageEstimator):
         total = torch.zeros_like(batch.rewards)
         for name, weight in self.weights.items() if len(batch) else ():
             component = batch.components[:, batch.component_names.index(name)]
-            total += weight * normalized(component, batch.group, 1e-6)
+            has = component.isfinite()
+            total[has] += weight * normalized(component[has], batch.group[has], 1e-6)
         batch.advantages = whiten(total[:, None] * batch.mask, batch.mask, self.reduce)

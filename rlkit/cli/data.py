@@ -227,10 +227,11 @@ def write(
 def as_row(prompt: Prompt) -> JsonObject:
     """Return a prompt as a row from which `Jsonl` makes the same one."""
     row = {**prompt.meta, "id": prompt.id, "prompt": json_messages(prompt.messages), "answer": prompt.answer}
-    if prompt.tools is not None:
-        arguments = prompt.meta.get("tools")
-        of_tools = arguments if isinstance(arguments, Mapping) else {}
-        row["tools"] = {name: of_tools.get(name, {}) for name in prompt.tools}
+    tools, arguments = prompt.tools, prompt.meta.get("tools")
+    if tools is not None:
+        names = [tool for tool in tools if isinstance(tool, str)]
+        named = isinstance(arguments, Mapping) and len(names) == len(tools)
+        row["tools"] = {name: dict(arguments or {}).get(name, {}) for name in names} if named else tools
     return {key: _plain(value) for key, value in row.items()}
 
 

@@ -36,17 +36,31 @@ class PromptLengths:
         """Return the lengths of prompts in tokens.
 
         Raises:
-            RecipeError: The chat template refuses a prompt, or a prompt names a tool that the recipe does not have.
+            RecipeError: The chat template refuses a prompt, or a prompt has a tool that the recipe does not have.
         """
-        tools = self.dialogue.recipe.tools or {}
         for prompt in prompts:
-            for name in prompt.tools or ():
-                if name not in tools:
-                    raise RecipeError(
-                        f"prompt {prompt.id!r} names the tool {name!r}, but the recipe's tools are: "
-                        f"{', '.join(tools) or 'none'}"
-                    )
+            self._check_tools(prompt)
         return measure(self.dialogue.template, prompts, self.show)
+
+    def _check_tools(self, prompt: Prompt) -> None:
+        """Check that the recipe has a prompt's tools; schemas need none where completions are recorded.
+
+        Raises:
+            RecipeError: It has not.
+        """
+        recipe = self.dialogue.recipe
+        tools = recipe.tools or {}
+        shown = recipe.rollout.engine.recorded or recipe.agent is not None
+        for tool, name in zip(prompt.tools or (), prompt.tool_names or (), strict=True):
+            if name in tools or (shown and not isinstance(tool, str)):
+                continue
+            listed = ", ".join(tools) or "none"
+            if isinstance(tool, str):
+                raise RecipeError(f"prompt {prompt.id!r} names the tool {name!r}, but the recipe's tools are: {listed}")
+            raise RecipeError(
+                f"prompt {prompt.id!r} has a schema of the tool {name!r} in its column `tools`, but the recipe's tools "
+                f"are: {listed}; add one that runs the calls (tools: {{{name}: ...}}), or remove the schema"
+            )
 
     def measure_training(self, prompts: Sequence[Prompt]) -> list[int]:
         """Return the lengths of prompts in tokens; above the limit for those that do not fit a teacher's context."""

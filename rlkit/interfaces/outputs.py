@@ -124,14 +124,22 @@ def of_task(prompt: object) -> str | None:
         return f"returned the messages {show(prompt.messages)}, expected messages with role and content"
     if not isinstance(prompt.meta, Mapping):
         return f"returned the meta {show(prompt.meta)}, expected values by name"
-    if prompt.tools is not None and not (
-        isinstance(prompt.tools, list) and all(isinstance(name, str) for name in prompt.tools)
-    ):
-        return f"returned the tools {show(prompt.tools)}, expected names, or None for all"
+    if prompt.tools is not None and not are_tools(prompt.tools):
+        return f"returned the tools {show(prompt.tools)}, expected names or schemas, or None for all"
     if not isinstance(prompt.recorded, list):
         return f"returned the recorded answers {show(prompt.recorded)}, expected a list"
     problems = map(_of_recorded, prompt.recorded)
     return next((problem for problem in problems if problem), None)
+
+
+def are_tools(tools: object) -> bool:
+    """Whether it is a list of a prompt's tools: names, and schemas in OpenAI's form."""
+    return isinstance(tools, list) and all(map(_is_tool, tools))
+
+
+def _is_tool(tool: object) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(tool, str) or (isinstance(function, Mapping) and isinstance(function.get("name"), str))
 
 
 def _of_recorded(answer: object) -> str | None:

@@ -88,8 +88,8 @@ class RewardFunction(RewardManager):
             cls.grade_at_once = RewardFunction.grade_at_once  # type: ignore[method-assign]
 
     @abstractmethod
-    def grade(self, trajectory: Trajectory) -> Score | float:
-        """Return the score; an accuracy is the component `accuracy`."""
+    def grade(self, trajectory: Trajectory) -> Score | float | None:
+        """Return the score, None for no opinion; an accuracy is the component `accuracy`."""
 
     def grade_at_once(self, trajectory: Trajectory) -> Score | None:
         """Return the score if `grade` is sure to take microseconds; None leaves the trajectory to a worker.
@@ -124,16 +124,20 @@ def sum_counts(rewards: Iterable[RewardManager]) -> Counter[str]:
 
 
 def as_score(value: object, source: str = "the reward") -> Score:
-    """Convert what `source` returned to a score of plain data; anything but numbers of float32 becomes an error."""
+    """Convert what `source` returned to a score of plain data; anything but numbers of float32 becomes an error.
+
+    None is no opinion, as the reward or as a component.
+    """
     score = value if isinstance(value, Score) else Score(value)  # type: ignore[arg-type]
     if score.error is not None:
         return Score(None, error=shorten(str(score.error)))
     try:
-        components = {str(name): as_number(value) for name, value in score.components.items()}
+        components = {str(name): as_number(value) for name, value in score.components.items() if value is not None}
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
         answer = None if score.answer is None else as_text(score.answer, LONGEST_ANSWER)
         feedback = None if score.feedback is None else as_text(score.feedback, LONGEST_FEEDBACK) or None
-        return Score(as_number(score.reward), components, turns, None, bool(score.ungradable), answer, feedback)
+        reward = None if score.reward is None else as_number(score.reward)
+        return Score(reward, components, turns, None, bool(score.ungradable), answer, feedback)
     except Exception:  # foreign objects may raise anything
         texts = {"an answer": score.answer, "feedback": score.feedback}
         named = "".join(f", and text as {name}" for name, text in texts.items() if text is not None)

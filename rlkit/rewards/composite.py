@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Composite(RewardManager):
     """The sum of weight * reward; each reward is a component of the score, in addition to its own components.
 
-    The final answer is that of the first reward that returns one.
+    The final answer is that of the first reward that returns one. A reward without an opinion on a completion (None) is
+    left out of its sum and its components; if none has one, neither has this reward.
 
     Args:
         rewards: Rewards by name.
@@ -73,14 +74,17 @@ class Composite(RewardManager):
         total = 0.0
         components: dict[str, float] = {}
         for name, score in zip(self.rewards, scores, strict=True):
-            if score.reward is None:
+            if score.error is not None:
                 return Score(None, error=f"component {name}: {score.error}")
-            total += self._weight(name) * score.reward
-            components |= {**score.components, name: score.reward}
+            components |= score.components
+            if score.reward is not None:
+                total += self._weight(name) * score.reward
+                components[name] = score.reward
         answer = next((score.answer for score in scores if score.answer is not None), None)
         ungradable = any(score.ungradable for score in scores)
         feedback = "\n".join(score.feedback for score in scores if score.feedback) or None
-        return Score(total, components, self._turns(scores), None, ungradable, answer, feedback)
+        reward = None if all(score.abstains for score in scores) else total
+        return Score(reward, components, self._turns(scores), None, ungradable, answer, feedback)
 
     def _weight(self, name: str) -> float:
         return (self.weights or {}).get(name, 1.0)

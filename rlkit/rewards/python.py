@@ -25,8 +25,8 @@ class PythonReward(RewardFunction):
     The function takes any of these arguments by name: `completion` or `text` (the last turn), `answer`, `messages` (the
     prompt's), any column of the data, `meta` (all columns), `trajectory`, and after a rollout of an agent `agent` (its
     `folder`, exit `status` and `output`). A function that takes both `completion` and
-    `text` gets the data's column as `text`. It returns a number, a `Score`, or a mapping of components with the reward
-    under `reward`, and perhaps a text under `feedback` (`teacher.attempts`).
+    `text` gets the data's column as `text`. It returns a number, a `Score`, None for no opinion, or a mapping of
+    components with the reward under `reward`, and perhaps a text under `feedback` (`teacher.attempts`).
 
     A function with the argument `completions` is called as TRL calls reward functions, with lists of one element. It
     may take `prompts`, `completions`, `completion_ids`, `answer` and the fields of `meta`, or all of them by

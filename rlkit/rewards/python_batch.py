@@ -27,8 +27,8 @@ class BatchReward(RewardManager):
 
     The function takes any of these lists by name: `data_sources`, `solution_strs`, `ground_truths` and `extra_infos`,
     as verl's batch reward manager passes them; `prompts`, `completions`, `completion_ids`, `answer` and the columns of
-    the data, as TRL passes them. It returns a list with a number for each sample, or a mapping of components with the
-    reward under `reward` (under `score` if the function takes `solution_strs`).
+    the data, as TRL passes them. It returns a list with a number for each sample, None for no opinion, or a mapping of
+    components with the reward under `reward` (under `score` if the function takes `solution_strs`).
 
     Args:
         function: `file.py:name` or `package.module:name`.

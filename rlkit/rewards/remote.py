@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from rlkit.base.deadlines import in_thread
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import Count, Seconds
 from rlkit.base.retry import RetryPolicy, ServiceError
 from rlkit.interfaces.content import json_messages
@@ -31,7 +31,8 @@ class RemoteReward(RewardManager):
     """Posts batches of trajectories to an HTTP service, which returns their scores.
 
     It sends `{"items": [{"text", "answer", "messages", "meta"}, …]}` and expects `{"scores": [s, …]}` with a number,
-    or `{"reward": number, "components": {…}, "answer": text, "feedback": text}` for each item; see `Score`.
+    or `{"reward": number, "components": {…}, "answer": text, "feedback": text}` for each item; see `Score`. A reward of
+    null is no opinion.
 
     Args:
         url: URL of the service; `https://${RLKIT_LOGIN}@host` sends the user and password of that variable.
@@ -121,9 +122,12 @@ def _parse(response: object, count: int) -> list[Score]:
     scores = response.get("scores") if isinstance(response, dict) else None
     if not isinstance(scores, list) or len(scores) != count:
         raise ValueError(f"answered {str(response)[:200]}, expected an object with {count} `scores`")
-    return [
-        Score(s.get("reward"), s.get("components", {}), answer=s.get("answer"), feedback=s.get("feedback"))
-        if isinstance(s, dict)
-        else Score(s)
-        for s in scores
-    ]
+    return [_score(item) for item in scores]
+
+
+def _score(item: object) -> Score:
+    if not isinstance(item, dict):
+        return Score(item)  # type: ignore[arg-type]
+    if "reward" not in item:
+        return Score(None, error=f"the service answered {show(item)}, expected a number under `reward`")
+    return Score(item["reward"], item.get("components", {}), answer=item.get("answer"), feedback=item.get("feedback"))

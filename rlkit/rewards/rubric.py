@@ -45,7 +45,8 @@ class RubricReward(RewardManager):
     A row has a list of items `{criterion: text, weight: number}`, which a judge decides, all in one question for each
     completion, and `{reward: name, weight: number}`, which one of `rewards` scores, limited to 0 to 1. `points` is
     another name of `weight`, which is 1 by default. The reward is the sum of weight * score by the sum of the positive
-    weights, limited to 0 to 1, so that items with a negative weight are penalties.
+    weights, limited to 0 to 1, so that items with a negative weight are penalties. An item whose reward has no opinion
+    (None) is left out.
 
     The component `judged` is the share of the judged criteria that are met; each reward is a component of its name.
 
@@ -126,9 +127,14 @@ class RubricReward(RewardManager):
         """Return the score of a trajectory, given those of the rewards that its rubric names."""
         rewards: dict[str, float] = {}
         for name, score in by_code.items():
-            if score.reward is None:
+            if score.error is not None:
                 return Score(None, error=f"reward {name} of the rubric: {score.error}")
-            rewards[name] = min(1.0, max(0.0, score.reward))
+            if score.reward is not None:
+                rewards[name] = min(1.0, max(0.0, score.reward))
+        items = [item for item in items if not item.reward or item.reward in rewards]
+        best = sum(item.weight for item in items if item.weight > 0)
+        if not best:
+            return Score(None)
         texts = [item.text for item in items if not item.reward]
         try:
             verdicts = await self._ask(trajectory, texts) if texts else []
@@ -137,7 +143,7 @@ class RubricReward(RewardManager):
             return self._client.score_without_answer(error)
         answers = iter(verdicts)
         points = sum(item.weight * (rewards[item.reward] if item.reward else next(answers)) for item in items)
-        share = points / sum(item.weight for item in items if item.weight > 0)
+        share = points / best
         judged = {"judged": sum(verdicts) / len(verdicts)} if verdicts else {}
         return Score(min(1.0, max(0.0, share)), {**rewards, **judged})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from math import nan
 from struct import pack
 
 import torch
@@ -44,7 +45,7 @@ def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> Batc
         ValueError: A trajectory has no reward, or no token of the policy.
     """
     names = tuple(sorted({name for t in trajectories if t.score for name in t.score.components}))
-    components = [[t.score.components.get(name, 0.0) for name in names] for t in trajectories if t.score]
+    components = [[t.score.components.get(name, nan) for name in names] for t in trajectories if t.score]
     token_rewards = [(row, *token_reward) for row, t in enumerate(trajectories) for token_reward in _rewards(t)]
     rows, columns, values = zip(*token_rewards, strict=True) if token_rewards else ((), (), ())
     rewards = torch.zeros(batch.tokens.shape, dtype=torch.float32)

@@ -24,7 +24,7 @@ from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory
+from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Tools, Trajectory
 
 Converse = Callable[["ConversationSetup", Prompt, int, int], Awaitable[Trajectory]]
 """Returns a sample of a prompt, given the numbers of its group and of the sample."""
@@ -206,7 +206,7 @@ async def _turn(
     conversation.observed(plain_messages[0]["role"], *await _rendered(render, plain_messages))
 
 
-async def _rendered(render: Callable[..., Rendered], messages: list[Message], *tools: list[str] | None) -> Rendered:
+async def _rendered(render: Callable[..., Rendered], messages: list[Message], *tools: Tools | None) -> Rendered:
     """Return what the policy reads next; pictures are read in another thread, since that takes time.
 
     Raises:

@@ -82,7 +82,7 @@ class ParticipantSession:
         self.conversation = conversation
         self.key = key
         self.messages: list[Message] = list(conversation.prompt.messages)
-        chosen = conversation.prompt.tools
+        chosen = conversation.prompt.tool_names
         self.tools = {n: tool for n, tool in participants.tools.items() if chosen is None or n in chosen}
         self._states: dict[str, State] = {}
         self._user: State = {}
@@ -224,6 +224,8 @@ class ParticipantSession:
             ValueError: The row has no object there.
         """
         arguments: object = self.conversation.prompt.meta.get("tools")
+        if not isinstance(arguments, Mapping):  # names or schemas, which have no arguments
+            arguments = None
         for key in (name, phase):
             if not isinstance(arguments, Mapping | None):
                 break

@@ -85,6 +85,8 @@ def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Co
             fitting = tokens[: conversation.budget(len(tokens))]
             stop = StopReason.STOP if len(fitting) == len(tokens) else StopReason.CONTEXT
             conversation.sampled(Completion(fitting, [0.0] * len(fitting), [NOT_SAMPLED] * len(fitting), stop))
+            if messages[0].get("trained") is False:
+                conversation.mask[-len(fitting) :] = [False] * len(fitting)
         else:
             conversation.interact()
             conversation.observed(role, *template.render_delta(messages))
@@ -92,6 +94,8 @@ def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Co
         conversation.complete(StopReason.STOP)
     last = answer.messages[-1].get("content") or ""
     trajectory = conversation.trajectory(last, [*prompt.messages, *answer.messages])
+    if True not in trajectory.mask:
+        trajectory.error = f"prompt {prompt.id!r}: the context ends before the first turn that is trained"
     turns = len(conversation.rewards)  # the context may have left out others
     trajectory.score = Score(answer.reward, turn_rewards=answer.turn_rewards[:turns] or None)
     return trajectory

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from rlkit.base.errors import RecipeError
@@ -12,12 +14,24 @@ from rlkit.base.limits import OverdueError, memory_limit, time_limit
 from rlkit.interfaces.model import Tokenizer
 from rlkit.interfaces.parser import opened_thinking
 from rlkit.interfaces.picture import Picture
-from rlkit.types import JsonObject, Message
+from rlkit.types import JsonObject, Message, Tools
 
 V = TypeVar("V")
 
 OPENING_TOKENS = 32
 """Tokens at the end of a prompt that may begin the thinking of the policy's turn."""
+CALLING: list[Message] = [
+    {"role": "user", "content": "How many are left?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call00001", "type": "function", "function": {"name": "count", "arguments": {"what": "plums"}}}
+        ],
+    },
+]
+"""A conversation with a call, by which a template shows in which form it takes arguments."""
+
 RENDER_SECONDS, RENDER_BYTES = 10, 2**30
 """What rendering a conversation may take; a template is a program that comes with the model."""
 
@@ -138,23 +152,48 @@ class Renderer:
         self._typed = typed
         self._has_rendered = False
 
-    def __call__(self, messages: Sequence[Message], *, generate: bool, tools: Collection[str] | None = ()) -> str:
+    def __call__(self, messages: Sequence[Message], *, generate: bool, tools: Tools | None = ()) -> str:
         """Render messages.
 
         Args:
             messages: Those of a conversation.
             generate: Whether to add the generation prompt.
-            tools: The names of the tools to describe; None for all.
+            tools: The tools to describe, by name or by the schema to show; None for all.
 
         Raises:
             RecipeError: The template refuses the messages, or does not end.
         """
-        schemas = [schema for schema in self._tools if tools is None or schema["function"]["name"] in tools]
+        takes_text = any(message.get("tool_calls") for message in messages) and self._takes_text
+        forms = [_rendered_form(message, self._typed, takes_text) for message in messages]
+        return self._render(forms, generate, self._schemas(tools))
+
+    def _schemas(self, tools: Tools | None) -> list[JsonObject]:
+        """Return the schemas of tools: those of names in the order of the recipe, then a row's own."""
+        own = [] if tools is None else [tool for tool in tools if not isinstance(tool, str)]
+        return [schema for schema in self._tools if tools is None or schema["function"]["name"] in tools] + own
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Whether the template writes arguments of calls that are JSON text, not objects, as DeepSeek's does.
+
+        It does if it refuses an object, or writes it as Python does, and writes a text.
+        """
+        return not self._writes_arguments(as_text=False) and self._writes_arguments(as_text=True)
+
+    def _writes_arguments(self, *, as_text: bool) -> bool:
+        """Whether the template writes the arguments of a call in one of the two forms."""
+        try:
+            text = self._render([_rendered_form(message, self._typed, as_text) for message in CALLING], False, [])
+        except RecipeError:
+            return False
+        return "plums" in text and "{'what'" not in text
+
+    def _render(self, messages: list[Message], generate: bool, schemas: list[JsonObject]) -> str:
         try:
             # the first time within limits of memory, and in the main thread within those of time
             with time_limit(RENDER_SECONDS), nullcontext() if self._has_rendered else memory_limit(RENDER_BYTES):
                 text = self._tokenizer.apply_chat_template(
-                    [_rendered_form(message, self._typed) for message in messages],
+                    messages,
                     add_generation_prompt=generate,
                     tools=schemas or None,
                     tokenize=False,
@@ -189,15 +228,29 @@ def texts_of(message: Message) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _rendered_form(message: Message, typed: bool) -> Message:
-    """Return a message as a template reads it: pictures are parts without a value, and texts may be parts."""
-    content = message.get("content")
+def _rendered_form(message: Message, typed: bool, takes_text: bool = False) -> Message:
+    """Return a message as a template reads it.
+
+    Pictures are parts without a value, and texts may be parts; the mark `trained` is left out. Arguments of calls are
+    objects, or JSON texts if the template `takes_text`.
+    """
+    content, calls = message.get("content"), message.get("tool_calls")
+    form = {key: value for key, value in message.items() if key != "trained"}
     if isinstance(content, list):
-        parts = [{"type": "image"} if part.get("type") == "image" else part for part in content]
-        return {**message, "content": parts}
-    if typed and isinstance(content, str):
-        return {**message, "content": [{"type": "text", "text": content}]}
-    return message
+        form["content"] = [{"type": "image"} if part.get("type") == "image" else part for part in content]
+    elif typed and isinstance(content, str):
+        form["content"] = [{"type": "text", "text": content}]
+    if takes_text and isinstance(calls, list):
+        form["tool_calls"] = list(map(_with_text, calls))
+    return form
+
+
+def _with_text(call: JsonObject) -> JsonObject:
+    """Return a call with arguments that are JSON text."""
+    function = call["function"]
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:

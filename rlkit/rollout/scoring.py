@@ -50,7 +50,7 @@ class RewardCounts:
 
 
 async def score(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    """Return one score per trajectory; a failure has reward None and its error.
+    """Return one score per trajectory; a failure has its error.
 
     Raises:
         RolloutError: The reward failed and its `on_error` is `raise`.
@@ -61,12 +61,12 @@ async def score(reward: RewardManager, trajectories: Sequence[Trajectory], worke
 
 async def _score(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
     scores = await _attempt(reward, trajectories, workers)
-    failed = [i for i, s in enumerate(scores) if s.reward is None]
+    failed = [i for i, s in enumerate(scores) if s.error is not None]
     if failed and reward.on_error == "retry":
         again = await _attempt(reward, [trajectories[i] for i in failed], workers)
         for i, second in zip(failed, again, strict=True):
             scores[i] = second
-        failed = [i for i in failed if scores[i].reward is None]
+        failed = [i for i in failed if scores[i].error is not None]
     if failed and reward.on_error == "raise":
         first = failed[0]
         raise RolloutError(

@@ -11,7 +11,7 @@ from rlkit.interfaces.model import Tokenizer
 from rlkit.media import Rendered
 from rlkit.rollout.pictures import PictureReader, RenderedCache
 from rlkit.rollout.rendering import Renderer, TokenCodec, pictures_of, texts_of
-from rlkit.types import JsonObject, Message
+from rlkit.types import JsonObject, Message, Tools
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
 REPLY = "There are seven."
@@ -64,19 +64,19 @@ class ChatTemplate:
         self._starts: dict[str, array[int]] = {}
         self._cached_tokens = 0
 
-    def start(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> list[int]:
+    def start(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Return the ids with which a conversation starts, ready for the policy's turn.
 
         Args:
             messages: Those before the policy's turn.
-            tools: The names of the tools that the conversation has; None for all.
+            tools: The tools of the conversation, by name or by the schema to show; None for all of the recipe's.
 
         Raises:
             RecipeError: The template refuses the messages, or a picture cannot be read.
         """
         return self.render_start(messages, tools).tokens
 
-    def _start_of_texts(self, messages: Sequence[Message], tools: Collection[str] | None) -> list[int]:
+    def _start_of_texts(self, messages: Sequence[Message], tools: Tools | None) -> list[int]:
         key = repr((messages, tools))
         start = self._starts.get(key)
         if start is None:  # all samples of a prompt start alike, and its length was measured before
@@ -88,7 +88,7 @@ class ChatTemplate:
             self._starts[key] = start
         return start.tolist()
 
-    def render_start(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> Rendered:
+    def render_start(self, messages: Sequence[Message], tools: Tools | None = None) -> Rendered:
         """Return what `start` returns, with the pictures of the messages; may be called in any thread.
 
         Raises:
@@ -119,7 +119,7 @@ class ChatTemplate:
                     "picture to a column `images` of the row and write <image>"
                 )
 
-    def opening(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
+    def opening(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """Return the text of `start`; before a plain text, without messages, that is one special token."""
         if not messages:
             return str(self.tokenizer.bos_token or self.tokenizer.eos_token)
@@ -213,7 +213,7 @@ class ChatTemplate:
         rendered = self.render([USER, ANSWER], generate=False)
         return self.codec.encode(rendered.rpartition(REPLY)[2])
 
-    def rendered(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
+    def rendered(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with that of its ids."""
         text, pictures = self.render(messages, generate=False, tools=tools), pictures_of(messages)
         has_pictures = self.reader is not None and bool(pictures)

@@ -49,7 +49,7 @@ def score_recorded(
     if by_turn:
         check_recorded(prompts, service.recipe.loss)
     groups = [recorded_group(dialogue.template, prompt, group, dialogue.context) for group, prompt in own_prompts]
-    trajectories = [trajectory for group in groups for trajectory in group]
+    trajectories = [trajectory for group in groups for trajectory in group if trajectory.error is None]
     scores = _scores(service, trajectories)
     if by_turn:
         return trajectories, compare_turns(trajectories, scores)

@@ -28,8 +28,9 @@ class Progress:
     """Counts consecutive steps without a learning signal.
 
     A step is *stalled* if it makes no optimizer step because rewards or conversations failed or numbers are not finite.
-    It is *without signal* if all advantages are 0, the filter dropped every group, or a loss of pairs had no pair, for
-    example because all samples of a prompt are right. That is not a failure; a run may continue like that for long.
+    It is *without signal* if all advantages are 0, the filter dropped every group, the reward has no opinion on any
+    sample, or a loss of pairs had no pair, for example because all samples of a prompt are right. That is not a
+    failure; a run may continue like that for long.
 
     Args:
         recipe: The run's recipe.
@@ -124,13 +125,14 @@ class Progress:
         return not updated and not self.quiet(number, metrics)
 
     def quiet(self, number: int, metrics: Mapping[str, float]) -> bool:
-        """Return whether all samples of each group have equal rewards."""
+        """Return whether all samples of each group have equal rewards, or the reward has no opinion on any."""
         if self._updated(metrics):
             return metrics.get("advantage/abs_mean") == 0
         if metrics.get("update/not_finite"):
             return False
         no_pair = Inputs.GROUPS in self.recipe.loss.inputs and metrics.get("groups/no_signal") == 1
-        return metrics.get("filter/dropped", 0.0) > 0 or (no_pair and not self.failed(metrics))
+        no_opinion = metrics.get("reward/no_opinion", 0.0) > 0
+        return metrics.get("filter/dropped", 0.0) > 0 or ((no_pair or no_opinion) and not self.failed(metrics))
 
     def _updated(self, metrics: Mapping[str, float]) -> bool:
         """Return whether some optimizer step was made on the step's own samples, not only on mixtures."""

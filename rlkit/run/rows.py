@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, TypeGuard, TypeVar, cast
 
 from rlkit.base.errors import RecipeError, explain, shorten, show
 from rlkit.base.text import redact
+from rlkit.interfaces.outputs import are_tools
 from rlkit.interfaces.picture import Picture
 from rlkit.types import Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
@@ -289,7 +290,7 @@ def _prompt(fields: _Fields) -> Prompt:
     name = str(fields.get("id", lambda value: isinstance(value, str | int), "a name", name))
     meta = fields.get("meta", lambda value: isinstance(value, dict), "an object", cast(JsonObject, {}))
     answer = fields.get("answer", _is_text, "a text", None)
-    tools = fields.get("tools", _is_names, "names of tools", None)
+    tools = fields.get("tools", are_tools, "names or schemas of tools", None)
     return Prompt(name, messages, answer, meta, tools, fields.get("source", _is_text, "a text", None))
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from glob import has_magic
 from pathlib import Path
 from typing import ClassVar
 
-from rlkit.base.errors import RecipeError, show
+from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.interfaces.task import Split, Task, field_of
 from rlkit.tasks import sources
+from rlkit.tasks.chat import ChatRow
 from rlkit.tasks.lines import is_url, jsonl, suffix_of
 from rlkit.tasks.recorded import recording
 from rlkit.tasks.table import Table, location_of
@@ -75,7 +76,8 @@ class Columns(Task):
         return self._make(row, location_of(row, f"{self._source()}, row {index}"), str(index))
 
     def _make(self, row: Row, location: str, name: str) -> Prompt:
-        messages = self._messages(row, location)
+        chat = ChatRow(row, location)
+        messages = self._messages(chat)
         if self.system is not None and messages:
             messages.insert(0, {"role": "system", "content": self.system})
         used = {self.answer_field, "id"} if self.template is not None else {self.prompt_field, self.answer_field, "id"}
@@ -85,8 +87,9 @@ class Columns(Task):
             messages=messages,
             answer=self._answer(row, location),
             meta={key: value for key, value in row.items() if key not in used},
-            tools=_tools(row.get("tools")),
-            recorded=recording(row, messages if self._prompted(row) else None, location).answers,
+            tools=chat.tools(),
+            recorded=recording(chat, messages if self._prompted(row) else None).answers,
+            normalised=chat.changes,
         )
 
     def _check(self, row: Row, location: str) -> None:
@@ -98,23 +101,22 @@ class Columns(Task):
             return None
         return as_text(sources.column(row, self.answer_field, location, "task.answer_field"))
 
-    def _messages(self, row: Row, location: str) -> list[Message]:
+    def _messages(self, chat: ChatRow) -> list[Message]:
         """Return the messages in a row, without the recipe's system message."""
         if self._template is not None:
-            return [{"role": "user", "content": self._template.fill(row, location)}]
-        recorded_prompt = None if self._prompted(row) else recording(row, None, location).prompt
+            return [{"role": "user", "content": self._template.fill(chat.row, chat.location)}]
+        recorded_prompt = None if self._prompted(chat.row) else recording(chat, None).prompt
         if recorded_prompt is not None:
             return list(recorded_prompt)
-        content = sources.column(row, self.prompt_field, location, "task.prompt_field")
-        return _messages(content, f"{location}: {self.prompt_field!r}")
+        content = sources.column(chat.row, self.prompt_field, chat.location, "task.prompt_field")
+        return chat.prompt(content, self.prompt_field)
 
     def _prompted(self, row: Row) -> bool:
         """Whether a row has a prompt of its own, besides answers that it records."""
         try:
-            field_of(row, self.prompt_field)
+            return self._template is not None or field_of(row, self.prompt_field) is not None
         except KeyError:
-            return self._template is not None
-        return True
+            return False
 
     def _divided(self, rows: sources.Rows, share: float, split: Split) -> sources.Rows:
         """Return one split of the rows; it depends on the seed and the prompt, or the answers of a row without one.
@@ -124,10 +126,10 @@ class Columns(Task):
         """
 
         def content(row: Row, index: int) -> str:
-            location = location_of(row, f"{self._source()}, row {index}")
-            messages = self._messages(row, location)
+            chat = ChatRow(row, location_of(row, f"{self._source()}, row {index}"))
+            messages = self._messages(chat)
             if not messages:
-                messages = [m for answer in recording(row, None, location).answers for m in answer.messages]
+                messages = [m for answer in recording(chat, None).answers for m in answer.messages]
             return json.dumps(messages, sort_keys=True, default=str)
 
         train, held_out = sources.divide(rows, share, self.split_seed, content)
@@ -295,36 +297,3 @@ def _check_validation(path: str | list[str] | None, split: float | str | None) -
     """Raise a RecipeError if there are validation files, and a share of the training rows is held out besides."""
     if path is not None and not isinstance(split, str | None):
         raise RecipeError(f"task has validation_path={path!r} and validation_split={split}; remove one")
-
-
-def _tools(named: object) -> list[str] | None:
-    """Return the names of the tools that a row names, alone or with arguments; None if it names none."""
-    if isinstance(named, Mapping):
-        return [str(name) for name, arguments in named.items() if arguments is not None]
-    return list(named) if isinstance(named, list) else None
-
-
-def _messages(content: object, location: str) -> list[Message]:
-    """Return chat messages from a text or from messages, without the nulls that tables hold for missing keys.
-
-    Raises:
-        RecipeError: It is neither.
-    """
-    if isinstance(content, str):
-        return [{"role": "user", "content": content}]
-    if isinstance(content, list) and content and all(_is_message(message) for message in content):
-        return [{k: v for k, v in message.items() if v is not None or k == "content"} for message in content]
-    raise RecipeError(
-        f"{location} is {show(content)}, expected text, or chat messages such as "
-        '[{"role": "user", "content": "2 + 2?"}]'
-    )
-
-
-def _is_message(message: object) -> bool:
-    """Whether it has a role and a content: text, typed items, or null beside tool calls."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    if isinstance(content, list):
-        return all(isinstance(item, Mapping) and isinstance(item.get("type"), str) for item in content)
-    return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))

@@ -35,7 +35,10 @@ def jsonl(name: str) -> list[LocatedRow]:
     Raises:
         RecipeError: A line is not such an object; the message names the file and the line.
     """
-    return [LocatedRow.at(location, _parse(line, location)) for location, line in _lines(name) if line.strip()]
+    rows = [LocatedRow.at(location, _parse(line, location)) for location, line in _lines(name) if line.strip()]
+    for row in rows:
+        row.as_written = True
+    return rows
 
 
 def separated(name: str) -> list[LocatedRow]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST_FLOAT
 from rlkit.interfaces.reward import as_number
+from rlkit.tasks.chat import ChatRow, context
 from rlkit.types import Message, RecordedAnswer, Row
-
-COLUMNS = ("messages", "text", "completion", "completions", "chosen")
-"""Any of these makes a row one of recorded answers."""
 
 
 class Recording(NamedTuple):
@@ -22,7 +20,7 @@ class Recording(NamedTuple):
     answers: list[RecordedAnswer]
 
 
-def recording(row: Row, prompt: Sequence[Message] | None, location: str = "row") -> Recording:
+def recording(chat: ChatRow, prompt: Sequence[Message] | None) -> Recording:
     """Return the answers that a row records, the better ones first; none where it has no such columns.
 
     | columns | answers |
@@ -35,18 +33,30 @@ def recording(row: Row, prompt: Sequence[Message] | None, location: str = "row")
     | `text` | all of it, without a chat template |
 
     Args:
-        row: The columns.
+        chat: The row.
         prompt: The messages of the row's own prompt; `chosen` and `rejected` may begin with them. None if the row has
-            none: then the prompt of `chosen` and `rejected` is what they have in common.
-        location: Where the row is.
+            none: then the prompt of `chosen` and `rejected` is what they have in common, or `conversations`.
 
     Raises:
-        RecipeError: A reward is infinite, or could overflow float32, or not each turn has one.
+        RecipeError: Messages are malformed, or none of an answer's turns is trained; a reward is infinite, or could
+            overflow float32, or not each turn has one.
     """
-    if "chosen" in row and "rejected" in row:
-        return _pair(row, prompt, location)
+    recorded = _recorded(chat, prompt)
+    for answer in recorded.answers:
+        if all(turn.get("trained") is False for turn in answer.messages if turn["role"] == "assistant"):
+            raise RecipeError(
+                f"{chat.location}: flags leave all turns of an answer out of the loss, expected one that is trained; "
+                "remove the row, or a flag"
+            )
+    return recorded
+
+
+def _recorded(chat: ChatRow, prompt: Sequence[Message] | None) -> Recording:
+    row, location = chat.row, chat.location
+    if row.get("chosen") is not None and row.get("rejected") is not None:
+        return _pair(chat, prompt)
     prompted = prompt is not None
-    turns = _turns(row.get("completion")) if prompted else []
+    turns = chat.answer(row.get("completion"), "completion") if prompted else []
     if turns:
         label = _label(row.get("label"))
         if label is not None:
@@ -57,10 +67,10 @@ def recording(row: Row, prompt: Sequence[Message] | None, location: str = "row")
             return Recording(None, [])
         return Recording(None, [RecordedAnswer(turns, reward, _of_turns(row, turns, location))])
     steps = isinstance(row.get("labels"), list)  # of one answer, which TRL labels and rlkit does not read
-    completions = row.get("completions")
-    if prompted and isinstance(completions, list) and not steps:
+    completions = chat.answers("completions") if prompted and not steps else None
+    if completions is not None:
         return Recording(None, _several(completions, row.get("rewards"), f"{location}: 'rewards'"))
-    turns = [] if prompted else _turns(row.get("messages"))
+    turns = [] if prompted else chat.conversation()
     if turns:
         return _from_first_turn(turns, row, location)
     text = row.get("text")
@@ -69,12 +79,16 @@ def recording(row: Row, prompt: Sequence[Message] | None, location: str = "row")
     return Recording(None, [])
 
 
-def _pair(row: Row, prompt: Sequence[Message] | None, location: str) -> Recording:
-    chosen, rejected = _turns(row["chosen"]), _turns(row["rejected"])
+def _pair(chat: ChatRow, prompt: Sequence[Message] | None) -> Recording:
+    row, location = chat.row, chat.location
+    chosen, rejected = (chat.answer(row[column], column) for column in ("chosen", "rejected"))
     shared: list[Message] | None = None
     if prompt is None:
+        asked = chat.conversation()
         common = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
         shared, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
+        if not shared and asked and asked[-1]["role"] != "assistant":
+            shared = asked
     else:
         chosen, rejected = (_without_prompt(turns, list(prompt)) for turns in (chosen, rejected))
     if not chosen or not rejected or shared == []:
@@ -84,7 +98,8 @@ def _pair(row: Row, prompt: Sequence[Message] | None, location: str) -> Recordin
         return Recording(None, [])
     if better is None or worse is None:
         better, worse = 1.0, 0.0
-    return Recording(shared, [RecordedAnswer(chosen, better), RecordedAnswer(rejected, worse)])
+    answers = [RecordedAnswer(chosen, better), RecordedAnswer(rejected, worse)]
+    return Recording(shared and context(shared), answers)
 
 
 def _without_prompt(turns: list[Message], prompt: list[Message]) -> list[Message]:
@@ -97,13 +112,13 @@ def _without_prompt(turns: list[Message], prompt: list[Message]) -> list[Message
     return turns[first:]
 
 
-def _several(texts: list[object], rewards: object, what: str) -> list[RecordedAnswer]:
+def _several(completions: list[list[Message]], rewards: object, what: str) -> list[RecordedAnswer]:
     if not isinstance(rewards, list | None):
         return []
-    values = [0.0] * len(texts) if rewards is None else [_number(x, what) for x in rewards]
-    pairs = [(_turns(text), reward) for text, reward in zip(texts, values, strict=False)]
+    values = [0.0] * len(completions) if rewards is None else [_number(x, what) for x in rewards]
+    pairs = zip(completions, values, strict=False)
     answers = [RecordedAnswer(turns, reward) for turns, reward in pairs if turns and reward is not None]
-    if len(answers) < len(texts) or len(values) != len(texts):
+    if len(answers) < len(completions) or len(values) != len(completions):
         return []
     return sorted(answers, key=lambda answer: -answer.reward)
 
@@ -114,7 +129,7 @@ def _from_first_turn(messages: list[Message], row: Row, location: str) -> Record
         return Recording(None, [])
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     turns = messages[first : last + 1]
-    return Recording(messages[:first], [RecordedAnswer(turns, 0.0, _of_turns(row, turns, location))])
+    return Recording(context(messages[:first]), [RecordedAnswer(turns, 0.0, _of_turns(row, turns, location))])
 
 
 def _of_turns(row: Row, messages: list[Message], location: str) -> list[float]:
@@ -134,19 +149,6 @@ def _of_turns(row: Row, messages: list[Message], location: str) -> list[float]:
     if len(finite) != turns or len(numbers) != turns:
         raise RecipeError(f"{what} is {show(rewards)}, expected a number for each of {turns} turns of the assistant")
     return finite
-
-
-def _turns(value: object) -> list[Message]:
-    """Return an answer's messages: those in a list, or one with a text; nothing if it is neither."""
-    if isinstance(value, str):
-        return [{"role": "assistant", "content": value}] if value else []
-    if not isinstance(value, list) or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value):
-        return []
-    messages = [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
-    fine = all(
-        isinstance(m.get("content"), str | list) or (m.get("content") is None and m.get("tool_calls")) for m in messages
-    )
-    return messages if fine else []
 
 
 def _label(value: object) -> float | None:

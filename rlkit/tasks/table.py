@@ -17,6 +17,8 @@ class LocatedRow(dict[str, Any]):
     """A row that knows where it is: `data/a.parquet, row 7`, counted from 1."""
 
     location: str
+    as_written: bool = False
+    """Whether nulls are those of the data set, not those that a table has for missing fields."""
 
     @classmethod
     def at(cls, location: str, row: Row) -> LocatedRow:

@@ -63,7 +63,7 @@ class Verl(KnownColumns):
         has_tools = "tools_kwargs" in (row.get("extra_info") or {})  # a table has a null there in rows without tools
         meta: JsonObject = {key: value for key, value in prompt.meta.items() if key != "tools"}
         meta |= {"tools": chosen, "interaction": _object(extra, "interaction_kwargs", location)}
-        return replace(prompt, meta=meta, tools=list(tools) if has_tools else None)
+        return replace(prompt, meta=meta, tools=[*tools] if has_tools else prompt.tools)
 
 
 def _object(row: Row, key: str, location: str) -> JsonObject:

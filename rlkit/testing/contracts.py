@@ -216,7 +216,7 @@ def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#
     return scores
 
 
-def _grade(reward: RewardFunction, trajectory: Trajectory) -> Score | float:
+def _grade(reward: RewardFunction, trajectory: Trajectory) -> Score | float | None:
     with time_limit(f"{type(reward).__name__}.grade", reward.timeout):
         return reward.grade(trajectory)
 

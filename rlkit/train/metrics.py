@@ -44,6 +44,7 @@ class Meter:
         self._maxima: dict[str, float] = {}
         self._pairs: dict[str, Moments] = defaultdict(Moments)
         self._fits: dict[str, Moments] = defaultdict(Moments)
+        self._partial: set[str] = set()
 
     def mean(self, name: str, value: float | Tensor, weight: float = 1.0) -> None:
         """Add a value to a mean, in which it counts `weight` times."""
@@ -51,8 +52,10 @@ class Meter:
             self._sums[name][0] += float(value) * weight
             self._sums[name][1] += weight
 
-    def means(self, name: str, values: Sequence[float]) -> None:
-        """Add values to a mean."""
+    def means(self, name: str, values: Sequence[float], *, partial: bool = False) -> None:
+        """Add values to a mean; if a `partial` one has fewer than `reward/mean`, `NAME/samples` is their number."""
+        if partial:
+            self._partial.add(name)
         if values:
             total = self._sums[name]
             total[0] += sum(values)
@@ -83,14 +86,15 @@ class Meter:
         before = self._maxima.get(f"time/{phase}", 0.0)
         self.max(f"time/{phase}", before + time.perf_counter() - start)
 
-    def contribution(self) -> tuple[Totals, dict[str, float], Pairs, Pairs]:
-        """Return this rank's sums, maxima, correlations and fits, as `result` gathers them."""
-        return dict(self._sums), self._maxima, dict(self._pairs), dict(self._fits)
+    def contribution(self) -> tuple[Totals, dict[str, float], Pairs, Pairs, set[str]]:
+        """Return this rank's sums, maxima, correlations, fits and names of partial means, as `result` gathers them."""
+        return dict(self._sums), self._maxima, dict(self._pairs), dict(self._fits), self._partial
 
     def result(self, ranks: Ranks) -> dict[str, float]:
         """Return all metrics over all ranks, the same on each; every rank must call this."""
         total = Meter()
-        for sums, maxima, pairs, fits in ranks.gather_dp(self.contribution()):
+        for sums, maxima, pairs, fits, partial in ranks.gather_dp(self.contribution()):
+            total._partial |= partial
             for name, (value, weight) in sums.items():
                 total._sums[name][0] += value
                 total._sums[name][1] += weight
@@ -101,6 +105,8 @@ class Meter:
             for name, moments in fits.items():
                 total.explain(name, moments)
         metrics = {name: value / weight if weight else value for name, (value, weight) in total._sums.items()}
+        counts = {name: total._sums[name][1] for name in (*total._partial, "reward/mean")}
+        metrics |= {f"{name}/samples": counts[name] for name in total._partial if counts[name] < counts["reward/mean"]}
         derived = {name: moments.correlation for name, moments in total._pairs.items()}
         derived |= {name: moments.explained_variance for name, moments in total._fits.items()}
         metrics |= {name: value for name, value in derived.items() if isfinite(value)}
@@ -121,6 +127,11 @@ MEASURED_TOKENS = 2**15
 """About so many tokens of a step, on each rank, are searched for repetitions."""
 
 
+def has_no_opinion(trajectory: Trajectory) -> bool:
+    """Whether the reward has no opinion on a trajectory, which is then left out of its group."""
+    return trajectory.error is None and trajectory.score is not None and trajectory.score.abstains
+
+
 def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter: Meter) -> None:
     """Count failures, and take the means of what is complete.
 
@@ -130,10 +141,13 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
         meter: Takes the metrics.
     """
     rewards = [t.reward for t in trajectories]
-    unscored = [t for t, reward in zip(trajectories, rewards, strict=True) if t.error is None and reward is None]
+    abstained = [t for t in trajectories if has_no_opinion(t)]
+    pairs = zip(trajectories, rewards, strict=True)
+    unscored = [t for t, reward in pairs if t.error is None and reward is None and not has_no_opinion(t)]
     meter.count("rollout/samples", len(trajectories))
     meter.count("rollout/failed", sum(t.error is not None for t in trajectories))
     meter.count("reward/failed", len(unscored))
+    meter.count("reward/no_opinion", len(abstained))
     meter.count("reward/ungradable", sum(t.score is not None and t.score.ungradable for t in trajectories))
     meter.count("reward/groups_dropped", len({t.group for t in unscored}))
     lengths = [t.response_length for t in trajectories]
@@ -164,7 +178,7 @@ def _describe_scores(trajectories: Sequence[Trajectory], rewards: Sequence[float
             components[name].append(value)
     meter.means("reward/mean", [reward for reward in rewards if reward is not None])
     for name, values in components.items():
-        meter.means("accuracy" if name == "accuracy" else f"reward/{name}", values)
+        meter.means("accuracy" if name == "accuracy" else f"reward/{name}", values, partial=True)
     for role, values in roles.items():
         meter.means(f"reward/role/{role}", values)
 

@@ -19,7 +19,7 @@ from rlkit.recipe import Recipe
 from rlkit.rollout.collate import add_rewards
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.service import RolloutService
-from rlkit.train.metrics import Meter, describe_rollouts, describe_texts
+from rlkit.train.metrics import Meter, describe_rollouts, describe_texts, has_no_opinion
 from rlkit.types import Batch, RolloutBatch, Score, Trajectory
 
 
@@ -57,7 +57,7 @@ def recorded(data: Data, service: RolloutService, number: int, meter: Meter) -> 
     rollouts = Rollouts()
     for group, prompt in service.shard_for_rank(data.prompts(number)):
         rollouts.all += recorded_group(data.dialogue.template, prompt, group, data.dialogue.context)
-    rollouts.sampled = list(rollouts.all)
+    rollouts.sampled = [t for t in rollouts.all if t.error is None]
     return share_groups(rollouts, service.ranks, meter)
 
 
@@ -96,7 +96,7 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
 
     Returns:
         The indices in `train_on` of the trajectories to train on. A group is left out, and counted, if the reward of
-        one of its trajectories or of its greedy completion failed.
+        one of its trajectories or of its greedy completion failed; a trajectory, if the reward has no opinion on it.
     """
     service.wait(rollouts.scoring.wait())
     if rollouts.greedy is not None:
@@ -124,8 +124,11 @@ def exchange_scores(ranks: Ranks, rollouts: Rollouts) -> list[int]:
     """
     greedy = rollouts.greedy or {}
     usable = {t.group for t in rollouts.sampled} if rollouts.greedy is None else set(rollouts.greedy)
-    usable -= {t.group for t in rollouts.all if t.error is None and t.reward is None}
-    outgoing = [(t.score, greedy.get(t.group)) if t.group in usable else None for t in rollouts.sampled]
+    usable -= {t.group for t in rollouts.all if t.error is None and t.reward is None and not has_no_opinion(t)}
+    outgoing = [
+        (t.score, greedy.get(t.group)) if t.group in usable and not has_no_opinion(t) else None
+        for t in rollouts.sampled
+    ]
     incoming: list[tuple[Score | None, float | None] | None] = ranks.broadcast_tp(
         ranks.exchange([[outgoing[i] for i in indices] for indices in rollouts.dispatch])
     )

@@ -14,7 +14,7 @@ from rlkit.interfaces.filter import GroupFilter
 from rlkit.registry import calling, require
 from rlkit.rollout.collect import BusyTimer, ConversationSetup, Quota, collect
 from rlkit.rollout.service import RolloutService
-from rlkit.train.metrics import Meter, log_by_source
+from rlkit.train.metrics import Meter, has_no_opinion, log_by_source
 from rlkit.train.rollouts import Rollouts, share_groups
 from rlkit.types import Prompt, Sampling, Score, Trajectory
 
@@ -114,11 +114,11 @@ def _filter(
 ) -> list[int]:
     """Add the groups that pass the filter to `rollouts.sampled`; return the numbers of those that do not.
 
-    Groups without all scores are in neither.
+    Groups without all scores are in neither; trajectories on which the reward has no opinion are in no group.
     """
     groups: dict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
-        if trajectory.error is None:
+        if trajectory.error is None and not has_no_opinion(trajectory):
             groups[trajectory.group].append(trajectory)
     scored = {group: rows for group, rows in groups.items() if all(t.reward is not None for t in rows)}
     dropped = [group for group, rows in scored.items() if not passes(group_filter, rows)]

@@ -6,19 +6,22 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from math import ceil
+from operator import itemgetter
 from statistics import fmean, median
 
 from rich.console import Console
 from rich.progress import track
 
 from rlkit.base.errors import shorten
-from rlkit.cli.views.display import echo
+from rlkit.cli.views.display import echo, echo_spans
 from rlkit.cli.views.display import show as show_table
 from rlkit.data.data import Data
 from rlkit.recipe.unscorable import unscorable_training, unscorable_validation
-from rlkit.types import JsonObject, Prompt
+from rlkit.rollout.recorded import recorded_group
+from rlkit.rollout.template import ChatTemplate
+from rlkit.types import JsonObject, Prompt, Trajectory
 
 EXAMPLES = 3
 """Training prompts that are shown: from all over the rows, since files often have one source after another."""
@@ -27,43 +30,92 @@ LONGEST_META = 2000
 """Characters of a prompt's meta that are shown."""
 
 
+COUNTED_ROWS = 10_000
+"""Rows in which it is counted what was normalised."""
+
+
 def show(data: Data, as_json: bool) -> None:
-    """Print training prompts, special tokens and the tools' schemas included, as the rollout renders them."""
+    """Print training prompts, special tokens and the tools' schemas included, as the policy reads them.
+
+    Recorded answers follow, with the text that is trained in another colour, and what was normalised in how many rows.
+    """
     count = min(EXAMPLES, data.row_count)
     rows = [example(data, i * data.row_count // count) for i in range(count)]
+    normalised = count_normalised(data)
     if as_json:
-        print(json.dumps(rows, default=str))
+        print(json.dumps({"rows": rows, "normalised": normalised}, default=str))
         return
     for row in rows:
-        echo(f"--- row {row['row']}: {row['id']}, {row['tokens']} tokens" + ", shortened" * row["shortened"])
-        echo(row["text"])
-        echo("---")
-        for name in ("source", "tools", "answer"):
-            if row[name] not in (None, []):
-                echo(f"{name}: {', '.join(row[name]) if name == 'tools' else row[name]}")
-        if row["unscorable"] is not None:
-            echo(f"the reward cannot score it: {row['unscorable']}")
-        if row["meta"]:
-            echo(f"meta: {shorten(json.dumps(row['meta'], ensure_ascii=False, default=str), LONGEST_META)}")
-        echo("")
+        _show_row(row)
+    if normalised["changes"]:
+        counted_rows = (
+            f"{normalised['rows']:,} rows"
+            if normalised["rows"] == data.row_count
+            else (f"the first {normalised['rows']:,} of {data.row_count:,} rows")
+        )
+        listed = ", ".join(f"{change} in {times:,}" for change, times in normalised["changes"].items())
+        echo(f"normalised, of {counted_rows}: {listed}")
+
+
+def _show_row(row: JsonObject) -> None:
+    echo(f"--- row {row['row']}: {row['id']}, {row['tokens']} tokens" + ", shortened" * row["shortened"])
+    echo_spans([{"trained": False, "text": row["text"]}])
+    for number, answer in enumerate(row["answers"], 1):
+        echo(
+            f"--- answer {number} of {len(row['answers'])}: reward {answer['reward']:g}, {answer['tokens']} tokens, of "
+            f"which {answer['trained']} are trained"
+        )
+        echo_spans(answer["spans"])
+    echo("---")
+    for name in ("source", "tools", "answer"):
+        if row[name] not in (None, []):
+            echo(f"{name}: {', '.join(row[name]) if name == 'tools' else row[name]}")
+    if row["unscorable"] is not None:
+        echo(f"the reward cannot score it: {row['unscorable']}")
+    if row["meta"]:
+        echo(f"meta: {shorten(json.dumps(row['meta'], ensure_ascii=False, default=str), LONGEST_META)}")
+    echo("")
 
 
 def example(data: Data, index: int) -> JsonObject:
-    """Return a training prompt as JSON holds it, with its text as the policy reads it."""
-    prompt = data.prompt(index)
-    ids = data.dialogue.template.start(prompt.messages, prompt.tools)
+    """Return a training prompt as JSON holds it, with its text as the policy reads it, and its recorded answers."""
+    prompt, template = data.prompt(index), data.dialogue.template
+    ids = template.start(prompt.messages, prompt.tools)
+    recorded = data.recipe.rollout.engine.recorded and bool(prompt.recorded)
+    answers = recorded_group(template, prompt, 0, data.dialogue.context) if recorded else []
     return {
         "row": index,
         "id": prompt.id,
         "tokens": len(ids),
         "shortened": prompt.messages != data.complete_prompt(index).messages,
-        "text": data.dialogue.template.codec.decode(ids),
+        "text": template.codec.decode(ids),
+        "answers": [_answer(template, trajectory) for trajectory in answers],
         "source": prompt.source or prompt.meta.get("data_source"),
-        "tools": list(data.recipe.tools or ()) if prompt.tools is None else prompt.tools,
+        "tools": list(data.recipe.tools or ()) if prompt.tools is None else prompt.tool_names,
         "answer": prompt.answer,
         "unscorable": unscorable_training(data.recipe, [prompt]).get(0),
         "meta": dict(prompt.meta),
     }
+
+
+def _answer(template: ChatTemplate, trajectory: Trajectory) -> JsonObject:
+    """Return a recorded answer, with its text in spans that are trained or context."""
+    start, spans = trajectory.turns[0].end, []
+    for trained, tokens in groupby(zip(trajectory.mask[start:], trajectory.tokens[start:], strict=True), itemgetter(0)):
+        spans.append({"trained": trained, "text": template.codec.decode([token for _, token in tokens])})
+    return {
+        "reward": trajectory.reward,
+        "tokens": len(trajectory.tokens) - start,
+        "trained": trajectory.response_length,
+        "spans": spans,
+    }
+
+
+def count_normalised(data: Data) -> JsonObject:
+    """Return in how many of the first rows the task normalised what."""
+    rows = range(min(data.row_count, COUNTED_ROWS))
+    changes = Counter(change for row in rows for change in data.complete_prompt(row).normalised)
+    return {"rows": len(rows), "changes": {str(change): times for change, times in sorted(changes.items())}}
 
 
 BINS, WIDEST = 12, 40

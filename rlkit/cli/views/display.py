@@ -58,6 +58,20 @@ def printable(text: str) -> str:
     return safe(shorten(text, LONGEST))
 
 
+CONTEXT, TRAINED = "cyan", "bold green"
+"""Styles of what a policy reads, and of what it is trained to write."""
+
+
+def echo_spans(spans: Iterable[JsonObject]) -> None:
+    """Print spans of a text that are trained or context in two colours; without colours, trained ones in ⟦brackets⟧."""
+    console, line = Console(highlight=False), Text()
+    for span in spans:
+        text = printable(span["text"])
+        in_brackets = span["trained"] and console.color_system is None
+        line.append(f"⟦{text}⟧" if in_brackets else text, TRAINED if span["trained"] else CONTEXT)
+    console.print(line, soft_wrap=True)
+
+
 def cell(text: str) -> Text:
     """Return a text as a table's cell: no markup, no control codes, no credentials."""
     return Text(printable(text))

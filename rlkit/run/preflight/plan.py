@@ -213,14 +213,19 @@ async def try_reward(score: Scorer, prompts: Sequence[Prompt]) -> Trial:
     trial = Trial([])
     remarks: set[str] = set()
     for prompt, (right, wrong) in zip(prompts, scores, strict=True):
-        if right.reward is None or wrong.reward is None:
+        if right.error is not None or wrong.error is not None:
             return Trial([f"the reward fails on {_question(prompt)}: {right.error or wrong.error}"], failed=True)
+        if right.reward is None or wrong.reward is None:
+            trial.lines.append(f"reward: no opinion (None) on an answer to {_question(prompt)}")
+            continue
         reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(prompt.answer, 60)}"
         line = f"reward: {right.reward:g} for {reference} to {_question(prompt)}, {wrong.reward:g} for 'I do not know.'"
         remark = _remark(right.reward, wrong.reward)
         is_warning = remark and (right.reward < wrong.reward or right.reward > 0)
         trial.lines.append(f"{'warning: ' if is_warning else ''}{line}{'' if remark in remarks else remark}")
         remarks.add(remark)
+    if scores and all(score.abstains for pair in scores for score in pair):
+        trial.lines.append("warning: the reward has no opinion on any answer: it returned None instead of a number")
     return trial
 
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 from rlkit.interfaces.filter import GroupFilter
+from rlkit.train.metrics import has_no_opinion
 from rlkit.train.rollouts import Rollouts
 from rlkit.train.sampling import passes
 from rlkit.types import Prompt, Trajectory
@@ -36,8 +37,8 @@ class PromptGroup:
 
     @property
     def complete(self) -> list[Trajectory]:
-        """Those that did not fail."""
-        return [t for t in self.trajectories if t.error is None]
+        """Those that did not fail, and on which the reward may have an opinion."""
+        return [t for t in self.trajectories if t.error is None and not has_no_opinion(t)]
 
     @property
     def scored(self) -> bool:

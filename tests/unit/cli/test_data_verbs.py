@@ -58,7 +58,7 @@ def found(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 def test_prompts_are_shown_as_the_policy_reads_them(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Of five rows those at 0, 1 and 3, with special tokens and the tool that the recipe has."""
-    first, second, third = found(capsys, "show", *options)
+    first, second, third = found(capsys, "show", *options)["rows"]
     tool = first["text"].partition(">")[0]
     assert tool.startswith("<calculator: ")
     assert first["text"] == f"{tool}><|im_start|>user\naa<|im_end|>\n<|im_start|>assistant\n"
@@ -67,7 +67,7 @@ def test_prompts_are_shown_as_the_policy_reads_them(options: list[str], capsys: 
     assert (second["id"], third["id"]) == ("second", "long")
     assert second["tokens"] == first["tokens"] + 2
     assert not third["shortened"]
-    cut = found(capsys, "show", *options, "--rollout.overlong=middle")[2]
+    cut = found(capsys, "show", *options, "--rollout.overlong=middle")["rows"][2]
     assert (cut["shortened"], cut["tokens"]) == (True, 200)
 
 
@@ -84,13 +84,59 @@ def test_what_is_shown_is_safe_for_a_terminal(
     assert not {"\x1b", "\x07", "\u202e"} & set(shown)
 
 
+TALKS = [
+    {"messages": [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b.", "weight": 0},
+                  {"from": "human", "value": "c?"}, {"from": "gpt", "value": "d."}]},
+    {"messages": json.dumps([{"role": "user", "content": "e?"}, {"role": "assistant", "content": "f."}])},
+]  # fmt: skip
+
+
+@pytest.fixture
+def recorded(options: list[str], tmp_path: Path) -> list[str]:
+    """The recipe's model, trained on recorded turns."""
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
+    changes = ("--recipe=quick_sft", options[1], "--task=Jsonl", f"--task.path={tmp_path / 'talks.jsonl'}")
+    return [*changes, "--task.answer_field=null", "--validation=null", "--reward=null"]
+
+
+def test_trained_text_is_told_from_context(recorded: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns without loss are context; what was normalised is counted by row."""
+    report = found(capsys, "show", *recorded)
+    [[first], [second]] = (row["answers"] for row in report["rows"])
+    assert first["spans"] == [
+        {"trained": False, "text": "b.<|im_end|>\n<|im_start|>user\nc?<|im_end|>\n<|im_start|>assistant\n"},
+        {"trained": True, "text": "d.<|im_end|>"},
+    ]
+    assert second == {"reward": 0.0, "tokens": 3, "trained": 3, "spans": [{"trained": True, "text": "f.<|im_end|>"}]}
+    changes = {"messages decoded from JSON text": 1, "roles mapped": 1, "turns without loss": 1}
+    assert report["normalised"] == {"rows": 2, "changes": changes}
+
+
+@pytest.mark.parametrize("colours", [False, True])
+def test_trained_text_has_a_colour_or_brackets(
+    recorded: list[str], colours: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1" if colours else "0")
+    if not colours:
+        monkeypatch.delenv("FORCE_COLOR")
+    assert main(["data", "show", *recorded]) == 0
+    shown = capsys.readouterr().out
+    trained = "\x1b[1;32md.<|im_end|>\x1b[0m" if colours else "\n⟦d.<|im_end|>⟧"
+    assert trained in shown
+    assert ("\x1b[36mb.<|im_end|>" in shown) == colours
+    assert "--- answer 1 of 1: reward 0, 28 tokens, of which 3 are trained" in shown
+    assert "normalised, of 2 rows: messages decoded from JSON text in 1, roles mapped in 1, turns without" in shown
+
+
 def test_lengths_sources_duplicates_and_overlap_are_counted(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Around its question each prompt has the same tokens, those of the tool among them."""
     whole = found(capsys, "stats", *options)
     train, validation = whole["splits"]["train"], whole["splits"]["validation"]
-    around = found(capsys, "show", *options)[0]["tokens"] - 2
+    around = found(capsys, "show", *options)["rows"][0]["tokens"] - 2
     assert (train["rows"], validation["rows"]) == (5, 2)
     assert train["mean"] == pytest.approx(around + (2 + 4 + 2 + 300 + 60) / 5)
     assert (train["median"], train["p95"], train["max"]) == (around + 4, around + 300, around + 300)
@@ -104,7 +150,7 @@ def test_lengths_sources_duplicates_and_overlap_are_counted(
 
 def test_answers_that_the_context_would_cut_are_counted(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """An answer leaves room for a question of 50 tokens: that of 60 is too long, that of 300 is refused anyway."""
-    around = found(capsys, "show", *options)[0]["tokens"] - 2
+    around = found(capsys, "show", *options)["rows"][0]["tokens"] - 2
     whole = found(capsys, "stats", *options, f"--rollout.sampling.max_tokens={4096 - around - 50}")
     assert whole["splits"]["train"]["answers_cut"] == 1
 

@@ -22,6 +22,7 @@ from rlkit.rollout.lengths import AnswerSizes, measure_answers
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks import Arithmetic
+from rlkit.tasks.chat import ChatRow
 from rlkit.tasks.recorded import recording
 from rlkit.tasks.rows import Rows
 from rlkit.types import Message, Prompt, RecordedAnswer, StopReason
@@ -76,13 +77,12 @@ def template() -> ChatTemplate:
         ({"chosen": [USER, said("5")], "rejected": [USER, said("6")]}, [("5", 1.0), ("6", 0.0)]),
         ({"chosen": "5", "rejected": None}, []),
         ({"completion": 5}, []),
-        ({"completion": [{"role": "assistant", "content": 3}]}, []),
         ({"messages": [USER, said("5")]}, []),
         ({}, []),
     ],
 )
 def test_columns_of_a_row_with_a_prompt(row: dict[str, Any], answers: list[tuple[str, float]]) -> None:
-    found = recording(row, [USER])
+    found = recording(ChatRow(row), [USER])
     assert found.prompt is None
     assert [(answer.messages[0]["content"], answer.reward) for answer in found.answers] == answers
 
@@ -95,13 +95,13 @@ def test_a_pair_keeps_the_turns_that_its_answers_share() -> None:
     other_words = {"role": "user", "content": "What is 2 + 3?"}
     for repeated in ([], [USER], [system, USER], [other_words]):
         row = {"chosen": [*repeated, *talks[0]], "rejected": [*repeated, *talks[1]]}
-        assert recording(row, [system, USER]) == (None, expected)
+        assert recording(ChatRow(row), [system, USER]) == (None, expected)
     answers = [RecordedAnswer([said("6")], 1.0), RecordedAnswer([said("7")], 0.0)]
-    assert recording({"chosen": [USER, *talks[0]], "rejected": [USER, *talks[1]]}, [USER, *talks[0][:2]]) == (
+    assert recording(ChatRow({"chosen": [USER, *talks[0]], "rejected": [USER, *talks[1]]}), [USER, *talks[0][:2]]) == (
         None,
         answers,
     )
-    assert recording({"chosen": [USER], "rejected": [USER, said("5")]}, [USER]) == (None, [])
+    assert recording(ChatRow({"chosen": [USER], "rejected": [USER, said("5")]}), [USER]) == (None, [])
 
 
 @pytest.mark.parametrize("number", [1e308, -1e31, float("inf"), 10**400], ids=["1e308", "-1e31", "inf", "integer"])
@@ -122,14 +122,14 @@ def test_a_reward_beyond_float32_is_refused_with_its_place(row: dict[str, Any], 
 def test_columns_of_a_row_without_a_prompt() -> None:
     system = {"role": "system", "content": "Add."}
     talk = [system, USER, said("5"), {"role": "user", "content": "Sure?"}, said("Yes."), USER]
-    assert recording({"messages": talk}, None) == (talk[:2], [RecordedAnswer(talk[2:5])])
-    assert recording({"messages": [USER, USER]}, None) == (None, [])
-    assert recording({"messages": [said("5")]}, None) == (None, [])
-    assert recording({"text": "Once."}, None) == ([], [RecordedAnswer([said("Once.")])])
+    assert recording(ChatRow({"messages": talk}), None) == (talk[:2], [RecordedAnswer(talk[2:5])])
+    assert recording(ChatRow({"messages": [USER, USER]}), None) == (None, [])
+    assert recording(ChatRow({"messages": [said("5")]}), None) == (None, [])
+    assert recording(ChatRow({"text": "Once."}), None) == ([], [RecordedAnswer([said("Once.")])])
     pair = {"chosen": [system, USER, said("5")], "rejected": [system, USER, said("6")]}
     expected = ([system, USER], [RecordedAnswer([said("5")], 1.0), RecordedAnswer([said("6")], 0.0)])
-    assert recording(pair, None) == expected
-    assert recording({**pair, "rejected": pair["chosen"]}, None) == (None, [])
+    assert recording(ChatRow(pair), None) == expected
+    assert recording(ChatRow({**pair, "rejected": pair["chosen"]}), None) == (None, [])
 
 
 @pytest.mark.parametrize(("style", "name"), CASES)

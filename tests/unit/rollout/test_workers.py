@@ -394,7 +394,6 @@ SCORES = {
     "infinite in float32": r"Moody of tests returned 1e\+31, expected finite numbers up to 1e\+30",
     "longer than Python shows": r"Moody of tests returned a int that cannot be shown \(ValueError\), expected finite",
     "text": "Moody of tests returned '0.5', expected finite numbers",
-    "none": "Moody of tests returned None",
     "unserialisable": r"Moody of tests returned a Unserialisable that cannot be shown \(RuntimeError\)",
     "numpy": None,
     "array": None,

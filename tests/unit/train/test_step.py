@@ -257,6 +257,7 @@ def test_what_is_logged_of_rollouts() -> None:
         "conversation/tool_calls": 2,
         "conversation/turns": (1 + 3 + 1 + 1 + 1) / 5,
         "reward/failed": 1,
+        "reward/no_opinion": 0,
         "reward/form": 0.25,
         "reward/groups_dropped": 1,
         "reward/mean": pytest.approx(2 / 3),
