@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.loss import Inputs, PolicyLoss
 from rlkit.rollout.conversation import Conversation, Limits
+from rlkit.rollout.recorded_text import Sample, samples_of
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Message, Prompt, RecordedAnswer, Score, StopReason, Trajectory
+from rlkit.types import Completion, Prompt, RecordedAnswer, Score, StopReason, Trajectory
 
 NO_ANSWER = (
     "prompt {prompt!r} has no recorded answer; rows need a column `completion`, `messages` or `text`, or `chosen` and "
@@ -54,7 +54,8 @@ def recorded_group(template: ChatTemplate, prompt: Prompt, group: int, context: 
     """Return the trajectories of a prompt's recorded answers, scored as they are recorded.
 
     The policy's tokens are those of its own turns, each with the token that ends it. An answer ends where the context
-    does.
+    does. Where the template renders earlier turns anew, a trajectory is the last sample of its answer, and the earlier
+    ones are its branches.
 
     Args:
         template: Renders the conversation.
@@ -69,46 +70,41 @@ def recorded_group(template: ChatTemplate, prompt: Prompt, group: int, context: 
         raise RecipeError(NO_ANSWER.format(prompt=prompt.id))
     limits = Limits(turns=sum(len(answer.messages) for answer in prompt.recorded), context=context)
     try:
-        return [_trajectory(template, answer, Conversation(prompt, group, limits)) for answer in prompt.recorded]
+        return [_trajectory(template, prompt, answer, group, limits) for answer in prompt.recorded]
     except RecipeError as error:
         raise RecipeError(f"prompt {prompt.id!r}: {error}") from error
 
 
-def _trajectory(template: ChatTemplate, answer: RecordedAnswer, conversation: Conversation) -> Trajectory:
-    prompt = conversation.prompt
-    conversation.begin(*template.render_start(prompt.messages, prompt.tools))
-    for role, messages in turns_of(answer):
+def _trajectory(
+    template: ChatTemplate, prompt: Prompt, answer: RecordedAnswer, group: int, limits: Limits
+) -> Trajectory:
+    """Return the trajectory of an answer; if it has several samples, the last one, with the others as branches."""
+    rows, turns = [], 0
+    for sample in samples_of(template, prompt, answer):
+        row = _of_sample(template, sample, Conversation(prompt, group, limits))
+        # the context may have left out turns
+        row.score = Score(answer.reward, turn_rewards=answer.turn_rewards[turns:][: len(row.turn_rewards)] or None)
+        turns += sample.turns
+        rows.append(row)
+    *branches, trajectory = rows
+    trajectory.branches = branches
+    return trajectory
+
+
+def _of_sample(template: ChatTemplate, sample: Sample, conversation: Conversation) -> Trajectory:
+    first, *spans = sample.spans
+    conversation.begin(*template.read(first.text, first.messages))
+    for span in spans:
         if conversation.over:
             break
-        if role == "assistant":
-            tokens = template.turn(messages[0])
+        if span.role == "assistant":
+            tokens = template.codec.encode(span.text)
             fitting = tokens[: conversation.budget(len(tokens))]
             stop = StopReason.STOP if len(fitting) == len(tokens) else StopReason.CONTEXT
             conversation.sampled(Completion(fitting, [0.0] * len(fitting), [NOT_SAMPLED] * len(fitting), stop))
         else:
             conversation.interact()
-            conversation.observed(role, *template.render_delta(messages))
+            conversation.observed(span.role, *template.read(span.text, span.messages))
     if not conversation.over:
         conversation.complete(StopReason.STOP)
-    last = answer.messages[-1].get("content") or ""
-    trajectory = conversation.trajectory(last, [*prompt.messages, *answer.messages])
-    turns = len(conversation.rewards)  # the context may have left out others
-    trajectory.score = Score(answer.reward, turn_rewards=answer.turn_rewards[:turns] or None)
-    return trajectory
-
-
-def turns_of(answer: RecordedAnswer) -> Iterator[tuple[str, list[Message]]]:
-    """Yield who writes next, and the messages: the template merges those of one turn.
-
-    Raises:
-        RecipeError: No policy could have written the answer.
-    """
-    roles = [message["role"] for message in answer.messages]
-    if {*roles[:1], *roles[-1:]} != {"assistant"} or ("assistant", "assistant") in pairwise(roles):
-        raise RecipeError(
-            f"a recorded answer has the roles {', '.join(roles) or 'of no message'}, expected it to begin and end with "
-            "a turn of the assistant, and never two of them in a row"
-        )
-    for assistant, messages in groupby(answer.messages, lambda message: message["role"] == "assistant"):
-        turn = list(messages)
-        yield "assistant" if assistant else turn[0]["role"], turn
+    return conversation.trajectory(sample.messages[-1].get("content") or "", sample.messages)

@@ -31,18 +31,14 @@ class TokenCodec:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         added = tokenizer.added_tokens_decoder.items()
-        self.stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
+        self.stop = any_of([tokenizer.decode([i]) for i in self.stop_ids])
         """Matches the text of a stop id."""
-        self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
+        self.special = any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
+        """Matches the text of a special token, or of one that ends a turn."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, which may be longer than the context."""
         return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
-
-    def encode_after_stop(self, text: str) -> list[int]:
-        """Return the ids of a text without the stop id that it starts with, if it does."""
-        ids = self.encode(text)
-        return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
@@ -102,8 +98,8 @@ class TokenCodec:
         if not isinstance(value, str):
             return value
         text = value.encode("utf-8", "replace").decode()
-        while self._special.search(text):  # what remains may join to another one
-            text = self._special.sub("", text)
+        while self.special.search(text):  # what remains may join to another one
+            text = self.special.sub("", text)
         return text
 
 
@@ -193,6 +189,7 @@ def _rendered_form(message: Message, typed: bool) -> Message:
     return message
 
 
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+def any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of some texts, the longest first; it matches nothing if there are none."""
     longest_first = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

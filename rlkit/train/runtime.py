@@ -48,7 +48,7 @@ class PartRuntime:
         self._actor, self._ranks = rollouts.actor, rollouts.ranks
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context
-        self.stop_ids = data.dialogue.stop_ids
+        self.stop_ids = data.dialogue.template.stop_ids
         self.tensor_parallel = self._ranks.tensor_parallel
         self.sequence_parallel = self._ranks.sequence_parallel
 
