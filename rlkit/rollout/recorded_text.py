@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from os.path import commonprefix
 
 from rlkit.base.errors import RecipeError
+from rlkit.rollout.rendering import Renderer
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Message, Prompt, RecordedAnswer
 
@@ -16,14 +17,10 @@ SHOWN = 40
 
 DIFFERS = (
     "the chat template does not render a recorded turn after its own generation prompt: from character {index}, after "
-    "{before!r}, the policy reads {read!r}, but the rendering of the turn has {rendered!r}; {remedy}"
+    "{before!r}, the policy reads {first!r}, but the rendering of the turn has {second!r}; {remedy}"
 )
-REMEDY = "set model.chat_template to a template that writes turns after its generation prompt"
-THINKING_REMEDY = (
-    "record the reasoning if there is none (`reasoning_content`, or <think>...</think> in the content), or set "
-    "model.chat_template_kwargs: {enable_thinking: false} if the template reads that, or set model.chat_template to "
-    "a template that writes turns after its generation prompt"
-)
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a turn that templates write as its thought."""
 ENDS_OTHERWISE = (
     "the chat template ends a recorded turn with {found!r}, but others with {expected!r}, so that the end of the turn "
     "is unknown; set model.chat_template to a template that ends all turns alike"
@@ -154,20 +151,15 @@ def _kept(template: ChatTemplate, sample: Sample, rendered: str, opening: str) -
 
 def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, tools: Collection[str] | None) -> str:
     """Return what the template writes for the last message after an opening, up to the token that ends the turn."""
-    rendered = template.render(messages, generate=False, tools=tools)
-    if not rendered.startswith(opening):
-        remedy = THINKING_REMEDY if "think" in opening[-SHOWN:] + rendered[len(opening) :] else REMEDY
-        where = _difference(opening, rendered)
-        raise RecipeError(
-            DIFFERS.format(
-                index=len(commonprefix((opening, rendered))),  # noqa: RUF071 (no paths)
-                before=where["before"],
-                read=where["first"],
-                rendered=where["second"],
-                remedy=remedy,
-            )
-        )
-    rest, end = rendered[len(opening) :], template.end(bool(messages[-1].get("tool_calls")))
+    rest = _written(template.render, messages, tools, opening)
+    if rest is None:  # rendering the turn may leave out thoughts of earlier ones that the opening has
+        rest = _written(template.render, [*map(_without_thought, messages[:-1]), messages[-1]], tools)
+    if rest is None:
+        rendered = template.render(messages, generate=False, tools=tools)
+        index = len(commonprefix((opening, rendered)))  # noqa: RUF071 (no paths)
+        where, remedy = _difference(opening, rendered), _remedy(template, messages, tools)
+        raise RecipeError(DIFFERS.format(index=index, remedy=remedy, **where))
+    end = template.end(bool(messages[-1].get("tool_calls")))
     turn = end.text_of(rest)
     if turn is None:
         raise RecipeError(ENDS_OTHERWISE.format(found=rest[-SHOWN:], expected=end.tail))
@@ -177,8 +169,37 @@ def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, too
     return turn
 
 
+def _written(
+    render: Renderer, messages: Sequence[Message], tools: Collection[str] | None, opening: str | None = None
+) -> str | None:
+    """Return what a rendering has for the last message after the opening of those before; None if it begins otherwise."""
+    if opening is None:
+        opening = render(messages[:-1], generate=True, tools=tools)
+    rendered = render(messages, generate=False, tools=tools)
+    return rendered[len(opening) :] if rendered.startswith(opening) else None
+
+
+def _without_thought(message: Message) -> Message:
+    """Return a message without its thought; in a turn with calls, that may be the content."""
+    bare = {key: value for key, value in message.items() if key not in REASONING}
+    return {**bare, "content": ""} if message.get("tool_calls") else bare
+
+
+def _remedy(template: ChatTemplate, messages: Sequence[Message], tools: Collection[str] | None) -> str:
+    """Return what to do about a turn that the template does not write after its generation prompt."""
+    remedies = [
+        f"set model.chat_template_kwargs: {{enable_thinking: {str(value).lower()}}}"
+        for value in (False, True)
+        if _written(template.render.with_kwargs(enable_thinking=value), messages, tools) is not None
+    ]
+    thoughtful = {**messages[-1], "reasoning_content": "Let me see."}
+    if _written(template.render, [*messages[:-1], thoughtful], tools) is not None:
+        remedies.append("record the reasoning of the turn (`reasoning_content`)")
+    return ", or ".join([*remedies, "set model.chat_template to a template that writes turns after its prompt"])
+
+
 def _difference(first: str, second: str) -> dict[str, str]:
     """Return where two texts differ: what they have in common before, and each from there."""
     index = len(commonprefix((first, second)))  # noqa: RUF071 (no paths)
-    texts = {"before": first[max(0, index - SHOWN) : index], "first": first[index:], "second": second[index:]}
+    texts = {"before": first[:index][-SHOWN:], "first": first[index:], "second": second[index:]}
     return {name: text[:SHOWN] for name, text in texts.items()}

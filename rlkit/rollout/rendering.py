@@ -127,6 +127,10 @@ class Renderer:
         self._typed = typed
         self._has_rendered = False
 
+    def with_kwargs(self, **kwargs: object) -> Renderer:
+        """Return one that renders with other values of what the template reads besides."""
+        return Renderer(self._tokenizer, self._tools, {**self._kwargs, **kwargs}, self._typed)
+
     def __call__(self, messages: Sequence[Message], *, generate: bool, tools: Collection[str] | None = ()) -> str:
         """Render messages.
 

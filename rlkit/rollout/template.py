@@ -152,6 +152,21 @@ class ChatTemplate:
         return TokenCodec(self.tokenizer, self.stop_ids)
 
     @property
+    def stop_ids_of_files(self) -> frozenset[int]:
+        """The ids that end the policy's turn by the model's files alone."""
+        return self._files.stop_ids
+
+    @property
+    def replaced_end(self) -> str:
+        """What the template has in the place of the token that ends a turn once others follow; empty if it stays."""
+        try:
+            text, end = self._delta_text([AND])
+        except RecipeError:
+            return ""
+        other = self._files.special.match(text)
+        return other.group() if end.token and other is not None and other.group() != end.token else ""
+
+    @property
     def turn_end(self) -> list[int]:
         """The ids that a policy writes at the end of a turn of text: the template's, or else the tokenizer's."""
         return self.end_ids() or [self.tokenizer.eos_token_id]

@@ -23,6 +23,7 @@ from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.scoring import score
 from rlkit.rollout.service import RolloutService
+from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.types import Score, Trajectory
 
@@ -124,7 +125,9 @@ class RuntimeWithoutPolicy(OneProcess):
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        return stop_ids(self._recipe.model, self.tokenizer)
+        model = self._recipe.model
+        files = stop_ids(model, self.tokenizer)
+        return ChatTemplate(self.tokenizer, files, kwargs=model.chat_template_kwargs).stop_ids
 
     @property
     def device(self) -> torch.device:
