@@ -25,7 +25,7 @@ class TurnEnd(NamedTuple):
     @property
     def opens_next(self) -> bool:
         """Whether the token belongs to what follows, such as the next role's marker."""
-        return self.token not in self.tail
+        return bool(self.token) and self.token not in self.tail
 
     def text_of(self, rendered: str) -> str | None:
         """Return a turn with its end, from what a rendering that ends with the turn has; None if it ends otherwise."""
@@ -53,8 +53,10 @@ def find_end(alone: str, followed: str, special: re.Pattern[str], stop: re.Patte
     end = by_files or (shared[-1] if shared else special.search(alone, common))
     marker = special.search(followed, common)
     if marker is not None and not (alone[common:] + followed[common : marker.start()]).strip():
-        if end is None or (by_files is None and stop.fullmatch(marker.group())):
-            return TurnEnd(marker.group(), followed[: marker.start()], alone[common:], followed[common : marker.end()])
+        before = followed[: marker.start()]
+        in_its_place = end is None and before == before.rstrip()  # nothing stands between the turn and the marker
+        if in_its_place or (by_files is None and stop.fullmatch(marker.group())):
+            return TurnEnd(marker.group(), before, alone[common:], followed[common : marker.end()])
     if end is None:
         return TurnEnd("", "", alone, "")
     return TurnEnd(end.group(), alone[: end.start()], alone[end.start() :], end.group())

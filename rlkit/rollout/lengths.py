@@ -151,7 +151,10 @@ def _is_text(span: Span) -> bool:
 def _length(template: ChatTemplate, samples: Sequence[Sample], sizes: Iterator[int]) -> int:
     """Return the length of the longest of an answer's samples, without the prompt; `sizes` are those of texts."""
     counts = [
-        [next(sizes) if _is_text(span) else len(template.read(span.text, span.messages).tokens) for span in sample.spans]
+        [
+            next(sizes) if _is_text(span) else len(template.read(span.text, span.messages).tokens)
+            for span in sample.spans
+        ]
         for sample in samples
     ]
     return max(map(sum, counts)) - counts[0][0]

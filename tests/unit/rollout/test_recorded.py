@@ -139,7 +139,10 @@ def test_tokens_are_those_of_a_policy_that_writes_the_same(style: str, name: str
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     prompt = Prompt("sum", messages[:first], recorded=[RecordedAnswer(messages[first:], 0.5)])
     [found] = recorded_group(renders, prompt, 3, 1 << 20)
-    assert found.tokens == play(style, messages, renders)
+    if style == "qwen3":  # which opens an empty thought in the last turn only
+        assert renders.codec.decode(found.tokens) + "\n" == renders.render(messages, generate=False)
+    else:
+        assert found.tokens == play(style, messages, renders)
     assert measure_answers(renders, [prompt]) == [[len(found.tokens) - len(renders.start(prompt.messages))]]
     turns = [found.tokens[start:stop] for role, start, stop in found.turns if role == "assistant"]
     assert all(turn[-1] in renders.stop_ids and renders.stop_ids.isdisjoint(turn[:-1]) for turn in turns)
@@ -151,8 +154,12 @@ def test_tokens_are_those_of_a_policy_that_writes_the_same(style: str, name: str
 
 def test_a_turn_of_calls_alone_needs_no_content() -> None:
     turn = calling("call00001")
-    renders, alone = template_of("chatml"), {key: value for key, value in turn.items() if key != "content"}
-    assert renders.turn(alone) == renders.turn(turn)
+    alone = {key: value for key, value in turn.items() if key != "content"}
+    first, second = (
+        recorded_group(template_of("chatml"), Prompt("p", [USER], recorded=[RecordedAnswer([one])]), 0, 4096)[0].tokens
+        for one in (alone, turn)
+    )
+    assert first == second
 
 
 def test_an_answer_ends_where_the_context_does() -> None:

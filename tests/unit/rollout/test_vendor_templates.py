@@ -70,6 +70,13 @@ OUTCOMES = dict.fromkeys(NAMES, EQUAL) | {
 
 c: the template writes no calls; p: it does not write the turn after its generation prompt; r: it refuses the messages.
 """
+FAST = (
+    "cohere2", "deepseekv3", "gemma", "gemma4_v5", "glm4moe", "gptoss", "lfm2_v2", "llama3_1", "llava_next",
+    "nemotron_3_nano", "phi3_5", "qwen2_5", "qwen3", "qwen3_5_think",
+)  # fmt: skip
+every_template = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in NAMES]
+)
 REASONS = {
     "c": "does not write an assistant's calls of tools",
     "p": "does not render a recorded turn after its own generation prompt",
@@ -120,7 +127,7 @@ def check_sample(name: str, row: str, sample: Trajectory) -> list[int]:
     return turns
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every_template
 def test_recorded_rows_are_what_the_template_renders(name: str) -> None:
     """Id for id, with the context of inference, or refused; what is trained begins and ends as the policy would."""
     template = template_of(name, TOOLS)
@@ -143,7 +150,7 @@ def test_recorded_rows_are_what_the_template_renders(name: str) -> None:
     assert dict(zip(ROWS, outcomes, strict=True)) == dict(zip(ROWS, OUTCOMES[name].split(), strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every_template
 def test_ends_are_found_without_the_models_files(name: str) -> None:
     """A base model's files may know only the tokenizer's own end; Gemma's and cohere's turns then end as before."""
     family, template = family_of(name), template_of(name, files=False)
@@ -161,7 +168,7 @@ def written(template: ChatTemplate, messages: list[Message]) -> list[int]:
     return template.codec.encode(sample.spans[-1].text)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every_template
 def test_rollouts_of_three_turns_are_what_the_template_renders(name: str) -> None:
     """A call, its result, an answer and a further question; or a warning says what the template renders otherwise."""
     template, warnings = template_of(name), "\n".join(check_template(template_of(name)).warnings)

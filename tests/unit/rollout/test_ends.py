@@ -1,0 +1,151 @@
+"""How a chat template ends the policy's turns, and what a rollout appends after the id that really ended one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlkit.base.errors import RecipeError
+from rlkit.rollout.ends import find_end
+from rlkit.rollout.recorded import recorded_group
+from rlkit.rollout.template import ChatTemplate
+from rlkit.rollout.template_check import check_template
+from rlkit.types import Message, Prompt, RecordedAnswer
+from tests.vendors import template_of
+
+SPECIAL = re.compile(r"<[a-z/]+>")
+USER = {"role": "user", "content": "Q2"}
+RESULT = {"role": "tool", "name": "count", "tool_call_id": "call00001", "content": "7"}
+
+
+@pytest.mark.parametrize(
+    ("alone", "followed", "stop", "token", "turn"),
+    [
+        ("<end>\n", "<end>\n<user>Q", "<end>", "<end>", "<end>"),  # ChatML
+        ("<end>\n", "<end>\n<user>Q", "<eos>", "<end>", "<end>"),  # a base model's files do not know it
+        ("<end>\n<eos>", "<end>\n<user>Q", "<eos>|<end>", "<end>", "<end>"),  # Phi-3 closes all with its own end
+        ("<return>", "<end><user>Q", "<return>", "<return>", "<return>"),  # harmony
+        ("", "<user>Q", "<user>|<eos>", "<user>", "<user>"),  # GLM
+        ("", "<user>Q", "<eos>", "<user>", "<user>"),
+        ("}</call>", "}</call><tool>7", "<tool>", "<tool>", "}</call><tool>"),
+        ("}</call><end>", "}</call><end><tool>7", "<eos>", "<end>", "}</call><end>"),
+        ("<answer><end>", "<answer><end><user>Q", "<end>", "<end>", "<answer><end>"),
+        ("<end><eos>\n", "<end><eos>\n<user>Q", "<end>", "<end>", "<end>"),
+        ("<end> ", "<end> <end>Q", "<end>", "<end>", "<end>"),
+        ("\n", "\n\n<user>Q", "<user>", "<user>", "\n\n<user>"),
+        ("\n", "\n<user>Q", "<eos>", "", ""),  # a marker that ends no turn, after a line break
+        ("\n", "\nUser: Q", "<eos>", "", ""),
+        ("", "", "<eos>", "", ""),
+    ],
+)
+def test_the_end_of_a_turn_is_read_off_two_renderings(
+    alone: str, followed: str, stop: str, token: str, turn: str
+) -> None:
+    found = find_end(alone, followed, SPECIAL, re.compile(stop))
+    assert (found.token, found.text_of(f"text{alone}")) == (token, f"text{turn}")
+    assert found.opens_next == (bool(token) and token not in alone)
+    assert (found.text_of("text<other>") is None) == bool(found.tail)
+
+
+def follow(name: str, end: str, messages: list[Message]) -> str:
+    """Return what a rollout has after a turn `A1` that ended with a token."""
+    template = template_of(name)
+    [after] = template.codec.encode(end)
+    return f"A1{end}{template.codec.decode(template.delta(messages, after))}"
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "messages", "expected"),
+    [
+        ("glm4moe", "<|user|>", [USER], "A1<|user|>\nQ2<|assistant|>"),
+        ("glm4moe", "<|endoftext|>", [USER], "A1<|endoftext|><|user|>\nQ2<|assistant|>"),
+        ("glm4moe", "<|observation|>", [USER], "A1<|observation|><|user|>\nQ2<|assistant|>"),
+        (
+            "glm4moe", "<|observation|>", [RESULT],
+            "A1<|observation|>\n<tool_response>\n7\n</tool_response><|assistant|>",
+        ),
+        ("gptoss", "<|return|>", [USER], "A1<|return|><|start|>user<|message|>Q2<|end|><|start|>assistant"),
+        ("gptoss", "<|endoftext|>", [USER], "A1<|endoftext|><|end|><|start|>user<|message|>Q2<|end|><|start|>assistant"),
+        (
+            "gptoss", "<|call|>", [RESULT],
+            'A1<|call|><|start|>functions.count to=assistant<|channel|>commentary<|message|>"7"<|end|><|start|>assistant',
+        ),
+        ("phi3_5", "<|end|>", [USER], "A1<|end|>\n<|user|>\nQ2<|end|>\n<|assistant|>\n"),
+        ("phi3_5", "<|endoftext|>", [USER], "A1<|endoftext|><|end|>\n<|user|>\nQ2<|end|>\n<|assistant|>\n"),
+        ("qwen2_5", "<|im_end|>", [USER], "A1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\n"),
+        ("gemma", "<end_of_turn>", [USER], "A1<end_of_turn>\n<start_of_turn>user\nQ2<end_of_turn>\n<start_of_turn>model\n"),
+        ("cohere2", "<|END_OF_TURN_TOKEN|>", [USER],
+         "A1<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q2<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|>"
+         "<|CHATBOT_TOKEN|><|START_RESPONSE|>"),
+    ],
+)  # fmt: skip
+def test_a_delta_leaves_out_the_id_that_ended_the_turn_and_no_other(
+    name: str, end: str, messages: list[Message], expected: str
+) -> None:
+    assert follow(name, end, messages) == expected
+
+
+def test_a_turn_that_was_cut_is_closed_by_the_template() -> None:
+    template = template_of("qwen2_5")
+    [letter] = template.codec.encode("x")
+    assert template.codec.decode(template.delta([USER], letter)).startswith("<|im_end|>\n<|im_start|>user\nQ2")
+
+
+def trained(template: ChatTemplate, *messages: Message) -> str:
+    """Return the policy's text of the last of some messages."""
+    prompt = Prompt("row", list(messages[:-1]), recorded=[RecordedAnswer(list(messages[-1:]))])
+    [found] = recorded_group(template, prompt, 0, 1 << 20)
+    return template.codec.decode(found.tokens[found.mask.index(True) :])
+
+
+def test_without_an_end_in_the_template_the_tokenizers_own_ends_a_turn() -> None:
+    template = template_of("qwen2_5")
+    template.tokenizer = tokenizer = template.tokenizer.__class__(
+        tokenizer_object=template.tokenizer.backend_tokenizer, eos_token="<|im_end|>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ 'Q: ' if m.role == 'user' else 'A: ' }}{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}A: {% endif %}"
+    )
+    plain = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
+    question = {"role": "user", "content": "2 + 3?"}
+    assert trained(plain, question, {"role": "assistant", "content": "5"}) == "5<|im_end|>"
+    assert plain.codec.decode(plain.delta([USER], tokenizer.eos_token_id)) == "\nQ: Q2\nA: "
+    talk = [{"role": "assistant", "content": "5"}, USER, {"role": "assistant", "content": "6"}]
+    [found] = recorded_group(plain, Prompt("p", [question], recorded=[RecordedAnswer(talk)]), 0, 4096)
+    assert plain.codec.decode(found.tokens) == "Q: 2 + 3?\nA: 5<|im_end|>\nQ: Q2\nA: 6<|im_end|>"
+    assert "trained to end it with '<|im_end|>'" in "\n".join(check_template(plain).warnings)
+
+
+def test_an_end_inside_a_turn_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"holds '<\|im_end\|>', which ends a turn, before its end; remove that"):
+        trained(template_of("qwen2_5"), USER, {"role": "assistant", "content": "High.<|im_end|>"})
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "content", "remedies"),
+    [
+        ("nemotron_3_nano", {}, "High.", ("{enable_thinking: false}", "record the reasoning")),
+        ("qwen3_5_think", {"enable_thinking": False}, "<think>\nHm.\n</think>\n\nHigh.", ("{enable_thinking: true}",)),
+        ("deepseek_r1_distill", {}, "High.", ("set model.chat_template to a template",)),
+    ],
+)
+def test_a_turn_that_does_not_continue_its_prompt_is_refused_with_what_differs(
+    name: str, kwargs: dict[str, object], content: str, remedies: tuple[str, ...]
+) -> None:
+    with pytest.raises(RecipeError) as raised:
+        trained(template_of(name, **kwargs), USER, {"role": "assistant", "content": content})
+    message = str(raised.value)
+    assert message.startswith("prompt 'row': the chat template does not render a recorded turn after its own")
+    assert "the policy reads" in message
+    assert "but the rendering of the turn has" in message
+    assert all(remedy in message for remedy in remedies)
+    assert message.count("; set") + message.count(", or") == len(remedies) + (name != "deepseek_r1_distill")
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}])
+def test_a_thought_that_the_prompt_opens_is_continued(kwargs: dict[str, object]) -> None:
+    closed = "" if kwargs else "\n</think>\n\n"
+    answer = {"role": "assistant", "content": "High."}
+    assert trained(template_of("qwen3_5_think", **kwargs), USER, answer) == f"{closed}High.<|im_end|>"
