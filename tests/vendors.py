@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 FOLDER = ROOT / "tests" / "templates" / "vendors"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 SPECIAL = re.compile(
-    r"<[|｜][^<>\s'\"]{1,30}[|｜]>|<\|(?:turn|channel|tool|tool_call|tool_response)>"
+    r"<[|\uff5c][^<>\s'\"]{1,30}[|\uff5c]>|<\|(?:turn|channel|tool|tool_call|tool_response)>"
     r"|<(?:turn|channel|tool|tool_call|tool_response)\|>|<(?:start|end)_of_\w+>|\[gMASK\]|<sop>|\[/?INST\]|</s>"
 )
 """What a template writes that is a special token."""
@@ -41,7 +41,9 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "cohere": Family("<|END_OF_TURN_TOKEN|>", (), "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
-    "deepseek": Family("<｜end▁of▁sentence｜>", (), "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+    "deepseek": Family(
+        "<\uff5cend▁of▁sentence\uff5c>", (), "<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>"
+    ),
     "diffusion": Family("<eos>", ("<turn|>", "<|tool_response>"), "<bos>", "<turn|>", "<|tool_response>"),
     "gemma4_v2": Family("<eos>", ("<turn|>", "<|tool_response>"), "<bos>", "<turn|>"),
     "gemma4": Family("<eos>", ("<turn|>", "<|tool_response>"), "<bos>", "<turn|>", "<|tool_response>"),

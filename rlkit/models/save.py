@@ -50,6 +50,7 @@ def save_policy(
     folder: Path,
     weights: dict[str, torch.Tensor] | None = None,
     overrides: JsonObject | None = None,
+    *,
     ends: Collection[int] = (),
 ) -> None:
     """Write a Hugging Face folder with the tokenizer and the model, or only its adapter, atomically.

@@ -37,8 +37,8 @@ class TurnEnd(NamedTuple):
 def find_end(alone: str, followed: str, special: re.Pattern[str], stop: re.Pattern[str]) -> TurnEnd:
     """Return how a turn ends, from what follows its last text in two renderings.
 
-    Of the special tokens with which both renderings go on, it is the first that ends turns by the model's files, or else
-    the last (`<|im_end|>`). Without one in common, it is the first that `alone` has (`<|return|>`, in whose place
+    Of the special tokens with which both renderings go on, it is the first that ends turns by the model's files, or
+    else the last (`<|im_end|>`). Without one in common, it is the first that `alone` has (`<|return|>`, in whose place
     another is once messages follow), or else the first of `followed`: the marker of the next role.
 
     Args:

@@ -172,7 +172,7 @@ def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, too
 def _written(
     render: Renderer, messages: Sequence[Message], tools: Collection[str] | None, opening: str | None = None
 ) -> str | None:
-    """Return what a rendering has for the last message after the opening of those before; None if it begins otherwise."""
+    """Return what a rendering has for the last message after the opening of those before; None if that differs."""
     if opening is None:
         opening = render(messages[:-1], generate=True, tools=tools)
     rendered = render(messages, generate=False, tools=tools)

@@ -36,8 +36,8 @@ def check_template(template: ChatTemplate) -> TemplateCheck:
     alone = template.render(thought, generate=False).rpartition(REPLY)[0]
     if not template.render([*thought, USER], generate=True).startswith(alone):
         report.warnings.append(
-            "the template strips thinking from earlier turns; rollouts keep it, as the policy saw it, and each recorded "
-            "turn with thinking is trained in the context that the template renders"
+            "the template strips thinking from earlier turns; rollouts keep it, as the policy saw it, and recorded "
+            "turns with thinking are each trained in the context that the template renders"
         )
     return report
 
@@ -60,14 +60,14 @@ def _check_end(template: ChatTemplate, report: TemplateCheck) -> None:
     for calls, what in ((False, "an assistant's turn"), (True, "a turn with calls of tools")):
         try:
             end = template.end(calls)
-        except RecipeError as error:
+        except RecipeError:
             if calls:
-                report.facts.append(f"recorded calls of tools are refused: {error}")
+                report.facts.append("recorded `tool_calls` are refused: the template does not write them")
             continue
         if not end.token:
             report.warnings.append(
-                f"the template continues with {end.tail[:40]!r} after {what}, without a special token that ends it; the "
-                f"policy is trained to end it with {template.codec.decode(template.turn_end)!r}; if that is wrong, "
+                f"the template continues with {end.tail[:40]!r} after {what}, without a special token that ends it; "
+                f"the policy is trained to end it with {template.codec.decode(template.turn_end)!r}; if that is wrong, "
                 "set model.chat_template to a template that ends turns"
             )
             continue
@@ -79,7 +79,7 @@ def _check_end(template: ChatTemplate, report: TemplateCheck) -> None:
             )
     if template.replaced_end:
         report.warnings.append(
-            f"once other messages follow, the template has {template.replaced_end!r} in the place of "
-            f"{template.end().token!r}; rollouts keep the latter, as the policy wrote it, and each recorded turn is "
+            f"once others follow, the template has {template.replaced_end!r} in the place of "
+            f"{template.end().token!r}; rollouts keep the latter, as the policy wrote it, and recorded turns are each "
             "trained in the context that the template renders"
         )

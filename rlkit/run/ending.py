@@ -88,7 +88,7 @@ def save(record: RunRecord, context: TrainContext, name: str) -> None:
         model = context.recipe.model
         overrides = merge_overrides(source_of(model).overrides, model.config)
         dialogue = context.data.dialogue
-        save_policy(policy, dialogue.tokenizer, folder, weights, overrides, dialogue.template.ends)
+        save_policy(policy, dialogue.tokenizer, folder, weights, overrides, ends=dialogue.template.ends)
         record.attempt("the model card", lambda: write_atomically(folder / "README.md", _card(record, context, name)))
 
 

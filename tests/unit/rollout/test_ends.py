@@ -55,31 +55,32 @@ def follow(name: str, end: str, messages: list[Message]) -> str:
     return f"A1{end}{template.codec.decode(template.delta(messages, after))}"
 
 
+HARMONY_USER = "<|start|>user<|message|>Q2<|end|><|start|>assistant"
+HARMONY_TOOL = '<|start|>functions.count to=assistant<|channel|>commentary<|message|>"7"<|end|><|start|>assistant'
+GLM_USER, GLM_TOOL = "\nQ2<|assistant|>", "\n<tool_response>\n7\n</tool_response><|assistant|>"
+PHI_USER = "\n<|user|>\nQ2<|end|>\n<|assistant|>\n"
+COHERE_USER = (
+    "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q2<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+    "<|START_RESPONSE|>"
+)
+
+
 @pytest.mark.parametrize(
     ("name", "end", "messages", "expected"),
     [
-        ("glm4moe", "<|user|>", [USER], "A1<|user|>\nQ2<|assistant|>"),
-        ("glm4moe", "<|endoftext|>", [USER], "A1<|endoftext|><|user|>\nQ2<|assistant|>"),
-        ("glm4moe", "<|observation|>", [USER], "A1<|observation|><|user|>\nQ2<|assistant|>"),
-        (
-            "glm4moe", "<|observation|>", [RESULT],
-            "A1<|observation|>\n<tool_response>\n7\n</tool_response><|assistant|>",
-        ),
-        ("gptoss", "<|return|>", [USER], "A1<|return|><|start|>user<|message|>Q2<|end|><|start|>assistant"),
-        ("gptoss", "<|endoftext|>", [USER], "A1<|endoftext|><|end|><|start|>user<|message|>Q2<|end|><|start|>assistant"),
-        (
-            "gptoss", "<|call|>", [RESULT],
-            'A1<|call|><|start|>functions.count to=assistant<|channel|>commentary<|message|>"7"<|end|><|start|>assistant',
-        ),
-        ("phi3_5", "<|end|>", [USER], "A1<|end|>\n<|user|>\nQ2<|end|>\n<|assistant|>\n"),
-        ("phi3_5", "<|endoftext|>", [USER], "A1<|endoftext|><|end|>\n<|user|>\nQ2<|end|>\n<|assistant|>\n"),
+        ("glm4moe", "<|user|>", [USER], f"A1<|user|>{GLM_USER}"),
+        ("glm4moe", "<|endoftext|>", [USER], f"A1<|endoftext|><|user|>{GLM_USER}"),
+        ("glm4moe", "<|observation|>", [USER], f"A1<|observation|><|user|>{GLM_USER}"),
+        ("glm4moe", "<|observation|>", [RESULT], f"A1<|observation|>{GLM_TOOL}"),
+        ("gptoss", "<|return|>", [USER], f"A1<|return|>{HARMONY_USER}"),
+        ("gptoss", "<|endoftext|>", [USER], f"A1<|endoftext|><|end|>{HARMONY_USER}"),
+        ("gptoss", "<|call|>", [RESULT], f"A1<|call|>{HARMONY_TOOL}"),
+        ("phi3_5", "<|end|>", [USER], f"A1<|end|>{PHI_USER}"),
+        ("phi3_5", "<|endoftext|>", [USER], f"A1<|endoftext|><|end|>{PHI_USER}"),
         ("qwen2_5", "<|im_end|>", [USER], "A1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\n"),
-        ("gemma", "<end_of_turn>", [USER], "A1<end_of_turn>\n<start_of_turn>user\nQ2<end_of_turn>\n<start_of_turn>model\n"),
-        ("cohere2", "<|END_OF_TURN_TOKEN|>", [USER],
-         "A1<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q2<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|>"
-         "<|CHATBOT_TOKEN|><|START_RESPONSE|>"),
+        ("cohere2", "<|END_OF_TURN_TOKEN|>", [USER], f"A1<|END_OF_TURN_TOKEN|>{COHERE_USER}"),
     ],
-)  # fmt: skip
+)
 def test_a_delta_leaves_out_the_id_that_ended_the_turn_and_no_other(
     name: str, end: str, messages: list[Message], expected: str
 ) -> None:
