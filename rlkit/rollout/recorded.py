@@ -86,7 +86,7 @@ def _trajectory(
         row.score = Score(answer.reward, turn_rewards=answer.turn_rewards[turns:][: len(row.turn_rewards)] or None)
         turns += sample.turns
         rows.append(row)
-    *branches, trajectory = rows
+    *branches, trajectory = [row for row in rows if any(row.mask)] or rows[-1:]
     trajectory.branches = branches
     return trajectory
 
@@ -101,7 +101,10 @@ def _of_sample(template: ChatTemplate, sample: Sample, conversation: Conversatio
             tokens = template.codec.encode(span.text)
             fitting = tokens[: conversation.budget(len(tokens))]
             stop = StopReason.STOP if len(fitting) == len(tokens) else StopReason.CONTEXT
+            start = len(conversation.mask)
             conversation.sampled(Completion(fitting, [0.0] * len(fitting), [NOT_SAMPLED] * len(fitting), stop))
+            if not span.trained:
+                conversation.mask[start:] = [False] * (len(conversation.mask) - start)
         else:
             conversation.interact()
             conversation.observed(span.role, *template.read(span.text, span.messages))

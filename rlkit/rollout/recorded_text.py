@@ -41,11 +41,13 @@ class Span:
         role: `assistant` for the policy, else that of the first message.
         text: As the template renders it.
         messages: What the policy reads in it; none for its own turn.
+        trained: Whether a turn of the policy is trained on, which its message's `trained: false` denies.
     """
 
     role: str
     text: str
     messages: Sequence[Message] = ()
+    trained: bool = True
 
 
 @dataclass
@@ -100,7 +102,7 @@ def samples_of(template: ChatTemplate, prompt: Prompt, answer: RecordedAnswer) -
             turn = _turn(template, [*messages, written[0]], opening, prompt.tools)
             rendered = opening + turn
             turn += "" if template.end(bool(written[0].get("tool_calls"))).token else str(template.tokenizer.eos_token)
-            samples[-1].spans += [new, Span("assistant", turn)]
+            samples[-1].spans += [new, Span("assistant", turn, trained=written[0].get("trained") is not False)]
             samples[-1].messages = [*messages, *written]
         messages += written
     return samples
@@ -142,7 +144,7 @@ def _kept(template: ChatTemplate, sample: Sample, rendered: str, opening: str) -
         return len(rendered)
     if template.lead and sample.spans[-1].text.startswith(template.lead):
         turn = sample.spans[-1].text.removeprefix(template.lead)
-        shorter = rendered[: -len(sample.spans[-1].text)] + turn
+        shorter = rendered.removesuffix(sample.spans[-1].text) + turn
         if opening.startswith(shorter):
             sample.spans[-1].text = turn
             return len(shorter)

@@ -186,6 +186,16 @@ def test_a_turn_that_is_rendered_anew_later_is_a_sample_of_its_own() -> None:
         measure_answers(renders, [prompt], whole="DPO")
 
 
+def test_a_turn_that_is_not_trained_is_context() -> None:
+    untrained = [{**TALK[0], "trained": False}, *TALK[1:]]
+    [main] = recorded_group(template_of("qwen3"), Prompt("p", [USER], recorded=[RecordedAnswer(untrained)]), 0, 4096)
+    assert not main.branches
+    assert template().codec.decode(list(compress(main.tokens, main.mask))) == f"{THOUGHT}Still 5.<|im_end|>"
+    plain = [{**said("5"), "trained": False}, USER, said("It is 5.")]
+    [whole] = recorded_group(template(), Prompt("p", [USER], recorded=[RecordedAnswer(plain)]), 0, 4096)
+    assert template().codec.decode(list(compress(whole.tokens, whole.mask))) == "It is 5.<|im_end|>"
+
+
 def test_a_run_trains_all_samples_of_an_answer(tmp_path: Path) -> None:
     strips = tmp_path / "strips.jinja"
     content = "{{ m.content if loop.last else m.content.split('</think>')[-1].lstrip() }}"
