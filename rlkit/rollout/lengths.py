@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from rlkit.base.errors import RecipeError
-from rlkit.rollout.recorded_text import Sample, Span, require_one, samples_of
+from rlkit.rollout.recorded_text import Span, require_one, samples_of
 from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import longest_piece
 from rlkit.rollout.template import ChatTemplate
@@ -124,10 +124,10 @@ def measure_answers(
     single = [replace(prompt, recorded=[answer]) for prompt in prompts for answer in prompt.recorded]
 
     def lengths(chunk: Sequence[Prompt]) -> list[int]:
-        samples_of_chunk = [_named(prompt, lambda p: _samples(template, p, whole)) for prompt in chunk]
-        texts = [s.text for samples in samples_of_chunk for sample in samples for s in sample.spans if _is_text(s)]
+        spans_of = [_named(prompt, lambda p: _measured(template, p, whole)) for prompt in chunk]
+        texts = [s.text for spans in spans_of for sample in spans for s in sample if not pictures_of(s.messages)]
         sizes = iter(template.codec.lengths(texts))
-        return [_length(template, samples, sizes) for samples in samples_of_chunk]
+        return [_length(template, spans, sizes) for spans in spans_of]
 
     if len(single) <= FEW:
         lengths_of = iter(lengths(single))
@@ -137,27 +137,21 @@ def measure_answers(
     return [list(islice(lengths_of, len(prompt.recorded))) for prompt in prompts]
 
 
-def _samples(template: ChatTemplate, prompt: Prompt, whole: str | None) -> list[Sample]:
+def _measured(template: ChatTemplate, prompt: Prompt, whole: str | None) -> list[list[Span]]:
+    """Return the spans of an answer's samples; those of a single one without its prompt."""
     samples = samples_of(template, prompt, prompt.recorded[0])
     if whole is not None:
         require_one(samples, whole)
-    return samples
+    return [sample.spans[len(samples) == 1 :] for sample in samples]
 
 
-def _is_text(span: Span) -> bool:
-    return not pictures_of(span.messages)
-
-
-def _length(template: ChatTemplate, samples: Sequence[Sample], sizes: Iterator[int]) -> int:
+def _length(template: ChatTemplate, samples: Sequence[Sequence[Span]], sizes: Iterator[int]) -> int:
     """Return the length of the longest of an answer's samples, without the prompt; `sizes` are those of texts."""
     counts = [
-        [
-            next(sizes) if _is_text(span) else len(template.read(span.text, span.messages).tokens)
-            for span in sample.spans
-        ]
-        for sample in samples
+        [len(template.read(s.text, s.messages).tokens) if pictures_of(s.messages) else next(sizes) for s in spans]
+        for spans in samples
     ]
-    return max(map(sum, counts)) - counts[0][0]
+    return max(map(sum, counts)) - (counts[0][0] if len(counts) > 1 else 0)
 
 
 def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> Prompt:

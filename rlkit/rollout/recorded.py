@@ -93,7 +93,7 @@ def _trajectory(
 
 def _of_sample(template: ChatTemplate, sample: Sample, conversation: Conversation) -> Trajectory:
     first, *spans = sample.spans
-    conversation.begin(*template.read(first.text, first.messages))
+    conversation.begin(*template.render_start(first.messages, conversation.prompt.tools))
     for span in spans:
         if conversation.over:
             break

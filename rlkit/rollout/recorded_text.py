@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from os.path import commonprefix
 
 from rlkit.base.errors import RecipeError
-from rlkit.rollout.rendering import Renderer
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Message, Prompt, RecordedAnswer
 
@@ -153,9 +152,9 @@ def _kept(template: ChatTemplate, sample: Sample, rendered: str, opening: str) -
 
 def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, tools: Collection[str] | None) -> str:
     """Return what the template writes for the last message after an opening, up to the token that ends the turn."""
-    rest = _written(template.render, messages, tools, opening)
+    rest = _written(template.text, messages, tools, opening)
     if rest is None:  # rendering the turn may leave out thoughts of earlier ones that the opening has
-        rest = _written(template.render, [*map(_without_thought, messages[:-1]), messages[-1]], tools)
+        rest = _written(template.text, [*map(_without_thought, messages[:-1]), messages[-1]], tools)
     if rest is None:
         rendered = template.render(messages, generate=False, tools=tools)
         index = len(commonprefix((opening, rendered)))  # noqa: RUF071 (no paths)
@@ -172,7 +171,10 @@ def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, too
 
 
 def _written(
-    render: Renderer, messages: Sequence[Message], tools: Collection[str] | None, opening: str | None = None
+    render: Callable[..., str],
+    messages: Sequence[Message],
+    tools: Collection[str] | None,
+    opening: str | None = None,
 ) -> str | None:
     """Return what a rendering has for the last message after the opening of those before; None if that differs."""
     if opening is None:

@@ -38,6 +38,9 @@ NO_CALLS = (
 KEPT_TOKENS = 2**20
 """Tokens of rendered starts of conversations that are kept, at four bytes each."""
 
+KEPT_CHARACTERS = 2**24
+"""Characters of renderings that are kept, with the messages that they are of."""
+
 
 class ChatTemplate:
     """Renders the start of a conversation and, after each of the policy's turns, what comes next, on its own.
@@ -73,6 +76,8 @@ class ChatTemplate:
         self._renderings = RenderedCache()
         self._starts: dict[str, array[int]] = {}
         self._cached_tokens = 0
+        self._texts: dict[str, str] = {}
+        self._cached_characters = 0
 
     def start(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> list[int]:
         """Return the ids with which a conversation starts, ready for the policy's turn.
@@ -134,11 +139,23 @@ class ChatTemplate:
         """Return the text of `start`; before a plain text, without messages, that is one special token."""
         if not messages:
             return str(self.tokenizer.bos_token or self.tokenizer.eos_token)
-        text = self.render(messages, generate=True, tools=tools)
+        text = self.text(messages, generate=True, tools=tools)
         if not text:
             raise RecipeError(
                 "the chat template renders nothing; correct the model's chat_template.jinja or choose another model"
             )
+        return text
+
+    def text(self, messages: Sequence[Message], *, generate: bool, tools: Collection[str] | None) -> str:
+        """Return what `render` returns, once for messages that are measured first and then trained on."""
+        key = repr((messages, generate, tools))
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = self.render(messages, generate=generate, tools=tools)
+            self._cached_characters += len(key) + len(text)
+            if self._cached_characters > KEPT_CHARACTERS:
+                self._texts.clear()
+                self._cached_characters = 0
         return text
 
     @cached_property
