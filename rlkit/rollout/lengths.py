@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from rlkit.base.errors import RecipeError
-from rlkit.rollout.recorded_text import Span, require_one, samples_of
+from rlkit.rollout.recorded import RecordedSpan, require_one, samples_of
 from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import longest_piece
 from rlkit.rollout.template import ChatTemplate
@@ -137,7 +137,7 @@ def measure_answers(
     return [list(islice(lengths_of, len(prompt.recorded))) for prompt in prompts]
 
 
-def _measured(template: ChatTemplate, prompt: Prompt, whole: str | None) -> list[list[Span]]:
+def _measured(template: ChatTemplate, prompt: Prompt, whole: str | None) -> list[list[RecordedSpan]]:
     """Return the spans of an answer's samples; those of a single one without its prompt."""
     samples = samples_of(template, prompt, prompt.recorded[0])
     if whole is not None:
@@ -145,7 +145,7 @@ def _measured(template: ChatTemplate, prompt: Prompt, whole: str | None) -> list
     return [sample.spans[len(samples) == 1 :] for sample in samples]
 
 
-def _length(template: ChatTemplate, samples: Sequence[Sequence[Span]], sizes: Iterator[int]) -> int:
+def _length(template: ChatTemplate, samples: Sequence[Sequence[RecordedSpan]], sizes: Iterator[int]) -> int:
     """Return the length of the longest of an answer's samples, without the prompt; `sizes` are those of texts."""
     counts = [
         [len(template.read(s.text, s.messages).tokens) if pictures_of(s.messages) else next(sizes) for s in spans]

@@ -10,9 +10,17 @@ from functools import cached_property
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.model import Tokenizer
 from rlkit.media import Rendered
-from rlkit.rollout.ends import TurnEnd, common_length, find_end
 from rlkit.rollout.pictures import PictureReader, RenderedCache
-from rlkit.rollout.rendering import Renderer, TokenCodec, any_of, pictures_of, texts_of
+from rlkit.rollout.rendering import (
+    Renderer,
+    TokenCodec,
+    TurnEnd,
+    any_of,
+    common_length,
+    find_end,
+    pictures_of,
+    texts_of,
+)
 from rlkit.types import JsonObject, Message
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
@@ -42,7 +50,98 @@ KEPT_CHARACTERS = 2**24
 """Characters of renderings that are kept, with the messages that they are of."""
 
 
-class ChatTemplate:
+class TurnEnds:
+    """How a chat template ends the policy's turns, found by rendering stand-ins: the base of `ChatTemplate`.
+
+    Args:
+        tokenizer: With a chat template.
+        stop_ids: The ids that end the policy's turn by the model's files.
+    """
+
+    render: Renderer
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
+        self.tokenizer = tokenizer
+        self._files = TokenCodec(tokenizer, stop_ids)
+
+    @cached_property
+    def codec(self) -> TokenCodec:
+        """Converts between texts and token ids."""
+        return TokenCodec(self.tokenizer, self.stop_ids)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end the policy's turn: by the model's files, and in its template."""
+        return self._files.stop_ids.union(self.ends)
+
+    @property
+    def stop_ids_of_files(self) -> frozenset[int]:
+        """The ids that end the policy's turn by the model's files alone."""
+        return self._files.stop_ids
+
+    @property
+    def turn_end(self) -> list[int]:
+        """The ids that a policy writes at the end of a turn of text: the template's, or else the tokenizer's."""
+        return self.end_ids() or [self.tokenizer.eos_token_id]
+
+    @property
+    def ends(self) -> list[int]:
+        """The ids with which the template itself ends the policy's turns."""
+        return sorted({*self.end_ids(), *self.end_ids(calls=True)})
+
+    @cached_property
+    def ends_turns(self) -> re.Pattern[str]:
+        """Matches the text of a special token that ends a turn."""
+        return any_of([t for t in map(self.tokenizer.decode, self.stop_ids) if self._files.special.fullmatch(t)])
+
+    @cached_property
+    def lead(self) -> str:
+        """What the template writes between its generation prompt and the text of a turn, such as an empty thought."""
+        opening, rendered = self.render([USER], generate=True), self.render([USER, ANSWER], generate=False)
+        return rendered.removeprefix(opening).partition(REPLY)[0] if rendered.startswith(opening) else ""
+
+    def end_ids(self, calls: bool = False) -> list[int]:
+        """Return the ids with which the template ends a turn of text, or one with `calls`; none if it writes none."""
+        try:
+            return self._files.encode(self.end(calls).token)
+        except RecipeError:  # a template that renders no such turn
+            return []
+
+    def end(self, calls: bool = False) -> TurnEnd:
+        """Return how the template ends a turn of text, or one with `calls` of tools.
+
+        Raises:
+            RecipeError: It does not render such a turn.
+        """
+        return self._call_end if calls else self._text_end
+
+    @cached_property
+    def _text_end(self) -> TurnEnd:
+        return self._find_end(ANSWER, REPLY, [AND], NO_TEXT)
+
+    @cached_property
+    def _call_end(self) -> TurnEnd:
+        return self._find_end(*next(_stand_ins([RESULT])), [RESULT], NO_CALLS)
+
+    def _find_end(self, turn: Message, last: str, messages: list[Message], problem: str) -> TurnEnd:
+        """Return how a stand-in's turn ends, alone and before other messages, if the template takes these."""
+        alone = self.render([USER, turn], generate=False)
+        try:
+            followed = self.render([USER, turn, *messages], generate=True)
+        except RecipeError:
+            followed = alone
+        if last not in alone or last not in followed:
+            raise RecipeError(problem)
+        after = (text.partition(last)[2] for text in (alone, followed))
+        return find_end(*after, self._files.special, self._files.stop)
+
+    def closing(self) -> list[int]:
+        """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
+        rendered = self.render([USER, ANSWER], generate=False)
+        return self.codec.encode(rendered.rpartition(REPLY)[2])
+
+
+class ChatTemplate(TurnEnds):
     """Renders the start of a conversation and, after each of the policy's turns, what comes next, on its own.
 
     A delta is what the template adds after the end token of an assistant's turn: found by rendering a short stand-in
@@ -65,10 +164,9 @@ class ChatTemplate:
         kwargs: Mapping[str, object] | None = None,
         reader: PictureReader | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, stop_ids)
         self.tools = list(tools)
         self.kwargs = dict(kwargs or {})
-        self._files = TokenCodec(tokenizer, stop_ids)
         self.reader = reader
         self.render = Renderer(tokenizer, self.tools, self.kwargs)
         if reader is not None and not _takes_texts(self.render):
@@ -158,21 +256,6 @@ class ChatTemplate:
                 self._cached_characters = 0
         return text
 
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """The ids that end the policy's turn: by the model's files, and in its template."""
-        return self._files.stop_ids.union(self.ends)
-
-    @cached_property
-    def codec(self) -> TokenCodec:
-        """Converts between texts and token ids."""
-        return TokenCodec(self.tokenizer, self.stop_ids)
-
-    @property
-    def stop_ids_of_files(self) -> frozenset[int]:
-        """The ids that end the policy's turn by the model's files alone."""
-        return self._files.stop_ids
-
     @property
     def replaced_end(self) -> str:
         """What the template has in the place of the token that ends a turn once others follow; empty if it stays."""
@@ -182,62 +265,6 @@ class ChatTemplate:
             return ""
         other = self._files.special.match(text)
         return other.group() if end.token and other is not None and other.group() != end.token else ""
-
-    @property
-    def turn_end(self) -> list[int]:
-        """The ids that a policy writes at the end of a turn of text: the template's, or else the tokenizer's."""
-        return self.end_ids() or [self.tokenizer.eos_token_id]
-
-    @property
-    def ends(self) -> list[int]:
-        """The ids with which the template itself ends the policy's turns."""
-        return sorted({*self.end_ids(), *self.end_ids(calls=True)})
-
-    @cached_property
-    def ends_turns(self) -> re.Pattern[str]:
-        """Matches the text of a special token that ends a turn."""
-        return any_of([t for t in map(self.tokenizer.decode, self.stop_ids) if self._files.special.fullmatch(t)])
-
-    @cached_property
-    def lead(self) -> str:
-        """What the template writes between its generation prompt and the text of a turn, such as an empty thought."""
-        opening, rendered = self.render([USER], generate=True), self.render([USER, ANSWER], generate=False)
-        return rendered.removeprefix(opening).partition(REPLY)[0] if rendered.startswith(opening) else ""
-
-    def end_ids(self, calls: bool = False) -> list[int]:
-        """Return the ids with which the template ends a turn of text, or one with `calls`; none if it writes none."""
-        try:
-            return self._files.encode(self.end(calls).token)
-        except RecipeError:  # a template that renders no such turn
-            return []
-
-    def end(self, calls: bool = False) -> TurnEnd:
-        """Return how the template ends a turn of text, or one with `calls` of tools.
-
-        Raises:
-            RecipeError: It does not render such a turn.
-        """
-        return self._call_end if calls else self._text_end
-
-    @cached_property
-    def _text_end(self) -> TurnEnd:
-        return self._find_end(ANSWER, REPLY, [AND], NO_TEXT)
-
-    @cached_property
-    def _call_end(self) -> TurnEnd:
-        return self._find_end(*next(_stand_ins([RESULT])), [RESULT], NO_CALLS)
-
-    def _find_end(self, turn: Message, last: str, messages: list[Message], problem: str) -> TurnEnd:
-        """Return how a stand-in's turn ends, alone and before other messages, if the template takes these."""
-        alone = self.render([USER, turn], generate=False)
-        try:
-            followed = self.render([USER, turn, *messages], generate=True)
-        except RecipeError:
-            followed = alone
-        if last not in alone or last not in followed:
-            raise RecipeError(problem)
-        after = (text.partition(last)[2] for text in (alone, followed))
-        return find_end(*after, self._files.special, self._files.stop)
 
     def delta(self, messages: Sequence[Message], after: int | None = None) -> list[int]:
         """Return the ids of new messages after the policy's turn, ready for its next one.
@@ -291,11 +318,6 @@ class ChatTemplate:
             except RecipeError as error:
                 errors.append(error)
         raise errors[0]
-
-    def closing(self) -> list[int]:
-        """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
-        rendered = self.render([USER, ANSWER], generate=False)
-        return self.codec.encode(rendered.rpartition(REPLY)[2])
 
     def rendered(self, messages: Sequence[Message], tools: Collection[str] | None = None) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with that of its ids."""

@@ -19,7 +19,7 @@ from rlkit.interfaces.runtime import BoundPart, OneProcess, Runtime
 from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.lora import base_model
-from rlkit.recipe import Recipe
+from rlkit.recipe import Model, Recipe
 from rlkit.registry import calling
 from rlkit.rollout.scoring import score
 from rlkit.rollout.service import RolloutService
@@ -167,3 +167,8 @@ def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
             with calling(part, "bind"):
                 part.bind(runtime)
     data.bind_tools()
+
+
+def template_ends(model: Model, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids with which a model's chat template ends the policy's turns."""
+    return ChatTemplate(tokenizer, stop_ids(model, tokenizer)).ends

@@ -127,7 +127,7 @@ def test_rows_are_closed_by_the_template_in_the_last_score(tmp_path: Path) -> No
     torch.testing.assert_close(torch.stack((scores[0, 3], scores[1, 2], scores[2, 3])), expected)
 
 
-def test_a_template_that_closes_no_turn_has_its_score_before_the_end(tmp_path: Path) -> None:
+def test_the_score_is_before_an_end_that_opens_the_next_tur(tmp_path: Path) -> None:
     """GLM's turns end with the next role's marker, which a rendering that ends with the turn has not got."""
     model = score_model(Model(str(save_random_model(tmp_path / "m")), head="score"))
     tokens, mask = torch.tensor([[5, 6, 7, 258]]), torch.tensor([[0, 0, 1, 1]]).bool()

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from rlkit.base.errors import RecipeError
-from rlkit.rollout.ends import find_end
 from rlkit.rollout.recorded import recorded_group
+from rlkit.rollout.rendering import find_end
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import check_template
 from rlkit.types import Message, Prompt, RecordedAnswer
@@ -81,7 +81,7 @@ COHERE_USER = (
         ("cohere2", "<|END_OF_TURN_TOKEN|>", [USER], f"A1<|END_OF_TURN_TOKEN|>{COHERE_USER}"),
     ],
 )
-def test_a_delta_leaves_out_the_id_that_ended_the_turn_and_no_other(
+def test_a_delta_leaves_out_the_id_that_ended_the_turn(
     name: str, end: str, messages: list[Message], expected: str
 ) -> None:
     assert follow(name, end, messages) == expected
@@ -100,7 +100,7 @@ def trained(template: ChatTemplate, *messages: Message) -> str:
     return template.codec.decode(found.tokens[found.mask.index(True) :])
 
 
-def test_without_an_end_in_the_template_the_tokenizers_own_ends_a_turn() -> None:
+def test_the_tokenizers_end_is_used_without_one_in_the_temp() -> None:
     template = template_of("qwen2_5")
     template.tokenizer = tokenizer = template.tokenizer.__class__(
         tokenizer_object=template.tokenizer.backend_tokenizer, eos_token="<|im_end|>"
@@ -132,7 +132,7 @@ def test_an_end_inside_a_turn_is_refused() -> None:
         ("deepseek_r1_distill", {}, "High.", ("set model.chat_template to a template",)),
     ],
 )
-def test_a_turn_that_does_not_continue_its_prompt_is_refused_with_what_differs(
+def test_a_turn_that_does_not_continue_its_prompt(
     name: str, kwargs: dict[str, object], content: str, remedies: tuple[str, ...]
 ) -> None:
     with pytest.raises(RecipeError) as raised:

@@ -166,7 +166,7 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
 TALK = [said(f"{THOUGHT}5"), USER, said(f"{THOUGHT}Still 5.")]
 
 
-def test_a_turn_that_is_rendered_anew_later_is_a_sample_of_its_own() -> None:
+def test_a_turn_that_is_rendered_anew_is_a_sample() -> None:
     """Qwen3 drops the thought of the first turn once the second follows, which reads the conversation without it."""
     renders = template_of("qwen3")
     prompt = Prompt("sum", [USER], recorded=[RecordedAnswer(TALK, 0.5, [0.25, 0.75])])

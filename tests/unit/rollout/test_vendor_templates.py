@@ -8,8 +8,7 @@ import pytest
 
 from rlkit.base.errors import RecipeError
 from rlkit.rollout.lengths import measure_answers
-from rlkit.rollout.recorded import recorded_group
-from rlkit.rollout.recorded_text import samples_of
+from rlkit.rollout.recorded import recorded_group, samples_of
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import check_template
 from rlkit.tasks.recorded import recording
