@@ -54,11 +54,12 @@ def _model(argv: Sequence[str]) -> str | None:
 def _examine(model: Model) -> int:
     """Check a model's chat template; exit 1 if a problem is found."""
     config, tokenizer = load_config(model), load_tokenizer(model)
-    ends = stop_ids(model, tokenizer)
+    template = ChatTemplate(tokenizer, stop_ids(model, tokenizer))
+    ends = template.stop_ids
     size = f"{parameter_count(model):,} parameters, context {context_length(config)}"
     echo(f"{model.path}: {config.model_type}, {size}")
     echo(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
-    check = check_template(ChatTemplate(tokenizer, ends))
+    check = check_template(template)
     for fact in check.facts:
         echo(f"template: {fact}")
     for warning in check.warnings:

@@ -185,6 +185,5 @@ class Rescorer:
         return await run_concurrently(*map(score_group, groups))
 
     def _tokenize(self, messages: list[Message], text: str) -> tuple[list[int], list[int]]:
-        runtime = self.bound.runtime
-        end = sorted(runtime.stop_ids)[:1]
-        return self._template.start(messages), runtime.tokenizer.encode(text, add_special_tokens=False) + end
+        template = self._template
+        return template.start(messages), template.codec.encode(text) + template.turn_end

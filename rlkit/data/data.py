@@ -23,6 +23,7 @@ from rlkit.data.retokenize import Vocabularies
 from rlkit.data.teacher import TeacherPrompts, teacher_prompts
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
+from rlkit.interfaces.loss import TokenLoss
 from rlkit.interfaces.task import Curriculum
 from rlkit.models.activations import token_limit
 from rlkit.models.config import context_length, load_config
@@ -191,7 +192,9 @@ class Data:
         if not self.recipe.rollout.engine.recorded:
             return lengths
         check_recorded(prompts, self.recipe.loss)
-        sizes = measure_answers(self.dialogue.template, prompts, self.show)
+        loss = self.recipe.loss
+        whole = None if isinstance(loss, TokenLoss) else type(loss).__name__
+        sizes = measure_answers(self.dialogue.template, prompts, self.show, whole)
         rows = [length + max(answers) for length, answers in zip(lengths, sizes, strict=True)]
         context = self.dialogue.context
         lengths = [row if row > context else length for length, row in zip(lengths, rows, strict=True)]

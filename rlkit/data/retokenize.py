@@ -52,7 +52,7 @@ class Vocabularies(NamedTuple):
     def of(cls, policy: ChatTemplate, teacher: ChatTemplate, columns: int, teacher_columns: int) -> Vocabularies:
         """Compare the vocabularies of two models, whose output layers have these numbers of columns."""
         vocabulary, teacher_vocabulary = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
-        end, teacher_end = (template.turn({"role": "assistant", "content": ""})[0] for template in (policy, teacher))
+        end, teacher_end = (template.turn_end[-1] for template in (policy, teacher))
         tokens = vocabulary.keys() & teacher_vocabulary.keys()
         pairs = [(vocabulary[token], teacher_vocabulary[token]) for token in tokens]
         pairs = [(a, b) for a, b in pairs if a != end and b != teacher_end] + [(end, teacher_end)]
@@ -88,7 +88,7 @@ def retokenize(ids: Sequence[int], codec: TokenCodec, teacher: ChatTemplate) -> 
     teacher_ids = teacher.codec.encode("".join(pieces))
     spans = align(pieces, teacher.codec.pieces(teacher_ids))
     if ended:
-        end = teacher.turn({"role": "assistant", "content": ""})
+        end = teacher.turn_end
         spans.append(Span(len(body), len(ids), len(teacher_ids), len(teacher_ids) + len(end)))
         teacher_ids = teacher_ids + end
     return teacher_ids, spans

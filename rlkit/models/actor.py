@@ -231,8 +231,6 @@ class ScoreModel(Actor):
         rows, width = tokens.shape
         columns = torch.arange(width, device=tokens.device).repeat(rows, 1)
         wider = nn.functional.pad(tokens, (0, len(self.closing) + 1))
-        if not self.closing:
-            return wider, columns
         closing = tokens.new_tensor(self.closing)
         stop_ids = tokens.new_tensor(self.stop_ids)
         offsets = torch.arange(len(closing), device=tokens.device)

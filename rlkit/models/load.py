@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.content }}"
     "{{ eos_token if message.role == 'assistant' else '\\n' }}{% endfor %}"
 )
-"""`model.chat_template: plain`: what a base model reads and continues."""
+"""`model.chat_template: plain`, after what the tokenizer puts before a text: what a base model reads and continues."""
 
 
 def load_tokenizer(model: Model) -> Tokenizer:
@@ -46,7 +47,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
     if processor is not None and processor.chat_template is not None:
         tokenizer.chat_template = processor.chat_template
     if model.chat_template is not None:
-        tokenizer.chat_template = _read_template(model.chat_template)
+        tokenizer.chat_template = _read_template(model.chat_template, tokenizer)
     if tokenizer.chat_template is None:
         raise RecipeError(
             f"model.path {model.path!r} has a tokenizer without a chat template, so messages cannot be rendered; "
@@ -59,14 +60,16 @@ def load_tokenizer(model: Model) -> Tokenizer:
     return tokenizer
 
 
-def _read_template(template: str) -> str:
-    """Return the text of `model.chat_template`.
+def _read_template(template: str, tokenizer: Tokenizer) -> str:
+    """Return the text of `model.chat_template`; `plain` begins as the tokenizer begins a text, such as with <bos>.
 
     Raises:
         RecipeError: It names a file that cannot be read.
     """
     if template == "plain":
-        return PLAIN_TEMPLATE
+        text, encoded = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
+        begun = next((i for i in range(len(encoded)) if encoded[i : i + len(text)] == text), 0)
+        return f"{{{{ {json.dumps(tokenizer.decode(encoded[:begun]))} }}}}{PLAIN_TEMPLATE}" if begun else PLAIN_TEMPLATE
     if "{{" in template or "{%" in template:
         return template
     expected = "expected `plain`, a template in Jinja, or the path of a file that holds one"

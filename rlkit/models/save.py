@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import yaml
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from rlkit.base.errors import CheckpointError, RecipeError
@@ -50,6 +50,8 @@ def save_policy(
     folder: Path,
     weights: dict[str, torch.Tensor] | None = None,
     overrides: JsonObject | None = None,
+    *,
+    ends: Collection[int] = (),
 ) -> None:
     """Write a Hugging Face folder with the tokenizer and the model, or only its adapter, atomically.
 
@@ -60,6 +62,7 @@ def save_policy(
         weights: Full tensors by the policy's parameter names; required if it is sharded.
         overrides: Values of `model.config`, which an adapter's base has; None for none. A model has them in its own
             configuration.
+        ends: The ids that end a turn in the chat template; generation stops at them too.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -71,6 +74,7 @@ def save_policy(
         options = {"save_embedding_layers": False} if has_lora(policy) else {}
         if score_head(policy) is not None:  # it finds the end of a conversation by the padding
             policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        stop_at(policy, ends)
         policy.save_pretrained(partial, state_dict=weights, **options)
         save_processor(base_model(policy), tokenizer, partial)
         if has_lora(policy):
@@ -84,6 +88,18 @@ def save_policy(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)  # on a full disk, this frees space for `result.json`
         raise CheckpointError(f"{folder} cannot be written: {error}") from error
+
+
+def stop_at(policy: CausalLM, ends: Collection[int]) -> None:
+    """Add the ids that end a turn to those at which the model's generation stops."""
+    generation: GenerationConfig | None = getattr(base_model(policy), "generation_config", None)
+    if generation is None:  # a classifier
+        return
+    known = generation.eos_token_id
+    stops = known if isinstance(known, list) else [] if known is None else [known]
+    missing = [end for end in ends if end not in stops]
+    if missing:
+        generation.eos_token_id = [*stops, *missing]
 
 
 def save_processor(model: CausalLM, tokenizer: Tokenizer, folder: Path) -> None:

@@ -73,7 +73,7 @@ class TemplateBackend:
         plain = [codec.plain(message) for message in messages]
         if after is None:
             return template.render_start(plain)
-        return template.render_delta(plain, ended=after.tokens[-1] in template.stop_ids)
+        return template.render_delta(plain, after.tokens[-1])
 
     async def sample(
         self, tokens: Sequence[int], max_tokens: int | None, label: str, media: Media | None = None

@@ -199,10 +199,9 @@ async def _turn(
     if over or not messages:
         conversation.complete(StopReason.STOP)
         return
-    ended = not setup.sampling.stop or answer.tokens[-1] in setup.template.stop_ids
     plain_messages = _readable(setup, conversation, messages)
     session.messages += plain_messages
-    render = partial(setup.template.render_delta, ended=ended)
+    render = partial(setup.template.render_delta, after=answer.tokens[-1])
     conversation.observed(plain_messages[0]["role"], *await _rendered(render, plain_messages))
 
 

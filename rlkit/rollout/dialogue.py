@@ -24,7 +24,7 @@ class Dialogue:
         recipe: Names the tools, the parser, the user and the environment.
         tokenizer: The policy's, with its chat template.
         context: Tokens of the longest conversation that the engine can hold.
-        stop_ids: Token ids that end a turn of the policy.
+        stop_ids: Token ids that end a turn of the policy by the model's files; see `ChatTemplate.stop_ids`.
         participants: The tools, the user and the environment, once they are bound.
         reader: Reads pictures; None for a model of texts alone.
         warnings: What does not fit together in the recipe.

@@ -17,11 +17,11 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from rlkit.base.errors import RecipeError
-from rlkit.rollout.recorded import turns_of
+from rlkit.rollout.recorded import RecordedSpan, require_one, samples_of
 from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import longest_piece
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Message, Prompt, RecordedAnswer
+from rlkit.types import Message, Prompt
 
 T = TypeVar("T")
 
@@ -104,10 +104,18 @@ def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = Fals
     return _stored_or_measured(path, prompts, _in_chunks("measuring prompts", lengths, show))
 
 
-def measure_answers(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False) -> list[list[int]]:
+def measure_answers(
+    template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False, whole: str | None = None
+) -> list[list[int]]:
     """Return the lengths of each prompt's recorded answers in tokens, without the prompt, as trajectories have them.
 
-    They are kept as those of prompts are, and arguments are the same.
+    They are kept as those of prompts are. Of an answer with several samples, it is the length of the longest.
+
+    Args:
+        template: Renders the conversations.
+        prompts: Any number.
+        show: Whether to show the progress on a terminal.
+        whole: Name of a loss of whole answers, of which each must be one sample; None for a loss of tokens.
 
     Raises:
         RecipeError: The chat template refuses an answer, or no policy could have written it; the message names the
@@ -116,23 +124,34 @@ def measure_answers(template: ChatTemplate, prompts: Sequence[Prompt], show: boo
     single = [replace(prompt, recorded=[answer]) for prompt in prompts for answer in prompt.recorded]
 
     def lengths(chunk: Sequence[Prompt]) -> list[int]:
-        texts_of = [_named(prompt, lambda p: _turn_texts(template, p.recorded[0])) for prompt in chunk]
-        sizes = iter(template.codec.lengths([text for texts, _ in texts_of for text in texts]))
-        return [read + sum(islice(sizes, len(texts))) for texts, read in texts_of]
+        spans_of = [_named(prompt, lambda p: _measured(template, p, whole)) for prompt in chunk]
+        texts = [s.text for spans in spans_of for sample in spans for s in sample if not pictures_of(s.messages)]
+        sizes = iter(template.codec.lengths(texts))
+        return [_length(template, spans, sizes) for spans in spans_of]
 
     if len(single) <= FEW:
         lengths_of = iter(lengths(single))
     else:
-        path = _cache_file(template, [prompt.recorded[0].messages for prompt in single])
+        path = _cache_file(template, [(p.messages, p.tools, p.recorded[0].messages, whole) for p in single])
         lengths_of = iter(_stored_or_measured(path, single, _in_chunks("measuring answers", lengths, show)))
     return [list(islice(lengths_of, len(prompt.recorded))) for prompt in prompts]
 
 
-def _turn_texts(template: ChatTemplate, answer: RecordedAnswer) -> tuple[list[str], int]:
-    """Return the texts of the policy's turns, and the number of tokens of what is between them."""
-    turns = list(turns_of(answer))
-    texts = [template.turn_text(messages[0]) for role, messages in turns if role == "assistant"]
-    return texts, sum(len(template.delta(messages)) for role, messages in turns if role != "assistant")
+def _measured(template: ChatTemplate, prompt: Prompt, whole: str | None) -> list[list[RecordedSpan]]:
+    """Return the spans of an answer's samples; those of a single one without its prompt."""
+    samples = samples_of(template, prompt, prompt.recorded[0])
+    if whole is not None:
+        require_one(samples, whole)
+    return [sample.spans[len(samples) == 1 :] for sample in samples]
+
+
+def _length(template: ChatTemplate, samples: Sequence[Sequence[RecordedSpan]], sizes: Iterator[int]) -> int:
+    """Return the length of the longest of an answer's samples, without the prompt; `sizes` are those of texts."""
+    counts = [
+        [len(template.read(s.text, s.messages).tokens) if pictures_of(s.messages) else next(sizes) for s in spans]
+        for spans in samples
+    ]
+    return max(map(sum, counts)) - (counts[0][0] if len(counts) > 1 else 0)
 
 
 def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> Prompt:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from os.path import commonprefix
+from typing import Any, NamedTuple, TypeVar, cast
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.limits import OverdueError, memory_limit, time_limit
@@ -48,18 +49,14 @@ class TokenCodec:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         added = tokenizer.added_tokens_decoder.items()
-        self.stop = _any_of([tokenizer.decode([i]) for i in self.stop_ids])
+        self.stop = any_of([tokenizer.decode([i]) for i in self.stop_ids])
         """Matches the text of a stop id."""
-        self._special = _any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
+        self.special = any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
+        """Matches the text of a special token, or of one that ends a turn."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, which may be longer than the context."""
         return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
-
-    def encode_after_stop(self, text: str) -> list[int]:
-        """Return the ids of a text without the stop id that it starts with, if it does."""
-        ids = self.encode(text)
-        return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
@@ -123,8 +120,8 @@ class TokenCodec:
         if not isinstance(value, str):
             return value
         text = value.encode("utf-8", "replace").decode()
-        while self._special.search(text):  # what remains may join to another one
-            text = self._special.sub("", text)
+        while self.special.search(text):  # what remains may join to another one
+            text = self.special.sub("", text)
         return text
 
 
@@ -151,6 +148,10 @@ class Renderer:
         self._kwargs = kwargs
         self._typed = typed
         self._has_rendered = False
+
+    def with_kwargs(self, **kwargs: object) -> Renderer:
+        """Return one that renders with other values of what the template reads besides."""
+        return Renderer(self._tokenizer, self._tools, {**self._kwargs, **kwargs}, self._typed)
 
     def __call__(self, messages: Sequence[Message], *, generate: bool, tools: Tools | None = ()) -> str:
         """Render messages.
@@ -253,6 +254,69 @@ def _with_text(call: JsonObject) -> JsonObject:
     return {**call, "function": {**function, "arguments": text}}
 
 
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+def any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of some texts, the longest first; it matches nothing if there are none."""
     longest_first = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+class TurnEnd(NamedTuple):
+    """The token that ends a turn of the policy, and what a template writes around it.
+
+    Args:
+        token: Its text; empty if the template writes no special token after a turn.
+        before: What stands between the turn's last text and the token.
+        tail: What a rendering that ends with the turn has after the turn's own text.
+        ending: What the policy writes in its place, up to the token.
+    """
+
+    token: str
+    before: str
+    tail: str
+    ending: str
+
+    @property
+    def opens_next(self) -> bool:
+        """Whether the token belongs to what follows, such as the next role's marker."""
+        return bool(self.token) and self.token not in self.tail
+
+    def text_of(self, rendered: str) -> str | None:
+        """Return a turn with its end, from what a rendering that ends with the turn has; None if it ends otherwise."""
+        if not rendered.endswith(self.tail):
+            return None
+        return rendered[: len(rendered) - len(self.tail)] + self.ending
+
+
+def find_end(alone: str, followed: str, special: re.Pattern[str], stop: re.Pattern[str]) -> TurnEnd:
+    """Return how a turn ends, from what follows its last text in two renderings.
+
+    Of the special tokens with which both renderings go on, it is the first that ends turns by the model's files, or
+    else the last (`<|im_end|>`). Without one in common, it is the first that `alone` has (`<|return|>`, in whose place
+    another is once messages follow), or else the first of `followed`: the marker of the next role.
+
+    Args:
+        alone: In a rendering that ends with the turn.
+        followed: In one in which others follow, as they do in a conversation.
+        special: Matches the text of a special token.
+        stop: Matches the text of a token that ends a turn by the model's own files.
+    """
+    common = common_length(alone, followed, special)
+    shared = list(special.finditer(alone[:common]))
+    by_files = next((match for match in shared if stop.fullmatch(match.group())), None)
+    end = by_files or (shared[-1] if shared else special.search(alone, common))
+    marker = special.search(followed, common)
+    if marker is not None and not (alone[common:] + followed[common : marker.start()]).strip():
+        before = followed[: marker.start()]
+        in_its_place = end is None and before == before.rstrip()  # nothing stands between the turn and the marker
+        if in_its_place or (by_files is None and stop.fullmatch(marker.group())):
+            return TurnEnd(marker.group(), before, alone[common:], followed[common : marker.end()])
+    if end is None:
+        return TurnEnd("", "", alone, "")
+    return TurnEnd(end.group(), alone[: end.start()], alone[end.start() :], end.group())
+
+
+def common_length(first: str, second: str, special: re.Pattern[str]) -> int:
+    """Return the length of what two texts have in common, without the beginning of a special token."""
+    length = len(commonprefix((first, second)))  # noqa: RUF071 (no paths)
+    cuts = [m.start() for text in (first, second) for m in special.finditer(text) if m.start() < length < m.end()]
+    return min((length, *cuts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -10,25 +11,137 @@ from rlkit.base.errors import RecipeError
 from rlkit.interfaces.model import Tokenizer
 from rlkit.media import Rendered
 from rlkit.rollout.pictures import PictureReader, RenderedCache
-from rlkit.rollout.rendering import Renderer, TokenCodec, pictures_of, texts_of
+from rlkit.rollout.rendering import (
+    Renderer,
+    TokenCodec,
+    TurnEnd,
+    any_of,
+    common_length,
+    find_end,
+    pictures_of,
+    texts_of,
+)
 from rlkit.types import JsonObject, Message, Tools
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
 REPLY = "There are seven."
 ANSWER: Message = {"role": "assistant", "content": REPLY}
 QUESTION = "pears and plums"
+AND: Message = {"role": "user", "content": "And how many plums?"}
 CALL_ID = "call00001"  # nine letters and digits, as Mistral's template requires
+RESULT: Message = {"role": "tool", "content": "7", "name": "count", "tool_call_id": CALL_ID}
 ANEW = (
     "the chat template renders earlier turns anew once others follow, so that the new part cannot be separated; "
     "choose a model whose template only appends"
 )
-
+NO_TEXT = (
+    "the chat template does not write the text of an assistant's turn, so that the policy cannot learn it; correct the "
+    "model's chat_template.jinja, or set model.chat_template to one that does"
+)
+NO_CALLS = (
+    "the chat template does not write an assistant's calls of tools (`tool_calls`), so that the policy cannot learn "
+    "them; write the calls into the content"
+)
 
 KEPT_TOKENS = 2**20
 """Tokens of rendered starts of conversations that are kept, at four bytes each."""
 
+KEPT_CHARACTERS = 2**24
+"""Characters of renderings that are kept, with the messages that they are of."""
 
-class ChatTemplate:
+
+class TurnEnds:
+    """How a chat template ends the policy's turns, found by rendering stand-ins: the base of `ChatTemplate`.
+
+    Args:
+        tokenizer: With a chat template.
+        stop_ids: The ids that end the policy's turn by the model's files.
+    """
+
+    render: Renderer
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
+        self.tokenizer = tokenizer
+        self._files = TokenCodec(tokenizer, stop_ids)
+
+    @cached_property
+    def codec(self) -> TokenCodec:
+        """Converts between texts and token ids."""
+        return TokenCodec(self.tokenizer, self.stop_ids)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end the policy's turn: by the model's files, and in its template."""
+        return self._files.stop_ids.union(self.ends)
+
+    @property
+    def stop_ids_of_files(self) -> frozenset[int]:
+        """The ids that end the policy's turn by the model's files alone."""
+        return self._files.stop_ids
+
+    @property
+    def turn_end(self) -> list[int]:
+        """The ids that a policy writes at the end of a turn of text: the template's, or else the tokenizer's."""
+        return self.end_ids() or [self.tokenizer.eos_token_id]
+
+    @property
+    def ends(self) -> list[int]:
+        """The ids with which the template itself ends the policy's turns."""
+        return sorted({*self.end_ids(), *self.end_ids(calls=True)})
+
+    @cached_property
+    def ends_turns(self) -> re.Pattern[str]:
+        """Matches the text of a special token that ends a turn."""
+        return any_of([t for t in map(self.tokenizer.decode, self.stop_ids) if self._files.special.fullmatch(t)])
+
+    @cached_property
+    def lead(self) -> str:
+        """What the template writes between its generation prompt and the text of a turn, such as an empty thought."""
+        opening, rendered = self.render([USER], generate=True), self.render([USER, ANSWER], generate=False)
+        return rendered.removeprefix(opening).partition(REPLY)[0] if rendered.startswith(opening) else ""
+
+    def end_ids(self, calls: bool = False) -> list[int]:
+        """Return the ids with which the template ends a turn of text, or one with `calls`; none if it writes none."""
+        try:
+            return self._files.encode(self.end(calls).token)
+        except RecipeError:  # a template that renders no such turn
+            return []
+
+    def end(self, calls: bool = False) -> TurnEnd:
+        """Return how the template ends a turn of text, or one with `calls` of tools.
+
+        Raises:
+            RecipeError: It does not render such a turn.
+        """
+        return self._call_end if calls else self._text_end
+
+    @cached_property
+    def _text_end(self) -> TurnEnd:
+        return self._find_end(ANSWER, REPLY, [AND], NO_TEXT)
+
+    @cached_property
+    def _call_end(self) -> TurnEnd:
+        return self._find_end(*next(_stand_ins([RESULT])), [RESULT], NO_CALLS)
+
+    def _find_end(self, turn: Message, last: str, messages: list[Message], problem: str) -> TurnEnd:
+        """Return how a stand-in's turn ends, alone and before other messages, if the template takes these."""
+        alone = self.render([USER, turn], generate=False)
+        try:
+            followed = self.render([USER, turn, *messages], generate=True)
+        except RecipeError:
+            followed = alone
+        if last not in alone or last not in followed:
+            raise RecipeError(problem)
+        after = (text.partition(last)[2] for text in (alone, followed))
+        return find_end(*after, self._files.special, self._files.stop)
+
+    def closing(self) -> list[int]:
+        """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
+        rendered = self.render([USER, ANSWER], generate=False)
+        return self.codec.encode(rendered.rpartition(REPLY)[2])
+
+
+class ChatTemplate(TurnEnds):
     """Renders the start of a conversation and, after each of the policy's turns, what comes next, on its own.
 
     A delta is what the template adds after the end token of an assistant's turn: found by rendering a short stand-in
@@ -37,7 +150,7 @@ class ChatTemplate:
 
     Args:
         tokenizer: With a chat template.
-        stop_ids: The ids that end the policy's turn.
+        stop_ids: The ids that end the policy's turn by the model's files.
         tools: JSON schemas that the template shows to the policy.
         kwargs: What the template reads besides.
         reader: Reads pictures; None for a model of texts alone.
@@ -51,11 +164,9 @@ class ChatTemplate:
         kwargs: Mapping[str, object] | None = None,
         reader: PictureReader | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
-        self.stop_ids = frozenset(stop_ids)
+        super().__init__(tokenizer, stop_ids)
         self.tools = list(tools)
         self.kwargs = dict(kwargs or {})
-        self.codec = TokenCodec(tokenizer, stop_ids)
         self.reader = reader
         self.render = Renderer(tokenizer, self.tools, self.kwargs)
         if reader is not None and not _takes_texts(self.render):
@@ -63,6 +174,8 @@ class ChatTemplate:
         self._renderings = RenderedCache()
         self._starts: dict[str, array[int]] = {}
         self._cached_tokens = 0
+        self._texts: dict[str, str] = {}
+        self._cached_characters = 0
 
     def start(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Return the ids with which a conversation starts, ready for the policy's turn.
@@ -80,7 +193,8 @@ class ChatTemplate:
         key = repr((messages, tools))
         start = self._starts.get(key)
         if start is None:  # all samples of a prompt start alike, and its length was measured before
-            start = array("i", self.codec.encode(self.opening(messages, tools)))
+            opening = self.opening(messages, tools)
+            start = array("i", self.codec.encode(opening))
             self._cached_tokens += len(start)
             if self._cached_tokens > KEPT_TOKENS:
                 self._starts.clear()
@@ -123,67 +237,79 @@ class ChatTemplate:
         """Return the text of `start`; before a plain text, without messages, that is one special token."""
         if not messages:
             return str(self.tokenizer.bos_token or self.tokenizer.eos_token)
-        text = self.render(messages, generate=True, tools=tools)
+        text = self.text(messages, generate=True, tools=tools)
         if not text:
             raise RecipeError(
                 "the chat template renders nothing; correct the model's chat_template.jinja or choose another model"
             )
         return text
 
-    def turn(self, message: Message) -> list[int]:
-        """Return the ids of `turn_text`.
+    def text(self, messages: Sequence[Message], *, generate: bool, tools: Tools | None) -> str:
+        """Return what `render` returns, once for messages that are measured first and then trained on."""
+        key = repr((messages, generate, tools))
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = self.render(messages, generate=generate, tools=tools)
+            self._cached_characters += len(key) + len(text)
+            if self._cached_characters > KEPT_CHARACTERS:
+                self._texts.clear()
+                self._cached_characters = 0
+        return text
 
-        Raises:
-            RecipeError: The template refuses the message, or does not write it after the start of a turn.
-        """
-        return self.codec.encode(self.turn_text(message))
+    @property
+    def replaced_end(self) -> str:
+        """What the template has in the place of the token that ends a turn once others follow; empty if it stays."""
+        try:
+            text, end = self._delta_text([AND])
+        except RecipeError:
+            return ""
+        other = self._files.special.match(text)
+        return other.group() if end.token and other is not None and other.group() != end.token else ""
 
-    def turn_text(self, message: Message) -> str:
-        """Return a recorded turn of the policy as text, including the token that ends it.
-
-        A text is as it is. With more than that, such as calls of tools, it is what the template writes.
-
-        Raises:
-            RecipeError: The template refuses the message, or does not write it after the start of a turn.
-        """
-        before, stop = self._around
-        text = message.get("content")
-        if set(message) - {"role", "content"}:
-            rendered = self.render([USER, message], generate=False, tools=None)
-            openings = (before, self.render([USER], generate=True, tools=None))
-            opening = next((candidate for candidate in openings if rendered.startswith(candidate)), None)
-            if opening is None:
-                raise RecipeError(
-                    "the chat template does not write a turn with calls of tools after its generation prompt, so that "
-                    "the policy cannot learn it; write the calls into the content"
-                )
-            text = rendered.removeprefix(opening)
-            ending = self.codec.stop.search(text)
-            text = text[: ending.start()] if ending else text
-        return f"{text}{stop}"
-
-    @cached_property
-    def _around(self) -> tuple[str, str]:
-        """What the template writes before a turn of the policy that answers one question, and the text of its end."""
-        before, _, after = self.render([USER, ANSWER], generate=False, tools=None).rpartition(REPLY)
-        end = self.codec.stop.match(after)
-        return before, self.tokenizer.eos_token if end is None else end.group()
-
-    def delta(self, messages: Sequence[Message], ended: bool = True) -> list[int]:
-        """Return the ids of new messages after the policy's end token, ready for its next turn.
+    def delta(self, messages: Sequence[Message], after: int | None = None) -> list[int]:
+        """Return the ids of new messages after the policy's turn, ready for its next one.
 
         All results of a turn's calls belong into one delta, since templates merge them; each may carry the `name` and
-        `tool_call_id` of its call. Where the template ends a turn with none of `stop_ids`, its own end comes first, and
-        so does that of a turn that has not `ended`, since it was cut before its end token.
+        `tool_call_id` of its call. If the turn ended otherwise than in the template, or was cut, the template's own end
+        comes first.
+
+        Args:
+            messages: What the policy reads next.
+            after: The last id of the policy's turn; None for the one with which the template ends it.
 
         Raises:
             RecipeError: The template refuses the messages, or renders them so that nothing can be separated from
                 what came before.
         """
-        return self.render_delta(messages, ended).tokens
+        return self.render_delta(messages, after).tokens
 
-    def _delta_text(self, messages: Sequence[Message]) -> str:
-        """Return the text of a delta, which may start with a stop token."""
+    def render_delta(self, messages: Sequence[Message], after: int | None = None) -> Rendered:
+        """Return what `delta` returns, with the pictures of the messages.
+
+        Raises:
+            RecipeError: As `delta`, or the processor refuses the messages.
+        """
+        text, end = self._delta_text(messages)
+        rendered = self.read(text, messages)
+        own = self._files.encode(end.token)
+        is_own = bool(own) and after in (None, own[-1])
+        if is_own:  # it is what the text begins with, or was in the place of that
+            begun = self.codec.special.match(text) is not None
+        else:
+            begun = after in self.stop_ids and rendered.tokens[:1] == [after]
+        if not begun:
+            return rendered
+        return Rendered(rendered.tokens[1:], None if rendered.media is None else rendered.media.after(-1))
+
+    def read(self, text: str, messages: Sequence[Message]) -> Rendered:
+        """Return the ids of the rendering of messages, with their pictures."""
+        pictures = pictures_of(messages)
+        if self.reader is None or not pictures:
+            return Rendered(self.codec.encode(text))
+        return self.reader.read(text, pictures)
+
+    def _delta_text(self, messages: Sequence[Message]) -> tuple[str, TurnEnd]:
+        """Return the text of a delta, which may start with a stop token, and how the turn before it ends."""
         plain = [self.codec.plain(message) for message in messages]
         errors = []
         for turn, last in _stand_ins(plain):
@@ -193,26 +319,6 @@ class ChatTemplate:
                 errors.append(error)
         raise errors[0]
 
-    def render_delta(self, messages: Sequence[Message], ended: bool = True) -> Rendered:
-        """Return what `delta` returns, with the pictures of the messages.
-
-        Raises:
-            RecipeError: As `delta`, or the processor refuses the messages.
-        """
-        pictures = pictures_of(messages)
-        if self.reader is None or not pictures:
-            encode = self.codec.encode_after_stop if ended else self.codec.encode
-            return Rendered(encode(self._delta_text(messages)))
-        tokens, media = self.reader.read(self._delta_text(messages), pictures)
-        assert media is not None
-        after_stop = ended and tokens[:1] and tokens[0] in self.stop_ids
-        return Rendered(tokens[1:], media.after(-1)) if after_stop else Rendered(tokens, media)
-
-    def closing(self) -> list[int]:
-        """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
-        rendered = self.render([USER, ANSWER], generate=False)
-        return self.codec.encode(rendered.rpartition(REPLY)[2])
-
     def rendered(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with that of its ids."""
         text, pictures = self.render(messages, generate=False, tools=tools), pictures_of(messages)
@@ -220,21 +326,28 @@ class ChatTemplate:
         ids = self.reader.read(text, pictures).tokens if self.reader and has_pictures else self.codec.encode(text)
         return self.codec.decode(ids)
 
-    def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> str:
-        """Return what the template adds to a stand-in's turn, from its end token on; `last` is the turn's last text."""
+    def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> tuple[str, TurnEnd]:
+        """Return what the template adds to a stand-in's turn from its end token on, and how the turn ends.
+
+        Args:
+            turn: Of the stand-in.
+            last: Its last text.
+            messages: What follows it.
+        """
+        special = self._files.special
         rendered = self.render([USER, turn, *messages], generate=True)
-        opening = self.render([USER], generate=False)
+        begun, asked = (self.render([USER], generate=generate) for generate in (False, True))
+        opening = begun[: common_length(begun, asked, special)]
         alone = _past(self.render([USER, turn], generate=False), opening, last)
         followed = _past(rendered, opening, last)
-        stop = self.codec.stop.search(alone)
-        if stop:
-            own = alone[: stop.start()]
-        else:
+        end = find_end(alone, followed, special, self._files.stop)
+        before = end.before
+        if not end.token:
             closed = self.render([USER, ANSWER], generate=False)
-            own = alone.removesuffix(_past(closed, opening, REPLY))
-        if not followed.startswith(own):
+            before = alone.removesuffix(_past(closed, opening, REPLY))
+        if not followed.startswith(before):
             raise RecipeError(ANEW)
-        return followed[len(own) :]
+        return followed[len(before) :], end
 
 
 def _takes_texts(render: Renderer) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rlkit.base.errors import RecipeError, explain, shorten
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, opened_thinking, parse_after_thinking
 from rlkit.registry import load_plugins
-from rlkit.rollout.template import ANSWER, CALL_ID, QUESTION, REPLY, USER, ChatTemplate
+from rlkit.rollout.template import ANSWER, CALL_ID, QUESTION, REPLY, RESULT, USER, ChatTemplate
 from rlkit.types import JsonObject
 
 ARGUMENTS: JsonObject = {"what": QUESTION, "most": 7}
@@ -33,8 +33,9 @@ class TemplateCheck:
 def check_template(template: ChatTemplate) -> TemplateCheck:
     """Check whether turns are only appended, and whether the policy is trained on the token that ends its own."""
     report = TemplateCheck()
+    _check_start(template, report)
     _check_end(template, report)
-    for what, messages in (("user", [USER]), ("tool", [{"role": "tool", "content": "7", "tool_call_id": CALL_ID}])):
+    for what, messages in (("user", [USER]), ("tool", [RESULT])):
         try:
             template.delta(messages)
             report.facts.append(f"a {what} turn is appended to what came before")
@@ -44,30 +45,52 @@ def check_template(template: ChatTemplate) -> TemplateCheck:
     alone = template.render(thought, generate=False).rpartition(REPLY)[0]
     if not template.render([*thought, USER], generate=True).startswith(alone):
         report.warnings.append(
-            "the template strips thinking from earlier turns; training keeps it, as the policy saw it"
+            "the template strips thinking from earlier turns; rollouts keep it, as the policy saw it, and recorded "
+            "turns with thinking are each trained in the context that the template renders"
         )
     return report
 
 
-def _check_end(template: ChatTemplate, report: TemplateCheck) -> None:
+def _check_start(template: ChatTemplate, report: TemplateCheck) -> None:
     opened = template.render([USER], generate=True)
-    closed = template.render([USER, ANSWER], generate=False)
-    before, reply, after = closed.rpartition(REPLY)
+    before, reply, _ = template.render([USER, ANSWER], generate=False).rpartition(REPLY)
     if not reply:
         report.warnings.append("the template does not render an assistant's turn as it was written")
-        return
-    if opened != before:
+    elif not before.startswith(opened):
         report.warnings.append(
             f"the generation prompt ends with {opened[-40:]!r}, but an assistant's turn is rendered after "
-            f"{before[-40:]!r}; the policy is trained on the former"
+            f"{before[-40:]!r}; rollouts are trained on the former, and recorded turns like that are refused"
         )
-    if template.codec.stop.match(after):
-        report.facts.append(f"an assistant's turn ends with {after.strip()!r}, on which the policy is trained")
-    else:
-        ends = [template.codec.decode([i]) for i in sorted(template.stop_ids)]
+    elif template.lead:
+        report.facts.append(f"a recorded turn of text is trained with {template.lead!r} before it, as the template has")
+
+
+def _check_end(template: ChatTemplate, report: TemplateCheck) -> None:
+    for calls, what in ((False, "an assistant's turn"), (True, "a turn with calls of tools")):
+        try:
+            end = template.end(calls)
+        except RecipeError:
+            if calls:
+                report.facts.append("recorded `tool_calls` are refused: the template does not write them")
+            continue
+        if not end.token:
+            report.warnings.append(
+                f"the template continues with {end.tail[:40]!r} after {what}, without a special token that ends it; "
+                f"the policy is trained to end it with {template.codec.decode(template.turn_end)!r}; if that is wrong, "
+                "set model.chat_template to a template that ends turns"
+            )
+            continue
+        whose = ", with which the next message begins" if end.opens_next else ""
+        report.facts.append(f"{what} ends with {end.token!r}{whose}, on which the policy is trained")
+        if template.stop_ids_of_files.isdisjoint(template.end_ids(calls)):
+            report.facts.append(
+                f"the model's files end no turn with {end.token!r}: rollouts stop at it, and so does the saved model"
+            )
+    if template.replaced_end:
         report.warnings.append(
-            f"the template continues with {after[:40]!r} after an assistant's turn, but a turn ends with one of "
-            f"{ends}; if that is wrong, set eos_token_id in the model's generation_config.json"
+            f"once others follow, the template has {template.replaced_end!r} in the place of "
+            f"{template.end().token!r}; rollouts keep the latter, as the policy wrote it, and recorded turns are each "
+            "trained in the context that the template renders"
         )
 
 

@@ -87,7 +87,8 @@ def save(record: RunRecord, context: TrainContext, name: str) -> None:
         folder = record.folder.path / name
         model = context.recipe.model
         overrides = merge_overrides(source_of(model).overrides, model.config)
-        save_policy(policy, context.data.dialogue.tokenizer, folder, weights, overrides)
+        dialogue = context.data.dialogue
+        save_policy(policy, dialogue.tokenizer, folder, weights, overrides, ends=dialogue.template.ends)
         record.attempt("the model card", lambda: write_atomically(folder / "README.md", _card(record, context, name)))
 
 

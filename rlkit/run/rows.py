@@ -62,10 +62,9 @@ def as_row(trajectory: Trajectory) -> JsonObject:
 
 
 def _agent(trajectory: Trajectory) -> JsonObject:
-    """Return how an agent ended, and the further samples of its session, each with all of its messages."""
-    if not trajectory.agent:
+    """Return how an agent ended, and the further samples of a rollout, each with all of its messages."""
+    if not trajectory.agent and not trajectory.branches:
         return {}
-    output = redact(str(trajectory.agent["output"])[-MAX_OUTPUT:])
     branches = [
         {
             "text": branch.text,
@@ -75,6 +74,9 @@ def _agent(trajectory: Trajectory) -> JsonObject:
         }
         for branch in trajectory.branches
     ]
+    if not trajectory.agent:  # an answer that was recorded
+        return {"branches": branches}
+    output = redact(str(trajectory.agent["output"])[-MAX_OUTPUT:])
     return {
         "agent": {"status": trajectory.agent["status"], "output": output},
         "branches": branches,

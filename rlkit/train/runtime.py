@@ -19,10 +19,11 @@ from rlkit.interfaces.runtime import BoundPart, OneProcess, Runtime
 from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.lora import base_model
-from rlkit.recipe import Recipe
+from rlkit.recipe import Model, Recipe
 from rlkit.registry import calling
 from rlkit.rollout.scoring import score
 from rlkit.rollout.service import RolloutService
+from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.types import Score, Trajectory
 
@@ -48,7 +49,7 @@ class PartRuntime:
         self._actor, self._ranks = rollouts.actor, rollouts.ranks
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context
-        self.stop_ids = data.dialogue.stop_ids
+        self.stop_ids = data.dialogue.template.stop_ids
         self.tensor_parallel = self._ranks.tensor_parallel
         self.sequence_parallel = self._ranks.sequence_parallel
 
@@ -124,7 +125,9 @@ class RuntimeWithoutPolicy(OneProcess):
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        return stop_ids(self._recipe.model, self.tokenizer)
+        model = self._recipe.model
+        files = stop_ids(model, self.tokenizer)
+        return ChatTemplate(self.tokenizer, files, kwargs=model.chat_template_kwargs).stop_ids
 
     @property
     def device(self) -> torch.device:
@@ -164,3 +167,8 @@ def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
             with calling(part, "bind"):
                 part.bind(runtime)
     data.bind_tools()
+
+
+def template_ends(model: Model, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids with which a model's chat template ends the policy's turns."""
+    return ChatTemplate(tokenizer, stop_ids(model, tokenizer)).ends

@@ -189,7 +189,7 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
 def _close_rows(actor: Actor, data: Data) -> None:
     """Let a reward model score conversations as the chat template renders them."""
     if isinstance(actor, ScoreModel):
-        actor.close_with(data.dialogue.template.closing(), data.dialogue.stop_ids)
+        actor.close_with(data.dialogue.template.closing(), data.dialogue.template.stop_ids)
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ class User(Interaction):
 
 TEMPLATE: Any = SimpleNamespace(
     render_start=lambda messages, tools: Rendered([1] * len(messages)),
-    render_delta=lambda messages, ended: Rendered([1] * len(messages)),
+    render_delta=lambda messages, after: Rendered([1] * len(messages)),
     reader=None,
     codec=SimpleNamespace(
         plain=lambda message: message,

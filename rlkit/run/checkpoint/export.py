@@ -15,6 +15,7 @@ from rlkit.models.save import save_policy
 from rlkit.models.source import locate, merge_overrides
 from rlkit.recipe import Model
 from rlkit.recipe.model import Overrides
+from rlkit.train.runtime import template_ends
 
 
 def export(
@@ -61,5 +62,6 @@ def export(
     if not has_lora(policy):
         policy = cast_weights(policy, getattr(torch, dtype))
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_policy(policy, load_tokenizer(model), out, overrides=merge_overrides(source.overrides, model.config))
+    tokenizer, overrides = load_tokenizer(model), merge_overrides(source.overrides, model.config)
+    save_policy(policy, tokenizer, out, overrides=overrides, ends=template_ends(model, tokenizer))
     return source.location

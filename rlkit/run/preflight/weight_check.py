@@ -55,7 +55,9 @@ def check_weights(data: Data, service: RolloutService) -> float:
     requests = ranks.broadcast_tp(requests)
     gaps = []
     for request, completion in zip(requests, completions, strict=True):
-        require(engine, "generate", outputs.of_engine(completion, request, service.version, data.dialogue.stop_ids))
+        require(
+            engine, "generate", outputs.of_engine(completion, request, service.version, data.dialogue.template.stop_ids)
+        )
         is_picture = template.reader is not None and completion.tokens[0] in template.reader.placeholders
         sampled = [0] if is_picture else completion.tokens  # a picture's token stands for nothing here
         tokens = torch.tensor([[*request.tokens, *sampled]], device=ranks.fabric.device)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import processors
 
 from rlkit.base.errors import RecipeError
 from rlkit.models.actor import Actor, ValueModel
@@ -17,7 +18,10 @@ from rlkit.models.save import save_policy
 from rlkit.models.source import SHIPPED
 from rlkit.models.weights import PolicyWeights, full_state_dict
 from rlkit.recipe import Lora, Model
+from rlkit.rollout.recorded import recorded_group
+from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model, save_random_model
+from rlkit.types import Prompt, RecordedAnswer
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 0, 0]])
 MASK = torch.tensor([[False, False, True, False, True, True], [False, True, True, True, False, False]])
@@ -190,6 +194,27 @@ def test_a_recipe_gives_a_base_model_its_template(tmp_path: Path, file: bool) ->
         template = str(tmp_path / "own.jinja")
     own = load_tokenizer(Model(str(folder), chat_template=template))
     assert own.apply_chat_template(messages, tokenize=False) == "<1+1=><2>"
+
+
+def test_plain_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:
+    """Gemma's and Llama's put <bos> before every text; without it such base models write garbage."""
+    tokenizer: Any = load_tokenizer(Model("tiny"))
+    tokenizer.add_tokens(["<bos>"], special_tokens=True)
+    bos = tokenizer.convert_tokens_to_ids("<bos>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", bos)]
+    )
+    save_random_model(tmp_path / "m", vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(tmp_path / "m")
+    plain: Any = load_tokenizer(Model(str(tmp_path / "m"), chat_template="plain"))
+    template = ChatTemplate(plain, {plain.eos_token_id})
+    question = {"role": "user", "content": "1+1="}
+    assert template.start([question]) == plain.encode("1+1=\n")
+    assert template.start([question])[0] == bos
+    answer = RecordedAnswer([{"role": "assistant", "content": "2"}])
+    [found] = recorded_group(template, Prompt("p", [question], recorded=[answer]), 0, 4096)
+    assert found.tokens == [*plain.encode("1+1=\n2"), plain.eos_token_id]
+    assert plain.decode(template.delta([question])) == "1+1=\n"
 
 
 @pytest.mark.parametrize("template", ["no-such.jinja", "/dev/zero", ".", "plane"])

@@ -127,6 +127,15 @@ def test_rows_are_closed_by_the_template_in_the_last_score(tmp_path: Path) -> No
     torch.testing.assert_close(torch.stack((scores[0, 3], scores[1, 2], scores[2, 3])), expected)
 
 
+def test_the_score_is_before_an_end_that_opens_the_next_tur(tmp_path: Path) -> None:
+    """GLM's turns end with the next role's marker, which a rendering that ends with the turn has not got."""
+    model = score_model(Model(str(save_random_model(tmp_path / "m")), head="score"))
+    tokens, mask = torch.tensor([[5, 6, 7, 258]]), torch.tensor([[0, 0, 1, 1]]).bool()
+    model.close_with([], [258])
+    expected = model.policy(input_ids=tokens[:, :3]).logits[0, 0]
+    torch.testing.assert_close(model(tokens, mask).scores[0, 3], expected)
+
+
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_what_was_saved_scores_conversations_as_training_did(tmp_path: Path, lora: Lora | None) -> None:
     """By ModelReward and by plain transformers: the template adds a line break after the policy's end token."""

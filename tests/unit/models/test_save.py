@@ -1,4 +1,4 @@
-"""The model card beside a trained policy."""
+"""A saved policy: where its generation stops, and the model card beside it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import GenerationConfig
 
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.models.save import model_card
+from rlkit.models.save import model_card, save_policy
+from rlkit.testing.models import build_tokenizer, random_model
 
 FEW = ("--train.steps=2", "--train.prompts_per_step=2", "--validation.limit=4")
 
@@ -36,6 +38,17 @@ def test_a_run_describes_what_it_has_trained(tmp_path: Path, name: str, library:
     assert f"from {library} import Auto" in text
     assert str(tmp_path) not in text
     assert "More Information Needed" not in text
+
+
+@pytest.mark.parametrize(("known", "expected"), [(256, [256, 258]), ([256, 258], [256, 258]), (None, [258])])
+def test_a_saved_model_stops_where_its_template_ends_turns(
+    known: int | list[int] | None, expected: list[int], tmp_path: Path
+) -> None:
+    """A base model's files may know <|endoftext|> (256) only, while its template ends turns with <|im_end|> (258)."""
+    policy = random_model("qwen2")
+    policy.generation_config.eos_token_id = known
+    save_policy(policy, build_tokenizer(), tmp_path / "final", ends=[258])
+    assert GenerationConfig.from_pretrained(tmp_path / "final").eos_token_id == expected
 
 
 def test_a_name_on_the_hub_is_the_base_model() -> None:

@@ -139,7 +139,10 @@ def test_tokens_are_those_of_a_policy_that_writes_the_same(style: str, name: str
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     prompt = Prompt("sum", messages[:first], recorded=[RecordedAnswer(messages[first:], 0.5)])
     [found] = recorded_group(renders, prompt, 3, 1 << 20)
-    assert found.tokens == play(style, messages, renders)
+    if style == "qwen3":  # which opens an empty thought in the last turn only
+        assert renders.codec.decode(found.tokens) + "\n" == renders.render(messages, generate=False)
+    else:
+        assert found.tokens == play(style, messages, renders)
     assert measure_answers(renders, [prompt]) == [[len(found.tokens) - len(renders.start(prompt.messages))]]
     turns = [found.tokens[start:stop] for role, start, stop in found.turns if role == "assistant"]
     assert all(turn[-1] in renders.stop_ids and renders.stop_ids.isdisjoint(turn[:-1]) for turn in turns)
@@ -151,8 +154,66 @@ def test_tokens_are_those_of_a_policy_that_writes_the_same(style: str, name: str
 
 def test_a_turn_of_calls_alone_needs_no_content() -> None:
     turn = calling("call00001")
-    renders, alone = template_of("chatml"), {key: value for key, value in turn.items() if key != "content"}
-    assert renders.turn(alone) == renders.turn(turn)
+    alone = {key: value for key, value in turn.items() if key != "content"}
+    first, second = (
+        recorded_group(template_of("chatml"), Prompt("p", [USER], recorded=[RecordedAnswer([one])]), 0, 4096)[0].tokens
+        for one in (alone, turn)
+    )
+    assert first == second
+
+
+THOUGHT = "<think>\nHm.\n</think>\n\n"
+TALK = [said(f"{THOUGHT}5"), USER, said(f"{THOUGHT}Still 5.")]
+
+
+def test_a_turn_that_is_rendered_anew_is_a_sample() -> None:
+    """Qwen3 drops the thought of the first turn once the second follows, which reads the conversation without it."""
+    renders = template_of("qwen3")
+    prompt = Prompt("sum", [USER], recorded=[RecordedAnswer(TALK, 0.5, [0.25, 0.75])])
+    [main] = recorded_group(renders, prompt, 0, 4096)
+    [first] = main.branches
+    asked = "<|im_start|>user\n2 + 3 = ?<|im_end|>\n<|im_start|>assistant\n"
+    assert renders.codec.decode(first.tokens) == f"{asked}{THOUGHT}5<|im_end|>"
+    assert renders.codec.decode(main.tokens) == f"{asked}5<|im_end|>\n{asked}{THOUGHT}Still 5.<|im_end|>"
+    assert renders.codec.decode(list(compress(main.tokens, main.mask))) == f"{THOUGHT}Still 5.<|im_end|>"
+    assert [t.score and t.score.turn_rewards for t in (first, main)] == [[0.25], [0.75]]
+    assert (main.messages, first.messages) == ([USER, *TALK], [USER, TALK[0]])
+    longest = len(main.tokens) - len(renders.start([USER]))
+    assert measure_answers(renders, [prompt]) == [[longest]]
+    with pytest.raises(
+        RecipeError, match=r"^prompt 'sum': .* anew once others follow: .*'<think>.* which loss DPO does"
+    ):
+        measure_answers(renders, [prompt], whole="DPO")
+
+
+def test_a_turn_that_is_not_trained_is_context() -> None:
+    untrained = [{**TALK[0], "trained": False}, *TALK[1:]]
+    [main] = recorded_group(template_of("qwen3"), Prompt("p", [USER], recorded=[RecordedAnswer(untrained)]), 0, 4096)
+    assert not main.branches
+    assert template().codec.decode(list(compress(main.tokens, main.mask))) == f"{THOUGHT}Still 5.<|im_end|>"
+    plain = [{**said("5"), "trained": False}, USER, said("It is 5.")]
+    [whole] = recorded_group(template(), Prompt("p", [USER], recorded=[RecordedAnswer(plain)]), 0, 4096)
+    assert template().codec.decode(list(compress(whole.tokens, whole.mask))) == "It is 5.<|im_end|>"
+
+
+def test_a_run_trains_all_samples_of_an_answer(tmp_path: Path) -> None:
+    strips = tmp_path / "strips.jinja"
+    content = "{{ m.content if loop.last else m.content.split('</think>')[-1].lstrip() }}"
+    strips.write_text((TINY / "chat_template.jinja").read_text().replace("{{ m['content'] }}", content))
+    words = rows_in(tmp_path, [{"messages": [USER, *TALK]}] * 8)
+    done = rlkit_in_process("fit", *RUN, *words, f"--model.chat_template={strips}", "--out=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [row, *_] = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
+    [branch] = row["branches"]
+    trained = [template().codec.decode(list(compress(one["tokens"], one["mask"]))) for one in (branch, row)]
+    assert trained == [f"{THOUGHT}5<|im_end|>", f"{THOUGHT}Still 5.<|im_end|>"]
+    losses = [line["policy/loss"] for line in read_jsonl(tmp_path / "run" / "metrics.jsonl")]
+    assert losses[-1] < losses[0]
+    pair = rows_in(tmp_path, [{"prompt": [USER], "chosen": TALK, "rejected": [*TALK[:2], said("6")]}] * 8)
+    words = (*pair, "--loss=DPO", f"--model.chat_template={strips}", "--out=dpo")
+    done = rlkit_in_process("fit", *RUN, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Each turn of the answer is then a sample of its own, which loss DPO does not take" in done.stderr
 
 
 def test_an_answer_ends_where_the_context_does() -> None:

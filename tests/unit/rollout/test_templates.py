@@ -302,7 +302,7 @@ def test_a_generation_prompt_may_open_a_thought() -> None:
     own = [*ids(template, "Hm.\n</think>\n\nYes."), tokenizer.eos_token_id]
     history = [user("One?"), assistant("<think>\nHm.\n</think>\n\nYes."), user("Two?")]
     assert template.start(history[:1]) + own + delta == template.start(history)
-    assert "the policy is trained on the former" in check_template(template).warnings[0]
+    assert "rollouts are trained on the former" in check_template(template).warnings[0]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -337,12 +337,14 @@ def test_words_that_are_no_special_tokens_stay() -> None:
 
 @pytest.mark.parametrize("messages", [[user("And?")], [result("7")], [result("7"), result("8", NEXT_ID)]])
 def test_a_turn_that_ends_differently_is_closed_by_the_template(messages: list[Message]) -> None:
-    """Where the model's own end is not the template's, the delta begins with the latter; the proof warns of it."""
+    """Where the model's own end is not the template's, the delta begins with the latter; the proof says so."""
     tokenizer = tokenizer_of("chatml", eos="<|endoftext|>")
     other = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
-    usual = template_of("chatml")
-    assert other.delta(messages) == ids(usual, "<|im_end|>") + usual.delta(messages)
-    assert "set eos_token_id" in "\n".join(check_template(other).warnings)
+    usual, [end] = template_of("chatml"), ids(template_of("chatml"), "<|im_end|>")
+    assert other.delta(messages, tokenizer.eos_token_id) == [end, *usual.delta(messages)]
+    assert other.delta(messages, end) == other.delta(messages) == usual.delta(messages)
+    assert other.stop_ids == {tokenizer.eos_token_id, end}
+    assert "rollouts stop at it, and so does the saved model" in "\n".join(check_template(other).facts)
 
 
 @pytest.mark.parametrize("after", ["", "\\n", "\\n\\n", "<|endoftext|>\\n"])
