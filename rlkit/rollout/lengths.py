@@ -105,7 +105,7 @@ def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = Fals
 
 
 def measure_answers(
-    template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False, whole: str | None = None
+    template: ChatTemplate, prompts: Sequence[Prompt], show: bool = False, answer_loss: str | None = None
 ) -> list[list[int]]:
     """Return the lengths of each prompt's recorded answers in tokens, without the prompt, as trajectories have them.
 
@@ -115,7 +115,7 @@ def measure_answers(
         template: Renders the conversations.
         prompts: Any number.
         show: Whether to show the progress on a terminal.
-        whole: Name of a loss of whole answers, of which each must be one sample; None for a loss of tokens.
+        answer_loss: Name of a loss of whole answers, of which each must be one sample; None for a loss of tokens.
 
     Raises:
         RecipeError: The chat template refuses an answer, or no policy could have written it; the message names the
@@ -124,7 +124,7 @@ def measure_answers(
     single = [replace(prompt, recorded=[answer]) for prompt in prompts for answer in prompt.recorded]
 
     def lengths(chunk: Sequence[Prompt]) -> list[int]:
-        spans_of = [_named(prompt, lambda p: _measured(template, p, whole)) for prompt in chunk]
+        spans_of = [_named(prompt, lambda p: _measured(template, p, answer_loss)) for prompt in chunk]
         texts = [s.text for spans in spans_of for sample in spans for s in sample if not pictures_of(s.messages)]
         sizes = iter(template.codec.lengths(texts))
         return [_length(template, spans, sizes) for spans in spans_of]
@@ -132,16 +132,16 @@ def measure_answers(
     if len(single) <= FEW:
         lengths_of = iter(lengths(single))
     else:
-        path = _cache_file(template, [(p.messages, p.tools, p.recorded[0].messages, whole) for p in single])
+        path = _cache_file(template, [(p.messages, p.tools, p.recorded[0].messages, answer_loss) for p in single])
         lengths_of = iter(_stored_or_measured(path, single, _in_chunks("measuring answers", lengths, show)))
     return [list(islice(lengths_of, len(prompt.recorded))) for prompt in prompts]
 
 
-def _measured(template: ChatTemplate, prompt: Prompt, whole: str | None) -> list[list[RecordedSpan]]:
+def _measured(template: ChatTemplate, prompt: Prompt, answer_loss: str | None) -> list[list[RecordedSpan]]:
     """Return the spans of an answer's samples; those of a single one without its prompt."""
     samples = samples_of(template, prompt, prompt.recorded[0])
-    if whole is not None:
-        require_one(samples, whole)
+    if answer_loss is not None:
+        require_one(samples, answer_loss)
     return [sample.spans[len(samples) == 1 :] for sample in samples]
 
 

@@ -192,23 +192,30 @@ def samples_of(template: ChatTemplate, prompt: Prompt, answer: RecordedAnswer) -
         return [RecordedSample(spans, list(answer.messages))]
     messages = list(prompt.messages)
     samples, rendered, new = [RecordedSample()], "", RecordedSpan("user", "", prompt.messages)
-    for role, written in turns:
+    for role, turn_messages in turns:
         if role != "assistant":
-            new = RecordedSpan(role, "", written)
+            new = RecordedSpan(role, "", turn_messages)
         else:
             opening = template.opening(messages, prompt.tools)
-            kept = _kept(template, samples[-1], rendered, opening)
-            if kept is None:
-                samples[-1].differs, kept = _difference(rendered, opening), 0
+            shared_length = _kept(template, samples[-1], rendered, opening)
+            if shared_length is None:
+                samples[-1].differs, shared_length = _difference(rendered, opening), 0
                 samples.append(RecordedSample())
                 new = RecordedSpan("user", "", list(messages))
-            new.text = opening[kept:]
-            turn = _turn(template, [*messages, written[0]], opening, prompt.tools)
+            new.text = opening[shared_length:]
+            turn = _turn(template, [*messages, turn_messages[0]], opening, prompt.tools)
             rendered = opening + turn
-            turn += "" if template.end(bool(written[0].get("tool_calls"))).token else str(template.tokenizer.eos_token)
-            samples[-1].spans += [new, RecordedSpan("assistant", turn, trained=written[0].get("trained") is not False)]
-            samples[-1].messages = [*messages, *written]
-        messages += written
+            turn += (
+                ""
+                if template.end(bool(turn_messages[0].get("tool_calls"))).token
+                else str(template.tokenizer.eos_token)
+            )
+            samples[-1].spans += [
+                new,
+                RecordedSpan("assistant", turn, trained=turn_messages[0].get("trained") is not False),
+            ]
+            samples[-1].messages = [*messages, *turn_messages]
+        messages += turn_messages
     return samples
 
 
@@ -257,18 +264,18 @@ def _kept(template: ChatTemplate, sample: RecordedSample, rendered: str, opening
 
 def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, tools: Tools | None) -> str:
     """Return what the template writes for the last message after an opening, up to the token that ends the turn."""
-    rest = _written(template.text, messages, tools, opening)
-    if rest is None:  # rendering the turn may leave out thoughts of earlier ones that the opening has
-        rest = _written(template.text, [*map(_without_thought, messages[:-1]), messages[-1]], tools)
-    if rest is None:
+    continuation = _written(template.text, messages, tools, opening)
+    if continuation is None:  # rendering the turn may leave out thoughts of earlier ones that the opening has
+        continuation = _written(template.text, [*map(_without_thought, messages[:-1]), messages[-1]], tools)
+    if continuation is None:
         rendered = template.render(messages, generate=False, tools=tools)
         index = len(commonprefix((opening, rendered)))  # noqa: RUF071 (no paths)
         where, remedy = _difference(opening, rendered), _remedy(template, messages, tools)
         raise RecipeError(DIFFERS.format(index=index, remedy=remedy, **where))
     end = template.end(bool(messages[-1].get("tool_calls")))
-    turn = end.text_of(rest)
+    turn = end.text_of(continuation)
     if turn is None:
-        raise RecipeError(ENDS_OTHERWISE.format(found=rest[-SHOWN:], expected=end.tail))
+        raise RecipeError(ENDS_OTHERWISE.format(found=continuation[-SHOWN:], expected=end.tail))
     inside = template.ends_turns.search(turn.removesuffix(end.token))
     if inside is not None:
         raise RecipeError(HOLDS_END.format(token=inside.group()))

@@ -132,8 +132,8 @@ class TurnEnds:
             followed = alone
         if last not in alone or last not in followed:
             raise RecipeError(problem)
-        after = (text.partition(last)[2] for text in (alone, followed))
-        return find_end(*after, self._files.special, self._files.stop)
+        alone, followed = alone.partition(last)[2], followed.partition(last)[2]
+        return find_end(alone, followed, self._files.special, self._files.stop)
 
     def closing(self) -> list[int]:
         """Return the ids with which the template ends a conversation after the text of an assistant's turn."""

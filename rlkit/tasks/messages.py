@@ -68,9 +68,9 @@ class MessageReader:
             self.changes.add(Change.NULLS)
         role = _one_of(fields, "role", "from", what)
         content = _one_of(fields, "content", "value", what)
-        known = self._role(role, what)
-        is_call = known in CALLS
-        message: Message = {"role": "assistant" if is_call else known}
+        canonical = self._role(role, what)
+        is_call = canonical in CALLS
+        message: Message = {"role": "assistant" if is_call else canonical}
         trained = self._trained(fields, message["role"], what)
         if is_call:
             calls = self.decoded(content, f"{what}: content", Change.CALLS)
@@ -89,13 +89,13 @@ class MessageReader:
 
     def _role(self, role: object, what: str) -> str:
         name = role.strip().lower().replace("-", "_") if isinstance(role, str) else ""
-        known = OTHER_ROLES.get(name, name)
-        if known not in (*ROLES, *CALLS):
+        canonical = OTHER_ROLES.get(name, name)
+        if canonical not in (*ROLES, *CALLS):
             names = ", ".join((*ROLES, *OTHER_ROLES, *CALLS))
             refuse(f"{what}: role", role, f"one of {names}")
-        if known != role:
+        if canonical != role:
             self.changes.add(Change.ROLES)
-        return known
+        return canonical
 
     def _calls(self, value: object, what: str) -> list[JsonObject]:
         calls = value if isinstance(value, list | tuple) else [value]
@@ -105,8 +105,8 @@ class MessageReader:
         """Return a call of a tool in OpenAI's form, with arguments that are an object."""
         call = self._fields(self.decoded(value, what, Change.CALLS), what)
         if "function" not in call:
-            outer: JsonObject = {key: call.pop(key) for key in ("id", "type") if key in call}
-            call = {"type": "function", **outer, "function": call}
+            envelope: JsonObject = {key: call.pop(key) for key in ("id", "type") if key in call}
+            call = {"type": "function", **envelope, "function": call}
         function = self._fields(self.decoded(call["function"], what, Change.CALLS), what)
         name, arguments = function.get("name"), function.get("arguments", "")
         if not isinstance(name, str) or not name:
@@ -201,15 +201,15 @@ def unpacked(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _one_of(fields: JsonObject, key: str, other: str, what: str) -> object:
+def _one_of(fields: JsonObject, key: str, alias: str, what: str) -> object:
     """Remove and return a field that has one of two names.
 
     Raises:
         RecipeError: Both are there, and differ.
     """
-    values = [fields.pop(name) for name in (key, other) if name in fields]
+    values = [fields.pop(name) for name in (key, alias) if name in fields]
     if len(values) == 2 and values[0] != values[1]:
-        raise RecipeError(f"{what} has {key}={show(values[0])} and {other}={show(values[1])}; remove one")
+        raise RecipeError(f"{what} has {key}={show(values[0])} and {alias}={show(values[1])}; remove one")
     return values[0] if values else None
 
 

@@ -215,7 +215,7 @@ ROWS: dict[str, tuple[object, str | None]] = {
     "an unknown argument": ({"add": {"create": {"x": 1}}}, "unexpected keyword argument 'x'"),
     "a number for a phase": ({"add": {"create": 5}}, "the row's tools.add.create is 5, expected an object"),
     "a list for a tool": ({"add": [1]}, r"the row's tools.add.create is \[1\], expected an object"),
-    "a text for all": ("add", "the row's tools.add.create is 'add', expected an object"),
+    "a name": ("add", None),
     "numbers as names": ({"add": {"create": {1: 2}}}, "keywords must be strings"),
     "null": ({"add": {"create": None, "call": None}}, None),
 }

@@ -183,7 +183,7 @@ def test_a_turn_that_is_rendered_anew_is_a_sample() -> None:
     with pytest.raises(
         RecipeError, match=r"^prompt 'sum': .* anew once others follow: .*'<think>.* which loss DPO does"
     ):
-        measure_answers(renders, [prompt], whole="DPO")
+        measure_answers(renders, [prompt], answer_loss="DPO")
 
 
 def test_a_turn_that_is_not_trained_is_context() -> None:

@@ -11,6 +11,7 @@ from rlkit.rollout.lengths import measure_answers
 from rlkit.rollout.recorded import recorded_group, samples_of
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import check_template
+from rlkit.tasks.chat import ChatRow
 from rlkit.tasks.recorded import recording
 from rlkit.types import Message, Prompt, RecordedAnswer, Trajectory
 from tests.vendors import NAMES, TYPED, family_of, template_of, tokenizer_of
@@ -61,7 +62,7 @@ OUTCOMES = dict.fromkeys(NAMES, EQUAL) | {
     **dict.fromkeys(("qwen3_5_think", "qwen3_6"), "1 1 2 1 1 1 2 1 1 2 1"),
     "qwen3_5_nothink": "1 1 2 1 1 1 2 p p p p",
     "deepseek_r1_distill": "p p p p p p p p p p p",
-    "deepseekv3": "p p p p r r r p p p r",
+    "deepseekv3": "p p p p p p p p p p p",
     **dict.fromkeys((n for n in NAMES if n.startswith("nemotron")), "p p p p p p p 1 1 2 p"),
 }  # fmt: skip
 """What becomes of each row: its number of samples, or why it is refused.
@@ -87,7 +88,7 @@ AFTER_THE_END = {"", "\n", " ", "\n<|endoftext|>"}
 
 
 def recorded(row: str) -> Prompt:
-    found = recording({"messages": ROWS[row]}, None)
+    found = recording(ChatRow({"messages": ROWS[row]}), None)
     assert found.prompt is not None
     return Prompt("row", found.prompt, recorded=found.answers, tools=None if "tool" in row else [])
 
