@@ -21,6 +21,12 @@ SPECIAL = re.compile(
 """What a template writes that is a special token."""
 
 
+def template_text(name: str) -> str:
+    """Return a template of a vendor, or one of those for other tests."""
+    file = FOLDER / f"{name}.jinja"
+    return (file if name in NAMES else FOLDER.parent / file.name).read_text(encoding="utf-8")
+
+
 class Family(NamedTuple):
     """What the files of models say, and what their policies write last.
 
@@ -72,7 +78,7 @@ def family_of(name: str) -> Family:
 @cache
 def tokenizer_of(name: str) -> Any:
     """Return a byte-level tokenizer with a vendor's template, and what that writes as special tokens."""
-    family, text = family_of(name), (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    family, text = family_of(name), template_text(name)
     tokenizer = build_tokenizer()
     added = {*SPECIAL.findall(text), family.eos, *family.stops, family.bos} - {""}
     tokenizer.add_tokens(sorted(added), special_tokens=True)

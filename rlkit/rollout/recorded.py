@@ -203,17 +203,11 @@ def samples_of(template: ChatTemplate, prompt: Prompt, answer: RecordedAnswer) -
                 samples.append(RecordedSample())
                 new = RecordedSpan("user", "", list(messages))
             new.text = opening[shared_length:]
-            turn = _turn(template, [*messages, turn_messages[0]], opening, prompt.tools)
+            [message] = turn_messages
+            turn = _turn(template, [*messages, message], opening, prompt.tools)
             rendered = opening + turn
-            turn += (
-                ""
-                if template.end(bool(turn_messages[0].get("tool_calls"))).token
-                else str(template.tokenizer.eos_token)
-            )
-            samples[-1].spans += [
-                new,
-                RecordedSpan("assistant", turn, trained=turn_messages[0].get("trained") is not False),
-            ]
+            turn += "" if template.end(bool(message.get("tool_calls"))).token else str(template.tokenizer.eos_token)
+            samples[-1].spans += [new, RecordedSpan("assistant", turn, trained=message.get("trained") is not False)]
             samples[-1].messages = [*messages, *turn_messages]
         messages += turn_messages
     return samples

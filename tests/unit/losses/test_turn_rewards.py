@@ -23,6 +23,7 @@ from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.evaluate import compare_turns
+from rlkit.tasks.chat import ChatRow
 from rlkit.tasks.recorded import recording
 from rlkit.testing import check_loss, save_random_model
 from rlkit.train.objective import Objective
@@ -92,14 +93,14 @@ def test_the_gradient_is_sigmoid_minus_label() -> None:
 @pytest.mark.parametrize("row", [{"messages": [USER, *TALK]}, {"prompt": USER["content"], "completion": TALK}])
 def test_columns_of_turns(row: dict[str, Any]) -> None:
     prompted = [USER] if "prompt" in row else None
-    [found] = recording({**row, "turn_rewards": [True, 0.25]}, prompted).answers
+    [found] = recording(ChatRow({**row, "turn_rewards": [True, 0.25]}), prompted).answers
     assert found == RecordedAnswer(TALK, 0.0, [1.0, 0.25])
-    assert recording(row, prompted).answers == [RecordedAnswer(TALK)]
+    assert recording(ChatRow(row), prompted).answers == [RecordedAnswer(TALK)]
     for wrong in ([1], [1, 0, 1], [1, None], [1, "right"], [1, float("nan")], 1, "11"):
         with pytest.raises(RecipeError, match="^f.jsonl, row 7: 'turn_rewards' is .* a number for each of 2 turns"):
-            recording({**row, "turn_rewards": wrong}, prompted, "f.jsonl, row 7")
+            recording(ChatRow({**row, "turn_rewards": wrong}, "f.jsonl, row 7"), prompted)
     with pytest.raises(RecipeError, match="'turn_rewards' is 1e\\+31, expected a finite number"):
-        recording({**row, "turn_rewards": [0, 1e31]}, prompted)
+        recording(ChatRow({**row, "turn_rewards": [0, 1e31]}), prompted)
 
 
 def recorded(section: Model, *answers: RecordedAnswer) -> list[Trajectory]:

@@ -25,27 +25,26 @@ from rlkit.parsers import (
 from rlkit.parsers.arguments import with_types
 from rlkit.parsers.detect import detect
 from rlkit.testing.models import build_tokenizer
-from tests.conftest import ROOT
+from tests.vendors import template_text
 
-TEMPLATES = ROOT / "tests" / "templates"
 PARSERS: dict[str, type[ToolParser]] = {
-    "deepseek_v3": DeepSeekParser,
+    "deepseekv3": DeepSeekParser,
     "gemma4": GemmaParser,
     "gemma4_v5": GemmaParser,
-    "glm4_5": GlmParser,
-    "gpt_oss": HarmonyParser,
+    "glm4moe": GlmParser,
+    "gptoss": HarmonyParser,
     "lfm2_v2": LfmParser,
-    "lfm2_5": LfmParser,
+    "lfm2_2_5_v2": LfmParser,
     "llama3_1": LlamaJsonParser,
     "mistral": MistralParser,
     "qwen2_5": HermesParser,
     "qwen3": HermesParser,
-    "qwen3_5": QwenCoderParser,
+    "qwen3_5_think": QwenCoderParser,
 }
 USER = {"role": "user", "content": "How many?"}
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array"}
-ONE_CALL = ("gpt_oss", "llama3_1")
-WITHOUT_TEXT = ("llama3_1", "mistral", "gpt_oss", "gemma4", "gemma4_v5")
+ONE_CALL = ("gptoss", "llama3_1")
+WITHOUT_TEXT = ("llama3_1", "mistral", "gptoss", "gemma4", "gemma4_v5")
 """Templates that write no text before a call, or write it as something else."""
 
 
@@ -53,7 +52,7 @@ WITHOUT_TEXT = ("llama3_1", "mistral", "gpt_oss", "gemma4", "gemma4_v5")
 def tokenizer_of(name: str) -> Any:
     tokenizer = build_tokenizer()
     tokenizer.bos_token = "<|endoftext|>"
-    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer.chat_template = template_text(name)
     return tokenizer
 
 
@@ -64,7 +63,7 @@ def render(name: str, *messages: dict[str, Any], generate: bool = False) -> str:
 def written(name: str, calls: list[ToolCall], text: str = "") -> tuple[str, str]:
     """Return a turn with calls as the template writes it, and how the prompt has begun its thinking."""
     functions = [
-        {"name": c.name, "arguments": json.dumps(c.arguments) if name == "deepseek_v3" else c.arguments} for c in calls
+        {"name": c.name, "arguments": json.dumps(c.arguments) if name == "deepseekv3" else c.arguments} for c in calls
     ]
     tool_calls = [{"id": f"call0000{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
     rendered = render(name, USER, {"role": "assistant", "content": text, "tool_calls": tool_calls})
@@ -115,9 +114,9 @@ def writable(name: str, value: Any) -> bool:
     if not isinstance(value, str):
         return True
     unwritable = {
-        "glm4_5": ("</arg_value>", "<arg_key>"),
-        "qwen3_5": ("</parameter>", "<parameter=", "\\n"),
-        "lfm2_5": ("'", "\\\\", "\\n"),
+        "glm4moe": ("</arg_value>", "<arg_key>"),
+        "qwen3_5_think": ("</parameter>", "<parameter=", "\\n"),
+        "lfm2_2_5_v2": ("'", "\\\\", "\\n"),
     }
     return not any(text in value for text in unwritable.get(name, ('<|"|>',)))
 

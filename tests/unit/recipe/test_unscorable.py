@@ -90,7 +90,7 @@ def test_data_verbs_count_and_show_them(options: list[str], capsys: pytest.Captu
     assert (train["unscorable"], len(train["unscorable_rows"])) == (3, 3)
     assert "row 1 has the answer 'about 7'" in output("stats")
     shown = json.loads(output("show", "--json"))
-    assert [row["unscorable"] is not None for row in shown] == [False, False, False]  # rows 0, 2 and 5
+    assert [row["unscorable"] is not None for row in shown["rows"]] == [False, False, False]  # rows 0, 2 and 5
 
 
 def test_rewards_of_rewards_ask_those_that_score_the_prompt() -> None:

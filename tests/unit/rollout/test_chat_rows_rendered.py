@@ -22,7 +22,8 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.types import JsonObject, Message, Prompt, RecordedAnswer, SampleKey
-from tests.unit.rollout.test_templates import TEMPLATES, TOOLS, WITH_TOOLS, template_of
+from tests.unit.rollout.test_templates import TOOLS, WITH_TOOLS, template_of
+from tests.vendors import template_text
 
 ASKED: Message = {"role": "user", "content": "Tide at Bergen?"}
 SCHEMA: JsonObject = {
@@ -46,7 +47,7 @@ def said(content: str) -> Message:
 
 def deepseek() -> ChatTemplate:
     tokenizer = build_tokenizer()
-    tokenizer.chat_template = (TEMPLATES / "vendors" / "deepseekv3.jinja").read_text(encoding="utf-8")
+    tokenizer.chat_template = template_text("deepseekv3")
     return ChatTemplate(tokenizer, {tokenizer.eos_token_id})
 
 

@@ -22,7 +22,8 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import misreading, missing_parser
 from rlkit.testing.models import build_tokenizer, random_model
 from rlkit.types import Completion, Request, StopReason
-from tests.conftest import ROOT, read_jsonl
+from tests.conftest import read_jsonl
+from tests.vendors import template_text
 
 
 class Family(NamedTuple):
@@ -42,13 +43,13 @@ FAMILIES = {
         (f"<|channel>thought\n<|tool_call>call:calculator{{expression:{Q}9{Q}}}<tool_call|><channel|>"
          f"<|tool_call>call:calculator{{expression:{Q}2 + 3{Q}}}<tool_call|><|tool_response>", "#### 5<turn|>"),
     ),
-    "glm4_5": Family(
+    "glm4moe": Family(
         ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
         ("<|user|>", "<|observation|>"),
         ("\n<think><tool_call>calculator\n</tool_call></think>\n<tool_call>calculator\n<arg_key>expression</arg_key>\n"
          "<arg_value>2 + 3</arg_value>\n</tool_call><|observation|>", "\n<think></think>\n#### 5<|user|>"),
     ),
-    "gpt_oss": Family(
+    "gptoss": Family(
         ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
         ("<|return|>", "<|call|>"),
         ('<|channel|>analysis<|message|>{"expression": "9"}<|end|><|start|>assistant to=functions.calculator<|channel|>'
@@ -99,7 +100,7 @@ def save_model(folder: Path, name: str) -> str:
     family, tokenizer = FAMILIES[name], build_tokenizer()
     tokenizer.add_tokens(list(family.special), special_tokens=True)
     tokenizer.bos_token, tokenizer.eos_token = "<|endoftext|>", family.ends[0]
-    tokenizer.chat_template = (ROOT / "tests" / "templates" / f"{name}.jinja").read_text()
+    tokenizer.chat_template = template_text(name)
     model: Any = random_model(
         "qwen2", vocab_size=len(tokenizer), max_position_embeddings=4096, tie_word_embeddings=False
     )
@@ -158,7 +159,7 @@ def test_a_detected_parser_that_misreads_the_template_is_refused(
 def test_a_parser_of_the_recipe_is_warned_of(template: str, message: str | None) -> None:
     tokenizer = build_tokenizer()
     tokenizer.bos_token = "<|endoftext|>"
-    tokenizer.chat_template = (ROOT / "tests" / "templates" / f"{template}.jinja").read_text()
+    tokenizer.chat_template = template_text(template)
     problem = misreading(HermesParser(), ChatTemplate(tokenizer, {tokenizer.eos_token_id}), "m")
     assert problem is None if message is None else message in (problem or "")
 
