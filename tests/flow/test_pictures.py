@@ -181,7 +181,7 @@ class AnswerLoss:
         from rlkit.models.vision import media_inputs
 
         start = self.template.render_start(Pictures().prompt(row, 0).messages)
-        turn = self.template.turn({"role": "assistant", "content": answer})
+        turn = self.template.codec.encode(answer) + self.template.turn_end
         ids = torch.tensor([[*start.tokens, *turn]])
         labels = torch.tensor([[*[-100] * len(start.tokens), *turn]])
         assert start.media is not None
