@@ -65,8 +65,10 @@ FEW = (
     "--validation.limit=4", "--validation.before=false",
 )  # fmt: skip
 MISMATCH = {"nemotron_h": 0.1}
-"""The largest difference of log-probs between engine and trainer, where it is more than 1e-4: transformers' decoding with
-a cache differs from its own forward pass, by up to 5e-3 a token in transformers 5.24."""
+"""The largest difference of log-probs between engine and trainer, where it is more than 1e-4.
+
+Transformers' decoding with a cache differs from its own forward pass, by up to 5e-3 a token in transformers 5.24.
+"""
 
 REWARD = "def score(completion, **_):\n    return sum(map(str.isalnum, completion)) / 8\n"
 """Random models answer nothing right, but some of them more letters than others."""
