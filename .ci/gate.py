@@ -219,7 +219,7 @@ AT_ONCE = ("lint", "quickstart")
 
 def stage(name: str, logs: Path) -> tuple[str, list[Failure], float]:
     """Run a stage; return its name, what is wrong, and the minutes that it took."""
-    print(f"== {name}: {STAGES[name].__doc__}", flush=True)
+    print(f"== {name}: {STAGES[name].__doc__}\n", end="", flush=True)  # at once, as others may print
     start, log = time.monotonic(), logs / f"{name}.log"
     try:
         failed = STAGES[name](log)
