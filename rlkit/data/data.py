@@ -193,8 +193,8 @@ class Data:
             return lengths
         check_recorded(prompts, self.recipe.loss)
         loss = self.recipe.loss
-        whole = None if isinstance(loss, TokenLoss) else type(loss).__name__
-        sizes = measure_answers(self.dialogue.template, prompts, self.show, whole)
+        answer_loss = None if isinstance(loss, TokenLoss) else type(loss).__name__
+        sizes = measure_answers(self.dialogue.template, prompts, self.show, answer_loss)
         rows = [length + max(answers) for length, answers in zip(lengths, sizes, strict=True)]
         context = self.dialogue.context
         lengths = [row if row > context else length for length, row in zip(lengths, rows, strict=True)]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from functools import partial
 
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
-from rlkit.parsers.text import Reading, Tags, failed, find_edge, read_tagged, scan
+from rlkit.parsers.text import Tags, read_tagged, scan
 
 _OPENING = re.compile(r"<tool_call>\s*(?P<name>[^<>\n]*)")
-_ARGUMENTS = Tags(
+_TAGS = Tags(
     key=re.compile(r"\s*<arg_key>([^<>]+)</arg_key>\s*<arg_value>"),
     end=re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</?tool_call>|\Z))|(?P<other><arg_key>)"),
+    closing=re.compile(r"\s*</tool_call>"),
+    arguments="arguments",
+    expected="a name, then <arg_key>KEY</arg_key> and <arg_value>VALUE</arg_value> for each argument, "
+    "then </tool_call>",
 )
-_CLOSING = re.compile(r"\s*</tool_call>")
-_EDGE = re.compile(r"</tool_call>|(?=<tool_call>)")
-_EXPECTED = "a name, then <arg_key>KEY</arg_key> and <arg_value>VALUE</arg_value> for each argument, then </tool_call>"
 
 
 class GlmParser(ToolParser):
@@ -30,16 +31,4 @@ class GlmParser(ToolParser):
         return "<arg_key>" in template
 
     def parse(self, text: str) -> ParsedTurn:
-        return scan(text, _OPENING, _read)
-
-
-def _read(text: str, opening: re.Match[str]) -> Reading:
-    name = opening["name"].strip()
-    call, position = read_tagged(text, opening.end(), _ARGUMENTS)
-    closing = _CLOSING.match(text, position)
-    if name and closing is not None:
-        return [replace(call, name=name)], closing.end()
-    stop, end = find_edge(text, position, _EDGE)
-    excerpt = text[opening.start() : stop].removeprefix("<tool_call>").strip()
-    why = "it is not closed, or holds something besides complete arguments" if name else "the name is missing"
-    return [failed(name, excerpt, why, _EXPECTED)], end
+        return scan(text, _OPENING, partial(read_tagged, tags=_TAGS))

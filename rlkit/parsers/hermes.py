@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
-from rlkit.parsers.text import Reading, read_json, scan, to_call
+from rlkit.parsers.text import TOOL_CALL_EDGE, Reading, read_json, scan, to_call
 
 _OPENING = re.compile(r"<tool_call>")
-_EDGE = re.compile(r"</tool_call>|(?=<tool_call>)")
 _ARGUMENTS = re.compile(r'"arguments\\?"')  # a backslash where the template's own string is in double quotes
 
 
@@ -24,5 +23,5 @@ class HermesParser(ToolParser):
 
 
 def _read(text: str, opening: re.Match[str]) -> Reading:
-    value, end = read_json(text, opening.end(), _EDGE)
+    value, end = read_json(text, opening.end(), TOOL_CALL_EDGE)
     return [to_call(value, "arguments")], end

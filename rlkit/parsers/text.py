@@ -10,6 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall
@@ -57,12 +58,22 @@ class Tags(NamedTuple):
     Args:
         key: Matches what precedes a value; the first group is the argument's name.
         end: Matches the end of a value or, as the group `other`, what shows that the value has no end.
+        closing: Matches the end of a call.
+        arguments: What the form calls its arguments.
+        expected: The form of a call, for messages.
         margin: What may stand at both ends of a value and does not belong to it.
     """
 
     key: re.Pattern[str]
     end: re.Pattern[str]
+    closing: re.Pattern[str]
+    arguments: str
+    expected: str
     margin: str = ""
+
+
+TOOL_CALL_EDGE = re.compile(r"</tool_call>|(?=<tool_call>)")
+"""Matches where a call in `<tool_call>` ends at the latest."""
 
 
 def scan(text: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]], Reading]) -> ParsedTurn:
@@ -107,7 +118,20 @@ def decode(text: str, start: int) -> tuple[object, int]:
         raise NotJsonError(problem, balanced(text, start) if text.startswith(("{", "["), start) else start)
 
 
-def read_tagged(text: str, start: int, tags: Tags) -> tuple[ToolCall, int]:
+def read_tagged(text: str, opening: re.Match[str], tags: Tags) -> Reading:
+    """Return the call after an opening in `<tool_call>`, whose group `name` is its name, and where it ends."""
+    name = (opening["name"] or "").strip()
+    call, position = _tagged_arguments(text, opening.end(), tags)
+    closing = tags.closing.match(text, position)
+    if name and closing is not None:
+        return [replace(call, name=name)], closing.end()
+    stop, end = find_edge(text, position, TOOL_CALL_EDGE)
+    excerpt = text[opening.start() : stop].removeprefix("<tool_call>").strip()
+    incomplete = f"it is not closed, or holds something besides complete {tags.arguments}"
+    return [failed(name, excerpt, incomplete if name else "the name is missing", tags.expected)], end
+
+
+def _tagged_arguments(text: str, start: int, tags: Tags) -> tuple[ToolCall, int]:
     """Return a call without a name that has the complete arguments from `start` on, and the position after them.
 
     A value that is JSON is decoded, and any other is a string. Where a name comes again, or a value has no end, the

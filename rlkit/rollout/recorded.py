@@ -197,7 +197,7 @@ def samples_of(template: ChatTemplate, prompt: Prompt, answer: RecordedAnswer) -
             new = RecordedSpan(role, "", turn_messages)
         else:
             opening = template.opening(messages, prompt.tools)
-            shared_length = _kept(template, samples[-1], rendered, opening)
+            shared_length = _continued_length(template, samples[-1], rendered, opening)
             if shared_length is None:
                 samples[-1].differs, shared_length = _difference(rendered, opening), 0
                 samples.append(RecordedSample())
@@ -240,7 +240,7 @@ def turns_of(answer: RecordedAnswer) -> Iterator[tuple[str, list[Message]]]:
         yield "assistant" if assistant else turn[0]["role"], turn
 
 
-def _kept(template: ChatTemplate, sample: RecordedSample, rendered: str, opening: str) -> int | None:
+def _continued_length(template: ChatTemplate, sample: RecordedSample, rendered: str, opening: str) -> int | None:
     """Return how much of an opening a sample has already; None if it does not continue the sample.
 
     A sample whose last turn begins with an empty thought that the opening has not got loses it.
@@ -258,14 +258,13 @@ def _kept(template: ChatTemplate, sample: RecordedSample, rendered: str, opening
 
 def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, tools: Tools | None) -> str:
     """Return what the template writes for the last message after an opening, up to the token that ends the turn."""
-    continuation = _written(template.text, messages, tools, opening)
+    continuation = _continuation(template.text, messages, tools, opening)
     if continuation is None:  # rendering the turn may leave out thoughts of earlier ones that the opening has
-        continuation = _written(template.text, [*map(_without_thought, messages[:-1]), messages[-1]], tools)
+        continuation = _continuation(template.text, [*map(_without_thought, messages[:-1]), messages[-1]], tools)
     if continuation is None:
         rendered = template.render(messages, generate=False, tools=tools)
-        index = len(commonprefix((opening, rendered)))  # noqa: RUF071 (no paths)
-        where, remedy = _difference(opening, rendered), _remedy(template, messages, tools)
-        raise RecipeError(DIFFERS.format(index=index, remedy=remedy, **where))
+        remedy = _remedy(template, messages, tools)
+        raise RecipeError(DIFFERS.format(remedy=remedy, **_difference(opening, rendered)))
     end = template.end(bool(messages[-1].get("tool_calls")))
     turn = end.text_of(continuation)
     if turn is None:
@@ -276,7 +275,7 @@ def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, too
     return turn
 
 
-def _written(
+def _continuation(
     render: Callable[..., str],
     messages: Sequence[Message],
     tools: Tools | None,
@@ -300,10 +299,10 @@ def _remedy(template: ChatTemplate, messages: Sequence[Message], tools: Tools | 
     remedies = [
         f"set model.chat_template_kwargs: {{enable_thinking: {str(value).lower()}}}"
         for value in (False, True)
-        if _written(template.render.with_kwargs(enable_thinking=value), messages, tools) is not None
+        if _continuation(template.render.with_kwargs(enable_thinking=value), messages, tools) is not None
     ]
     thoughtful = {**messages[-1], "reasoning_content": "Let me see."}
-    if _written(template.render, [*messages[:-1], thoughtful], tools) is not None:
+    if _continuation(template.render, [*messages[:-1], thoughtful], tools) is not None:
         remedies.append("record the reasoning of the turn (`reasoning_content`)")
     return ", or ".join([*remedies, "set model.chat_template to a template that writes turns after its prompt"])
 
@@ -311,5 +310,5 @@ def _remedy(template: ChatTemplate, messages: Sequence[Message], tools: Tools | 
 def _difference(first: str, second: str) -> dict[str, str]:
     """Return where two texts differ: what they have in common before, and each from there."""
     index = len(commonprefix((first, second)))  # noqa: RUF071 (no paths)
-    texts = {"before": first[:index][-SHOWN:], "first": first[index:], "second": second[index:]}
-    return {name: text[:SHOWN] for name, text in texts.items()}
+    before, first_rest, second_rest = first[:index][-SHOWN:], first[index:][:SHOWN], second[index:][:SHOWN]
+    return {"index": str(index), "before": before, "first": first_rest, "second": second_rest}

@@ -24,6 +24,7 @@ from rlkit.models.source import ADAPTER, locate
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Lora, Model
 from rlkit.testing import random_model, save_random_model
+from tests.unit.models.test_lora import logits, trained
 
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
@@ -37,21 +38,6 @@ TARGETS: dict[str, str | list[str]] = {
     "qwen3_moe": "all-linear",
     "gpt_oss": ["q_proj", "experts.gate_up_proj", "experts.down_proj"],  # weights [E,I,O]
 }
-
-
-def logits(policy: Any) -> torch.Tensor:
-    tokens = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 11, 12]])
-    with torch.no_grad():
-        return policy(input_ids=tokens).logits.float()  # type: ignore[no-any-return]
-
-
-def trained(policy: Any) -> Any:
-    """Return a policy whose adapters have an effect; at the start they have none."""
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(0, 0.1, generator=generator)
-    return policy
 
 
 class Experts(nn.Module):

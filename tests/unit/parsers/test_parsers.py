@@ -30,6 +30,7 @@ from rlkit.parsers import (
 )
 from rlkit.parsers.detect import detect
 from rlkit.registry import load_plugins
+from tests.unit.parsers import test_forms
 
 Call = tuple[str, dict[str, Any]]
 
@@ -308,7 +309,7 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("parser", "text", "left", "calls"), MALFORMED)
+@pytest.mark.parametrize(("parser", "text", "left", "calls"), [*MALFORMED, *test_forms.MALFORMED])
 def test_malformed_calls_say_what_is_wrong(
     parser: type[ToolParser], text: str, left: str, calls: list[tuple[str, str | None]]
 ) -> None:
