@@ -56,13 +56,14 @@ SUITES = {
     "hubs": Suite(
         (
             "rlkit/loggers.py", "rlkit/ops/quantization.py", "rlkit/models/load.py", "rlkit/agents.py",
-            "rlkit/gateway/**/*.py",
+            "rlkit/gateway/**/*.py", "rlkit/rollout/recorded.py", "rlkit/rollout/rendering.py",
+            "rlkit/rollout/template.py", "rlkit/losses/dpo.py", "tests/vendors.py",
             "plugins/rlkit-env-verifiers/src/**/*.py", "plugins/rlkit-env-openenv/src/**/*.py", "tests/hubs/**/*.py",
             ".ci/environment", ".ci/constraints-hubs.txt", ".ci/constraints-openenv.txt",
         ),
         ("tests/hubs",),
         (
-            "tests/hubs/test_quantization.py", "tests/hubs/test_trackers.py",
+            "tests/hubs/test_quantization.py", "tests/hubs/test_trackers.py", "tests/hubs/test_trl.py",
             "tests/hubs/test_verifiers.py::test_several_turns_are_one_sample",
             "tests/hubs/test_openenv.py::test_equal_seeds_play_equal_episodes",
         ),

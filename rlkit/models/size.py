@@ -66,6 +66,10 @@ class Size:
         return self.lora > 0 and any(kind is WeightKind.VECTOR for kind, _ in self.shapes)
 
 
+_SIZES: dict[str, Size] = {}
+"""The sizes that were counted, by all on which they depend."""
+
+
 def find_config(model: Model) -> ModelConfig:
     """Return a model's configuration, without access to the hub for the models in `shapes.json`.
 
@@ -96,7 +100,7 @@ def size_of(
     scores: bool = False,
     vision: Vision | None = None,
 ) -> Size:
-    """Count a model's parameters, and those of its adapters, on the meta device.
+    """Count a model's parameters, and those of its adapters, on the meta device; equal models are counted once.
 
     Args:
         config: Configuration of the model.
@@ -106,6 +110,15 @@ def size_of(
         vision: Whether a vision tower is trained; None for the default.
     """
     vision = vision or Vision()
+    description = repr((config.to_json_string(use_diff=False), lora, trust_remote_code, scores, vision))
+    if description not in _SIZES:
+        _SIZES[description] = _count_weights(config, lora, trust_remote_code, scores, vision)
+    return _SIZES[description]
+
+
+def _count_weights(
+    config: ModelConfig, lora: Lora | None, trust_remote_code: bool, scores: bool, vision: Vision
+) -> Size:
     with torch.device("meta"):
         model = auto_class_of(config).from_config(deepcopy(config), trust_remote_code=trust_remote_code)
         if scores and not reads_pictures(config):  # no classifier of transformers reads pictures; the head is small
