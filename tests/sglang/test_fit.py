@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -180,11 +182,11 @@ ENDS = ("normal", "Ctrl-C", "trainer killed", "server killed")
 
 def leaves_nothing(folder: Path, end: str, *engine: str) -> None:
     """Begin a run that ends in one way, and compare the files of temporary folders and of shared memory."""
-    (folder / "tmp").mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix="rlkit-"))  # short enough for sockets
     memory = set(os.listdir("/dev/shm"))
     steps = 2 if end == "normal" else 500
     options = ("--recipe=quickstart", f"--train.steps={steps}", "--validation=null", "--out=out", *engine)
-    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    environment = {**os.environ, "TMPDIR": str(temporary)}
     run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *options), cwd=folder, env=environment)
     metrics = folder / "out" / "metrics.jsonl"
     try:
@@ -203,10 +205,11 @@ def leaves_nothing(folder: Path, end: str, *engine: str) -> None:
     finally:
         run.kill()
     deadline = time.monotonic() + 60  # a supervisor survives its trainer for as long as its server has to end
-    while (set(os.listdir("/dev/shm")) - memory or list_files(folder / "tmp")) and time.monotonic() < deadline:
+    while (set(os.listdir("/dev/shm")) - memory or list_files(temporary)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert set(os.listdir("/dev/shm")) <= memory
-    assert list_files(folder / "tmp") == []
+    assert list_files(temporary) == []
+    shutil.rmtree(temporary)
 
 
 def list_files(folder: Path) -> list[str]:

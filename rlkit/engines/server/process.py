@@ -25,6 +25,8 @@ SUPERVISOR = Path(supervisor.__file__)
 TAIL_LINES = 25
 GRACE_SECONDS = 5.0
 """A server's time between SIGTERM and SIGKILL, in which it removes its shared memory and sockets."""
+LONGEST_FOLDER = 64
+"""Characters of a folder for sockets, whose paths may have 107 and end with a UUID in vLLM."""
 KILL_SECONDS = 20.0
 """A supervisor's time to end what it has started."""
 PORTS = range(20000, 30000)
@@ -129,7 +131,9 @@ class SupervisedProcess:
         """Start or restart the process."""
         self.kill()
         compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")  # serves later servers too
-        environment = {"TORCHINDUCTOR_CACHE_DIR": compiled, **environment, "TMPDIR": str(self.folder)}
+        environment = {"TORCHINDUCTOR_CACHE_DIR": compiled, **environment}
+        if len(str(self.folder)) <= LONGEST_FOLDER:
+            environment["TMPDIR"] = str(self.folder)
         self.supervisor = start_supervised(command, environment, self.log_file, GRACE_SECONDS, self.folder)
 
     def running(self) -> bool:
