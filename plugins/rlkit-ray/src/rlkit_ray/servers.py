@@ -125,7 +125,7 @@ class RayServer(HostedServer):
                     raise EngineError(self._explain(error)) from error
 
     def _explain(self, error: RayError) -> str:
-        subject = f"a {self._command.product} server could not be started on the Ray cluster"
+        subject = f"server {self._command.product} could not be started on the Ray cluster"
         if _is_of_our_code(error):
             return f"{subject}: {explain(error)}"
         reason = "no node has room for it" if isinstance(error, GetTimeoutError) else explain(error)
