@@ -137,13 +137,14 @@ def _check_verb(entry: EntryPoint) -> None:
 
 
 def check_options(cls: type) -> None:
-    """Check that each option of a constructor has a name, a type and a line of documentation."""
+    """Check that each option of a constructor has a name, a type and a line of documentation, also a base class's."""
+    documented = "\n".join(base.__doc__ or "" for base in cls.__mro__)
     for name, option in inspect.signature(cls).parameters.items():
         if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD):
             raise AssertionError(f"{cls.__name__} takes *{name}, expected named options, which a recipe can set")
         if option.annotation is option.empty:
             raise AssertionError(f"{cls.__name__}.{name} has no type; a recipe's value is checked against it")
-        if not re.search(rf"^\s+{name}: ", cls.__doc__ or "", re.M):
+        if not re.search(rf"^\s+{name}: ", documented, re.M):
             raise AssertionError(
                 f"{cls.__name__}.{name} is not documented; add `{name}: …` under Args: in its docstring"
             )
