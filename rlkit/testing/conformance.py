@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlkit import __version__
-from rlkit.base.errors import RecipeError, explain
+from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.installed import DISTRIBUTION, Plugin
 from rlkit.commands import VERBS
 from rlkit.interfaces.environment import Environment
@@ -214,5 +214,5 @@ def _run(
     except AssertionError as error:
         return Finding(name, check, "failed", str(error) or "an assertion of its own failed")
     except (Exception, SystemExit) as error:  # a plugin's own code may raise anything
-        return Finding(name, check, "failed", explain(error))
+        return Finding(name, check, "failed", explain_foreign(error))
     return Finding(name, check, "ok")

@@ -115,6 +115,25 @@ def kill_supervised(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+class TemporaryFolder:
+    """A folder that is removed when this process ends, even if it is killed.
+
+    Args:
+        prefix: How its name begins.
+        parent: The folder in which it is; None for that of temporary files.
+    """
+
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        idle = ("tail", "-f", os.devnull)
+        self._supervisor = start_supervised(idle, os.environ, Path(os.devnull), folder=self.path)
+
+    def remove(self) -> None:
+        """Remove it now."""
+        kill_supervised(self._supervisor)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
 class SupervisedProcess:
     """A process of this machine under its supervisor, with a folder of its own for its log and temporary files.
 

@@ -29,7 +29,10 @@ def _die_with_parent() -> None:
 
 
 def _mapped(group: int, inside: bool = True) -> "set[str]":
-    """Return the files of shared memory that are mapped by the processes of a group, or by all others."""
+    """Return the files of shared memory that are mapped by the processes of a group, or by all others.
+
+    Files of the trainer's are left out, which other servers may still have to read.
+    """
     files = set()
     for name in filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ()):
         with contextlib.suppress(OSError, IndexError):
@@ -38,7 +41,8 @@ def _mapped(group: int, inside: bool = True) -> "set[str]":
             if in_group == inside:
                 with open(f"/proc/{name}/maps", encoding="utf-8", errors="surrogateescape") as maps:
                     files |= {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if SHARED_MEMORY in line}
-    return {path for path in files if "/" not in path.removeprefix(SHARED_MEMORY)}
+    names = {path.removeprefix(SHARED_MEMORY) for path in files}
+    return {SHARED_MEMORY + name for name in names if "/" not in name and not name.startswith("rlkit-")}
 
 
 class _Pipe(threading.Thread):

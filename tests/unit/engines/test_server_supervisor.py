@@ -147,3 +147,15 @@ def test_a_server_leaves_no_memory_and_no_files(tmp_path: Path, how: str) -> Non
     shared.unlink()
     assert folder.exists() != how.startswith("trainer ends")
     assert ("exit code -15" in log.read_text()) == (how in ("trainer ends", "server is closed"))
+
+
+def test_a_temporary_folder_does_not_outlive_its_process(tmp_path: Path) -> None:
+    code = (
+        "import os; from rlkit.engines.server.process import TemporaryFolder\n"
+        f"folders = [TemporaryFolder('t-', {str(tmp_path)!r}) for _ in range(2)]\n"
+        "folders[0].remove(); print(*(folder.path.exists() for folder in folders), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+    assert wait_until(lambda: not list(tmp_path.iterdir()))
