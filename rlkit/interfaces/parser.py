@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlkit.base.errors import show
+from rlkit.base.thinking import THINKING
 from rlkit.interfaces.runtime import RunPart
 from rlkit.types import JsonObject
 
@@ -57,18 +58,10 @@ class ToolParser(RunPart):
         """Return the text and the calls; never raises: a malformed call becomes one with an error, or stays text."""
 
 
-THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>thought", "<channel|>"))
-"""What begins and ends thinking in the families' templates; harmony's channels are the business of its parser."""
-
 _ENDS = dict(THINKING)
 _BEGIN = re.compile("|".join(re.escape(begin) for begin, _ in THINKING))
 _END = re.compile("|".join(re.escape(end) for _, end in THINKING))
 _THOUGHT = re.compile("|".join(rf"{re.escape(begin)}.*?(?:{re.escape(end)}|\Z)" for begin, end in THINKING), re.DOTALL)
-
-
-def opened_thinking(prompt: str) -> str:
-    """Return what begins the thinking in which the policy's turn starts, as the prompt ends with it; else nothing."""
-    return next((begin for begin, _ in THINKING if prompt.rstrip().endswith(begin)), "")
 
 
 def parse_after_thinking(parser: ToolParser, text: str, opened: str = "") -> tuple[str, ParsedTurn]:

@@ -22,6 +22,8 @@ CUT_OFF = (StopReason.LENGTH, StopReason.CONTEXT, StopReason.ERROR)
 class MathReward(RewardFunction):
     """1 if the final answer is mathematically equal to the reference, else 0.
 
+    Thinking (`<think>`, the channel `analysis`) holds no answer, and thinking that never ends leaves none.
+
     The final answer is the text after the last `####`, else the content of the last `\\boxed{x}`, else the last number
     of the text. After a marker, only a number with its unit is accepted, or one supported form: a fraction, a power, a
     formula, a list, a set, a tuple, an interval, a matrix, an equation, an inequality, a number in another base, a
@@ -68,7 +70,7 @@ class MathReward(RewardFunction):
         if expected is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} {self.unscorable(trajectory.prompt)}")
         try:
-            judgement = judge(trajectory.text, expected)
+            judgement = judge(trajectory.opened_thinking + trajectory.text, expected)
         except UngradableError:
             return self.ungradable()
         if judgement is None:
@@ -86,7 +88,7 @@ class MathReward(RewardFunction):
         return None
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
-        return replace(trajectory, text=trajectory.prompt.answer or "", messages=[])
+        return replace(trajectory, text=trajectory.prompt.answer or "", messages=[], opened_thinking="")
 
     def ungradable(self) -> Score:
         return Score(0.0, dict.fromkeys(self.components, 0.0), ungradable=True, answer="")

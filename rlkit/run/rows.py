@@ -96,6 +96,7 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         "turn_rewards": trajectory.turn_rewards,
         **({"role": trajectory.role, "speaker": trajectory.speaker} if trajectory.role else {}),
         **({"positions": trajectory.positions} if trajectory.positions else {}),
+        **({"opened_thinking": trajectory.opened_thinking} if trajectory.opened_thinking else {}),
         **trajectory.credit,
     }
 
@@ -306,6 +307,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
     trajectory.role = fields.get("role", _is_text, "a text", "")
     trajectory.speaker = fields.get("speaker", _is_int, "a whole number", 0)
+    trajectory.opened_thinking = fields.get("opened_thinking", _is_text, "a text", "")
     trajectory.positions = fields.get("positions", _is_ints, "whole numbers", trajectory.positions)
     trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
     if "tokens" not in fields.row and tokenize is not None:

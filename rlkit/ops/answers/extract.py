@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from rlkit.base.thinking import after_thinking
 from rlkit.ops.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit.ops.answers.markup import without_special_tokens
 from rlkit.ops.answers.nodes import UngradableError
@@ -47,9 +48,9 @@ class FinalAnswer(NamedTuple):
 def final_answer(text: str) -> FinalAnswer:
     """Return the final answer of a text: after the last `####`, else in the last box, else its last number.
 
-    Words after the last `####` are a heading if a box follows: then the answer is in the box.
+    Thinking holds no answer. Words after the last `####` are a heading if a box follows: then the answer is in the box.
     """
-    _, marker, rest = without_special_tokens(text).rpartition(MARKER)
+    _, marker, rest = without_special_tokens(after_thinking(text)).rpartition(MARKER)
     answer = _after_marker(rest) if marker else None
     if answer is not None and answer.marked:
         return answer
