@@ -25,10 +25,10 @@ _CHANGED_AFTER = re.compile(
 )
 _PERCENT = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)")
 _LAST_NUMBER = re.compile(
-    r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
+    r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
-_CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals)\b")
+_CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals|wait|oops|sorry)\b", re.I)
 _WORD = re.compile("[A-Za-z']+")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
@@ -80,7 +80,7 @@ def _parse_or_none(text: str) -> Answer | None:
 
 
 def _after_marker(text: str) -> FinalAnswer:
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in text.split("\n")]
     same_line = lines[0].rstrip("# ") if lines else ""
     following = next(filter(None, lines[1:]), "")
     marked = is_marked(same_line)

@@ -10,6 +10,7 @@ from rlkit.ops.answers import evaluate
 from rlkit.ops.answers.expression import FUNCTIONS, MAX_DEPTH, parse
 from rlkit.ops.answers.markup import without_markup
 from rlkit.ops.answers.nodes import ExpressionNode, UngradableError
+from rlkit.ops.answers.number_words import number_in_words
 from rlkit.ops.answers.quantities import as_quantity, parse_formula, parse_number
 from rlkit.ops.answers.units import are_nouns
 from rlkit.ops.answers.values import (
@@ -36,11 +37,23 @@ _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 _ORDINAL = re.compile(r"([0-9]+) ?\^?\{? ?(st|nd|rd|th) ?\}?", re.I)
-_BASE = re.compile(r"([0-9A-Za-z]+)(?:_\{? ?\(?([0-9]{1,2})\)? ?\}?|(?: in)? base ([0-9]{1,2}))")
+_BASE = re.compile(
+    r"([0-9A-Za-z]+)(?:_ ?\{? ?\(?([0-9]{1,2}|[A-Za-z]{3,7})\)? ?\}?|(?: in)? base ([0-9]{1,2}|[A-Za-z]{3,7}))"
+)
 _COLONS = re.compile(r"([0-9]+)((?: ?: ?[0-9]+)+)(?: ?([ap])\.? ?m\.?)?", re.I)
 _HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
 _RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
-_MATRIX = re.compile(r"[(\[]? ?\\begin ?\{([pb]?)matrix\}(.*)\\end ?\{\1matrix\} ?[)\]]?")
+_MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)\\end ?\{\1\} ?[)\]]?")
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+)
+_DAY = r"([0-9]{1,2})(?:st|nd|rd|th)?"
+_MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in _MONTHS)})\.?"
+_DATE = re.compile(rf"(?:{_MONTH} {_DAY}|{_DAY} (?:of )?{_MONTH})(?:,? ([0-9]{{4}}))?", re.I)
+_CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
+_GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)")
+_NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
 _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
 _COMMAS = re.compile("[,;]")
 _RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
@@ -90,7 +103,13 @@ def _without_lead(text: str) -> str:
     if counted is not None and are_nouns(counted[1].split()):
         text = text[counted.end() :]
     thus = _THUS.match(text)
-    return without_markup(text if thus is None else text[thus.end() :])
+    text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
+    return without_markup(_NEGATIVE.sub("-", text))
+
+
+def _without_gloss(match: re.Match[str]) -> str:
+    """Return the number of `84 (eighty-four)` without its words, if they are the same."""
+    return match[1] if number_in_words(match[2]) == int(match[1]) else match[0]
 
 
 def _statement(text: str) -> Answer | None:
@@ -98,16 +117,22 @@ def _statement(text: str) -> Answer | None:
     text = text.strip()
     if re.search(r"[^\x20-\x7e¤€£¥₹¢¶]", text):
         return None
+    date, choice = _DATE.fullmatch(text), _CHOICE.fullmatch(text)
+    if date is not None:
+        return _date(date)
+    value = None if choice is None else _statement(choice[2])
+    if choice is not None and value is not None and not _is_letter(value):
+        return Named(f"({choice[1]})", value)
     items = list(_split(text, _SEPARATOR))
     if len(items) == 1:
         return _item(text)
     if len(items) > MAX_ITEMS:
         return None
-    answers = [_item(item) for item in items]
-    return _unordered(answers)
+    either = any("or" in separator[0] for separator in _separators(text, _SEPARATOR))
+    return _unordered([_item(item) for item in items], either)
 
 
-def _unordered(answers: list[Answer | None]) -> UnorderedItems | None:
+def _unordered(answers: list[Answer | None], either: bool = False) -> UnorderedItems | None:
     flat: list[Answer] = []
     for answer in answers:
         if answer is None:
@@ -115,11 +140,20 @@ def _unordered(answers: list[Answer | None]) -> UnorderedItems | None:
         flat.extend(answer.items if isinstance(answer, UnorderedItems) else (answer,))
     if len({isinstance(answer, Words) for answer in flat}) > 1 and not all(map(_is_symbol, flat)):
         return None
-    return UnorderedItems(tuple(flat))
+    return UnorderedItems(tuple(flat), either and any(isinstance(answer, Words) for answer in flat))
 
 
 def _is_symbol(answer: Answer) -> bool:
-    return not isinstance(answer, Words) or len(answer.text) == 1
+    return not isinstance(answer, Words) or _is_letter(answer)
+
+
+def _is_letter(answer: Answer) -> bool:
+    return isinstance(answer, Words) and len(answer.text) == 1
+
+
+def _date(match: re.Match[str]) -> Digits:
+    month, day = (match[1], match[2]) if match[1] else (match[4], match[3])
+    return Digits("date", (month[:3].lower(), str(int(day)), match[5] or ""))
 
 
 def _item(text: str) -> Answer | None:
@@ -250,7 +284,9 @@ def _words(text: str) -> Words | None:
 def _digits(text: str) -> Digits | None:
     base = _BASE.fullmatch(text)
     if base is not None and any(map(str.isdigit, base[1])):
-        return Digits("base", (base[1].upper().lstrip("0"), base[2] or base[3]))
+        name = base[2] or base[3]
+        value = name if name.isdigit() else number_in_words(name)
+        return None if value is None else Digits("base", (base[1].upper().lstrip("0"), str(value)))
     ordinal = _ORDINAL.fullmatch(text)
     if ordinal is not None:
         return Digits("ordinal", (ordinal[1], ordinal[2].lower()))
@@ -272,7 +308,9 @@ def _bracketed(text: str) -> Answer | None:
     content = text[1:-1].strip()
     if text[0] == "{" and text[-1] == "}":
         answer = _statement(content) if content else UnorderedItems(())
-        return BracketedItems("{}", answer.items) if isinstance(answer, UnorderedItems) else answer
+        if isinstance(answer, UnorderedItems) and not answer.either:
+            return BracketedItems("{}", answer.items)
+        return answer
     items = list(_split(content, _COMMAS))
     if len(items) == 1:
         matches = _CLOSING[_OPENING.index(text[0])] == text[-1]

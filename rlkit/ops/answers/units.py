@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
+from rlkit.ops.answers.number_words import NUMBER_WORDS
+
 _NAMES = (
     "kilometre kilometer km", "metre meter m", "centimetre centimeter cm", "millimetre millimeter mm",
     "inch inches in", "foot feet ft", "yard yd", "mile mi", "kilogram kilo kg", "gram g", "milligram mg", "tonne",
     "ton", "pound lb lbs", "ounce oz", "litre liter l", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
     "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
-    "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr", "radian rad", "degree",
-    "percent %",
+    "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr Rs rs", "radian rad", "degree",
+    "percent %", "mile/hour mph", "kilometre/hour kph",
 )  # fmt: skip
 UNITS_BY_SPELLING = {word: names.split()[0] for names in _NAMES for word in names.split()}
 """Units by their spellings."""
@@ -20,7 +22,8 @@ _CHANGING_WORDS = """
     quadrupled negated inverted reversed raised negative negation half halve halves twice thrice double triple
     quadruple quarter third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths
     ninth ninths eleventh elevenths twelfth twelfths millionth millionths tenth tenths hundredth hundredths
-    thousandth thousandths hundreds thousands fold twofold pct sqrt root factorial mod modulo log ln reciprocal inverse
+    thousandth thousandths hundreds thousands millions billions trillions tens dozen dozens gross
+    lakh lakhs crore crores permille ppm fold twofold pct sqrt root factorial mod modulo log ln reciprocal inverse
     opposite power exponent choose remainder
     not no non nor neither never cannot isn aren wasn isn't aren't wasn't doesn't don't can't won't false wrong
     incorrect untrue unlikely undefined unknown error
@@ -37,16 +40,15 @@ _OTHER_WORDS = """
     base because before behind besides but by can choice common correct correction could decrease decreased dec did
     different do does e.g else equal equals et etc even-though excluded excluding few fewer first from had has have
     having he hence hex her his hmm however i i.e if ignore ignored including increase increased index inf infinity is
-    ish it its just less like lots many may more much must my name nan next nil nine note now null number o'clock oct
-    odd-one off on one only option other our out over pi point previous prime product quotient result reverse right
+    ish it its just less like lots many may more much must my name nan next nil note now null number o'clock oct
+    odd-one off on only option other our out over pi point previous prime product quotient result reverse right
     rounded sample she shall short should shy sic since so solution some something somewhat sorry such sum that
-    their them then there therefore these they this those though through thus till to total true two three four five
-    six seven eight ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-    nineteen twenty thirty forty fifty sixty seventy eighty ninety dozens up use using value
-    was we were what when where whereas whether which while who whose will with would x y z yes yet you your zero am
+    their them then there therefore these they this those though through thus till to total true
+    up use using value january february march april june july august september october november december
+    was we were what when where whereas whether which while who whose will with would x y z yes yet you your am pm
     are be been being anyway edit final hint st nd rd th
 """
-_OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split())
+_OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split()) | NUMBER_WORDS
 """Other words that are not units: they begin another statement, or are numbers themselves."""
 
 _NOT_A_NOUN = re.compile(
@@ -54,12 +56,15 @@ _NOT_A_NOUN = re.compile(
 )
 """Adverbs and participles, which name no unit when they stand alone: `presumably`, `rejected`."""
 _CONNECTIONS = frozenset({"per", "of", "a", "an", "each", "every", "the", "in", "for"})
+_RATES = frozenset({"per", "a", "an", "each", "every"})
 _WORD = r"[A-Za-z](?:[A-Za-z'-]*[A-Za-z])?\.?"
 _POWER = r"(?:\^(?:\{?[23]\}?))?"
 _UNIT = re.compile(rf"(?:/ ?)?{_WORD}{_POWER}(?:(?: ?/ ?| ?\* ?| ){_WORD}{_POWER})*")
 _PIECE = re.compile(rf"(/)?(?: ?)({_WORD})({_POWER})")
 _DIMENSIONS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-_ALTOGETHER = re.compile(r"(?:^| )(?:in total|total|in all|altogether|left|remaining)$")
+_ALTOGETHER = re.compile(r"(?:^| )(?:in total|total|in all|each|apiece|altogether|left|remaining)$")
+_INCH = re.compile(r"^((?:(?:square|sq\.?|cubic|cu\.?) )?)in\.?(?=$|\^)")
+"""Inches, as opposed to the connection `in`."""
 MAX_WORDS = 5
 """Maximum number of words of a unit."""
 
@@ -68,11 +73,11 @@ def unit_of(text: str) -> str | None:
     """Return the unit in the words after a number; empty for an unknown unit, None if the words are not a unit.
 
     >>> unit_of("square feet per day"), unit_of("clips"), unit_of("squared")
-    ('foot^2', '', None)
+    ('foot^2/day', '', None)
     """
     text = text.strip(" .")
     text = text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
-    text = _ALTOGETHER.sub("", text)
+    text = _INCH.sub(r"\1inch", _ALTOGETHER.sub("", text))
     if not text:
         return ""
     if text in UNITS_BY_SPELLING:
@@ -103,13 +108,15 @@ def are_nouns(words: list[str]) -> bool:
 
 
 def _canonical(pieces: list[tuple[str, str, str]]) -> str:
-    """Return the unit before `per` with its power; empty if it is unknown."""
+    """Return a unit with its power, such as `mile/hour`; without what is below if that is unknown, else empty."""
     dimension = ""
     name = ""
     for position, (slash, word, power) in enumerate(pieces):
         lowered = word.lower()
         if position and (slash or lowered in _CONNECTIONS):
-            break
+            following = pieces[position + 1 :]
+            below = [("", word, power), *following] if slash else following if lowered in _RATES else []
+            return "/".join(filter(None, (name, _canonical(below))))
         if lowered in _DIMENSIONS and position == 0 and len(pieces) > 1:
             dimension = _DIMENSIONS[lowered]
             continue
