@@ -83,7 +83,7 @@ def _same_in_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...]) -> 
 
 
 def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...]) -> bool:
-    names = [{item.name for item in items if isinstance(item, Named)} for items in (actual, expected)]
+    names = [{item.name.partition("_")[0] for item in items if isinstance(item, Named)} for items in (actual, expected)]
     if len(actual) != len(expected) or (max(map(len, names)) > 1 and names[0] != names[1]):
         return False
     unmatched = list(expected)

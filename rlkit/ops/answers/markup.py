@@ -61,7 +61,8 @@ _REPLACEMENTS = {
     "boxed": "", "fbox": "", "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "", "Bigl": "",
     "Bigr": "", "limits": "", "displaystyle": "", "textstyle": "", "lbrack": "[", "rbrack": "]", "dots": "...",
     "ldots": "...", "cdots": "...", "minus": "-", "arcsin": "\\arcsin ", "varphi": "\\phi ",
-    "large": "", "Large": "", "underline": "", "colon": ":", "bar": "\\overline ", "dot": "\\overline ",
+    "large": "", "Large": "", "underline": "",
+    "blacksquare": "", "checkmark": "", "pounds": "£", "colon": ":", "bar": "\\overline ", "dot": "\\overline ",
 }  # fmt: skip
 """Replacements of LaTeX commands; all other commands stay."""
 

@@ -62,9 +62,12 @@ _POWER = r"(?:\^(?:\{?[23]\}?))?"
 _UNIT = re.compile(rf"(?:/ ?)?{_WORD}{_POWER}(?:(?: ?/ ?| ?\* ?| ){_WORD}{_POWER})*")
 _PIECE = re.compile(rf"(/)?(?: ?)({_WORD})({_POWER})")
 _DIMENSIONS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-_ALTOGETHER = re.compile(r"(?:^| )(?:in total|total|in all|each|apiece|altogether|left|remaining)$")
+_ALTOGETHER = re.compile(
+    r"(?:^| )(?:in total|total|in all|each|apiece|altogether|left|remaining|times(?: as (?:many|much))?)$"
+)
 _INCH = re.compile(r"^((?:(?:square|sq\.?|cubic|cu\.?) )?)in\.?(?=$|\^)")
 """Inches, as opposed to the connection `in`."""
+_OF_WHOLE = re.compile(r"^of (?:the|an?) (?=[a-z])")
 MAX_WORDS = 5
 """Maximum number of words of a unit."""
 
@@ -77,6 +80,7 @@ def unit_of(text: str) -> str | None:
     """
     text = text.strip(" .")
     text = text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
+    text = _OF_WHOLE.sub("", text)
     text = _INCH.sub(r"\1inch", _ALTOGETHER.sub("", text))
     if not text:
         return ""
