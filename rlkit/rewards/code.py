@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rlkit.base.errors import RecipeError, RolloutError, show
 from rlkit.base.grader import COMPILE_ERROR
 from rlkit.base.ranges import Count, NonNegativeFloat, PositiveInt, Seconds
-from rlkit.base.thinking import after_thinking
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.interfaces.runtime import Runtime
 from rlkit.rewards.code_runners import Rules, SandboxRunner, ServiceRunner, Tests, read_language

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rlkit.base.ranges import Seconds, Share
-from rlkit.base.thinking import after_thinking
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.types import Prompt, Score, Trajectory
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.limits import OverdueError, memory_limit, time_limit
-from rlkit.base.thinking import MARKS, opened_thinking
 from rlkit.interfaces.model import Tokenizer
+from rlkit.interfaces.parser import MARKS, opened_thinking
 from rlkit.interfaces.picture import Picture
 from rlkit.types import JsonObject, Message, Tools
 

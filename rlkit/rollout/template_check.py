@@ -9,8 +9,7 @@ from itertools import product
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, explain, shorten
-from rlkit.base.thinking import opened_thinking
-from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, opened_thinking, parse_after_thinking
 from rlkit.registry import load_plugins
 from rlkit.rollout.template import ANSWER, CALL_ID, QUESTION, REPLY, RESULT, USER, ChatTemplate
 from rlkit.types import JsonObject

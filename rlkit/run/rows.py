@@ -95,8 +95,7 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         "turns": [list(turn) for turn in trajectory.turns],
         "turn_rewards": trajectory.turn_rewards,
         **({"role": trajectory.role, "speaker": trajectory.speaker} if trajectory.role else {}),
-        **({"positions": trajectory.positions} if trajectory.positions else {}),
-        **({"opened_thinking": trajectory.opened_thinking} if trajectory.opened_thinking else {}),
+        **{name: getattr(trajectory, name) for name in ("positions", "opened_thinking") if getattr(trajectory, name)},
         **trajectory.credit,
     }
 
@@ -331,8 +330,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.versions = _per_token(fields, "versions", [-1] * size)
     expected = f"a list of {size} lists of token ids"
     trajectory.candidates = fields.get("candidates", lambda value: _is_lists(value, size), expected, [])
-    turns: list[list[Any]] = fields.get("turns", _is_turns, "[role, start, end] each", [])
-    trajectory.turns = [Turn(*turn) for turn in turns]
+    trajectory.turns = [Turn(*turn) for turn in fields.get("turns", _is_turns, "[role, start, end] each", list[Any]())]
     return trajectory
 
 

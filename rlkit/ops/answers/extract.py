@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from rlkit.base.thinking import after_thinking
 from rlkit.ops.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit.ops.answers.markup import without_special_tokens
 from rlkit.ops.answers.nodes import UngradableError
-from rlkit.ops.answers.units import changes_number, unit_of
+from rlkit.ops.answers.units import changes_number, multiplies_number, unit_of
 from rlkit.ops.answers.values import Answer, Words
 
 MARKER = "####"
@@ -18,7 +17,7 @@ _BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
-    r"(?:[-+/^_<>≠≈~±√*|{]|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
+    r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
@@ -48,9 +47,9 @@ class FinalAnswer(NamedTuple):
 def final_answer(text: str) -> FinalAnswer:
     """Return the final answer of a text: after the last `####`, else in the last box, else its last number.
 
-    Thinking holds no answer. Words after the last `####` are a heading if a box follows: then the answer is in the box.
+    Words after the last `####` are a heading if a box follows: then the answer is in the box.
     """
-    _, marker, rest = without_special_tokens(after_thinking(text)).rpartition(MARKER)
+    _, marker, rest = without_special_tokens(text).rpartition(MARKER)
     answer = _after_marker(rest) if marker else None
     if answer is not None and answer.marked:
         return answer
@@ -143,7 +142,8 @@ def _is_changed(text: str, start: int, end: int) -> bool:
         return True
     following = _WORDS_AFTER.match(after)
     words += following.groups() if following else ()
-    return any(changes_number(name) for name in words if name)
+    multiplied = following is not None and multiplies_number(following[1])
+    return multiplied or any(changes_number(name) for name in words if name)
 
 
 def _line_of(text: str, start: int, end: int) -> str:

@@ -22,8 +22,7 @@ _CHANGING_WORDS = """
     quadrupled negated inverted reversed raised negative negation half halve halves twice thrice double triple
     quadruple quarter third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths
     ninth ninths eleventh elevenths twelfth twelfths millionth millionths tenth tenths hundredth hundredths
-    thousandth thousandths hundreds thousands millions billions trillions tens dozen dozens gross
-    lakh lakhs crore crores permille ppm fold twofold pct sqrt root factorial mod modulo log ln reciprocal inverse
+    thousandth thousandths hundreds thousands fold twofold pct sqrt root factorial mod modulo log ln reciprocal inverse
     opposite power exponent choose remainder
     not no non nor neither never cannot isn aren wasn isn't aren't wasn't doesn't don't can't won't false wrong
     incorrect untrue unlikely undefined unknown error
@@ -35,26 +34,35 @@ _CHANGING_WORDS = """
 _CHANGES = frozenset(_CHANGING_WORDS.split())
 """Words that change a number, doubt it, or compare it with another number."""
 
-_OTHER_WORDS = """
-    a-half above actually add added after all also alternatively although always and another answer any around as at
-    base because before behind besides but by can choice common correct correction could decrease decreased dec did
-    different do does e.g else equal equals et etc even-though excluded excluding few fewer first from had has have
-    having he hence hex her his hmm however i i.e if ignore ignored including increase increased index inf infinity is
-    ish it its just less like lots many may more much must my name nan next nil note now null number o'clock oct
-    odd-one off on only option other our out over pi point previous prime product quotient result reverse right
-    rounded sample she shall short should shy sic since so solution some something somewhat sorry such sum that
-    their them then there therefore these they this those though through thus till to total true
-    up use using value january february march april june july august september october november december
-    was we were what when where whereas whether which while who whose will with would x y z yes yet you your am pm
-    are be been being anyway edit final hint st nd rd th
+_MULTIPLYING_WORDS = """
+    tens dozen dozens gross score scores myriad myriads lakh lakhs crore crores millions billions trillions
+    quadrillion quadrillions quintillion quintillions mega giga tera milli micro mille permille ppm bps
 """
-_OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split()) | NUMBER_WORDS
-"""Other words that are not units: they begin another statement, or are numbers themselves."""
+_MULTIPLES = (NUMBER_WORDS | frozenset(_MULTIPLYING_WORDS.split())) - {"one"}
+"""Words that multiply the number before them, where they are no names of things."""
+
+_OTHER_WORDS = """
+    a-half above actually add added after all also alternatively although always and another answer any around as
+    at base because before behind besides but by can choice common complement conjugate correct correction could
+    decrease decreased dec did different do does e.g else equal equals et etc even-though excluded excluding few
+    fewer first from had has have having he hence hex her his hmm however i i.e if ignore ignored including
+    increase increased index inf infinity is ish it its just less like lots many may more much must my name nan
+    next nil negatives note now null number o'clock oct odd-one off on one only option other our out over pi point
+    previous prime product quotient reciprocals result reverse right rounded sample she shall short should shy sic
+    since so solution some something somewhat sorry such sum that their them then there therefore these they this
+    those though through thus till to total true up upside use using value january february march april june july
+    august september october november december was we were what when where whereas whether which while who whose
+    will with would x y z yes yet you your am pm are be been being anyway edit final hint st nd rd th
+"""
+_OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split())
+"""Other words that are not units, such as those that begin another statement."""
+_NOT_UNITS = _CHANGES | _MULTIPLES | _OTHER_STATEMENTS
 
 _NOT_A_NOUN = re.compile(
-    r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed"
+    r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed|\w+fold"
+    r"|odd|even|binary|octal|hex|hexadecimal|max|maximum|minimum|tops|down|into|backwards|fake|lol|idk"
 )
-"""Adverbs and participles, which name no unit when they stand alone: `presumably`, `rejected`."""
+"""Adverbs, participles and the like, which name no unit when they stand alone: `presumably`, `rejected`, `even`."""
 _CONNECTIONS = frozenset({"per", "of", "a", "an", "each", "every", "the", "in", "for"})
 _RATES = frozenset({"per", "a", "an", "each", "every"})
 _WORD = r"[A-Za-z](?:[A-Za-z'-]*[A-Za-z])?\.?"
@@ -91,7 +99,7 @@ def unit_of(text: str) -> str | None:
     pieces = [(slash, word.rstrip("."), power) for slash, word, power in _PIECE.findall(text)]
     words = [word.lower() for _, word, _ in pieces]
     parts = {part for word in words for part in (word, *word.split("-"))}
-    if len(words) > MAX_WORDS or words[-1] in _CONNECTIONS or not (_CHANGES | _OTHER_STATEMENTS).isdisjoint(parts):
+    if len(words) > MAX_WORDS or words[-1] in _CONNECTIONS or not _NOT_UNITS.isdisjoint(parts):
         return None
     if any(len(word) == 1 and word not in UNITS_BY_SPELLING and word not in _CONNECTIONS for word in words):
         return None
@@ -105,10 +113,15 @@ def changes_number(word: str) -> bool:
     return word.lower() in _CHANGES
 
 
+def multiplies_number(word: str) -> bool:
+    """Whether a word after a number multiplies it, such as `dozen`."""
+    return word.lower() in _MULTIPLES
+
+
 def are_nouns(words: list[str]) -> bool:
     """Whether words may name a counted thing."""
-    lowered = {word.lower() for word in words}
-    return _CHANGES.isdisjoint(lowered) and (_OTHER_STATEMENTS - {"number", "total", "sum"}).isdisjoint(lowered)
+    names = {"number", "total", "sum", "score", "scores"}
+    return (_NOT_UNITS - names).isdisjoint(word.lower() for word in words)
 
 
 def _canonical(pieces: list[tuple[str, str, str]]) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlkit.base.thinking import opened_thinking
-from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
+from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, opened_thinking, parse_after_thinking
 from rlkit.parsers import (
     GemmaParser,
     GlmParser,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.base.thinking import opened_thinking
-from rlkit.interfaces.parser import ToolCall, ToolParser, parse_after_thinking
+from rlkit.interfaces.parser import ToolCall, ToolParser, opened_thinking, parse_after_thinking
 from rlkit.parsers import (
     DeepSeekParser,
     GemmaParser,

@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 
 from rlkit.base.errors import RecipeError, explain, show
 from rlkit.base.ranges import NUMBER, PositiveFloat, Seconds
-from rlkit.base.thinking import after_thinking
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardFunction, as_number
 from rlkit.interfaces.task import Split, Task
 from rlkit.types import Prompt, Row, Score, Trajectory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.base.thinking import after_thinking
+from rlkit.interfaces.parser import after_thinking
 
 HARMONY = "<|channel|>analysis<|message|>7?<|end|><|start|>assistant<|channel|>final<|message|>8"
 
@@ -19,14 +19,14 @@ HARMONY = "<|channel|>analysis<|message|>7?<|end|><|start|>assistant<|channel|>f
         ("8</think>", ""),
         ("<think>6</think>7</think>8", "8"),
         ("<think>6<think>7</think>8", "8"),
-        ("<think>6</think>8<think>9", "8"),
-        ("<think>6</think>8<think>7</think>", "8"),
+        ("<think>6</think>8<think>9", "8\n"),
+        ("<think>6</think>8<think>7</think>", "8\n"),
         ("4<think></think>2", "4\n2"),
         ("<THINK type='deep'>7</Think >8", "8"),
         ("<thinking>7</think>8", ""),
         ("<thinking>7</thinking>8", "8"),
         ("<think/>8", "<think/>8"),
-        ("<reasoning>7</reasoning>\n<answer>8</answer>", "\n<answer>8</answer>"),
+        ("<reasoning>7</reasoning>\n<answer>8</answer>", "<answer>8</answer>"),
         ("[THINK]7[/THINK]8", "8"),
         ("[THINK]7", ""),
         ("<|channel>thought\n7<channel|>8", "8"),
