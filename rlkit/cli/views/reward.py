@@ -119,9 +119,8 @@ class RewardComparison:
             return
         outcome = "failed" if score.error else "right" if score.components["accuracy"] > 0 else "wrong"
         self.reference_forms[form_of_reference(reference), outcome] += 1
-        self.answer_forms[
-            form_of_completion(after_thinking(trajectory.opened_thinking + trajectory.text)), outcome
-        ] += 1
+        answer = after_thinking(trajectory.opened_thinking + trajectory.text)
+        self.answer_forms[form_of_completion(answer), outcome] += 1
 
     def _add_pair(self, row: SavedRow, saved: float, new: float) -> None:
         self.saved.append(saved)

@@ -294,6 +294,8 @@ def _bracketed(text: str) -> Answer | None:
         condition = _CONDITION.match(content)
         content = content if condition is None else content[condition.end() :]
         answer = _statement(content) if content else UnorderedItems(())
+        if condition is not None and isinstance(answer, Number | Formula | Words):
+            return None
         if isinstance(answer, UnorderedItems) and not answer.either:
             return BracketedItems("{}", answer.items)
         return answer

@@ -186,11 +186,9 @@ class ReasoningGymScore(RewardFunction):
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
         reference = trajectory.prompt.answer
-        return (
-            None
-            if reference is None
-            else replace(trajectory, text=f"<answer>{reference}</answer>", messages=[], opened_thinking="")
-        )
+        if reference is None:
+            return None
+        return replace(trajectory, text=f"<answer>{reference}</answer>", messages=[], opened_thinking="")
 
     def ungradable(self) -> Score:
         return Score(0.0, {"accuracy": 0.0}, ungradable=True, answer="")
