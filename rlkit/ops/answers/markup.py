@@ -93,7 +93,7 @@ def without_markup(text: str) -> str:
 
 
 def _without_latex(text: str) -> str:
-    text = _NEW_ROW.sub("¶", text).replace("\\$", CURRENCY).replace("\\%", "%").replace("\\!", "")
+    text = _NEW_ROW.sub("¶", text).replace("\\$", CURRENCY).replace("\\%", "%").replace("\\! ", "").replace("\\!", "")
     text = _SPACES.sub(" ", _DELIMITERS.sub(" ", _COLOR.sub("", text)))
     for _ in range(3):
         text, count = _TEXT.subn(lambda match: f" {_UNIT_LETTERS.get(match[1].strip(), match[1])} ", text)
