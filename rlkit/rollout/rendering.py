@@ -7,13 +7,14 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from itertools import groupby
 from os.path import commonprefix
 from typing import Any, NamedTuple, TypeVar, cast
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.limits import OverdueError, memory_limit, time_limit
 from rlkit.interfaces.model import Tokenizer
-from rlkit.interfaces.parser import opened_thinking
+from rlkit.interfaces.parser import MARKS, opened_thinking
 from rlkit.interfaces.picture import Picture
 from rlkit.types import JsonObject, Message, Tools
 
@@ -53,6 +54,7 @@ class TokenCodec:
         """Matches the text of a stop id."""
         self.special = any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
         """Matches the text of a special token, or of one that ends a turn."""
+        self._marks = frozenset(i for i, token in added if token.special and str(token) in MARKS)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, which may be longer than the context."""
@@ -82,9 +84,15 @@ class TokenCodec:
         return pieces
 
     def turn(self, ids: Sequence[int], special: bool) -> str:
-        """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
+        """Return the text of a turn of the policy, without the token that ended it.
+
+        Special tokens that begin or end thinking are kept, and with `special` all others, too.
+        """
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return self.tokenizer.decode(body, skip_special_tokens=not special)
+        if special or self._marks.isdisjoint(body):
+            return self.tokenizer.decode(body, skip_special_tokens=not special)
+        runs = groupby(body, self._marks.__contains__)
+        return "".join(self.tokenizer.decode(list(run), skip_special_tokens=not marks) for marks, run in runs)
 
     def opened_thinking(self, prompt: Sequence[int]) -> str:
         """Return what begins the thinking of the turn after a prompt, if the prompt ends with it."""
