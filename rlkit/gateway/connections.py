@@ -13,9 +13,8 @@ from rlkit.gateway.session import AgentSession
 if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
 
-STRANGERS = 512
-"""Connections of no session: those without a request yet, with an unknown key, or refused. Some hundred agents that
-start at once are strangers for milliseconds."""
+STRANGERS = 128
+"""Connections of no session: those without a request yet, with an unknown key, or refused."""
 CLOSE_SECONDS = 5.0
 """In which the requests of a session that ends are answered."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -40,6 +41,8 @@ BODY_SECONDS = 30.0
 LINGER_SECONDS = 2.0
 """In which the rest of a refused body is read, so that the agent gets its answer."""
 PING_SECONDS = 10.0
+WAITING = 1024
+"""Connections that wait to be accepted: one at a time, so that sessions are answered between them."""
 THREADS = 16
 """In which requests are read."""
 
@@ -97,8 +100,11 @@ class Gateway:
                 lingering_time=LINGER_SECONDS,
             )
             await self._runner.setup()
-        self._listener = await asyncio.get_running_loop().create_server(self._accept, HOST, self.port)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        listening = socket.create_server((HOST, self.port))
+        self.port = listening.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._accept, sock=listening, backlog=1)
+        listening.listen(WAITING)
 
     def _accept(self) -> asyncio.Protocol:
         assert self._runner is not None
@@ -158,7 +164,10 @@ class Gateway:
                 raise
             except Exception as error:
                 refused = session.fail(error)
-            return web.json_response(dialect.error(refused), status=refused.status)
+            response = web.json_response(dialect.error(refused), status=refused.status)
+            if refused.status in (401, 429):
+                response.force_close()  # a flood has to connect again, and few are accepted at once
+            return response
 
         return answer
 

@@ -116,7 +116,9 @@ class AgentSession:
             try:
                 return await asyncio.shield(reading)
             except asyncio.CancelledError:
-                await asyncio.wait((reading,))  # no thread can be stopped: until it ends, it is the session's only one
+                await asyncio.gather(
+                    reading, return_exceptions=True
+                )  # no thread can be stopped: until it ends, it is the session's only one
                 raise
 
     @contextmanager

@@ -1,9 +1,9 @@
 """What one hostile session costs the others: `python tests/bench/gateway_fairness.py`.
 
 Eight sessions hold conversations at the gateway from one process, with an engine that takes 50 ms a turn. From another
-process a ninth session sends, without pause: half-sent POSTs, 9 MiB of messages to sample from and to count, small
-messages, and unknown keys. Printed are the median and the 95th percentile of the eight sessions' latencies, and both as
-multiples of those without the ninth, which are measured before each attack.
+process, of the lowest priority so that the cores are not what is measured, a ninth session sends without pause:
+half-sent POSTs, 9 MiB of messages to sample from and to count, small messages, and unknown keys. Printed are the median
+and the 95th percentile of the eight sessions' latencies, before and during each attack. Words choose attacks by name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,15 +22,6 @@ from typing import Any
 
 import aiohttp
 
-from rlkit.gateway.server import Gateway
-from rlkit.gateway.session import SessionLimits
-from rlkit.rollout.agents import TemplateBackend
-from rlkit.rollout.collect import BusyTimer
-from rlkit.rollout.conversation import Limits
-from rlkit.rollout.dialogue import Dialogue
-from rlkit.testing.models import build_tokenizer
-from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
-
 SESSIONS, TURN_SECONDS, CONTEXT = 8, 0.05, 2**20
 CHAT, COUNT = "/v1/chat/completions", "/v1/messages/count_tokens"
 LONG = "The quick brown fox jumps over the lazy dog; then it rests. " * (9 * 2**20 // 60)
@@ -38,7 +30,9 @@ LONG = "The quick brown fox jumps over the lazy dog; then it rests. " * (9 * 2**
 class SlowEngine:
     """Samples one word a turn, in the time of a real turn."""
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: object) -> Any:
+        from rlkit.types import Completion, StopReason
+
         await asyncio.sleep(TURN_SECONDS)
         return Completion([65, 66, 67], [-1.0] * 3, [0] * 3, StopReason.STOP)
 
@@ -111,16 +105,26 @@ async def measure(port: int, keys: list[str], seconds: float) -> None:
     print(json.dumps([latency for session in latencies for latency in session]))
 
 
-async def latencies(gateway: Gateway, keys: list[str], seconds: float) -> tuple[float, float]:
+async def latencies(port: int, keys: list[str], seconds: float) -> tuple[float, float]:
     """Return the median and the 95th percentile, in milliseconds."""
-    command = (sys.executable, __file__, "--measure", str(gateway.port), *keys, "--seconds", str(seconds))
+    command = (sys.executable, __file__, "--measure", "--seconds", str(seconds), "--", str(port), *keys)
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     output, _ = await process.communicate()
     cuts = statistics.quantiles(json.loads(output), n=20)
     return 1000 * cuts[9], 1000 * cuts[18]
 
 
-async def compare(seconds: float) -> None:
+async def compare(seconds: float, attacks: list[str]) -> None:
+    """Measure the eight sessions without and with each attack."""
+    from rlkit.gateway.server import Gateway
+    from rlkit.gateway.session import SessionLimits
+    from rlkit.rollout.agents import TemplateBackend
+    from rlkit.rollout.collect import BusyTimer
+    from rlkit.rollout.conversation import Limits
+    from rlkit.rollout.dialogue import Dialogue
+    from rlkit.testing.models import build_tokenizer
+    from rlkit.types import SampleKey, Sampling
+
     tokenizer = build_tokenizer()
     recipe: Any = SimpleNamespace(model=SimpleNamespace(chat_template_kwargs={}))
     dialogue = Dialogue(recipe, tokenizer, CONTEXT, frozenset({tokenizer.eos_token_id}))
@@ -135,13 +139,13 @@ async def compare(seconds: float) -> None:
         backend = TemplateBackend(setup, dialogue, None, SampleKey(0, 1, str(index), 0))
         return gateway.open(backend, SessionLimits(turns=10**6)).id
 
-    for name in ATTACKS:
+    for name in attacks:
         keys = [key(index) for index in range(SESSIONS)]
-        median, slow = await latencies(gateway, keys, seconds)
-        command = (sys.executable, __file__, "--attack", name, str(gateway.port), key(SESSIONS))
+        median, slow = await latencies(gateway.port, keys, seconds)
+        command = (sys.executable, __file__, "--attack", name, "--", str(gateway.port), key(SESSIONS))
         hostile = await asyncio.create_subprocess_exec(*command)
-        await asyncio.sleep(3)
-        attacked, attacked_slow = await latencies(gateway, keys, seconds)
+        await asyncio.sleep(2)
+        attacked, attacked_slow = await latencies(gateway.port, keys, seconds)
         hostile.kill()
         await hostile.wait()
         print(
@@ -160,11 +164,12 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     options = parser.parse_args()
     if options.attack:
+        os.nice(19)
         asyncio.run(ATTACKS[options.attack](int(options.words[0]), options.words[1]))  # type: ignore[arg-type]
     elif options.measure:
         asyncio.run(measure(int(options.words[0]), options.words[1:], options.seconds))
     else:
-        asyncio.run(compare(options.seconds))
+        asyncio.run(compare(options.seconds, options.words or list(ATTACKS)))
 
 
 if __name__ == "__main__":
