@@ -90,6 +90,8 @@ class InferenceServer:
         self.process = process
         self.owned = owned
         self.state = ServerState.COLD
+        self.restoring = False
+        """Whether it is brought back while other servers go on."""
         self.assigned = 0
         """Requests routed to the server, including those that still wait."""
         self.restarts = 0
