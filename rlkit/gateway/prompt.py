@@ -61,8 +61,8 @@ class Prepared(NamedTuple):
         context: Their ids and pictures.
         before: Digest of its conversation.
         fingerprint: Digest of the request.
-        rerendered: Whether a turn that it could have continued is rendered anew.
-        retokenized: Sampled tokens that are rendered anew.
+        rerendered: Whether a turn that it could have continued is rendered again.
+        retokenized: Sampled tokens that are rendered again.
     """
 
     request: ChatRequest

@@ -403,10 +403,14 @@ def test_a_server_that_does_not_come_back_is_warned_of(trainer: Trainer) -> None
     engine = trainer.engine(replace(RETRY, restarts=0), servers=2)
     os.kill(pid_of(engine.fleet.owned[1]), signal.SIGKILL)
     wait_until(lambda: engine.fleet.owned[1].ended)
+
+    def sync(token: int) -> None:
+        trainer.sync(engine, token)
+        trainer.wait(until(lambda: not engine.fleet.owned[1].restoring))
+
     for token in (2, 3):
         with pytest.warns(UserWarning, match=r"(?s)it failed 1 times .*The run goes on with its other servers"):
-            trainer.sync(engine, token)
-            trainer.wait(until(lambda: not engine.fleet.owned[1].restoring))
+            sync(token)
         assert all_written(trainer.ask(engine, 4), token, trainer.version)
     assert engine.health()["servers_down"] == 1
 

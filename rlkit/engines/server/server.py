@@ -153,7 +153,7 @@ class InferenceServer:
         if self._inspected:
             return
         start, noticed = time.monotonic(), ""
-        while fault := await self._problem(READY_SECONDS):
+        while fault := await _problem(self.api, READY_SECONDS):
             waited = time.monotonic() - start
             if self.ended:
                 raise self.error("start", Fault("its process ended"))
@@ -176,15 +176,7 @@ class InferenceServer:
 
     async def healthy(self, deadline: float) -> bool:
         """Return whether the server responds that it is healthy."""
-        return await self._problem(deadline) is None
-
-    async def _problem(self, deadline: float) -> Fault | None:
-        """Return why the server does not respond that it is healthy; None if it does."""
-        try:
-            await self.api.health(deadline)
-        except Fault as fault:
-            return fault
-        return None
+        return await _problem(self.api, deadline) is None
 
     async def weight_version(self) -> str | None:
         """Return the label of the server's weights; None if it does not respond."""
@@ -257,6 +249,15 @@ class InferenceServer:
     async def _alive(self) -> bool:
         """Return whether a server with requests is alive; one whose weights are updated is not asked."""
         return not self.ended and (self.lock.locked() or await self.healthy(self._retry.hang_seconds))
+
+
+async def _problem(api: ServerApi, deadline: float) -> Fault | None:
+    """Return why a server does not respond that it is healthy; None if it does."""
+    try:
+        await api.health(deadline)
+    except Fault as fault:
+        return fault
+    return None
 
 
 def _reason(fault: BaseException) -> str:
