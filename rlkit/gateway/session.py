@@ -36,7 +36,7 @@ class SessionLimits:
         turns: Turns of the policy.
         tokens: Tokens that the policy samples in all of them; None for any number.
         tool_calls: Calls of tools that the policy makes; None for any number.
-        concurrent: Requests at once, and connections.
+        concurrent: Requests at once, and idle connections.
     """
 
     turns: int = 64
