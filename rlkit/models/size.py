@@ -110,7 +110,7 @@ def size_of(
         vision: Whether a vision tower is trained; None for the default.
     """
     vision = vision or Vision()
-    description = repr((config.to_json_string(use_diff=False), lora, trust_remote_code, scores, vision))
+    description = repr((config.to_dict(), lora, trust_remote_code, scores, vision))
     if description not in _SIZES:
         _SIZES[description] = _count_weights(config, lora, trust_remote_code, scores, vision)
     return _SIZES[description]

@@ -80,7 +80,7 @@ class _Pipe(threading.Thread):
             self.command.send_signal(number)
 
 
-def main(log: str, grace: str, folder: str, command: "list[str]") -> None:
+def main(log: str, grace: float, folder: str, command: "list[str]") -> None:
     """Start the command and wait until it ends; the end of the trainer ends it.
 
     This process ends after the command, whose memory is free by then.
@@ -96,7 +96,7 @@ def main(log: str, grace: str, folder: str, command: "list[str]") -> None:
             start_new_session=True,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 (no other thread runs yet)
         )
-    pipe = _Pipe(process, float(grace))
+    pipe = _Pipe(process, grace)
     pipe.start()
     mapped, interval, code = set(), 0.5, None
     while code is None:
@@ -117,4 +117,4 @@ def main(log: str, grace: str, folder: str, command: "list[str]") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], sys.argv[4:])
+    main(sys.argv[1], float(sys.argv[2]), sys.argv[3], sys.argv[4:])
