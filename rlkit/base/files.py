@@ -10,11 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from rlkit.base.errors import RecipeError
+from rlkit.base.names import RUN_FILES
+
 KINDS = {
     stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
 """Kinds of what is no regular file; reading one would lead elsewhere, or never end."""
+
+
+MAX_JSON_BYTES = 1 << 26
+"""Of a file that is read whole."""
 
 
 class ForeignFileError(OSError):
@@ -108,13 +115,39 @@ def list_inside(folder: Path, name: str = "") -> Iterator[str]:
     names = [name]
     while names:
         name = names.pop()
-        path = folder / name
-        kind = stat.S_IFMT(os.stat(path, follow_symlinks=not name).st_mode)
-        if kind == stat.S_IFDIR:
-            names += sorted((f"{name}/{entry}".lstrip("/") for entry in os.listdir(path)), reverse=True)
-        elif kind == stat.S_IFREG:
-            yield name
+        if _is_folder(folder / name, follow_links=not name):
+            entries = os.listdir(folder / name)
+            names += sorted((f"{name}/{entry}".lstrip("/") for entry in entries), reverse=True)
         else:
-            raise ForeignFileError(
-                f"{path} is {KINDS.get(kind, 'of an unknown kind')}, expected files and folders alone"
-            )
+            yield name
+
+
+def _is_folder(path: Path, follow_links: bool = False) -> bool:
+    """Whether a path is a folder, and no regular file.
+
+    Raises:
+        ForeignFileError: It is neither.
+    """
+    kind = stat.S_IFMT(os.stat(path, follow_symlinks=follow_links).st_mode)
+    if kind not in (stat.S_IFDIR, stat.S_IFREG):
+        raise ForeignFileError(f"{path} is {KINDS.get(kind, 'of an unknown kind')}, expected files and folders alone")
+    return kind == stat.S_IFDIR
+
+
+def check_run_folder(folder: Path) -> None:
+    """Check that a run folder, which may be a stranger's, leads nowhere else, neither to read nor to write.
+
+    Raises:
+        RecipeError: It has a link, a pipe, a socket or a device, or cannot be read.
+    """
+    try:
+        for name in sorted(os.listdir(folder)):
+            with suppress(FileNotFoundError):  # of a run in progress, which renames files
+                if _is_folder(folder / name) and name.removesuffix(".partial") in RUN_FILES and name != "wandb":
+                    for _ in list_inside(folder, name):  # wandb links its last run
+                        pass
+    except OSError as error:
+        reason = error if isinstance(error, ForeignFileError) else f"{folder} cannot be read: {error}"
+        raise RecipeError(
+            f"{reason}; a run folder that leads elsewhere is not used: remove this, or copy what it leads to"
+        ) from error

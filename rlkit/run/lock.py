@@ -37,7 +37,7 @@ class Lock:
         """Why the folder is not locked, if its file system has no locks."""
         try:
             make_private(folder)
-            self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise RecipeError(f"--out is {str(folder)!r}, which cannot be written: {error}") from error
         try:
