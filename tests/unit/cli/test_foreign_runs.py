@@ -171,3 +171,4 @@ def test_code_is_found_wherever_a_recipe_allows_it() -> None:
     )
     assert allowed_code({"tools": [{"a": 1}, {"init_args": {"allow_code": "yes"}}]}) == "tools.1.init_args.allow_code"
     assert allowed_code({"reward.allow_code": True}) == "reward.allow_code"
+    assert allowed_code({"model": {"path": "a/b", "trust_remote_code": True}}) == "model.trust_remote_code"
