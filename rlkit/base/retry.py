@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import json
 import random
 import socket
@@ -12,6 +11,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
@@ -249,7 +249,8 @@ def require_http(part: str) -> None:
 def proxy_for(url: str) -> str | None:
     """Return the proxy that the environment sets for an address; None for none."""
     parts = _split(url)
-    return None if proxy_bypass(parts.netloc.rpartition("@")[2]) else getproxies().get(parts.scheme)
+    proxy = None if proxy_bypass(parts.netloc.rpartition("@")[2]) else getproxies().get(parts.scheme)
+    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
 
 
 def fetch(url: str, max_bytes: int, seconds: float, *, private: bool = False) -> bytes:
@@ -317,11 +318,20 @@ def _session(connector: aiohttp.TCPConnector, headers: Mapping[str, str]) -> aio
 def _public_socket(info: tuple[Any, ...]) -> socket.socket:
     """Open a socket for an address that a name has been resolved to, unless it is private."""
     family, kind, protocol, _, address = info
-    ip = ipaddress.ip_address(address[0].partition("%")[0])
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    if not ip.is_global or ip.is_multicast:
+    ip = ip_address(address[0].partition("%")[0])
+    if not _is_public(ip):
         raise PermissionError(errno.EACCES, f"{ip} is a private address, which data may not name")
     return socket.socket(family, kind, protocol)
+
+
+def _is_public(ip: IPv4Address | IPv6Address) -> bool:
+    """Whether an address, and the one of IPv4 that it may stand for, belongs to no private network."""
+    if isinstance(ip, IPv6Address):
+        embeds = int(ip) >> 32 in (0, 0x64FF9B << 64)  # ::/96, and 64:ff9b::/96 of NAT64
+        inner = ip.ipv4_mapped or ip.sixtofour or (IPv4Address(int(ip) & 0xFFFFFFFF) if embeds else None)
+        if inner is not None or ip.is_site_local:
+            return inner is not None and _is_public(inner)
+    return ip.is_global and not ip.is_multicast
 
 
 def _split(url: str) -> SplitResult:

@@ -191,10 +191,14 @@ def _columns(row: Row) -> Row:
 
 
 def _folder_of(row: Row) -> Path:
-    """Return the folder of the file that a row is from; the current one for other rows."""
+    """Return the folder of the file that a row is from, or the folder itself; the current one for other rows.
+
+    There is none for rows of the hub and of URLs: what is named after these does not exist.
+    """
     row = _columns(row)
     name = row.location.rpartition(", ")[0] if isinstance(row, LocatedRow) else ""
-    return Path(name) if os.path.isdir(name) else Path(name).parent
+    path = Path(name.rpartition(", split ")[0] or name)
+    return path.parent if os.path.isfile(path) else path
 
 
 def _several(value: object) -> list[object]:

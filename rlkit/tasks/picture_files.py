@@ -63,7 +63,7 @@ def _of_file(name: str, folder: Path, sources: Sequence[str]) -> bytes:
     path = folder / os.path.expanduser(name)
     target = Path(os.path.realpath(path))
     folders = [source for source in sources if not is_url(source) and source != PUBLIC]
-    for source in (*folders, *_caches()):
+    for source in (*folders, *(_caches() if os.path.isabs(name) else ())):
         source_folder = Path(os.path.realpath(os.path.expanduser(source)))
         inside = relative_to(source_folder, target)
         if inside is not None:

@@ -15,7 +15,7 @@ HTTP = {
     "rlkit/gateway/server.py": "a server",
     "plugins/rlkit-engine-http/src/rlkit_engine_http/__main__.py": "a server",
     "plugins/rlkit-engine-http/src/rlkit_engine_http/server.py": "a server",
-    "plugins/rlkit-env-openenv/src/rlkit_env_openenv/connection.py": "a WebSocket, and what a server that the user names states about itself",
+    "plugins/rlkit-env-openenv/src/rlkit_env_openenv/connection.py": "a WebSocket to a server that the user names",
 }
 """Modules that may import `CLIENTS`."""
 

@@ -167,8 +167,12 @@ def test_an_address_of_data_is_not_private(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["10.0.0.1", "172.16.3.4", "192.168.1.1", "169.254.169.254", "100.64.0.1", "224.0.0.1", "[fe80::1]"]
-)
+    "address",
+    [
+        "10.0.0.1", "172.16.3.4", "192.168.1.1", "169.254.169.254", "100.64.0.1", "224.0.0.1", "[fe80::1]", "[fec0::1]",
+        "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[::ffff:10.0.0.1]",
+    ],
+)  # fmt: skip
 def test_no_address_of_a_network_is_connected_to(address: str) -> None:
     with pytest.raises(ServiceError, match="is a private address, which data may not name"):
         fetch(f"http://{address}/latest/meta-data", 99, 30.0)
@@ -213,6 +217,8 @@ def test_the_environments_proxy_is_that_of_the_address(monkeypatch: pytest.Monke
     assert proxy_for("http://scorer.example/score") == "http://proxy:3128"
     assert proxy_for("http://me:pw@127.0.0.1:8000/score") is None
     assert proxy_for("https://scorer.example/") is None
+    monkeypatch.setenv("https_proxy", "proxy:3128")
+    assert proxy_for("https://scorer.example/") == "http://proxy:3128"
 
 
 @pytest.mark.parametrize("kind", ["endless", "slow"])

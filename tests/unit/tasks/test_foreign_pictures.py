@@ -13,6 +13,8 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.data.prompts import make_prompt
 from rlkit.tasks import Jsonl
 from rlkit.tasks import picture_files as files
+from rlkit.tasks.rows import Rows
+from rlkit.tasks.table import LocatedRow
 from tests.unit.base.test_http_client import CHUNKED, HOSTILE, OK, serving
 from tests.unit.tasks.test_media import RED, R, parts
 
@@ -75,6 +77,18 @@ def test_a_folder_that_the_user_names_is_read(folder: Path) -> None:
     with pytest.raises(RecipeError, match="a file of 14 bytes is no picture in a known format") as raised:
         read(folder, "../pictures/secret", pictures)
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["org/data, split train, row 1", "data, split train, row 1", "https://h/a.jsonl, line 1"]
+)
+def test_rows_of_the_hub_have_no_folder(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    row = LocatedRow.at(name, {"prompt": "What?", "answer": "a", "image": "a.png"})
+    with pytest.raises(RecipeError, match="No such file"):
+        make_prompt(Rows([row]), [row], 0, pictures=True)
+    row.location = f"{folder}, split train, row 1"  # a local folder in the hub's form
+    assert parts(make_prompt(Rows([row]), [row], 0, pictures=True)) == [R, "What?"]
 
 
 def test_the_hubs_cache_is_read_through_its_links(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
