@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,6 @@ KINDS = {
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
 """Kinds of what is no regular file; reading one would lead elsewhere, or never end."""
-
 
 MAX_JSON_BYTES = 1 << 26
 """Of a file that is read whole."""
@@ -105,8 +105,8 @@ def read_inside(folder: Path, name: str, max_bytes: int) -> bytes:
     return content
 
 
-def list_inside(folder: Path, name: str = "") -> Iterator[str]:
-    """Yield the names, relative to a folder, of all files below one of its folders, in order.
+def list_inside(folder: Path, name: str) -> Iterator[str]:
+    """Yield the names, relative to a folder, of all files below one of its folders, in order; none if it is missing.
 
     Raises:
         ForeignFileError: There is something besides regular files and folders.
@@ -115,20 +115,23 @@ def list_inside(folder: Path, name: str = "") -> Iterator[str]:
     names = [name]
     while names:
         name = names.pop()
-        if _is_folder(folder / name, follow_links=not name):
-            entries = os.listdir(folder / name)
-            names += sorted((f"{name}/{entry}".lstrip("/") for entry in entries), reverse=True)
-        else:
+        try:
+            entries = os.listdir(folder / name) if _is_folder(folder / name) else None
+        except FileNotFoundError:  # of a run in progress, which renames files
+            continue
+        if entries is None:
             yield name
+        else:
+            names += sorted((f"{name}/{entry}" for entry in entries), reverse=True)
 
 
-def _is_folder(path: Path, follow_links: bool = False) -> bool:
+def _is_folder(path: Path) -> bool:
     """Whether a path is a folder, and no regular file.
 
     Raises:
         ForeignFileError: It is neither.
     """
-    kind = stat.S_IFMT(os.stat(path, follow_symlinks=follow_links).st_mode)
+    kind = stat.S_IFMT(os.stat(path, follow_symlinks=False).st_mode)
     if kind not in (stat.S_IFDIR, stat.S_IFREG):
         raise ForeignFileError(f"{path} is {KINDS.get(kind, 'of an unknown kind')}, expected files and folders alone")
     return kind == stat.S_IFDIR
@@ -142,10 +145,10 @@ def check_run_folder(folder: Path) -> None:
     """
     try:
         for name in sorted(os.listdir(folder)):
-            with suppress(FileNotFoundError):  # of a run in progress, which renames files
-                if _is_folder(folder / name) and name.removesuffix(".partial") in RUN_FILES and name != "wandb":
-                    for _ in list_inside(folder, name):  # wandb links its last run
-                        pass
+            is_own = name.removesuffix(".partial") in RUN_FILES and name != "wandb"  # which links its last run
+            with suppress(FileNotFoundError):  # of a run in progress
+                if _is_folder(folder / name) and is_own:
+                    deque(list_inside(folder, name), maxlen=0)
     except OSError as error:
         reason = error if isinstance(error, ForeignFileError) else f"{folder} cannot be read: {error}"
         raise RecipeError(

@@ -129,9 +129,9 @@ class Response(NamedTuple):
         """
         if self.status == 200:
             return
-        text = shorten(self.content.decode(errors="replace"), MAX_QUOTED)
+        text = shorten(" ".join(self.content.decode(errors="replace").split()), MAX_QUOTED)
         if self.status in REDIRECTS:
-            text = f"a redirect to {_host(self.headers.get('Location', ''))}, which is not followed"
+            text = f"a redirect to {_host(self.headers.get('Location', '')) or 'no other host'}, which is not followed"
         error = ServiceError(f"answered {self.status}: {text}", self.status)
         pause = self.headers.get("Retry-After", "")
         error.pause = float(pause) if pause.isascii() and pause.isdigit() and len(pause) < 6 else 0.0
@@ -347,8 +347,11 @@ def _split(url: str) -> SplitResult:
 
 
 def _host(url: str) -> str:
-    """Return the host and port of an address, without a login."""
-    return urlsplit(url).netloc.rpartition("@")[2].lower()
+    """Return the host and port of an address, without a login; nothing where there is none."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2].lower()
+    except ValueError:
+        return ""
 
 
 def _split_login(url: str) -> tuple[str, dict[str, str]]:

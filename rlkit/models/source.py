@@ -208,9 +208,10 @@ def _policy_in(folder: Path) -> Path | None:
     """Return the policy in a run folder or a folder of checkpoints; None if there is none.
 
     Raises:
-        RecipeError: The folder leads elsewhere.
+        RecipeError: The run folder leads elsewhere.
     """
-    check_run_folder(folder)
+    if isfile(folder / "recipe.yaml"):
+        check_run_folder(folder)
     newest: tuple[Store, str] | None = None
     for store in (Store(str(folder / "checkpoints")), Store(str(folder))):
         names = store.names()

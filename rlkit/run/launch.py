@@ -153,7 +153,6 @@ def _train(job: Job, data: Data, fabric: Fabric, reporter: Reporter) -> tuple[Ou
     """Lock the run folder for this process, and train."""
     ranks = Ranks(fabric)
     path = Path(ranks.same(str(job.folder)))
-    ranks.on_first(lambda: check_run_folder(path) if os.path.isdir(path) else None)
     lock = ranks.on_first(lambda: Lock(path) if os.path.isdir(path) else None)
     try:
         resumed = None if job.resume is None else _checkpoint(job, path, ranks, reporter)

@@ -159,7 +159,7 @@ def _texts(root: Path, name: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     characters, path = 0, root / name
     try:
-        for file in list_inside(root, name) if os.path.lexists(path) else ():
+        for file in list_inside(root, name):
             path = root / file
             text = texts[Path(file).relative_to(name).as_posix()] = _read(root, file)
             characters += len(text)

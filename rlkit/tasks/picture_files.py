@@ -35,7 +35,7 @@ def read_picture(value: object, folder: Path, sources: Sequence[str] = ()) -> Pi
         value: Bytes, an image of Pillow, a path, a URL, a data URI, or an object of `datasets`, verl or OpenAI's API
             that holds one of these under one of `KEYS`.
         folder: The folder of the row's file, to which paths are relative, and in which they must be.
-        sources: Where else pictures may be: folders, and addresses without a path such as `https://example.com`.
+        sources: Where else pictures may be: folders, and hosts such as `https://example.com`.
 
     Raises:
         ValueError: It is none of these, or cannot be read; the message says what it is.
@@ -87,20 +87,25 @@ def _caches() -> Iterator[str]:
 
 def _of_url(url: str, sources: Sequence[str]) -> bytes:
     """Read an address of one of `PROTOCOLS` that the user allows."""
-    parts = urlsplit(url)
-    shown, protocol, host = redact(shorten(url, 200)), parts.scheme, parts.netloc.rpartition("@")[2].lower()
-    is_http, named = protocol in ("http", "https"), f"{protocol}://{host}"
-    if (
-        protocol not in PROTOCOLS or not host or ("::" in url and not is_http)
-    ):  # which fsspec takes for one URL within another
+    shown, named = redact(shorten(url, 200)), _host_of(url)
+    protocol, _, host = named.partition("://")
+    is_http = protocol in ("http", "https")
+    is_chained = "::" in url and not is_http  # which fsspec takes for one URL within another
+    if protocol not in PROTOCOLS or not host or is_chained:
         raise ValueError(f"{shown} has the protocol {protocol!r}, expected one of {', '.join(PROTOCOLS)} and a host")
-    is_named = named in (source.rstrip("/").lower() for source in sources)
+    is_named = named in (_host_of(source) for source in sources if is_url(source))
     if not is_named and not (is_http and PUBLIC in sources):
         raise ValueError(
             f"{shown} is an address, and rows may name none that you do not allow; if you trust it: "
-            f"--model.vision.sources='[{redact(named)}]'" + (", or '*' for all public addresses" if is_http else "")
+            f"--model.vision.sources='[{named}]'" + (", or '*' for all public addresses" if is_http else "")
         )
     return fetch(url, MAX_BYTES, FETCH_SECONDS, private=is_named) if is_http else _of_store(url)
+
+
+def _host_of(url: str) -> str:
+    """Return the protocol and the host of a URL, such as `https://example.com`, without a login."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}"
 
 
 def _of_store(url: str) -> bytes:

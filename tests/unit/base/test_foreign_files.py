@@ -94,6 +94,7 @@ def test_a_deep_folder_is_listed_in_order(tmp_path: Path) -> None:
         deep = deep / "d"
         deep.mkdir()
     (deep / "z").touch()
-    (tmp_path / "a").touch()
-    assert list(list_inside(tmp_path)) == ["a", "d/" * 99 + "z"]
+    (tmp_path / "d" / "a").touch()
+    assert list(list_inside(tmp_path, "d")) == ["d/a", "d/" * 99 + "z"]
+    assert list(list_inside(tmp_path, "missing")) == []
     assert read_inside(tmp_path, "d/" * 99 + "z", 1) == b""

@@ -142,6 +142,16 @@ def test_no_redirect_takes_the_login_elsewhere(status: int) -> None:
         assert "secret" not in str(raised.value)
 
 
+@pytest.mark.parametrize("location", ["", "http://[", "/elsewhere", "\\x", "javascript:1"])
+def test_a_redirect_to_nonsense_is_an_error(location: str) -> None:
+    answer = b"HTTP/1.1 302 Moved\r\nLocation: %b\r\nContent-Length: 4\r\n\r\na\nb\n" % location.encode()
+    with serving(answer) as server:
+        with pytest.raises(ServiceError, match="answered 302: a redirect to no other host"):
+            ask(server.url)
+        with pytest.raises(ServiceError, match="answered 302: a redirect to no other|failed with"):
+            fetch(server.url, 99, 30.0, private=True)
+
+
 def test_a_body_in_chunks_is_read_whole() -> None:
     def respond(connection: socket.socket) -> None:
         connection.sendall(CHUNKED)
