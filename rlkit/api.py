@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import check_run_folder
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
@@ -166,6 +167,7 @@ def fit(
     from rlkit.models.save import save_object
     from rlkit.run.folder import RunFolder
     from rlkit.run.launch import Job, launch
+    from rlkit.run.rows import read_lines
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with unfailing(), raised():
@@ -183,8 +185,7 @@ def fit(
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         outcome, folder = launch(job, lambda first: Display(checked.train.total_steps, quiet=quiet or not first))
     path = folder / "metrics.jsonl"  # absent if the run was interrupted at its start
-    lines = path.read_text(encoding="utf-8").splitlines() if os.path.exists(path) else []
-    metrics = [json.loads(line) for line in lines]
+    metrics = [json.loads(line) for _, line in read_lines(path)] if os.path.exists(path) else []
     return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics, outcome.verdict)
 
 
@@ -199,7 +200,10 @@ def _folder_for_model(out: str | Path | None, resume: str | Path | None) -> Path
     from rlkit.run.launch import home_of
 
     if out is not None:
-        return output_path(str(out))
+        folder = output_path(str(out))
+        if os.path.isdir(folder):
+            check_run_folder(folder)
+        return folder
     home = None if resume in (None, "auto") else home_of(str(resume))
     if home is None and _has_peers():
         raise RecipeError("fit has a model object and several processes, which must agree on its folder; set out")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import read_inside
 from rlkit.base.names import FileName, OutputPath
 from rlkit.interfaces.callback import LoggedRun, Logger
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger as LightningsLogger
 
 __all__ = ["CSV", "ClearML", "MLflow", "SwanLab", "TensorBoard", "Trackio", "Wandb"]
+
+MAX_ID_BYTES = 1000
 
 
 class CSV(Logger):
@@ -83,6 +86,14 @@ def _step(row: Mapping[str, str]) -> float:
     """Return a row's step; infinity for a row without one, which a killed process truncated."""
     text = row.get("step", "")
     return int(text) if text.isdecimal() else float("inf")
+
+
+def _saved_id(folder: Path, name: str) -> str | None:
+    """Return a tracker's id of the run, from a file of the run folder; None at its start."""
+    try:
+        return read_inside(folder, name, MAX_ID_BYTES).decode().strip()
+    except FileNotFoundError:
+        return None
 
 
 class PackagedLogger(Logger):
@@ -154,16 +165,15 @@ class MLflow(LightningLogger):
         """Return Lightning's MLFlowLogger; `mlflow-run` in the run folder stores the server's id of the run."""
         from lightning.pytorch.loggers import MLFlowLogger
 
-        id_file = run.folder / "mlflow-run"
         local_uri = f"sqlite:///{run.folder.resolve()}/mlflow.db"
         logger = MLFlowLogger(
             self.experiment,
             self.name or run.folder.name,
             tracking_uri=self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", local_uri),
-            run_id=id_file.read_text(encoding="utf-8").strip() if os.path.isfile(id_file) else None,
+            run_id=_saved_id(run.folder, "mlflow-run"),
         )
         if logger.run_id is not None:
-            id_file.write_text(logger.run_id, encoding="utf-8")
+            (run.folder / "mlflow-run").write_text(logger.run_id, encoding="utf-8")
         return logger
 
 
@@ -327,17 +337,19 @@ class ClearML(PackagedLogger):
         # then waits for ever for a pipe that the fork holds
         Task._report_subprocess_enabled = False
         Task.set_offline(self.offline)
-        id_file = run.folder / "clearml-task"
-        resumed = os.path.isfile(id_file) and not self.offline
-        last = id_file.read_text(encoding="utf-8").strip() if resumed else False
+        last = None if self.offline else _saved_id(run.folder, "clearml-task")
         unwatched = dict.fromkeys(("auto_connect_arg_parser", "auto_connect_frameworks", "auto_connect_streams"), False)
         self._task = Task.init(
-            self.project, self.name or run.folder.name, reuse_last_task_id=False, continue_last_task=last, **unwatched
+            self.project,
+            self.name or run.folder.name,
+            reuse_last_task_id=False,
+            continue_last_task=last or False,
+            **unwatched,
         )
-        if resumed:
+        if last:
             self._task.set_initial_iteration(0)  # steps are counted from the start of the run
         elif not self.offline:
-            id_file.write_text(self._task.id, encoding="utf-8")
+            (run.folder / "clearml-task").write_text(self._task.id, encoding="utf-8")
         self._task.connect_configuration(dict(run.recipe), name="recipe")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -53,10 +52,11 @@ class Result:
 
     def rollouts(self, step: int | None = None) -> Iterator[JsonObject]:
         """Yield the saved trajectories of a step, or of all steps in order, as the rows of `rollouts/`."""
+        from rlkit.run.rows import read_lines
+
         name = "step-*" if step is None else f"step-{step:05d}*"
         for path in sorted((self.folder / "rollouts").glob(f"{name}.jsonl.gz")):
-            with gzip.open(path, "rt", encoding="utf-8") as lines:
-                yield from map(json.loads, lines)
+            yield from (json.loads(line) for _, line in read_lines(path))
 
     def plot(self, *names: str) -> Figure:
         """Return a figure with a chart of each metric over the steps, validation before and after included.

@@ -1,4 +1,4 @@
-"""Imports of packages that load much more than rlkit uses."""
+"""Packages: those that load much more than rlkit uses, and the versions that plugins adapt."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from importlib.util import find_spec, module_from_spec
 from threading import RLock
 from types import ModuleType
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from rlkit.base.errors import RecipeError, UnavailableError
 
 HEAVY = ("lightning", "torchmetrics")
 """`import lightning.fabric` also loads lightning.pytorch, and all of torchmetrics only to look at its version."""
@@ -46,3 +50,24 @@ def import_lazily(packages: Iterable[str] = HEAVY) -> None:
         module.__class__ = LazyPackage
         module.__version__ = metadata.version(name)  # type: ignore[attr-defined]
         sys.modules[name] = module
+
+
+def require_package(package: str, supported: str, plugin: str) -> None:
+    """Check the version of an installed package.
+
+    Args:
+        package: The name of its distribution.
+        supported: Versions, such as `>=1.4,<2`.
+        plugin: The distribution that adapts it.
+
+    Raises:
+        UnavailableError: It is not installed.
+        RecipeError: The version is not supported.
+    """
+    remedy = f"pip install '{package}{supported}'"
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError as error:
+        raise UnavailableError(f"{package} is not installed: {remedy}") from error
+    if version not in SpecifierSet(supported):
+        raise RecipeError(f"{package} is {version}, but {plugin} supports {supported}: {remedy}")

@@ -21,7 +21,7 @@ LONGEST = 64
 
 _NAME = rf"[A-Za-z0-9_@][A-Za-z0-9_.@-]{{0,{LONGEST - 1}}}"
 _PLAIN = f"letters, digits and _ . @ -, at most {LONGEST} and the first one no . or -"
-_RUN_FILES = (
+RUN_FILES = (
     "recipe.yaml", "environment.json", "metrics.jsonl", "result.json", "lock", "reserved", "ranks", "rollouts",
     "checkpoints", "final", "ema", "profile", "report.html", "tensorboard", "wandb", "mlflow.db", "mlflow-run",
 )  # fmt: skip
@@ -69,7 +69,7 @@ FileName = Annotated[
     str,
     Len(1, LONGEST),
     NameRule(
-        rf"(?!(?i:{'|'.join(map(re.escape, _RUN_FILES))})$)(?!.*\.(?i:partial|pth|lock)$){_NAME}",
+        rf"(?!(?i:{'|'.join(map(re.escape, RUN_FILES))})$)(?!.*\.(?i:partial|pth|lock)$){_NAME}",
         f"the name of a file in the run folder that is none of the run's own: {_PLAIN}",
     ),
 ]

@@ -1,17 +1,24 @@
-"""Requests to services: what is attempted again, how often, and for how long."""
+"""Requests over HTTP: the one client, and what is attempted again, how often, and for how long."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
-from collections.abc import Awaitable, Callable
+import socket
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from rlkit.base.deadlines import deadline
-from rlkit.base.errors import shorten
+from rlkit.base.errors import RecipeError, shorten
 from rlkit.base.ranges import Repeats, Seconds
 
 if TYPE_CHECKING:
@@ -29,6 +36,10 @@ MAX_BYTES = 2**22
 """Of a response; a longer one is an error."""
 MAX_QUOTED = 500
 """Characters of a response that an error message quotes."""
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+MAX_REDIRECTS = 5
+"""Within one host, for an address that data name."""
+CHUNK_BYTES = 2**16
 
 
 class ServiceError(Exception):
@@ -56,7 +67,7 @@ class ServiceError(Exception):
 
 
 class OversizedError(ServiceError):
-    """A service answered with more than `MAX_BYTES`."""
+    """A service answered with more than the client reads."""
 
 
 @dataclass(frozen=True)
@@ -103,40 +114,254 @@ class RetryPolicy:
         raise AssertionError("unreachable")
 
 
-async def post_json(session: aiohttp.ClientSession, url: str, body: bytes, seconds: float) -> dict[str, Any]:
-    """Return the JSON object with which a service answers one request.
+class Response(NamedTuple):
+    """A response that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def check(self) -> None:
+        """Check that the request succeeded.
+
+        Raises:
+            ServiceError: Its status is not 200; the message quotes the response.
+        """
+        if self.status == 200:
+            return
+        text = shorten(" ".join(self.content.decode(errors="replace").split()), MAX_QUOTED)
+        if self.status in REDIRECTS:
+            text = f"a redirect to {_host(self.headers.get('Location', '')) or 'no other host'}, which is not followed"
+        error = ServiceError(f"answered {self.status}: {text}", self.status)
+        pause = self.headers.get("Retry-After", "")
+        error.pause = float(pause) if pause.isascii() and pause.isdigit() and len(pause) < 6 else 0.0
+        raise error
+
+
+class HttpClient:
+    """Sends requests to a service that the user names, over connections that are used again.
+
+    No redirect is followed: the headers reach this host alone. What is read ends at the deadline and at `max_bytes`.
+
+    Args:
+        url: The service's address; a login in it becomes a header.
+        headers: Headers of every request.
+        max_bytes: Of a response; a longer one is an error.
+        idle_seconds: Connections idle for longer are not used again.
+        proxy: The address of a proxy; None for none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        max_bytes: int = MAX_BYTES,
+        idle_seconds: float = 15.0,
+        proxy: str | None = None,
+    ) -> None:
+        self.url, login = _split_login(url)
+        self.max_bytes = max_bytes
+        self.proxy = proxy
+        self._headers = login | dict(headers or {})
+        self._idle_seconds = idle_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def request(
+        self, method: str, path: str, body: bytes | BinaryIO | None = None, *, seconds: float
+    ) -> Response:
+        """Return the response to a request, whatever its status; a body of bytes is JSON.
+
+        Raises:
+            ServiceError: There was none in time, or it is too long.
+        """
+        import aiohttp
+
+        options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=seconds), "proxy": self.proxy}
+        if isinstance(body, bytes):
+            options["headers"] = {"Content-Type": "application/json"}
+        try:
+            return await _exchange(self._open(), method, self.url + path, self.max_bytes, data=body, **options)
+        except TimeoutError as error:
+            raise ServiceError(f"did not answer within {seconds:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ServiceError(f"failed with {type(error).__name__}: {error}") from error
+
+    async def post_json(self, path: str, body: bytes, seconds: float) -> dict[str, Any]:
+        """Return the JSON object with which the service answers.
+
+        Raises:
+            ServiceError: There was no answer in time, or it is an error, too long or no JSON object.
+        """
+        response = await self.request("POST", path, body, seconds=seconds)
+        response.check()
+        try:
+            answer = json.loads(response.content)
+        except (ValueError, RecursionError) as error:
+            raise ServiceError(f"failed with {type(error).__name__}: {error}") from error
+        if not isinstance(answer, dict):
+            raise ServiceError(f"answered {shorten(str(answer), MAX_QUOTED)}, expected an object")
+        return answer
+
+    def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            self.close()
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._idle_seconds)
+            self._session = _session(connector, self._headers)
+            self._loop = loop
+        return self._session
+
+    async def finish(self) -> None:
+        """Close the connections, on the event loop that they were opened on."""
+        session = self._session
+        self._session = None
+        if session is not None:
+            await session.close()
+
+    def close(self) -> None:
+        """Drop the connections, from any thread."""
+        session, loop = self._session, self._loop
+        self._session = None
+        if session is None or loop is None or loop.is_closed():
+            return
+        if loop.is_running():  # in this thread or another
+            self._closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+        else:
+            loop.run_until_complete(session.close())
+
+
+def require_http(part: str) -> None:
+    """Check that requests can be sent.
 
     Raises:
-        ServiceError: There was no answer in time, or it is an error, too long or no JSON object.
+        RecipeError: aiohttp is not installed.
+    """
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError as error:
+        raise RecipeError(f"{part} needs aiohttp, which is not installed; pip install aiohttp") from error
+
+
+def proxy_for(url: str) -> str | None:
+    """Return the proxy that the environment sets for an address; None for none."""
+    parts = _split(url)
+    proxy = None if proxy_bypass(parts.netloc.rpartition("@")[2]) else getproxies().get(parts.scheme)
+    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+
+
+def fetch(url: str, max_bytes: int, seconds: float, *, private: bool = False) -> bytes:
+    """Return the body at an address that data name, without credentials; redirects are followed within its host.
+
+    Args:
+        url: The address.
+        max_bytes: Of the body.
+        seconds: For everything.
+        private: Whether its host may have an address within this machine or its network.
+
+    Raises:
+        ServiceError: It is private, leads to another host, cannot be reached in time, or is too long.
     """
     import aiohttp
 
-    timeout = aiohttp.ClientTimeout(total=seconds)
     try:
-        async with session.post(url, data=body, timeout=timeout, allow_redirects=False) as response:
-            content = bytearray()
-            async for chunk in response.content.iter_chunked(2**16):
-                content += chunk
-                if len(content) > MAX_BYTES:
-                    raise OversizedError(f"answered more than {MAX_BYTES:,} bytes")
-            if response.status != 200:
-                text = shorten(content.decode(errors="replace"), MAX_QUOTED)
-                error = ServiceError(f"answered {response.status}: {text}", response.status)
-                error.pause = _seconds(response.headers.get("Retry-After", ""))
-                raise error
-            answer = json.loads(content)
+        return run_now(_fetch(url, max_bytes, seconds, private))
     except TimeoutError as error:
         raise ServiceError(f"did not answer within {seconds:g} s") from error
-    except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+    except (aiohttp.ClientError, OSError, ValueError) as error:
         raise ServiceError(f"failed with {type(error).__name__}: {error}") from error
-    if not isinstance(answer, dict):
-        raise ServiceError(f"answered {shorten(str(answer), MAX_QUOTED)}, expected an object")
-    return answer
 
 
-def _seconds(text: str) -> float:
-    """Return the seconds of a Retry-After header; 0 if it states none."""
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
+def run_now(work: Coroutine[object, object, T]) -> T:
+    """Return what a coroutine returns, from code that is not asynchronous, within an event loop or not."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def _fetch(url: str, max_bytes: int, seconds: float, private: bool) -> bytes:
+    import aiohttp
+
+    connector = aiohttp.TCPConnector(socket_factory=None if private else _public_socket)
+    async with asyncio.timeout(seconds), _session(connector, {}) as session:
+        for _ in range(MAX_REDIRECTS):
+            response = await _exchange(session, "GET", url, max_bytes)
+            target = urljoin(url, response.headers.get("Location", ""))
+            if response.status not in REDIRECTS or _host(target) != _host(url):
+                break
+            url = target
+    response.check()
+    return response.content
+
+
+async def _exchange(session: aiohttp.ClientSession, method: str, url: str, max_bytes: int, **options: Any) -> Response:
+    async with session.request(method, url, allow_redirects=False, **options) as response:
+        if response.headers.get("Content-Encoding", "identity") != "identity":  # a small one may hold a huge body
+            raise ServiceError("answered with a compressed body, which was not asked for")
+        content = bytearray()
+        async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+            content += chunk
+            if len(content) > max_bytes:
+                raise OversizedError(f"answered more than {max_bytes:,} bytes")
+        return Response(response.status, response.headers, bytes(content))
+
+
+def _session(connector: aiohttp.TCPConnector, headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    import aiohttp
+
+    headers = {"Accept-Encoding": "identity", **headers}
+    return aiohttp.ClientSession(connector=connector, headers=headers, auto_decompress=False)
+
+
+def _public_socket(info: tuple[Any, ...]) -> socket.socket:
+    """Open a socket for an address that a name has been resolved to, unless it is private."""
+    family, kind, protocol, _, address = info
+    ip = ip_address(address[0].partition("%")[0])
+    if not _is_public(ip):
+        raise PermissionError(errno.EACCES, f"{ip} is a private address, which data may not name")
+    return socket.socket(family, kind, protocol)
+
+
+def _is_public(ip: IPv4Address | IPv6Address) -> bool:
+    """Whether an address, and the one of IPv4 that it may stand for, belongs to no private network."""
+    if isinstance(ip, IPv6Address):
+        embeds = int(ip) >> 32 in (0, 0x64FF9B << 64)  # ::/96, and 64:ff9b::/96 of NAT64
+        inner = ip.ipv4_mapped or ip.sixtofour or (IPv4Address(int(ip) & 0xFFFFFFFF) if embeds else None)
+        if inner is not None or ip.is_site_local:
+            return inner is not None and _is_public(inner)
+    return ip.is_global and not ip.is_multicast
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of an address that the user names.
+
+    Raises:
+        RecipeError: It has none.
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise RecipeError(f"{shorten(url, 200)!r} is no address ({error}), expected http://… or https://…") from error
+
+
+def _host(url: str) -> str:
+    """Return the host and port of an address, without a login; nothing where there is none."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2].lower()
+    except ValueError:
+        return ""
+
+
+def _split_login(url: str) -> tuple[str, dict[str, str]]:
+    """Return an address without its login, and the header that the login becomes."""
+    parts = _split(url)
+    login, _, host = parts.netloc.rpartition("@")
+    if not login:
+        return url, {}
+    encoded = b64encode(unquote(login).encode()).decode()
+    return parts._replace(netloc=host).geturl(), {"Authorization": f"Basic {encoded}"}
 
 
 def _pause(failures: int) -> float:

@@ -1,14 +1,15 @@
-"""`--checkpoint`: which policy a verb that trains nothing takes."""
+"""Which policy and which recipe a verb that trains nothing takes of a run: `--checkpoint` and `--allow-code`."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.cli.parsing.reader import read
 from rlkit.models.source import locate
 from rlkit.run.launch import home_of
 
@@ -17,6 +18,40 @@ CHECKPOINT: tuple[str, dict[str, object]] = (
     FLAG,
     {"type": str, "help": "A run folder, its final/ or a checkpoint: the policy, and the recipe if none is given."},
 )
+
+ALLOW_CODE: tuple[str, dict[str, object]] = (
+    "--allow-code",
+    {"action": "store_true", "help": "Run the code that the recipe of a run folder names, if you trust the folder."},
+)
+
+
+def with_recipe_of(home: Path, argv: Sequence[str]) -> list[str]:
+    """Return the arguments with the recipe of a run folder, which may be a stranger's.
+
+    Raises:
+        RecipeError: The recipe allows code, and the user has not.
+    """
+    path = home / "recipe.yaml"
+    key = None if ALLOW_CODE[0] in argv else allowed_code(read(path))
+    if key is not None:
+        raise RecipeError(
+            f"{path} has {key}: true, so that code which it names would run; if you trust it, add {ALLOW_CODE[0]}, or "
+            f"name it yourself: --recipe {path}"
+        )
+    return ["--recipe", str(path), *argv]
+
+
+def allowed_code(node: object, key: str = "") -> str | None:
+    """Return the first key under which a recipe allows code, its own or a model's; None if there is none."""
+    branches = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in branches:
+        inner = f"{key}.{name}".lstrip(".")
+        if str(name).rpartition(".")[2] in ("allow_code", "trust_remote_code") and value not in (False, None, "false"):
+            return inner
+        code_key = allowed_code(value, inner)
+        if code_key is not None:
+            return code_key
+    return None
 
 
 def with_checkpoint(argv: Sequence[str]) -> list[str]:
@@ -30,6 +65,7 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
     if not paths:
         return list(argv)
     path = paths[-1]
+    home_of(path)  # refuses a folder that leads elsewhere
     source = locate(path)
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
         raise CheckpointError(f"{FLAG} is {path!r}, expected a run folder, its final/ or a checkpoint")
@@ -79,5 +115,5 @@ def _with_recipe(argv: Sequence[str], paths: Sequence[str]) -> list[str]:
     if not named and not any(argument.partition("=")[0] == "--recipe" for argument in argv):
         home = next(filter(None, map(home_of, paths)), None)
         if home is not None:
-            return ["--recipe", str(home / "recipe.yaml"), *argv]
+            return with_recipe_of(home, argv)
     return list(argv)

@@ -189,7 +189,8 @@ def prepare(recipe: Recipe, files: Mapping[Split, Path], rewards: Mapping[int, l
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             pictures, of_split = reads_pictures(load_config(recipe.model)), rewards if split == "train" else None
-            count = write(recipe.task, split, path, pictures=pictures, rewards=of_split)
+            sources = recipe.model.vision.sources
+            count = write(recipe.task, split, path, pictures=pictures, sources=sources, rewards=of_split)
         except OSError as error:
             raise RecipeError(f"--out is {str(path.parent)!r}, which cannot be written: {error}") from error
         echo(f"{path}: {count:,} prompts")
@@ -201,6 +202,7 @@ def write(
     path: Path,
     *,
     pictures: bool = False,
+    sources: Sequence[str] = (),
     rewards: Mapping[int, list[float]] | None = None,
 ) -> int:
     """Write a split as the task `Jsonl` reads it, with progress on a terminal; return the number of prompts."""
@@ -214,7 +216,7 @@ def write(
             Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
         ):
             for index in bar.track(indices, description=f"writing {split}"):
-                row = as_row(make_prompt(task, rows, index, pictures=pictures))
+                row = as_row(make_prompt(task, rows, index, pictures=pictures, sources=sources))
                 if rewards is not None:
                     row["reference_rewards"] = rewards[index]
                 lines.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.text import visible
-from rlkit.cli.checkpoint import CHECKPOINT, with_checkpoint
+from rlkit.cli.checkpoint import ALLOW_CODE, CHECKPOINT, with_checkpoint
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.rollout.collect import collect
@@ -24,7 +24,7 @@ PROMPT = (
 
 def run(argv: Sequence[str]) -> int:
     """Generate and print; return the exit status."""
-    parsed = parse("generate", with_checkpoint(argv), [PROMPT, CHECKPOINT])
+    parsed = parse("generate", with_checkpoint(argv), [PROMPT, CHECKPOINT, ALLOW_CODE])
     if not parsed.recipe.generates:
         raise RecipeError(
             "model.head is 'score': a reward model, which generates nothing; rlkit validate shows how it orders answers"

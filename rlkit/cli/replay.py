@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
+from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.diff import folder_of, lines
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.views.compare import compare, metrics, recipe_of
@@ -21,12 +22,13 @@ from rlkit.run.launch import Job, launch
 from rlkit.run.outcome import Replay
 from rlkit.run.signals import raised
 
-USAGE = """usage: rlkit replay RUN --step N [--phase learn] [--out FOLDER] [--SECTION.OPTION=VALUE ...]
+USAGE = """usage: rlkit replay RUN --step N [--phase learn] [--out FOLDER] [--allow-code] [--SECTION.OPTION=VALUE ...]
     makes a step of a run again, from the checkpoint before it and with all steps between, and compares metrics,
     answers and tensors with the run's: with TorchEngine on a CPU they are the same bit for bit
     --phase learn   learn from the rollouts that the run has kept, instead of sampling: for engines that sample
                     otherwise each time, and to try another loss or learning rate on the same answers
     --out FOLDER    where the result is kept, as a run folder with a checkpoint; default: runs/<run>-step-<N>-<time>
+    --allow-code    run the code that the run's recipe names, if you trust the folder
     --SECTION.OPTION=VALUE  changes the recipe: what would the step have been?
     exit status: 0 if all is the same, 1 if something differs
 """
@@ -35,6 +37,7 @@ OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
     ("--step", {"type": str, "help": "The step, from 1."}),
     ("--phase", {"type": str, "help": "`learn`: from the rollouts that the run has kept."}),
     ("--out", {"type": str, "help": "Where the result is kept; default: runs/<run>-step-<N>-<time>."}),
+    ALLOW_CODE,
 )
 
 STEP_ALONE = (
@@ -56,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
         if argv[0].startswith("-"):
             raise RecipeError(f"the first argument is {argv[0]!r}, expected a run folder: rlkit replay RUN --step N")
         home = folder_of(argv[0])
-        parsed = parse("replay", ["--recipe", str(home / "recipe.yaml"), *argv[1:], *STEP_ALONE], OPTIONS, trains=True)
+        parsed = parse("replay", [*with_recipe_of(home, argv[1:]), *STEP_ALONE], OPTIONS, trains=True)
         job, reporters = _job(home, parsed), []
 
         def display(first: bool) -> Display:

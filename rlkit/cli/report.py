@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import check_run_folder
 from rlkit.cli.views.display import echo
 from rlkit.cli.views.page import MARK, write_page
 from rlkit.cli.views.runs import RunFiles
@@ -81,6 +82,7 @@ def _folder(name: str) -> Path:
     folder = Path(name)
     if not os.path.isfile(folder / "recipe.yaml"):
         raise RecipeError(f"{name!r} is no run folder, expected one with recipe.yaml")
+    check_run_folder(folder)
     return folder
 
 

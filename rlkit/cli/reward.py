@@ -17,6 +17,7 @@ from rich.progress import track
 
 from rlkit.base.errors import RecipeError, RolloutError, explain
 from rlkit.base.tasks import run_concurrently
+from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.agreement import Agreement
 from rlkit.cli.views.display import echo
@@ -32,7 +33,8 @@ from rlkit.types import JsonObject, Message, Score
 USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] [overrides]
     scores saved rollouts again, with the reward of the recipe and its overrides, and shows what changes
     PATH is a run folder, of which the rollouts of its steps are scored, or one file: of a run's rollouts/, or any
-    JSON lines with messages (of the prompt), text and answer; a run's own recipe is taken if none is given
+    JSON lines with messages (of the prompt), text and answer; a run's own recipe is taken if none is given, and its
+    code runs with --allow-code alone
     --label COLUMN also shows how far the reward agrees with labels of the rows: numbers or booleans
 """
 OWN: list[tuple[str, dict[str, object]]] = [
@@ -40,6 +42,7 @@ OWN: list[tuple[str, dict[str, object]]] = [
     ("--out", {"type": str, "help": "A file to write: every row with both rewards, as JSON lines."}),
     ("--label", {"type": str, "help": "A column of the rows, or of their meta, with which the reward should agree."}),
     ("--json", {"action": "store_true", "help": "Print the comparison as a JSON object."}),
+    ALLOW_CODE,
 ]
 
 
@@ -87,7 +90,7 @@ def rollout_files(location: str) -> list[Path]:
     """
     path = Path(location)
     if os.path.isfile(path):
-        return [path]
+        return [path.resolve() if os.path.islink(path) else path]
     folder = path / "rollouts" if os.path.isdir(path / "rollouts") else path
     for pattern in ("step-*.jsonl.gz", "*.jsonl.gz", "*.jsonl"):
         files = sorted(folder.glob(pattern))
@@ -108,7 +111,7 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     home = None if has_recipe or not locations else home_of(locations[-1])
     if home is None:
         return own
-    return ["--recipe", str(home / "recipe.yaml"), *own]
+    return with_recipe_of(home, own)
 
 
 def _is_rollouts(word: str) -> bool:

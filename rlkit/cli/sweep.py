@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
+from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.cli.parsing.command_line import CommandLine, split
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.display import echo, metric_rows, show
@@ -70,7 +71,8 @@ class SweepRun:
         if parsed.recipe.validation is not None:
             self.watch = parsed.recipe.validation.watch
         result = _read(self.folder / "result.json")
-        if result.get("status") == "ok" and (self.folder / "recipe.yaml").read_text(encoding="utf-8") == self.recipe:
+        is_ok = result.get("status") == "ok"
+        if is_ok and read_inside(self.folder, "recipe.yaml", MAX_JSON_BYTES).decode() == self.recipe:
             self.status, self.result = "ok", result
 
     def validation(self, when: str) -> Mapping[str, float]:
@@ -236,7 +238,7 @@ def _error(status: int, text: str) -> str:
 def _read(path: Path) -> JsonObject:
     """Return a JSON file; empty if there is none."""
     try:
-        content: JsonObject = json.loads(path.read_text(encoding="utf-8"))
+        content: JsonObject = json.loads(read_inside(path.parent, path.name, MAX_JSON_BYTES))
     except (OSError, ValueError):
         return {}
     return content

@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from rich.console import Console
 
 from rlkit.base.errors import CheckpointError, RecipeError, RlkitError, explain
-from rlkit.cli.checkpoint import CHECKPOINT, each_checkpoint
+from rlkit.cli.checkpoint import ALLOW_CODE, CHECKPOINT, each_checkpoint
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.cli.views.display import by_checkpoint, echo, metric_rows, show
 from rlkit.data.data import Data, load_data
@@ -42,6 +42,7 @@ OWN: list[tuple[str, dict[str, object]]] = [
         CHECKPOINT[0],
         {"type": str, "help": f"{CHECKPOINT[1]['help']} May be repeated: the others are compared with it."},
     ),
+    ALLOW_CODE,
 ]
 
 

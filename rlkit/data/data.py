@@ -112,7 +112,8 @@ class Data:
 
     def complete_prompt(self, row: int) -> Prompt:
         """Return the prompt of a training row, however long it is."""
-        return make_prompt(self.recipe.task, self.train, row, pictures=self.dialogue.reader is not None)
+        pictures, sources = self.dialogue.reader is not None, self.recipe.model.vision.sources
+        return make_prompt(self.recipe.task, self.train, row, pictures=pictures, sources=sources)
 
     def spare(self, step: int, attempt: int, group: int) -> Prompt:
         """Return a prompt that replaces a dropped group: any row that fits and can be scored, chosen by the seed."""

@@ -15,7 +15,9 @@ from rlkit.tasks.table import location_of
 from rlkit.types import Prompt, Row
 
 
-def make_prompt(task: Task, rows: Sequence[Row], index: int, *, pictures: bool = False) -> Prompt:
+def make_prompt(
+    task: Task, rows: Sequence[Row], index: int, *, pictures: bool = False, sources: Sequence[str] = ()
+) -> Prompt:
     """Return the prompt of a row.
 
     Args:
@@ -23,6 +25,7 @@ def make_prompt(task: Task, rows: Sequence[Row], index: int, *, pictures: bool =
         rows: Of a split of the task.
         index: Of the row.
         pictures: Whether the policy reads pictures.
+        sources: Where the row may name pictures, as `model.vision.sources` has them.
 
     Raises:
         RecipeError: The row is malformed, or holds media that the policy does not read.
@@ -32,8 +35,8 @@ def make_prompt(task: Task, rows: Sequence[Row], index: int, *, pictures: bool =
         row = rows[index]
         prompt = task.prompt(row, index)
     require(task, "prompt", outputs.of_task(prompt))
-    readable = with_pictures if pictures else text_only
-    return readable(prompt, row, f"task {type(task).__name__}, {location_of(row, f'row {index}')}")
+    location = f"task {type(task).__name__}, {location_of(row, f'row {index}')}"
+    return with_pictures(prompt, row, location, sources) if pictures else text_only(prompt, row, location)
 
 
 def held_out(recipe: Recipe, *, pictures: bool = False) -> list[Prompt]:
@@ -46,7 +49,7 @@ def held_out(recipe: Recipe, *, pictures: bool = False) -> list[Prompt]:
     if recipe.validation is None:
         return []
     if recipe.validation.tasks is None:
-        return _held_out(recipe.task, recipe.validation.limit, pictures)
+        return _held_out(recipe.task, recipe, pictures)
     return [
         replace(
             prompt,
@@ -55,13 +58,14 @@ def held_out(recipe: Recipe, *, pictures: bool = False) -> list[Prompt]:
             source=name,
         )
         for name, task in recipe.validation.tasks.items()
-        for prompt in _held_out(task or recipe.task, recipe.validation.limit, pictures)
+        for prompt in _held_out(task or recipe.task, recipe, pictures)
     ]
 
 
-def _held_out(task: Task, limit: int | None, pictures: bool) -> list[Prompt]:
-    rows = rows_of(task, "validation")
-    return [make_prompt(task, rows, i, pictures=pictures) for i in range(min(limit or len(rows), len(rows)))]
+def _held_out(task: Task, recipe: Recipe, pictures: bool) -> list[Prompt]:
+    rows, sources = rows_of(task, "validation"), recipe.model.vision.sources
+    limit = (recipe.validation and recipe.validation.limit) or len(rows)
+    return [make_prompt(task, rows, i, pictures=pictures, sources=sources) for i in range(min(limit, len(rows)))]
 
 
 def rows_of(task: Task, split: Split) -> Sequence[Row]:

@@ -100,9 +100,7 @@ class Picture:
         Raises:
             ValueError: It is truncated, too large, animated, or in no known format; the message says which.
         """
-        from PIL import ImageOps
-
-        return self._read(lambda image: as_rgb(ImageOps.exif_transpose(image)))
+        return self._read(_upright)
 
     def _read(self, work: Callable[[Image], T]) -> T:
         """Open the file, and return what a function returns for it."""
@@ -135,7 +133,7 @@ class Picture:
             return "an SVG or XML file"
         if start.startswith((b"<!doctype html", b"<html")):
             return "an HTML page"
-        return f"a file of {len(self.data):,} bytes that begins with {self.data[:8]!r}"
+        return f"a file of {len(self.data):,} bytes"
 
     def __repr__(self) -> str:
         return f"Picture({len(self.data):,} bytes, digest {self.digest})"
@@ -177,13 +175,22 @@ def as_rgb(image: Image) -> Image:
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def animated(image: Image) -> str:
     """Return why an animated image is refused."""
     frames = getattr(image, "n_frames", 1)
     return f"the picture is animated, with {frames} frames; give one of them, or all in a column `videos`"
+
+
+def _upright(image: Image) -> Image:
+    """Return an opened image in RGB, turned as its EXIF data says, without copies: one may have 200 MB."""
+    from PIL import ImageOps
+
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    return as_rgb(image)
 
 
 def _nothing(_: Image) -> None:

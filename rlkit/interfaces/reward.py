@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,10 @@ LONGEST_ANSWER = 500
 
 LONGEST_FEEDBACK = 4000
 """Most characters of feedback."""
+
+MAX_COMPONENTS = 256
+COMPONENT = re.compile(r"(?=.{1,64}$)[\w@][\w .@:%()+=-]*(/[\w@][\w .@:%()+=-]*)*")
+"""The names of components, which become metrics and columns."""
 
 NUMBERS = (float, int, Real)
 """Types of numbers; those that are checked fastest first."""
@@ -133,6 +138,11 @@ def as_score(value: object, source: str = "the reward") -> Score:
         return Score(None, error=shorten(str(score.error)))
     try:
         components = {str(name): as_number(value) for name, value in score.components.items() if value is not None}
+        wrong = next((name for name in components if not COMPONENT.fullmatch(name)), None)
+        if wrong is not None or len(components) > MAX_COMPONENTS:
+            problem = f"{len(components):,} components" if wrong is None else f"the component {show(wrong, 80)}"
+            expected = f"at most {MAX_COMPONENTS} names of at most 64 letters, digits, spaces and _ . @ : % ( ) + = - /"
+            return Score(None, error=f"{source} returned {problem}, expected {expected}")
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
         answer = None if score.answer is None else as_text(score.answer, LONGEST_ANSWER)
         feedback = None if score.feedback is None else as_text(score.feedback, LONGEST_FEEDBACK) or None

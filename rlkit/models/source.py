@@ -17,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.base.files import check_run_folder
 from rlkit.base.ranges import LARGEST
 from rlkit.models.checkpoint_schema import MANIFEST, STATE
 from rlkit.models.checkpoints import CheckpointRef, open_checkpoint
@@ -204,7 +205,13 @@ def _public(source: Source) -> str:
 
 
 def _policy_in(folder: Path) -> Path | None:
-    """Return the policy in a run folder or a folder of checkpoints; None if there is none."""
+    """Return the policy in a run folder or a folder of checkpoints; None if there is none.
+
+    Raises:
+        RecipeError: The run folder leads elsewhere.
+    """
+    if isfile(folder / "recipe.yaml"):
+        check_run_folder(folder)
     newest: tuple[Store, str] | None = None
     for store in (Store(str(folder / "checkpoints")), Store(str(folder))):
         names = store.names()

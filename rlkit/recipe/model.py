@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from rlkit.base.names import SourceName
+from rlkit.base.names import USER_ONLY, SourceName
 from rlkit.base.ranges import (
     NUMBER,
     FiniteFloat,
@@ -69,11 +70,14 @@ class Vision:
         min_pixels: Pixels to which smaller pictures are enlarged; null enlarges none.
         max_pixels: Pixels to which larger pictures are shrunk, in the ratio of their sides.
         train: Train the vision tower and its projector too, or give them adapters with `model.lora`.
+        sources: Where rows may name pictures besides the folder of their file: folders, hosts such as
+            `https://example.com` (also a private one) and buckets such as `s3://name`, or `*` for all public hosts.
     """
 
     min_pixels: PositiveInt | None = None
     max_pixels: PositiveInt = 1_003_520
     train: bool = False
+    sources: Annotated[Sequence[str], USER_ONLY] = ()
 
 
 @dataclass

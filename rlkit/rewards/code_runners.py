@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from rlkit.base.command import ROOT, Command, CommandLimits, environment_of_run, temporary_folder, within, write_files
@@ -20,11 +20,16 @@ from rlkit.base.deadlines import slot
 from rlkit.base.errors import RecipeError, RolloutError, shorten, show
 from rlkit.base.grader import COMPILE_ERROR, TESTS, same_text
 from rlkit.base.program import PROGRAM
-from rlkit.base.retry import LONGEST_PAUSE, MAX_QUOTED, OversizedError, RetryPolicy, ServiceError, post_json
+from rlkit.base.retry import (
+    LONGEST_PAUSE,
+    MAX_QUOTED,
+    HttpClient,
+    OversizedError,
+    RetryPolicy,
+    ServiceError,
+    require_http,
+)
 from rlkit.rewards.code_tests import Case
-
-if TYPE_CHECKING:
-    import aiohttp
 
 GRADER = "import sys; sys.path.insert(0, sys.argv[1]); from rlkit.base.grader import main; main()"
 GRADER_MB = 128
@@ -213,10 +218,7 @@ class ServiceRunner:
         Raises:
             RecipeError: aiohttp is not installed.
         """
-        try:
-            import aiohttp  # noqa: F401
-        except ImportError as error:
-            raise RecipeError("CodeReward with `url` needs aiohttp; pip install aiohttp") from error
+        require_http("CodeReward with `url`")
         self._slots = asyncio.Semaphore(self.concurrency)
 
     async def run(self, program: str, tests: Tests) -> str:
@@ -225,29 +227,30 @@ class ServiceRunner:
         Raises:
             RolloutError: The service did not answer with the result of a run, nor for an empty program.
         """
-        import aiohttp
+        client = HttpClient(self.url)
+        try:
+            return await self._verdicts(client, program, tests)
+        finally:
+            await client.finish()
 
+    async def _verdicts(self, client: HttpClient, program: str, tests: Tests) -> str:
         verdicts, elapsed = "", 0.0
-        headers = {"Content-Type": "application/json"}
-        async with aiohttp.ClientSession(headers=headers) as session:
-            for case in tests.cases:
-                if elapsed > self.rules.total_seconds or (self.rules.stop and "0" in verdicts):
-                    break
-                verdict, seconds = await self._verdict(session, program, tests.language, case)
-                if verdict == COMPILE_ERROR:
-                    return verdict
-                verdicts += verdict
-                elapsed += seconds
+        for case in tests.cases:
+            if elapsed > self.rules.total_seconds or (self.rules.stop and "0" in verdicts):
+                break
+            verdict, seconds = await self._verdict(client, program, tests.language, case)
+            if verdict == COMPILE_ERROR:
+                return verdict
+            verdicts += verdict
+            elapsed += seconds
         return verdicts
 
-    async def _verdict(
-        self, session: aiohttp.ClientSession, program: str, language: str, case: Case
-    ) -> tuple[str, float]:
+    async def _verdict(self, client: HttpClient, program: str, language: str, case: Case) -> tuple[str, float]:
         """Return the verdict of one test, and the seconds of the run: infinity if it breaks its sandbox."""
 
         async def attempt(seconds: float) -> tuple[str, float]:
             try:
-                response = await self._run(session, program, language, str(case["input"]), seconds)
+                response = await self._run(client, program, language, str(case["input"]), seconds)
             except OversizedError:  # the program floods
                 return "0", self.rules.seconds
             return await asyncio.to_thread(self._read, response, str(case["output"]))
@@ -256,24 +259,22 @@ class ServiceRunner:
         try:
             return await RetryPolicy(RETRIES, (1 + RETRIES) * (seconds + LONGEST_PAUSE), seconds).call(attempt)
         except (ServiceError, TimeoutError) as error:
-            if getattr(error, "status", None) in BLAMED and await self._works(session, language, seconds):
+            if getattr(error, "status", None) in BLAMED and await self._works(client, language, seconds):
                 return "0", math.inf
             last = f"; the last attempt: {error.__cause__}" if isinstance(error.__cause__, ServiceError) else ""
             attempts = f" (after {error.attempts} attempts)" if isinstance(error, ServiceError) else ""
             host = urlsplit(self.url).netloc.rpartition("@")[2]
             raise RolloutError(f"Sandbox Fusion at {host}: {error}{attempts}{last}") from error
 
-    async def _works(self, session: aiohttp.ClientSession, language: str, seconds: float) -> bool:
+    async def _works(self, client: HttpClient, language: str, seconds: float) -> bool:
         """Whether the service returns the result of an empty program."""
         try:
-            self._read(await self._run(session, "", language, "", seconds), "")
+            self._read(await self._run(client, "", language, "", seconds), "")
         except ServiceError:
             return False
         return True
 
-    async def _run(
-        self, session: aiohttp.ClientSession, program: str, language: str, text: str, seconds: float
-    ) -> dict[str, Any]:
+    async def _run(self, client: HttpClient, program: str, language: str, text: str, seconds: float) -> dict[str, Any]:
         """Return the service's response to a program and its input."""
         rules = self.rules
         fields = {
@@ -285,7 +286,7 @@ class ServiceRunner:
             "memory_limit_MB": -1 if language in RESERVING else rules.memory_mb,
         }
         async with slot(self._slots):
-            return await post_json(session, self.url, json.dumps(fields).encode(), seconds)
+            return await client.post_json("", json.dumps(fields).encode(), seconds)
 
     def _read(self, response: dict[str, Any], expected: str) -> tuple[str, float]:
         """Return the verdict that a response means, and the seconds of the run.

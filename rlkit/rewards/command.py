@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from rlkit.base.command import (
 )
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import RolloutError
+from rlkit.base.files import open_inside
 from rlkit.base.names import NumberFile
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.interfaces.reward import OnError, RewardManager, as_score
@@ -111,7 +111,8 @@ class CommandReward(RewardManager):
                 mounts = workdir_of(trajectory.prompt.meta, folder) | {f"/{path.name}": path for path in root.iterdir()}
                 status = await self._run(folder, mounts)
                 if self.number is not None:
-                    return read_number(root / self.number[1:] if self.number.startswith("/") else folder / self.number)
+                    absolute = self.number.startswith("/")
+                    return read_number(root if absolute else folder, self.number.lstrip("/"))
         except (OSError, RolloutError, ValueError) as error:
             return Score(None, error=f"CommandReward: {error}")
         passed = float(status == 0)
@@ -146,13 +147,11 @@ class CommandReward(RewardManager):
             return -9
 
 
-def read_number(path: Path) -> Score:
-    """Return the number in a regular file as a score; 0 if there is none."""
+def read_number(folder: Path, name: str) -> Score:
+    """Return the number in a regular file of a command's folder as a score; 0 if there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            text = file.read(LONGEST_NUMBER) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-        score = as_score(float(text))
+        with open_inside(folder, name) as file:
+            score = as_score(float(file.read(LONGEST_NUMBER)))
     except (OSError, ValueError):
         return Score(0.0)
     return score if score.error is None else Score(0.0)

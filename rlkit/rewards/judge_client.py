@@ -9,16 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from hashlib import sha256
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import shorten
-from rlkit.base.retry import ServiceError, post_json
+from rlkit.base.retry import HttpClient, ServiceError
 from rlkit.rewards.judge_server import BudgetError, JudgeError, JudgeServer, Spending
 from rlkit.types import JsonObject, Message, Score
-
-if TYPE_CHECKING:
-    import aiohttp
 
 T = TypeVar("T")
 
@@ -63,8 +60,10 @@ class JudgeClient:
         self._cache: dict[bytes, JsonObject] = {}
         self._asking: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(server.concurrency)
-        self._session: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        headers = {"anthropic-version": "2023-06-01", "x-api-key": server.key}
+        if server.api == "openai":
+            headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
+        self._http = HttpClient(server.url.rstrip("/"), headers)
 
     async def ask(self, question: Question, read: Callable[[JsonObject], T]) -> T:
         """Return what `read` makes of the judge's answer.
@@ -170,8 +169,8 @@ class JudgeClient:
 
     async def _post(self, body: bytes, seconds: float) -> JsonObject:
         """Return the response to one attempt."""
-        path = "chat/completions" if self.server.api == "openai" else "messages"
-        return await post_json(self._open(), f"{self.server.url.rstrip('/')}/{path}", body, seconds)
+        path = "/chat/completions" if self.server.api == "openai" else "/messages"
+        return await self._http.post_json(path, body, seconds)
 
     def _read(self, response: JsonObject, sent: int) -> JudgeReply:
         """Return the reply in a response, and count its tokens.
@@ -198,31 +197,9 @@ class JudgeClient:
         self.spending.count("completion_tokens", _tokens(usage, f"{prefix[1]}_tokens", len(text)))
         return JudgeReply(text, reason in ("length", "max_tokens"))
 
-    def _open(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        loop = asyncio.get_running_loop()
-        if self._session is None or self._loop is not loop:
-            self.close()
-            headers = {"Content-Type": "application/json"}
-            if self.server.api == "anthropic":
-                headers |= {"anthropic-version": "2023-06-01", "x-api-key": self.server.key}
-            elif self.server.key:
-                headers["Authorization"] = f"Bearer {self.server.key}"
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
-            self._loop = loop
-        return self._session
-
     def close(self) -> None:
         """Drop the connections, from any thread."""
-        session, loop = self._session, self._loop
-        self._session = None
-        if session is None or loop is None or loop.is_closed():
-            return
-        if loop.is_running():
-            self._closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
-        else:
-            loop.run_until_complete(session.close())
+        self._http.close()
 
 
 def final_object(text: str) -> JsonObject:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import Count, FiniteFloat, PositiveInt, Repeats, Temperature
-from rlkit.base.retry import RetryPolicy
+from rlkit.base.retry import RetryPolicy, require_http
 from rlkit.types import JsonObject
 
 RETRY = RetryPolicy(retries=4, request_seconds=300.0, attempt_seconds=90.0)
@@ -78,10 +78,7 @@ class JudgeServer:
         Raises:
             RecipeError: aiohttp is not installed, or the variable with the key is not set.
         """
-        try:
-            import aiohttp  # noqa: F401
-        except ImportError as error:
-            raise RecipeError("a judge needs aiohttp, which is not installed; pip install aiohttp") from error
+        require_http("a judge")
         if self.key_variable is not None and not os.environ.get(self.key_variable):
             raise RecipeError(f"{self} has key_variable={self.key_variable!r}, which is not set; export it")
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.request
-from base64 import b64encode
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from http.client import HTTPException
-from urllib.error import HTTPError
-from urllib.parse import unquote, urlsplit, urlunsplit
 
-from rlkit.base.deadlines import in_thread
-from rlkit.base.errors import RecipeError, show
+from rlkit.base.deadlines import slot
+from rlkit.base.errors import RecipeError, shorten, show
 from rlkit.base.ranges import Count, Seconds
-from rlkit.base.retry import RetryPolicy, ServiceError
+from rlkit.base.retry import MAX_QUOTED, HttpClient, RetryPolicy, ServiceError, proxy_for, require_http
 from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.reward import OnError, RewardManager
-from rlkit.types import Score, Trajectory
+from rlkit.interfaces.runtime import Runtime
+from rlkit.types import JsonObject, Score, Trajectory
 
 IN_FLIGHT = 512
 """Maximum concurrent requests; waiting requests count towards no timeout."""
@@ -58,15 +52,14 @@ class RemoteReward(RewardManager):
         self.retry = retry
         self.timeout = timeout
         self.on_error = on_error
+        self._http = HttpClient(url, proxy=proxy_for(url))
+        self._slots = asyncio.Semaphore(IN_FLIGHT)
 
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        """The threads that send requests; they start on demand."""
-        return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="rlkit-remote-reward")
+    def bind(self, runtime: Runtime) -> None:
+        require_http("RemoteReward")
 
     def close(self) -> None:
-        if "_threads" in vars(self):
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._http.close()
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         size = self.batch_size
@@ -87,7 +80,8 @@ class RemoteReward(RewardManager):
         body = json.dumps({"items": items}).encode()
 
         async def attempt(seconds: float) -> list[Score]:
-            return await in_thread(self._threads, lambda: self._post(body, len(chunk), seconds))
+            async with slot(self._slots):
+                return _parse(await self._http.post_json("", body, seconds), len(chunk))
 
         try:
             return await self.retry.call(attempt)
@@ -97,31 +91,11 @@ class RemoteReward(RewardManager):
             last = f"; the last attempt: {error.__cause__}" if isinstance(error.__cause__, ServiceError) else ""
             raise ConnectionError(f"{self.url}: {error}{last}") from error
 
-    def _post(self, body: bytes, count: int, seconds: float) -> list[Score]:
-        """Return the scores of one attempt.
 
-        Raises:
-            ServiceError: The service did not return scores.
-        """
-        headers = {"Content-Type": "application/json"}
-        parts = urlsplit(self.url)
-        login, _, host = parts.netloc.rpartition("@")
-        if login:  # urllib would treat it as part of the host name
-            headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
-        request = urllib.request.Request(urlunsplit(parts._replace(netloc=host)), body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=seconds) as response:
-                return _parse(json.load(response), count)
-        except HTTPError as error:
-            raise ServiceError(str(error), error.code) from error
-        except (OSError, HTTPException, ValueError) as error:
-            raise ServiceError(str(error) or type(error).__name__) from error
-
-
-def _parse(response: object, count: int) -> list[Score]:
-    scores = response.get("scores") if isinstance(response, dict) else None
+def _parse(response: JsonObject, count: int) -> list[Score]:
+    scores = response.get("scores")
     if not isinstance(scores, list) or len(scores) != count:
-        raise ValueError(f"answered {str(response)[:200]}, expected an object with {count} `scores`")
+        raise ServiceError(f"answered {shorten(str(response), MAX_QUOTED)}, expected an object with {count} `scores`")
     return [_score(item) for item in scores]
 
 

@@ -19,6 +19,7 @@ from io import BytesIO
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.base.text import redact_arguments
 from rlkit.registry import Registry
@@ -94,11 +95,10 @@ class RunFolder:
     def has_steps(self) -> bool:
         """Return whether any file shows that a run has made a step here."""
         metrics = self.path / "metrics.jsonl"
-        result = self.path / "result.json"
         if any(self.path.glob("rollouts/step-*")) or (os.path.exists(metrics) and metrics.stat().st_size):
             return True
         try:
-            return bool(json.loads(result.read_text(encoding="utf-8"))["steps"])
+            return bool(json.loads(read_inside(self.path, "result.json", MAX_JSON_BYTES))["steps"])
         except FileNotFoundError:
             return False
         except (OSError, ValueError, KeyError, TypeError):
@@ -107,7 +107,7 @@ class RunFolder:
     def run_id(self) -> str | None:
         """Return the run's id for loggers, which is kept on resume; None before `create`."""
         try:
-            content = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+            content = json.loads(read_inside(self.path, "environment.json", MAX_JSON_BYTES))
         except (OSError, ValueError):
             return None
         return str(content["run_id"]) if "run_id" in content else None

@@ -13,6 +13,7 @@ import torch
 from lightning.fabric import Fabric
 
 from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.base.files import check_run_folder
 from rlkit.base.text import safe
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.ranks import Ranks
@@ -127,10 +128,15 @@ def _exit_without_launcher(launcher: str, joined: threading.Event) -> None:
 
 
 def home_of(location: str) -> Path | None:
-    """Return the run folder that a location to resume from is, or is in; None if there is no such folder."""
+    """Return the run folder that a location to resume from is, or is in; None if there is no such folder.
+
+    Raises:
+        RecipeError: The folder leads elsewhere.
+    """
     for folder in (Path(location), *Path(location).parents[:2]):
         is_checkpoint = os.path.exists(folder / MANIFEST)  # not a run folder, even if it holds a recipe
         if os.path.isfile(folder / "recipe.yaml") and not is_checkpoint:
+            check_run_folder(folder)
             return folder
     return None
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import check_run_folder
 from rlkit.run.folder import make_private
 
 FILE = "lock"
@@ -28,7 +29,8 @@ class Lock:
         folder: Folder to lock; created if it is missing.
 
     Raises:
-        RecipeError: Another process holds the folder, which the message names, or the folder cannot be written.
+        RecipeError: Another process holds the folder, which the message names; or the folder leads elsewhere, or cannot
+            be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +39,8 @@ class Lock:
         """Why the folder is not locked, if its file system has no locks."""
         try:
             make_private(folder)
-            self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            check_run_folder(folder)
+            self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise RecipeError(f"--out is {str(folder)!r}, which cannot be written: {error}") from error
         try:

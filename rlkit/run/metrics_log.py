@@ -17,6 +17,7 @@ from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.run.answers import answers_to_log
 from rlkit.run.evaluate import Evaluation
 from rlkit.run.folder import write_atomically
+from rlkit.run.rows import read_lines
 
 OPEN_SECONDS = 60.0
 """How long a run waits for a logger to open before it starts without it; the logger may still open later."""
@@ -208,7 +209,8 @@ def _steps(path: Path) -> Iterator[tuple[int, str]]:
     if not os.path.exists(path):
         return
     last = 0
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    for _, content in read_lines(path):
+        line = content.decode(errors="replace").rstrip("\n")
         try:
             step = json.loads(line)["step"]
         except (ValueError, KeyError, TypeError, RecursionError):

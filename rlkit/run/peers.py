@@ -16,6 +16,7 @@ from pathlib import Path
 from lightning.fabric import Fabric
 
 from rlkit.base.errors import RankError, explain
+from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.text import redact, safe
 from rlkit.distributed.ranks import Ranks
 from rlkit.run.folder import write_atomically
@@ -117,7 +118,7 @@ class Peers:
 
     def _read(self, rank: int) -> JsonObject:
         try:
-            note: JsonObject = json.loads((self.folder / f"{rank}.json").read_text(encoding="utf-8"))
+            note: JsonObject = json.loads(read_inside(self.folder, f"{rank}.json", MAX_JSON_BYTES))
         except (OSError, ValueError):
             return {}
         return note

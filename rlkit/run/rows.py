@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 from rlkit.base.errors import RecipeError, explain, shorten, show
+from rlkit.base.files import open_inside
 from rlkit.base.text import redact
 from rlkit.interfaces.outputs import are_tools
 from rlkit.interfaces.picture import Picture
@@ -188,11 +189,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, compressed or not, that are not empty, with their numbers from 1.
 
     Raises:
-        RecipeError: The file cannot be read, or a line is too long.
+        RecipeError: The file cannot be read, is a link or no regular file, or a line is too long.
     """
     number = 0
     try:
-        with cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_inside(path.parent, path.name) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
             while line := file.readline(MAX_LINE_BYTES):
                 number += 1
                 if len(line) == MAX_LINE_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tomllib
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.base.files import list_inside, read_inside
 from rlkit.interfaces.task import Split, Task
 from rlkit.types import Prompt, Row
 
 LARGEST_TASK = 2**20
 """Bytes of a task's files, all of which its rollouts carry."""
+MAX_FILES = 10_000
+SETTINGS = "task.toml"
 WORKDIR = "/app"
 WITHOUT_MEANING = {
     "": {"version", "schema_version", "source", "task", "metadata", "solution", "agent", "verifier", "environment"},
@@ -69,29 +73,31 @@ class Harbor(Task):
             raise RecipeError(
                 "the task has no validation rows: set task.validation_path, or switch validation off (validation: null)"
             )
-        folders = [settings.parent for settings in (*Path(path).glob("task.toml"), *Path(path).glob("*/task.toml"))]
+        names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+        folders = [name for name in (".", *names) if os.path.lexists(os.path.join(path, name, SETTINGS))]
         if not folders:
             raise RecipeError(f"Harbor has path={path!r}, expected a folder with a task.toml, or with folders of such")
-        return [self._row(folder) for folder in sorted(folders)]
+        return [self._row(Path(path), name) for name in folders]
 
     def prompt(self, row: Row, index: int) -> Prompt:
         messages = [{"role": "user", "content": row["instruction"]}]
         return Prompt(row["id"], messages, meta={name: row[name] for name in ("files", "tests", "workdir")})
 
-    def _row(self, folder: Path) -> Row:
-        """Return a task as a row.
+    def _row(self, root: Path, name: str) -> Row:
+        """Return a task, which may be a stranger's, as a row.
 
         Raises:
-            RecipeError: It is incomplete, or needs what rlkit has not.
+            RecipeError: It is incomplete, leads elsewhere, or needs what rlkit has not.
         """
+        folder = root / name
         try:
-            settings = tomllib.loads(_read(folder / "task.toml"))
-            instruction = _read(folder / "instruction.md")
-        except (OSError, ValueError) as error:
+            settings = tomllib.loads(_read(root, f"{name}/{SETTINGS}"))
+            instruction = _read(root, f"{name}/instruction.md")
+        except (OSError, ValueError, RecursionError) as error:
             raise RecipeError(f"the Harbor task {str(folder)!r} cannot be read: {error}") from error
         environment = settings.get("environment", {})
         self._check(folder, settings)
-        files = _texts(folder / "environment")
+        files = _texts(root, f"{name}/environment")
         dockerfile = files.pop("Dockerfile", None)
         if "docker_image" in environment or dockerfile is not None:
             self._refuse_unless(
@@ -100,7 +106,7 @@ class Harbor(Task):
         composed = [name for name in files if "compose" in name and name.endswith((".yml", ".yaml"))]
         if composed:
             raise RecipeError(f"the Harbor task {str(folder)!r} has several containers ({composed[0]}); {CONTAINERS}")
-        tests = {f"/tests/{name}": text for name, text in _texts(folder / "tests").items()}
+        tests = {f"/tests/{name}": text for name, text in _texts(root, f"{name}/tests").items()}
         if "/tests/test.sh" not in tests:
             raise RecipeError(f"the Harbor task {str(folder)!r} has no tests/test.sh, which writes its reward")
         if sum(len(text) for text in (*files.values(), *tests.values())) > LARGEST_TASK:
@@ -140,24 +146,25 @@ class Harbor(Task):
             raise RecipeError(f"the Harbor task {str(folder)!r} {need}; {remedy}, if that is enough; else {CONTAINERS}")
 
 
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+def _read(root: Path, name: str, max_bytes: int = LARGEST_TASK) -> str:
+    return io.StringIO(read_inside(root, name, max_bytes).decode(), newline=None).read()
 
 
-def _texts(folder: Path) -> dict[str, str]:
-    """Return the files in a folder by their relative paths.
+def _texts(root: Path, name: str) -> dict[str, str]:
+    """Return the files in a folder by their relative paths; none where it is missing.
 
     Raises:
-        RecipeError: One is no text, or leads elsewhere.
+        RecipeError: One is no text, or leads elsewhere, or they are too many or too large.
     """
-    texts = {}
-    for path in sorted(folder.rglob("*")):
-        if os.path.isdir(path) and not os.path.islink(path):
-            continue
-        try:
-            if os.path.islink(path) or path.stat().st_size > LARGEST_TASK:
-                raise ValueError(f"expected regular files of up to {LARGEST_TASK:,} bytes")
-            texts[path.relative_to(folder).as_posix()] = _read(path)
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"Harbor cannot read {str(path)!r} as a text: {error}") from error
+    texts: dict[str, str] = {}
+    characters, path = 0, root / name
+    try:
+        for file in list_inside(root, name):
+            path = root / file
+            text = texts[Path(file).relative_to(name).as_posix()] = _read(root, file)
+            characters += len(text)
+            if len(texts) > MAX_FILES or characters > LARGEST_TASK:
+                raise ValueError(f"with those before, over {MAX_FILES:,} files or {LARGEST_TASK:,} characters")
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"Harbor cannot read {str(path)!r} as a text: {error}") from error
     return texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -73,7 +74,8 @@ def _lines(name: str) -> Iterator[tuple[str, str]]:
 
     try:
         with fsspec.open(name if is_url(name) else str(Path(name).absolute()), "rb", compression="infer") as raw:
-            for number, line in enumerate(raw, 1):
+            file = io.BufferedReader(raw) if is_url(name) else raw  # a stream cannot step back to the start of a line
+            for number, line in enumerate(file, 1):
                 location = f"{redact(name)}, line {number}"
                 yield location, _decode(line, number, location)
     except RecipeError:

@@ -53,7 +53,7 @@ def text_only(prompt: Prompt, row: Row, location: str) -> Prompt:
     return replace(prompt, messages=messages, recorded=recorded)
 
 
-def with_pictures(prompt: Prompt, row: Row, location: str) -> Prompt:
+def with_pictures(prompt: Prompt, row: Row, location: str, sources: Sequence[str] = ()) -> Prompt:
     """Return the prompt with its pictures in the typed parts of its messages, and without them in its meta data.
 
     `<image>` in a text, and a part `{"type": "image"}` without a value, stand for the next picture of the row's column;
@@ -63,6 +63,7 @@ def with_pictures(prompt: Prompt, row: Row, location: str) -> Prompt:
         prompt: Of the row.
         row: With all its columns, those too that the task drops.
         location: Names the task and the row in messages.
+        sources: Where the row may name pictures, besides the folder of its file.
 
     Raises:
         RecipeError: A picture cannot be read, their number differs from that of the places for them, or a part or a
@@ -70,7 +71,7 @@ def with_pictures(prompt: Prompt, row: Row, location: str) -> Prompt:
     """
     columns = {**prompt.meta, **_columns(row)}
     try:
-        pictures = _RowPictures(columns, _folder_of(row))
+        pictures = _RowPictures(columns, _folder_of(row), sources)
         placed = any(map(_has_place, prompt.messages))
         messages = prompt.messages if placed else _with_places(prompt.messages, pictures)
         messages = [pictures.fill(message) for message in messages]
@@ -92,9 +93,10 @@ class _RowPictures:
         ValueError: A column holds audio, or several hold pictures.
     """
 
-    def __init__(self, columns: Row, folder: Path) -> None:
+    def __init__(self, columns: Row, folder: Path, sources: Sequence[str]) -> None:
         self.columns = [name for name, value in columns.items() if is_media(name, value)]
         self._folder = folder
+        self._sources = sources
         images = [name for name in self.columns if name not in VIDEOS]
         if len(images) > 1:
             raise ValueError(f"the columns {' and '.join(images)} hold pictures, expected one; leave the others out")
@@ -174,7 +176,7 @@ class _RowPictures:
 
     def _read(self, value: object, name: str) -> Picture:
         try:
-            picture = read_picture(value, self._folder)
+            picture = read_picture(value, self._folder, self._sources)
             picture.check()
         except ValueError as error:
             raise ValueError(f"picture in {name!r}: {error}") from error
@@ -189,10 +191,14 @@ def _columns(row: Row) -> Row:
 
 
 def _folder_of(row: Row) -> Path:
-    """Return the folder of the file that a row is from; the current one for other rows."""
+    """Return the folder of the file that a row is from, or the folder itself; the current one for other rows.
+
+    There is none for rows of the hub and of URLs: what is named after these does not exist.
+    """
     row = _columns(row)
     name = row.location.rpartition(", ")[0] if isinstance(row, LocatedRow) else ""
-    return Path(name) if os.path.isdir(name) else Path(name).parent
+    path = Path(name.rpartition(", split ")[0] or name)
+    return path.parent if os.path.isfile(path) else path
 
 
 def _several(value: object) -> list[object]:

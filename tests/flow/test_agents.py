@@ -138,7 +138,14 @@ def test_a_step_with_forks_is_learned_again(tmp_path: Path, capsys: pytest.Captu
         for sample in samples:
             assert len(sample["advantages"]) == len(sample["tokens"]) == len(sample["mask"])
     capsys.readouterr()
-    words = ["replay", str(tmp_path / "run"), "--step=2", "--phase=learn", f"--out={tmp_path / 'again'}"]
+    words = [
+        "replay",
+        str(tmp_path / "run"),
+        "--allow-code",
+        "--step=2",
+        "--phase=learn",
+        f"--out={tmp_path / 'again'}",
+    ]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "metrics: the same in the 1 step that both have" in said

@@ -50,7 +50,7 @@ def test_baselines_of_roles_survive_a_resume(tmp_path: Path) -> None:
     resumed = fit(tmp_path / "parts", "--recipe=quick_selfplay", *SHORT, "--train.steps=3", "--resume=auto")
     same = [name for name in metrics[2] if name.startswith(("advantage/", "reward/", "policy/"))]
     assert {name: resumed[-1][name] for name in same} == {name: metrics[2][name] for name in same}
-    assert main(["replay", str(tmp_path / "run"), "--step=3", "--phase=learn"]) == 0
+    assert main(["replay", str(tmp_path / "run"), "--allow-code", "--step=3", "--phase=learn"]) == 0
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_solutions_are_compared_within_their_problem(tmp_path: Path) -> None:
             assert solver["advantages"][-1] == pytest.approx(solver["turn_rewards"][0] - fmean(rewards), abs=1e-6)
         texts.append({solver["text"] for solver in solvers})
     assert any(len(own) > 1 for own in texts)  # equal questions are sampled apart
-    assert main(["replay", str(tmp_path / "run"), "--step=2", "--phase=learn"]) == 0
+    assert main(["replay", str(tmp_path / "run"), "--allow-code", "--step=2", "--phase=learn"]) == 0
 
 
 def test_a_role_without_a_reward_fails_its_rollout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

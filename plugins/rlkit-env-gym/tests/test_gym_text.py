@@ -232,7 +232,7 @@ def bound(id: str, options: dict[str, Any] | None = None, actions: list[str] | N
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.base.packages.metadata.version", lambda package: "0.29.1")
+    monkeypatch.setattr("rlkit.base.imports.metadata.version", lambda package: "0.29.1")
     with pytest.raises(RecipeError, match=r"gymnasium is 0.29.1, but rlkit-env-gym supports >=1.4,<2: pip install"):
         GymText()
 

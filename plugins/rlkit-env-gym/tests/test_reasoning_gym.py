@@ -226,7 +226,7 @@ def test_what_cannot_be_generated_is_refused(
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.base.packages.metadata.version", lambda package: "0.2.0")
+    monkeypatch.setattr("rlkit.base.imports.metadata.version", lambda package: "0.2.0")
     with pytest.raises(RecipeError, match=r"reasoning-gym is 0.2.0, but rlkit-env-gym supports >=0.1.25,<0.2"):
         ReasoningGym().rows("train")
 

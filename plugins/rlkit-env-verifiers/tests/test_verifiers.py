@@ -44,7 +44,7 @@ def test_other_versions_are_refused_by_name(
             raise PackageNotFoundError(package)
         return version
 
-    monkeypatch.setattr("rlkit.base.packages.metadata.version", installed)
+    monkeypatch.setattr("rlkit.base.imports.metadata.version", installed)
     with pytest.raises(error, match=message):
         VerifiersTask("sums", allow_code=True).rows("train")
 

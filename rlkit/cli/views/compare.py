@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor
 
 from rlkit.base.errors import RecipeError, explain
+from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
 from rlkit.run.checkpoint.state import as_data, flat
@@ -125,7 +126,7 @@ def recipe_of(run: Path) -> dict[str, object]:
     """
     path = run / "recipe.yaml"
     try:
-        return flat(as_data(path.read_text(encoding="utf-8")))
+        return flat(as_data(read_inside(run, "recipe.yaml", MAX_JSON_BYTES).decode()))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
 
@@ -133,7 +134,8 @@ def recipe_of(run: Path) -> dict[str, object]:
 def _environment(run: Path) -> dict[str, object]:
     path = run / "environment.json"
     try:
-        environment = json.loads(path.read_text(encoding="utf-8")) if os.path.exists(path) else {}
+        exists = os.path.exists(path)
+        environment = json.loads(read_inside(run, path.name, MAX_JSON_BYTES)) if exists else {}
         environment["command"] = " ".join(environment.get("command", ()))
         environment["plugins"] = ", ".join(f"{p['name']} {p['version']}" for p in environment.get("plugins", ()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

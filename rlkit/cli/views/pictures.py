@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from rlkit.base.files import read_inside
 from rlkit.cli.views.runs import samples_of
 from rlkit.types import JsonObject
 
@@ -34,13 +35,12 @@ class RunPictures:
         pictures = {}
         for name in dict.fromkeys(_names(row)):
             kind = NAME.fullmatch(name)
-            path = self._folder / name
-            if kind is None or os.path.islink(path) or not os.path.isfile(path):
+            if kind is None:
                 continue
-            size = path.stat().st_size
-            if self._bytes + size <= MAX_BYTES:
-                self._bytes += size
-                content = b64encode(path.read_bytes()).decode()
+            with suppress(OSError):  # it is missing, or too large for what the page may hold
+                data = read_inside(self._folder, name, MAX_BYTES - self._bytes)
+                self._bytes += len(data)
+                content = b64encode(data).decode()
                 pictures[name] = f"data:image/{kind.group(1).replace('jpg', 'jpeg')};base64,{content}"
         return pictures
 

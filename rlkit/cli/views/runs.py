@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, explain
+from rlkit.base.files import MAX_JSON_BYTES, open_inside, read_inside
 from rlkit.cli.views.headline import headline
 from rlkit.cli.views.validation import metrics_of
 from rlkit.run.rows import read_lines
@@ -91,7 +92,7 @@ class RunFiles:
     def recipe(self) -> str:
         """Return the recipe's text."""
         try:
-            return (self.path / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
+            return read_inside(self.path, "recipe.yaml", MAX_JSON_BYTES).decode(errors="replace")
         except OSError as error:
             self.notes.append(f"{self.path / 'recipe.yaml'} cannot be read: {explain(error)}")
             return ""
@@ -128,7 +129,8 @@ class RunFiles:
             text = ""
             if path.suffix == ".txt":
                 try:
-                    text = path.read_bytes()[:MAX_TEXT].decode("utf-8", "replace")
+                    with open_inside(path.parent, path.name) as file:
+                        text = file.read(MAX_TEXT).decode("utf-8", "replace")
                 except OSError as error:
                     self.notes.append(f"{path} cannot be read: {explain(error)}")
             profiles.append({"name": f"profile/{path.name}", "bytes": sum(_stamp(path)[2:]), "text": text})
@@ -164,7 +166,7 @@ class RunFiles:
         """Return a JSON file's object; an empty one where there is none yet."""
         path = self.path / name
         try:
-            return _parsed(path.read_bytes()) or {}
+            return _parsed(read_inside(self.path, name, MAX_JSON_BYTES)) or {}
         except FileNotFoundError:
             return {}
         except OSError as error:

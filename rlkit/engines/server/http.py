@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from rlkit.base.retry import ServiceError
+from rlkit.base.retry import HttpClient, ServiceError, run_now
 
-if TYPE_CHECKING:
-    import aiohttp
+MAX_BYTES = 2**30
+"""Of a response: tokens, log-probs and candidates of long completions."""
 
 MAX_QUOTED = 2000
 """Characters of a server's response that an error message quotes."""
 
 IDLE_SECONDS = 2.0
 """Connections idle for longer are not reused: servers close theirs (uvicorn after 5 s), possibly at that moment."""
-
-
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Ignores proxies set in the environment, as aiohttp does."""
 
 UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Errors that reading a malformed response raises."""
@@ -32,7 +26,7 @@ class Fault(ServiceError):
     """A call to a server failed."""
 
 
-class Client:
+class Client(HttpClient):
     """Calls one server.
 
     Args:
@@ -41,10 +35,7 @@ class Client:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        self.url = url.rstrip("/")
-        self._headers = dict(headers or {})
-        self._session: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        super().__init__(url.rstrip("/"), headers, max_bytes=MAX_BYTES, idle_seconds=IDLE_SECONDS)
 
     def move(self, url: str) -> None:
         """Call the server at another address from now on."""
@@ -66,7 +57,7 @@ class Client:
         Raises:
             Fault: No response came in time, or it was an error.
         """
-        return await self._call("POST", path, body, deadline)
+        return await self._call("POST", path, json.dumps(body).encode(), deadline)
 
     async def post_file(self, path: str, file: Path, deadline: float) -> Any:
         """Return the response to a POST of a file's contents.
@@ -75,7 +66,7 @@ class Client:
             Fault: No response came in time, or it was an error.
         """
         with open(file, "rb") as contents:
-            return await self._call("POST", path, None, deadline, contents)
+            return await self._call("POST", path, contents, deadline)
 
     def post_now(self, path: str, body: object, deadline: float) -> None:
         """Post a JSON body from outside of an event loop.
@@ -83,63 +74,30 @@ class Client:
         Raises:
             Fault: No response came in time, or it was an error.
         """
-        headers = {"Content-Type": "application/json", **self._headers}
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        run_now(self._post_once(path, body, deadline))
+
+    async def _post_once(self, path: str, body: object, deadline: float) -> None:
+        client = Client(self.url, self._headers)  # whose connections belong to this call's event loop
         try:
-            with _DIRECT.open(request, timeout=deadline):
-                pass
-        except OSError as error:
-            raise Fault(f"POST {self.url}{path} failed with {type(error).__name__}: {error}") from error
+            await client.post(path, body, deadline)
+        finally:
+            await client.finish()
 
-    async def _call(
-        self, method: str, path: str, body: object, deadline: float, contents: BinaryIO | None = None
-    ) -> Any:
-        import aiohttp
-
+    async def _call(self, method: str, path: str, body: bytes | BinaryIO | None, deadline: float) -> Any:
         call = f"{method} {self.url}{path}"
-        timeout = aiohttp.ClientTimeout(total=deadline)
         try:
-            request = self._open().request(method, self.url + path, json=body, data=contents, timeout=timeout)
-            async with request as response:
-                text = await response.text()
-                if response.status != 200:
-                    raise Fault(f"{call} answered {response.status}: {text[:MAX_QUOTED]}", response.status)
-                is_json = response.content_type == "application/json" and text
-                content = await response.json() if is_json else text
-        except TimeoutError as error:
-            raise Fault(f"{call} did not answer within {deadline:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Fault(f"{call} failed with {type(error).__name__}: {error}") from error
+            response = await self.request(method, path, body, seconds=deadline)
+        except ServiceError as error:
+            raise Fault(f"{call} {error}") from error
+        text = response.content.decode(errors="replace")
+        if response.status != 200:
+            raise Fault(f"{call} answered {response.status}: {text[:MAX_QUOTED]}", response.status)
+        content: Any = text
+        if text and response.headers.get("Content-Type", "").partition(";")[0].strip() == "application/json":
+            try:
+                content = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise Fault(f"{call} failed with {type(error).__name__}: {error}") from error
         if isinstance(content, dict) and content.get("success") is False:
             raise Fault(f"{call} answered: {str(content.get('message', content))[:MAX_QUOTED]}", 200)
         return content
-
-    def _open(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        loop = asyncio.get_running_loop()
-        if self._session is None or self._loop is not loop:
-            self.close()
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-            self._loop = loop
-        return self._session
-
-    async def finish(self) -> None:
-        """Close the connections, on the event loop that they were opened on."""
-        session = self._session
-        self._session = None
-        if session is not None:
-            await session.close()
-
-    def close(self) -> None:
-        """Drop the connections, from any thread."""
-        session = self._session
-        loop = self._loop
-        self._session = None
-        if session is None or loop is None or loop.is_closed():
-            return
-        if loop.is_running():  # in this thread or another
-            self._closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
-        else:
-            loop.run_until_complete(session.close())

@@ -15,7 +15,7 @@ def run(tmp_path: Path) -> Path:
     """A run folder with a final model."""
     folder = tmp_path / "run"
     (folder / "final").mkdir(parents=True)
-    (folder / "recipe.yaml").touch()
+    (folder / "recipe.yaml").write_text("{}")
     (folder / "final" / "config.json").write_text("{}")
     return folder
 

@@ -15,6 +15,7 @@ import pytest
 from rlkit.base.deadlines import deadline
 from rlkit.base.errors import RecipeError
 from rlkit.rewards import CommandReward
+from rlkit.rewards.command import read_number
 from rlkit.testing import example_trajectory
 from rlkit.types import Score, Trajectory
 from tests.events import until
@@ -178,3 +179,12 @@ def test_disk_is_limited_at_absolute_paths_too(tmp_path: Path) -> None:
     reward = CommandReward("bash /tests/test.sh", allow_code=True, disk_mb=4)
     script = "head -c 2M /dev/zero > a; head -c 3M /dev/zero > /tests/b; sleep 30"
     assert graded(reward, "", tmp_path, tests={"/tests/test.sh": script}).reward == 0
+
+
+def test_a_number_is_read_through_no_link_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "reward.txt").write_text("1")
+    (tmp_path / "root" / "logs").mkdir(parents=True)
+    (tmp_path / "root" / "logs" / "verifier").symlink_to(tmp_path / "elsewhere")
+    assert read_number(tmp_path, "elsewhere/reward.txt") == Score(1.0)
+    assert read_number(tmp_path / "root", "logs/verifier/reward.txt") == Score(0.0)

@@ -13,6 +13,7 @@ from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.tasks import GSM8K, HFDataset, Jsonl
 from rlkit.tasks.table import Table, location_of
 from rlkit.testing import check_task
+from tests.unit.base.test_http_client import CHUNKED, OK, serving
 
 VERL = {
     "data_source": "openai/gsm8k",
@@ -394,3 +395,15 @@ def test_files_of_this_machine_are_read_without_progress_bars(
     assert len(HFDataset(str(tmp_path / "rows.parquet"), answer_field=None).rows("train")) == 100
     assert capsys.readouterr().err == ""
     assert not datasets.are_progress_bars_disabled()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_server_need_not_state_a_length(suffix: str) -> None:
+    lines = b"".join(b'{"prompt": "%d", "answer": "a"}\n' % number for number in range(5000))
+    body = gzip.compress(lines) if suffix else lines
+    pieces = (body[start : start + 999] for start in range(0, len(body), 999))
+    chunked = CHUNKED + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    for answer in (chunked, OK + b"Connection: close\r\n\r\n" + body):
+        with serving(answer) as server:
+            rows = Jsonl(f"{server.url}/a.jsonl{suffix}").rows("train")
+            assert [row["prompt"] for row in rows] == [str(number) for number in range(5000)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -95,9 +96,58 @@ def test_incomplete_tasks_are_named(tmp_path: Path) -> None:
         Harbor(str(tmp_path)).rows("train")
     (tmp_path / "environment" / "data.bin").unlink()
     (tmp_path / "environment" / "passwd").symlink_to("/etc/passwd")
-    with pytest.raises(RecipeError, match=r"cannot read '.*passwd' as a text: expected regular files"):
+    with pytest.raises(RecipeError, match=r"environment/passwd is a link, expected files and folders alone"):
         Harbor(str(tmp_path)).rows("train")
     (tmp_path / "environment" / "passwd").unlink()
     (tmp_path / "tests" / "test.sh").unlink()
     with pytest.raises(RecipeError, match=r"has no tests/test.sh, which writes its reward"):
         Harbor(str(tmp_path)).rows("train")
+
+
+TRAPS = {
+    "settings": ("task/task.toml", "LINK", "task.toml is a link, expected a regular file"),
+    "instruction": ("task/instruction.md", "LINK", "instruction.md is a link"),
+    "files": ("task/environment", "LINK", "environment is a link, expected files and folders alone"),
+    "a file": ("task/environment/numbers.txt", "LINK", "numbers.txt is a link"),
+    "tests": ("task/tests", "LINK", "tests is a link"),
+    "a test": ("task/tests/test.sh", "LINK", "test.sh is a link"),
+    "task": ("task", "LINK", "task is a link, expected a folder"),
+    "a loop": ("task/environment/numbers.txt", "numbers.txt", "numbers.txt is a link"),
+    "a device": ("task/instruction.md", "/dev/zero", "instruction.md is a link"),
+    "pipe as settings": ("task/task.toml", "PIPE", "task.toml is a pipe, expected a regular file"),
+    "pipe as instruction": ("task/instruction.md", "PIPE", "instruction.md is a pipe"),
+    "pipe as file": ("task/environment/numbers.txt", "PIPE", "numbers.txt is a pipe"),
+    "huge settings": ("task/task.toml", "HUGE", "task.toml has more than 1,048,576 bytes"),
+    "huge file": ("task/environment/numbers.txt", "HUGE", "numbers.txt has more than 1,048,576 bytes"),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_task_that_leads_elsewhere_is_refused_in_a_line(trap: str, tmp_path: Path) -> None:
+    name, kind, message = TRAPS[trap]
+    outside = write_task(tmp_path / "outside" / "task")
+    path = write_task(tmp_path / "tasks" / "task").parent / name
+    path.rename(tmp_path / "removed")
+    if kind == "PIPE":
+        os.mkfifo(path)
+    elif kind == "HUGE":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    else:
+        path.symlink_to(outside.parent / name if kind == "LINK" else kind)
+    with pytest.raises(RecipeError, match=message) as raised:
+        Harbor(str(tmp_path / "tasks")).rows("train")
+    assert "\n" not in str(raised.value)
+
+
+def test_many_files_are_refused_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.tasks.harbor.MAX_FILES", 3)
+    write_task(tmp_path, **{f"environment/{i}": "" for i in range(4)})
+    with pytest.raises(RecipeError, match=r"environment/3' as a text: with those before, over 3 files"):
+        Harbor(str(tmp_path)).rows("train")
+
+
+def test_line_ends_are_those_of_texts(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    (tmp_path / "tests" / "test.sh").write_bytes(b"a\r\nb\r\n")
+    assert Harbor(str(tmp_path)).rows("train")[0]["tests"]["/tests/test.sh"] == "a\nb\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -35,9 +34,9 @@ def plain(colour: Any = "red", size: tuple[int, int] = (12, 8), mode: str = "RGB
 RED, BLUE = encoded(plain("red")), encoded(plain("blue"))
 
 
-def made(row: dict[str, Any]) -> Prompt:
+def made(row: dict[str, Any], **options: Any) -> Prompt:
     row = {"answer": "a", **row}
-    return make_prompt(Rows([row]), [row], 0, pictures=True)
+    return make_prompt(Rows([row]), [row], 0, pictures=True, **options)
 
 
 def parts(prompt: Prompt, message: int = 0) -> list[Any]:
@@ -180,7 +179,7 @@ TEXT = [{"role": "user", "content": "What?"}]
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "empty": ({"image": {"bytes": b"", "path": "a.png"}}, "a.png cannot be read|does not exist"),
     "zero bytes": ({"images": [b"\0" * 40]}, "no picture in a known format"),
-    "text": ({"image": b"hello"}, "begins with b'hello'"),
+    "text": ({"image": b"hello"}, "a file of 5 bytes is no picture in a known format"),
     "svg": ({"image": b"<svg xmlns='http://www.w3.org/2000/svg'/>"}, "an SVG or XML file"),
     "html": ({"image": b"<!DOCTYPE html><html>404</html>"}, "an HTML page"),
     "pdf": ({"image": b"%PDF-1.7 ..."}, "no picture in a known format"),
@@ -192,7 +191,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "animated": ({"image": animation()}, "animated, with 2 frames"),
     "missing file": ({"image": "missing.png"}, "missing.png"),
     "folder": ({"image": "."}, "a folder"),
-    "device": ({"image": "/dev/zero"}, "a pipe, a socket or a device"),
+    "device": ({"image": "/dev/zero"}, "outside of .*, the folder of the rows; if you trust"),
     "long name": ({"image": "x" * 5000}, "cannot be read"),
     "nul in name": ({"image": "a\0.png"}, "cannot be read|null"),
     "protocol": ({"image": "file:///etc/passwd"}, "has the protocol 'file'"),
@@ -245,14 +244,9 @@ def test_damaged_pixels_are_refused_when_they_are_read(kind: str) -> None:
 
 
 def test_a_large_file_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
-    path = tmp_path / "large.png"
-    with path.open("wb") as file:
+    with (tmp_path / "large.png").open("wb") as file:
         file.truncate((1 << 26) + 1)
+    with pytest.raises(RecipeError, match="large.png has more than 67,108,864 bytes"):
+        made({"prompt": "What?", "image": str(tmp_path / "large.png")}, sources=[str(tmp_path)])
     with pytest.raises(RecipeError, match="67,108,865 bytes, expected at most 67,108,864"):
-        made({"prompt": "What?", "image": str(path)})
-
-
-def test_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(RecipeError, match="a pipe"):
-        made({"prompt": "What?", "image": str(tmp_path / "pipe.png")})
+        made({"prompt": "What?", "image": bytes((1 << 26) + 1)})

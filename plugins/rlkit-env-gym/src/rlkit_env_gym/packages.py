@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from rlkit.base.packages import require_package
+from rlkit.base.imports import require_package
 
 SUPPORTED = {"gymnasium": ">=1.4,<2", "reasoning-gym": ">=0.1.25,<0.2"}
 """The versions that this plugin is made for, as its pyproject.toml states them."""

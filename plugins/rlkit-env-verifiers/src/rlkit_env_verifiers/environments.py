@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlkit.base.errors import RecipeError, explain, show
-from rlkit.base.packages import require_package
+from rlkit.base.imports import require_package
 
 if TYPE_CHECKING:
     from verifiers.v1 import Env, Task

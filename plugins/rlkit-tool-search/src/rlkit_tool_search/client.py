@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import http.client
 import json
-import random
-import time
-import urllib.error
-import urllib.request
-from typing import Any
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.retry import HttpClient, RetryPolicy, ServiceError, proxy_for, run_now
 from rlkit_tool_search.index import Passage
 from rlkit_tool_search.server import read_passages
 
@@ -23,8 +17,8 @@ class SearchClient:
 
     def __init__(self, url: str, retries: int, deadline: float) -> None:
         self.url = url.rstrip("/")
-        self.retries = retries
-        self.deadline = deadline
+        self.policy = RetryPolicy(retries, deadline)
+        self._http = self._client()
 
     def check(self) -> None:
         """Send the server a request.
@@ -33,11 +27,21 @@ class SearchClient:
             RecipeError: It does not answer.
         """
         try:
-            self._ask("/", None, self.deadline)
-        except (OSError, ValueError, http.client.HTTPException) as error:
+            run_now(self._check())
+        except ServiceError as error:
             raise RecipeError(
                 f"no search server answers at {self.url} ({error}); start one with `{START}`, or set `corpus`"
             ) from error
+
+    def _client(self) -> HttpClient:
+        return HttpClient(self.url, proxy=proxy_for(self.url))
+
+    async def _check(self) -> None:
+        client = self._client()  # whose connections belong to this call's event loop
+        try:
+            (await client.request("GET", "/", seconds=self.policy.request_seconds)).check()
+        finally:
+            await client.finish()
 
     async def search(self, query: str, top_k: int) -> list[Passage]:
         """Return what the server finds.
@@ -47,37 +51,29 @@ class SearchClient:
             ConnectionError: No attempt succeeded; the message says how the last one failed.
         """
         body = json.dumps({"query": query, "top_k": top_k}).encode()
-        begun = time.monotonic()
-        for attempt in range(self.retries + 1):
-            left = max(0.1, begun + self.deadline - time.monotonic())
-            try:
-                answer = await asyncio.wait_for(asyncio.to_thread(self._ask, "/search", body, left), left)
-                return read_passages(answer)
-            except urllib.error.HTTPError as error:
-                if error.code < 500:  # the same request would be refused again
-                    raise ValueError(f"{self.url} refused the search: {_reason(error)}") from error
-                failure: Exception = error
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                failure = error
-            pause = min(0.2 * 2**attempt, 2.5) * (1 + random.random())
-            if attempt == self.retries or time.monotonic() - begun + pause >= self.deadline:
-                break
-            await asyncio.sleep(pause)
-        raise ConnectionError(
-            f"no answer from {self.url} after {attempt + 1} attempts in {time.monotonic() - begun:.1f} s: {failure!r}; "
-            f"is `{START}` running there?"
-        ) from failure
 
-    def _ask(self, path: str, body: bytes | None, timeout: float) -> Any:
-        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return json.load(answer)
+        async def attempt(seconds: float) -> list[Passage]:
+            return await self._ask(body, seconds)
 
+        try:
+            return await self.policy.call(attempt)
+        except ServiceError as error:
+            if error.refused:  # the same request would be refused again
+                raise ValueError(f"{self.url} refused the search: {error}") from error
+            failure = f"after {error.attempts} attempts: {error}"
+            raise ConnectionError(f"no answer from {self.url} {failure}; is `{START}` running there?") from error
+        except TimeoutError as error:
+            failure = f"{error}; the last attempt: {error.__cause__}"
+            raise ConnectionError(f"{self.url}: {failure}; is `{START}` running there?") from error
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    """Return the server's error message, if there is one."""
-    body = error.read().decode(errors="replace")
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, TypeError, KeyError):
-        return f"{error.code} {body[:200]}"
+    async def _ask(self, body: bytes, seconds: float) -> list[Passage]:
+        """Return the passages of one attempt."""
+        answer = await self._http.post_json("/search", body, seconds)
+        try:
+            return read_passages(answer)
+        except ValueError as error:
+            raise ServiceError(str(error)) from error
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._http.close()

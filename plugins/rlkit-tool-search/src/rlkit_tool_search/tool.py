@@ -78,6 +78,8 @@ class SearchTool(Tool):
         return await asyncio.to_thread(self.index.search, query, self.top_k)
 
     def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
         if self.index is not None:
             self.index.close()
 

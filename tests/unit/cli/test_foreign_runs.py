@@ -1,0 +1,174 @@
+"""Run folders of strangers: no verb reads or writes outside of one, hangs, or runs its code unasked."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlkit.cli.checkpoint import allowed_code, with_checkpoint, with_recipe_of
+from rlkit.cli.main import main
+from tests.conftest import FAST
+
+RECIPE = "model: {path: tiny}\ntask: Arithmetic\nreward: MathReward\nadvantage: GRPO\nloss: ClipLoss\n"
+
+
+def write_run(folder: Path) -> Path:
+    for name, content in {
+        "recipe.yaml": RECIPE.encode(), "environment.json": b"{}", "result.json": b'{"steps": 1}',
+        "metrics.jsonl": b'{"step": 1, "reward/mean": 0.5}\n', "final/config.json": b"{}", "wandb/run": b"",
+        "rollouts/step-00001.jsonl.gz": gzip.compress(b'{"text": "4", "messages": []}\n'), "rollouts/media/a.png": b"",
+        "checkpoints/step-000001/state.json": b"{}", "profile/a.txt": b"",
+    }.items():  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def link(target: str | None = None) -> Callable[[Path, Path], None]:
+    """Return what leads to a target, or outside."""
+    return lambda path, outside: path.symlink_to(target or outside)
+
+
+def pipe(path: Path, _: Path) -> None:
+    os.mkfifo(path)
+
+
+def bound_socket(path: Path, _: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):  # a socket's name may not be long
+        server.bind(path.name)
+
+
+LINKED = (
+    "lock", "reserved", "rollouts", "final", "final.partial", "checkpoints", "metrics.jsonl", "result.json", "ranks",
+    "environment.json", "recipe.yaml", "recipe.yaml.partial", "report.html", "ema", "profile", "tensorboard", "wandb",
+    "mlflow.db", "mlflow-run", "metrics.csv", "rollouts/step-00001.jsonl.gz", "rollouts/media", "rollouts/media/a.png",
+    "rollouts/validation-before.jsonl.gz", "checkpoints/step-000001", "checkpoints/step-000001/state.json",
+    "checkpoints/step-000002.partial", "final/config.json", "final/model.safetensors", "profile/a.txt",
+)  # fmt: skip
+TRAPS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
+    **{f"link {name}": (name, link()) for name in LINKED},
+    "dangling": ("lock", link("nowhere")),
+    "loop": ("result.json", link("result.json")),
+    "device": ("metrics.jsonl", link("/dev/zero")),
+    "upwards": ("rollouts", link("../..")),
+    "pipe as metrics": ("metrics.jsonl", pipe),
+    "pipe as result": ("result.json", pipe),
+    "pipe as rollouts": ("rollouts/step-00001.jsonl.gz", pipe),
+    "pipe as lock": ("lock", pipe),
+    "pipe as model": ("final/config.json", pipe),
+    "socket": ("environment.json", bound_socket),
+    "socket below": ("ranks/0.json", bound_socket),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_no_verb_follows_a_trap(
+    trap: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, make = TRAPS[trap]
+    run, _, outside = (write_run(tmp_path / folder) for folder in ("run", "fine", "outside"))
+    (run / name).parent.mkdir(exist_ok=True)
+    if (run / name).exists():
+        (run / name).rename(tmp_path / "removed")
+    make(run / name, outside / name if (outside / name).exists() else outside)
+    before = {path: path.stat() for path in outside.rglob("*")}
+    monkeypatch.chdir(tmp_path)
+    for argv in (
+        ["report", "run"], ["diff", "run", "fine"], ["diff", "fine", "run"], ["replay", "run", "--step=1"],
+        ["validate", "--checkpoint=run"], ["generate", "--checkpoint=run"], ["export", "--checkpoint=run", "--out=o"],
+        ["validate", "--recipe=quickstart", "--model.path=run"], ["fit", "--resume=run"],
+        ["reward", "try", "--rollouts=run"],
+    ):  # fmt: skip
+        assert main(argv) in (1, 2), argv
+        error = capsys.readouterr().err.strip()
+        assert error.startswith("error: "), argv
+        assert "\n" not in error
+    assert {path: path.stat() for path in outside.rglob("*")} == before
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_run_that_goes_on_is_looked_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "written")
+    assert main(["fit", "--recipe=quickstart", *FAST, f"--out={tmp_path}/run", "--resume=auto"]) == 2
+    assert "run/lock is a link, expected files and folders alone; a run folder that leads" in capsys.readouterr().err
+    assert not (tmp_path / "written").exists()
+
+
+def test_links_of_wandb_and_of_agents_are_theirs(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "wandb" / "latest-run").symlink_to("run")
+    (run / "kept").mkdir()
+    os.mkfifo(run / "kept" / "pipe")
+    assert main(["report", str(run)]) == 0
+    assert main(["diff", str(run), str(run)]) == 0
+
+
+@pytest.mark.parametrize("name", ["result.json", "environment.json", "recipe.yaml", "metrics.jsonl", "profile/a.txt"])
+def test_a_huge_file_is_not_read_whole(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run")
+    os.truncate(run / name, 1 << 40)
+    assert main(["report", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert ("more than 67,108,864 bytes" in printed.out) == (name not in ("metrics.jsonl", "profile/a.txt"))
+    assert ("metrics.jsonl, line 2 is longer than" in printed.out) == (name == "metrics.jsonl")
+
+
+CODE = RECIPE.replace("MathReward", "{class_path: PythonReward, init_args: {function: 'r.py:f', allow_code: true}}")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["validate", "--checkpoint=run"],
+        ["validate", "--checkpoint=run/final"],
+        ["generate", "--checkpoint", "run"],
+        ["replay", "run", "--step=1"],
+        ["reward", "try", "--rollouts=run"],
+    ],
+)
+def test_code_of_a_run_folder_needs_a_flag(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_text(CODE)
+    (tmp_path / "r.py").write_text("open('ran', 'w')\ndef f(completions): return [0.0]\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    assert "run/recipe.yaml has reward.init_args.allow_code: true, so that code which it names would run; if you" in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_flag_and_a_named_recipe_allow_the_code(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_text(CODE)
+    recipe = ["--recipe", str(run / "recipe.yaml")]
+    assert with_recipe_of(run, ["--allow-code"]) == [*recipe, "--allow-code"]
+    assert with_checkpoint([*recipe, f"--checkpoint={run}"])[:2] == recipe
+
+
+def test_a_comparison_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    for run in runs:
+        (run / "recipe.yaml").write_text(CODE)
+    (tmp_path / "r.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["diff", "a", "b"]) == main(["report", "a", "b"]) == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_is_found_wherever_a_recipe_allows_it() -> None:
+    assert (
+        allowed_code({"reward": {"init_args": {"allow_code": False}}, "tools": [{"a": {"allow_code": None}}]}) is None
+    )
+    assert allowed_code({"tools": [{"a": 1}, {"init_args": {"allow_code": "yes"}}]}) == "tools.1.init_args.allow_code"
+    assert allowed_code({"reward.allow_code": True}) == "reward.allow_code"
+    assert allowed_code({"model": {"path": "a/b", "trust_remote_code": True}}) == "model.trust_remote_code"
