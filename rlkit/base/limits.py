@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
 _LIMITING = threading.RLock()
 """Held while memory is limited, which limits all threads."""
 
