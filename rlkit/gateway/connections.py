@@ -13,8 +13,8 @@ from rlkit.gateway.session import AgentSession
 if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
 
-STRANGERS = 128
-"""Connections of no session: those without a request yet, with an unknown key, or refused."""
+STRANGERS = 256
+"""Connections of no session: those without a request yet, with an unknown key, refused, or of a session that ended."""
 CLOSE_SECONDS = 5.0
 """In which the requests of a session that ends are answered."""
 
@@ -43,13 +43,14 @@ class Connections:
             self._rest(connection, None if session.closed else session)
 
     def close(self, session: AgentSession) -> None:
-        """Close the connections of a session that has ended, those with a request once it is answered, or late."""
+        """Make idle connections of a session that has ended strangers, and close those whose requests go on.
+
+        An HTTP client that several agents share may send another session's request on an idle one just now.
+        """
+        for connection in self._idle.pop(session.id, ()):
+            self._rest(connection, None)
         for connection in [c for c, user in self._sessions.items() if user is session]:
-            if connection in self._idle[session.id]:
-                self._close(connection)
-            else:
-                asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._close_late, connection, session)
-        self._idle.pop(session.id, None)
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._close_late, connection, session)
 
     def _close_late(self, connection: RequestHandler, session: AgentSession) -> None:
         if self._sessions.get(connection) is session:
