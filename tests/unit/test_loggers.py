@@ -221,13 +221,11 @@ class Odd(Logger):
 
 
 def test_a_logger_that_fails_is_a_warning(tmp_path: Path) -> None:
-    assert log(Odd("open"), run_of(tmp_path), range(1, 4)) == [
-        "warning: logger Odd of tests: `open` raised OSError: no network"
-    ]
-    assert log(Odd("log_metrics"), run_of(tmp_path), range(1, 4)) == [
-        "warning: logger Odd of tests: `log_metrics` raised OSError: no network",
-        "warning: logger Odd of tests failed 3 times and missed 0 steps",
-    ]
+    [warning] = log(Odd("open"), run_of(tmp_path), range(1, 4))
+    assert warning.startswith("warning: logger Odd of tests: `open` raised OSError: no network (")
+    warning, count = log(Odd("log_metrics"), run_of(tmp_path), range(1, 4))
+    assert warning.startswith("warning: logger Odd of tests: `log_metrics` raised OSError: no network (")
+    assert count == "warning: logger Odd of tests failed 3 times and missed 0 steps"
     fine = Odd()
     assert log(fine, run_of(tmp_path), range(1, 4)) == []
     assert fine.logged == [1, 2, 3]

@@ -26,7 +26,7 @@ TAIL_LINES = 25
 GRACE_SECONDS = 5.0
 """A server's time between SIGTERM and SIGKILL, in which it removes its shared memory and sockets."""
 LONGEST_FOLDER = 64
-"""Characters of a folder for sockets, whose paths may have 107 and end with a UUID in vLLM."""
+"""Characters of a folder for sockets, whose paths may have 107; some servers end them with a UUID."""
 KILL_SECONDS = 20.0
 """A supervisor's time to end what it has started."""
 PORTS = range(20000, 30000)
