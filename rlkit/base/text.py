@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+
+from rlkit.base.credentials import is_credential, substitute
 
 HIDDEN = "***"
 
@@ -13,18 +15,6 @@ CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1: escape sequences, carriage returns, bells
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"  # what turns the direction of text, and separators
     "\ud800-\udfff\U000e0000-\U000e007f]"  # lone surrogates, and invisible tags
-)
-
-USERINFO = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
-SECRET_NAME = re.compile(r"(^|[_.-])(token|password|passwd|api[_-]?key|secret|authorization)$", re.IGNORECASE)
-"""Names of options and of fields whose value is a credential; `max_tokens` is none."""
-
-_WORD = r"(?:[\w.-]*[_.-])?(?:token|password|passwd|api[_-]?key|secret)"
-SECRETS = (
-    re.compile(rf"(?<![\w.-])({_WORD}=)[^\s&#;,'\"]+", re.IGNORECASE),  # options and queries
-    re.compile(rf"""(["']{_WORD}["']\s*:\s*["'])[^"']+""", re.IGNORECASE),  # JSON, and Python's own form
-    re.compile(r"(authorization[\"']?\s*[:=]\s*[\"']?)[^\s\"',]+(?:\s+[^\s\"',]+)?", re.IGNORECASE),
-    re.compile(r"(\bbearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE),
 )
 
 
@@ -51,11 +41,8 @@ def visible(text: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Return a text without the credentials in URLs, headers, queries and options."""
-    text = USERINFO.sub(HIDDEN, text)
-    for pattern in SECRETS:
-        text = pattern.sub(rf"\1{HIDDEN}", text)
-    return text
+    """Return a text without credentials; references to the environment stay."""
+    return substitute(text, lambda *_: HIDDEN)
 
 
 def safe(text: str) -> str:
@@ -63,24 +50,23 @@ def safe(text: str) -> str:
     return visible(redact(text))
 
 
+def redact_option(key: str, value: str) -> str:
+    """Return the value of an option of a command line without its credentials."""
+    return HIDDEN if is_credential(key, value) else redact(value)
+
+
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """Return a command line without its credentials, those in an argument of their own included."""
-    before = ["", *arguments]
-    return [
-        HIDDEN if SECRET_NAME.search(option.lstrip("-")) and option.startswith("--") else redact(argument)
-        for option, argument in zip(before, arguments, strict=False)
-    ]
+    return [_redacted(before, argument) for before, argument in zip(["", *arguments], arguments, strict=False)]
 
 
-def redact_tree(value: object) -> object:
-    """Return nested mappings and lists whose texts have no credentials."""
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, Mapping):
-        return {
-            k: HIDDEN if isinstance(v, str) and SECRET_NAME.search(str(k)) else redact_tree(v) for k, v in value.items()
-        }
-    return [redact_tree(v) for v in value] if isinstance(value, list | tuple) else value
+def _redacted(before: str, argument: str) -> str:
+    """Return an argument of a command line without credentials, by its own option or the one before."""
+    key, equals, value = argument.partition("=")
+    if argument.startswith("--"):
+        return f"{key}={redact_option(key.removeprefix('--'), value)}" if equals else redact(argument)
+    is_value = before.startswith("--") and "=" not in before
+    return redact_option(before.removeprefix("--") if is_value else "", argument)
 
 
 def part_name(part: object) -> str:

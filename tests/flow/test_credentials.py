@@ -16,7 +16,6 @@ import yaml
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.credentials import withhold
 from rlkit.cli.parsing.parser import parse
 from tests.conftest import FAST
 
@@ -101,25 +100,3 @@ def test_a_recipe_reads_no_variable_that_is_not_rlkits(monkeypatch: pytest.Monke
             "fit", ["--recipe=quickstart", "--reward=RemoteReward", "--reward.url=http://h/?k=${AWS_SECRET_ACCESS_KEY}"]
         )
     assert "s3cret" not in str(refused.value)
-
-
-def test_credential_options_are_written_as_references() -> None:
-    given = {
-        "reward": {"init_args": {"api_key": "k", "urls": ["https://h/?n=1&token=t"]}},
-        "save": {"folder": "sftp://u:p@h/x"},
-        "rollout": {"sampling": {"max_tokens": 5}},
-        "task": {"init_args": {"prompt": "password=1"}},
-    }
-    assert withhold(given) == {
-        "reward": {
-            "init_args": {
-                "api_key": "${RLKIT_REWARD_API_KEY}",
-                "urls": ["https://h/?n=1&token=${RLKIT_REWARD_URLS_0_KEY}"],
-            }
-        },
-        "save": {"folder": "sftp://${RLKIT_SAVE_FOLDER_LOGIN}@h/x"},
-        "rollout": {"sampling": {"max_tokens": 5}},
-        "task": {"init_args": {"prompt": "password=1"}},
-    }
-    plain = {"save": {"folder": "s3://bucket/x"}}
-    assert withhold(plain) == plain

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import yaml
 
+from rlkit.base.credentials import HEADER, expand, withhold
 from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.cli.parsing.command_line import OwnOptions, split
 from rlkit.cli.parsing.compose import Composer, engine_in
-from rlkit.cli.parsing.credentials import HEADER, expand, withhold
 from rlkit.cli.parsing.help import print_help
 from rlkit.cli.parsing.instantiate import instantiate
 from rlkit.cli.parsing.objects import plain
