@@ -133,8 +133,12 @@ def is_credential(key: str, value: str = "") -> bool:
     return (name in ENVIRONMENTS and value.lstrip().startswith("{")) or bool(_ENVIRONMENT_IN_YAML.search(value))
 
 
-def expand(tree: object) -> object:
+def expand(tree: object, key: str = "") -> object:
     """Return a recipe's tree in which references are replaced by the variables' values.
+
+    Args:
+        tree: The recipe, or a part of it.
+        key: The part's key, for messages.
 
     Raises:
         RecipeError: Variables are not set, or a recipe may not read them.
@@ -145,7 +149,7 @@ def expand(tree: object) -> object:
         problems.extend(_problems(key, text))
         return text if problems else REFERENCE.sub(lambda match: os.environ[match[1]], text)
 
-    expanded = _map(tree, value_of)
+    expanded = _map(tree, value_of, key)
     if problems:
         raise RecipeError("\n".join(problems))
     return expanded
@@ -197,6 +201,15 @@ def withhold(tree: object, values: dict[str, str] | None = None) -> object:
 
     _map(tree, note)
     return _map(tree, without_credentials)
+
+
+def as_yaml(tree: object) -> str:
+    """Return a recipe's tree as YAML without credentials."""
+    import yaml
+
+    withheld = withhold(tree)
+    text = str(yaml.safe_dump(withheld, sort_keys=False, allow_unicode=True))
+    return text if withheld == tree else HEADER + text
 
 
 def _map(node: object, change: Callable[[str, str, bool], str], key: str = "", is_secret: bool = False) -> object:

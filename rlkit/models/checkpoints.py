@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from rlkit.base.credentials import expand
 from rlkit.base.errors import CheckpointError
 from rlkit.distributed.ranks import Ranks
 from rlkit.distributed.tensor_store import TensorFilesError, load_tensors, load_tensors_alone
@@ -38,9 +39,10 @@ class CheckpointRef:
 
         Raises:
             CheckpointError: The recipe has no such section, or it does not fit the tensors.
+            RecipeError: A credential of its path is not in the environment.
         """
         try:
-            model = TypeAdapter(Model).validate_python(self.state.recipe.get("model"))
+            model = TypeAdapter(Model).validate_python(expand(self.state.recipe.get("model"), "model"))
         except ValidationError as error:
             raise CheckpointError(
                 f"{self.location} is damaged: its recipe has no valid model: {first_problem(error)}"

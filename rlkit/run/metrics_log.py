@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, explain
-from rlkit.base.text import part_name
+from rlkit.base.text import part_name, redact_arguments
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.run.answers import answers_to_log
 from rlkit.run.evaluate import Evaluation
@@ -56,7 +57,8 @@ class LoggerThread:
 
         def work() -> None:
             try:
-                self.logger.open(run)
+                with redacted_command_line():
+                    self.logger.open(run)
             except RecipeError as error:
                 refused.set_result(error)
             finally:
@@ -119,6 +121,17 @@ class LoggerThread:
         with suppress(queue.Empty):
             while True:
                 self.note(f"warning: {self._problems.get_nowait()}")
+
+
+@contextmanager
+def redacted_command_line() -> Iterator[None]:
+    """Hide the credentials of `sys.argv`, which trackers upload."""
+    arguments = sys.argv
+    sys.argv = redact_arguments(arguments)
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def open_loggers(loggers: Sequence[Logger], run: LoggedRun, note: Callable[[str], None]) -> list[LoggerThread]:

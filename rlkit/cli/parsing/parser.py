@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from rlkit.base.credentials import HEADER, expand, withhold
+from rlkit.base.credentials import as_yaml, expand
 from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.cli.parsing.command_line import OwnOptions, split
 from rlkit.cli.parsing.compose import Composer, engine_in
@@ -114,7 +112,7 @@ def build(composer: Composer, problems: Sequence[str] = (), *, for_gpu: bool = F
             recipe = _instantiate(tree, composer.registry)
         recipe.rollout.engine.chosen = reason
     check(recipe)
-    return recipe, _as_yaml(plain(tree))
+    return recipe, as_yaml(plain(tree))
 
 
 def _instantiate(tree: dict[str, object], registry: Registry) -> Recipe:
@@ -126,10 +124,3 @@ def _instantiate(tree: dict[str, object], registry: Registry) -> Recipe:
         raise RecipeError(f"the recipe cannot be built: {explain(error)}") from error
     assert isinstance(recipe, Recipe)
     return recipe
-
-
-def _as_yaml(tree: object) -> str:
-    """Return a recipe's tree as YAML without credentials."""
-    without_credentials = withhold(tree)
-    text = str(yaml.safe_dump(without_credentials, sort_keys=False, allow_unicode=True))
-    return text if without_credentials == tree else HEADER + text
