@@ -90,7 +90,7 @@ LOGIN = _kind("a login in a URL", "LOGIN", rf"//{_LOGIN}@")
 NAMED = (
     _kind("a header", "KEY", r"authorization[\"']?\s*[:=]\s*[\"']?(?P<secret>(?:(?:basic|bearer)\s+)?[^\s\"',]+)"),
     _kind("a header", "KEY", r"\bbearer\s+(?P<secret>[\w.~+/=-]{8,})"),
-    _kind("a variable or option", "KEY", rf"(?<![\w.-]){_NAME}={_VALUE}"),
+    _kind("a variable or option", "KEY", rf"(?<![\w.-]){_NAME} ?= ?[\"']?{_VALUE}"),
     _kind("an option", "KEY", rf"(?<!\S)--{_NAME}\s+{_VALUE}"),
     _kind("a field", "KEY", rf"""["']{_NAME}\\?["']\s*:\s*\\?["'](?P<secret>[^"'\\]+)"""),
 )

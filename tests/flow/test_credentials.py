@@ -134,10 +134,11 @@ def recipe_with_secrets(folder: Path, port: int) -> dict[str, Any]:
     environment = {name: f"hunter2{name}" for name in NAMES}
     options = {"command": shlex.join(command), "allow_code": True, "sandbox": False, "environment": environment}
     url = f"http://{LOGIN}@127.0.0.1:{port}/?sig=hunter2reward"
+    wandb = {"class_path": "Wandb", "init_args": {"project": "p", "offline": True}}
     return {
         "agent": {"class_path": "CommandAgent", "init_args": options},
         "reward": {"class_path": "RemoteReward", "init_args": {"url": url}},
-        "log": {"loggers": ["CSV", "TensorBoard", {"class_path": "Wandb", "init_args": {"project": "p", "offline": True}}]},
+        "log": {"loggers": ["CSV", "TensorBoard", wandb]},
     }
 
 
