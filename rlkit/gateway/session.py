@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import NamedTuple, Protocol
 
 from rlkit.base.errors import EngineError, RecipeError, RolloutError, explain
@@ -125,6 +126,7 @@ class AgentSession:
     fatal: EngineError | None = None
 
     def __post_init__(self) -> None:
+        self._tag = sha256(self.id.encode()).hexdigest()[:8]  # ids of answers show nothing of the secret
         self._flights: dict[str, Flight] = {}
         self._records: dict[str, Answer] = {}
         self._conversations: dict[str, ChatRequest] = {}
@@ -325,7 +327,7 @@ class AgentSession:
         if completion.stop is not StopReason.STOP:
             finish = "length"
         answer = Answer(
-            f"turn-{len(self.forest.nodes)}-{self.id[-8:]}",
+            f"turn-{len(self.forest.nodes)}-{self._tag}",
             turn.text,
             calls,
             finish,
