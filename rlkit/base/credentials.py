@@ -170,7 +170,7 @@ def _problems(key: str, text: str) -> Iterator[str]:
             )
 
 
-def withhold(tree: object, values: dict[str, str] | None = None) -> object:
+def withhold(tree: object, values: dict[str, str] | None = None, key: str = "") -> object:
     """Return a recipe's tree in which references stand for credentials.
 
     These are the texts of mappings for an environment or for headers, of options with the name of a credential, the
@@ -178,7 +178,8 @@ def withhold(tree: object, values: dict[str, str] | None = None) -> object:
 
     Args:
         tree: The recipe, or a part of it.
-        values: Receives what each new reference stands for, by the variable's name.
+        values: Receives what each new reference stands for, by the variable's name; a name in it keeps its value.
+        key: The part's key.
     """
     values = {} if values is None else values
     taken: set[str] = set()
@@ -199,8 +200,10 @@ def withhold(tree: object, values: dict[str, str] | None = None) -> object:
             return replace_literals(text, lambda secret: reference(key, secret))
         return substitute(text, lambda secret, kind: reference(f"{key}_{kind.variable}", secret))
 
+    *parents, name = key.split(".")
     _map(tree, note)
-    return _map(tree, without_credentials)
+    is_secret = not {*ENVIRONMENTS}.isdisjoint(parents) or _is_environment(name, tree)
+    return _map(tree, without_credentials, key, is_secret)
 
 
 def as_yaml(tree: object) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
-from rlkit.base.text import redact_option
+from rlkit.base.text import redact, redact_option
 from rlkit.cli.parsing.command_line import CommandLine, split
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.display import echo, metric_rows, show
@@ -65,7 +65,7 @@ class SweepRun:
         try:
             parsed = parse("sweep", self.words, trains=True)
         except RecipeError as error:
-            self.status, self.error = "failed", str(error)
+            self.status, self.error = "failed", redact(str(error))
             return
         self.recipe = parsed.yaml
         if parsed.recipe.validation is not None:

@@ -15,6 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from rlkit.base.credentials import withhold
 from rlkit.base.errors import RecipeError, explain
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
@@ -125,7 +126,7 @@ def recipe_of(run: Path) -> dict[str, object]:
     """
     path = run / "recipe.yaml"
     try:
-        return flat(as_data(path.read_text(encoding="utf-8")))
+        return flat(withhold(as_data(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
 
