@@ -7,15 +7,11 @@ import shlex
 import socket
 import sys
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import CheckpointError, RecipeError, explain
-from rlkit.base.scan import suspicions
 
-MAX_LISTED = 20
-"""Suspicions that an error lists."""
 PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
@@ -55,21 +51,6 @@ def check_repository(name: str) -> None:
         raise RecipeError(f"--push is {name!r}, expected a repository such as 'user/model': {error}") from error
     if get_token() is None:
         raise RecipeError("--push needs a token of the hub, and there is none; run `hf auth login`, or set HF_TOKEN")
-
-
-def refuse_credentials(folder: Path, name: str) -> None:
-    """Refuse to upload a folder in which files seem to hold credentials.
-
-    Raises:
-        CheckpointError: Files do; the message names them and the kinds, not the values.
-    """
-    listed = "".join(f"\n  {suspicion}" for suspicion in islice(suspicions(folder), MAX_LISTED))
-    if listed:
-        raise CheckpointError(
-            f"nothing was pushed to {name!r}, since the export seems to hold credentials:{listed}\n"
-            f"remove them from {str(folder)!r} and run hf upload {name} {shlex.quote(str(folder))} --private; if they "
-            "are none, export again with --allow-credentials"
-        )
 
 
 def push(folder: Path, name: str, private: bool) -> str:

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from rlkit.base.credentials import is_credential
 from rlkit.base.installed import DISABLE_VARIABLE
-from rlkit.base.text import HIDDEN
+from rlkit.base.text import HIDDEN, is_credential
 from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.cli.parsing.values import describe

@@ -15,10 +15,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from rlkit.base.credentials import withhold
 from rlkit.base.errors import RecipeError, explain
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
+from rlkit.recipe.credentials import withhold
 from rlkit.run.checkpoint.state import as_data, flat
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject

@@ -11,12 +11,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from rlkit.base.credentials import as_yaml, withhold
 from rlkit.base.errors import RecipeError, explain
-from rlkit.base.text import redact
-from rlkit.cli.parsing.reader import load
 from rlkit.cli.views.headline import headline
 from rlkit.cli.views.validation import metrics_of
+from rlkit.recipe.credentials import without_credentials
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
 
@@ -94,11 +92,7 @@ class RunFiles:
     def recipe(self) -> str:
         """Return the recipe's text, without credentials that an earlier version may have written."""
         try:
-            text = (self.path / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
-            tree = load(text)
-            return text if withhold(tree) == tree else as_yaml(tree)
-        except ValueError:  # its parts are unknown
-            return redact(text)
+            return without_credentials((self.path / "recipe.yaml").read_text(encoding="utf-8", errors="replace"))
         except OSError as error:
             self.notes.append(f"{self.path / 'recipe.yaml'} cannot be read: {explain(error)}")
             return ""

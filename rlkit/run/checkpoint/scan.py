@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from rlkit.base.credentials import KINDS, NAMED, QUERY, SECRET_NAME, SHAPES, TOKEN, Kind, replace_literals
+from rlkit.base.errors import CheckpointError
+from rlkit.base.text import KINDS, NAMED, QUERY, SECRET_NAME, SHAPES, TOKEN, CredentialKind, replace_literals
 
+MAX_LISTED = 20
+"""Suspicions that an error lists."""
 MAX_BYTES = 2**28
 """A larger file cannot be scanned, unless it is one of tensors, of which the metadata is."""
 MIN_LENGTH = 8
@@ -23,10 +28,29 @@ _CODE = re.compile(r"[<>|()\[\]{}]|\*\*\*")
 """What is in an expression, in a tokenizer's special token, or in place of a credential."""
 
 
+def refuse_credentials(folder: Path, name: str) -> None:
+    """Refuse to upload a folder in which files seem to hold credentials.
+
+    Args:
+        folder: The export.
+        name: Name of the repository.
+
+    Raises:
+        CheckpointError: Files do; the message names them and the kinds, not the values.
+    """
+    listed = "".join(f"\n  {suspicion}" for suspicion in islice(suspicions(folder), MAX_LISTED))
+    if listed:
+        raise CheckpointError(
+            f"nothing was pushed to {name!r}, since the export seems to hold credentials:{listed}\n"
+            f"remove them from {str(folder)!r} and run hf upload {name} {shlex.quote(str(folder))} --private; if they "
+            "are none, export again with --allow-credentials"
+        )
+
+
 def suspicions(folder: Path) -> Iterator[str]:
     """Yield where files seem to hold credentials: the file, the line and the kind, but not the value."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
+        if os.path.isfile(path):
             for where, kind in _suspicions(path):
                 yield f"{path.relative_to(folder)}{where}: {kind}"
 
@@ -48,7 +72,7 @@ def _suspicions(path: Path) -> Iterator[tuple[str, str]]:
             yield (" (metadata)" if is_tensors else f", line {line}"), description
 
 
-def _is_likely(kind: Kind, match: re.Match[str], is_code: bool) -> bool:
+def _is_likely(kind: CredentialKind, match: re.Match[str], is_code: bool) -> bool:
     """Whether a credential is one, rather than a reference to the environment, code or a harmless query."""
     secret = match["secret"]
     if replace_literals(secret, lambda _: "") == secret or not secret.strip("*"):
@@ -61,7 +85,7 @@ def _is_likely(kind: Kind, match: re.Match[str], is_code: bool) -> bool:
     return len(secret) >= MIN_LENGTH and not _CODE.search(secret) and (is_quoted or not is_code)
 
 
-def _description(kind: Kind, match: re.Match[str]) -> str:
+def _description(kind: CredentialKind, match: re.Match[str]) -> str:
     if kind is not TOKEN:
         return kind.description
     issuer = next(name for name in SHAPES if match[name])

@@ -8,10 +8,10 @@ import string
 import pytest
 import yaml
 
-from rlkit.base.credentials import REFERENCE, expand, withhold
 from rlkit.base.errors import RecipeError
-from rlkit.base.text import redact
+from rlkit.base.text import REFERENCE, redact
 from rlkit.models.checkpoint_schema import RunState
+from rlkit.recipe.credentials import expand, withhold, without_credentials
 from tests.conftest import ROOT
 
 TOKENS = [
@@ -58,7 +58,7 @@ def test_credentials_are_left_out_by_where_they_stand() -> None:
     given = {
         "agent": {"class_path": "CommandAgent", "init_args": {"command": "x", "environment": variables}},
         "tools": {"search": {"class_path": "McpTool", "init_args": {"env": {"A": "f"}}}},
-        "task": {"class_path": "VerifiersTask", "init_args": {"environment": {"taskset": {"id": "gsm8k"}}}},
+        "task": {"class_path": "VerifiersTask", "init_args": {"environment": {"taskset": {"id": "gsm8k"}, "key": "i"}}},
         "launch": {"args": ["--api-key", "g", "--port", "80", "--admin-api-key=h"]},
     }
     values: dict[str, str] = {}
@@ -80,7 +80,10 @@ def test_credentials_are_left_out_by_where_they_stand() -> None:
             },
         },
         "tools": {"search": {"class_path": "McpTool", "init_args": {"env": {"A": "${RLKIT_TOOLS_SEARCH_ENV_A}"}}}},
-        "task": given["task"],
+        "task": {
+            "class_path": "VerifiersTask",
+            "init_args": {"environment": {"taskset": {"id": "gsm8k"}, "key": "${RLKIT_TASK_ENVIRONMENT_KEY}"}},
+        },
         "launch": {
             "args": [
                 "--api-key",
@@ -91,7 +94,7 @@ def test_credentials_are_left_out_by_where_they_stand() -> None:
             ]
         },
     }
-    assert sorted(values.values()) == list("abcdefgh")
+    assert sorted(values.values()) == list("abcdefghi")
     assert withhold(withheld) == withheld
 
 
@@ -155,7 +158,18 @@ def test_all_missing_variables_are_named_at_once() -> None:
     assert "or pass --agent.environment.A" in lines[0]
 
 
-def test_a_checkpoint_of_an_earlier_version_loses_its_credentials() -> None:
+def test_a_text_is_a_recipe_or_is_searched() -> None:
+    variables = "agent: {environment: {MODE: hunter2}}\n"
+    assert "hunter2" not in without_credentials(variables)
+    assert without_credentials("a: 1\n") == "a: 1\n"
+    bomb = "a0: &a0 [x, http://me:hunter2@h]\n" + "".join(
+        f"a{n + 1}: &a{n + 1} [{f'*a{n}, ' * 9}]\n" for n in range(20)
+    )
+    for text in (bomb, "- http://me:hunter2@h", "{"):
+        assert without_credentials(text) == text.replace("me:hunter2", "***")
+
+
+def test_an_old_checkpoint_loses_its_credentials() -> None:
     recipe = {"agent": {"init_args": {"environment": {"DB_PASS": "hunter2"}}}}
     state = RunState.model_validate({"step": 1, "recipe": recipe, "numbers": {"version": 1}})
     assert "hunter2" not in state.model_dump_json()
