@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, explain
@@ -57,8 +57,7 @@ class LoggerThread:
 
         def work() -> None:
             try:
-                with redacted_command_line():
-                    self.logger.open(run)
+                self.logger.open(run)
             except RecipeError as error:
                 refused.set_result(error)
             finally:
@@ -123,23 +122,13 @@ class LoggerThread:
                 self.note(f"warning: {self._problems.get_nowait()}")
 
 
-@contextmanager
-def redacted_command_line() -> Iterator[None]:
-    """Hide the credentials of `sys.argv`, which trackers upload."""
-    arguments = sys.argv
-    sys.argv = redact_arguments(arguments)
-    try:
-        yield
-    finally:
-        sys.argv = arguments
-
-
 def open_loggers(loggers: Sequence[Logger], run: LoggedRun, note: Callable[[str], None]) -> list[LoggerThread]:
-    """Open the loggers of a recipe.
+    """Open the loggers of a recipe; from here on `sys.argv` has no credentials.
 
     Raises:
         RecipeError: A logger's package is not installed, or its options cannot be used.
     """
+    sys.argv = redact_arguments(sys.argv)  # trackers upload it, some from threads of their own
     threads = [LoggerThread(logger, note) for logger in loggers]
     for thread in threads:
         thread.open(run)

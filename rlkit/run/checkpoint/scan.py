@@ -18,7 +18,7 @@ MAX_BYTES = 2**28
 """A larger file cannot be scanned, unless it is one of tensors, of which the metadata is."""
 MIN_LENGTH = 8
 """Fewest characters of a value that is looked for, or that has only the name of a credential."""
-VOCABULARIES = re.compile(r"(tokenizer|vocab|merges|spiece|tiktoken).*", re.IGNORECASE)
+VOCABULARIES = re.compile(r"tokenizer\.json|vocab\..*|merges\..*|.*\.(model|tiktoken)", re.IGNORECASE)
 """Files of tokenizers, in which any word may stand: only tokens of a known shape are credentials there."""
 _SECRET_QUERY = re.compile(
     r"(?:sig|token|key|secret|pass|pwd|credential|auth|jwt|code)[\w.-]*=[^&#;]{3}|=[\w%+/.-]{20}", re.IGNORECASE
@@ -26,6 +26,8 @@ _SECRET_QUERY = re.compile(
 """A query that is more than `?page=2`."""
 _CODE = re.compile(r"[<>|()\[\]{}]|\*\*\*")
 """What is in an expression, in a tokenizer's special token, or in place of a credential."""
+CODE = re.compile(r".*\.(py|jinja)|tokenizer_config\.json")
+"""Files with code, whose variables have names such as `bos_token`: only quoted values are credentials there."""
 
 
 def refuse_credentials(folder: Path, name: str) -> None:
@@ -64,7 +66,7 @@ def _suspicions(path: Path) -> Iterator[tuple[str, str]]:
     starts = {f"the value of the variable {name}": text.find(value) for name, value in _own_secrets()}
     for kind in (TOKEN,) if VOCABULARIES.fullmatch(path.name) else KINDS:
         for match in kind.pattern.finditer(text):
-            if _is_likely(kind, match, path.suffix == ".py"):
+            if _is_likely(kind, match, CODE.fullmatch(path.name) is not None):
                 starts.setdefault(_description(kind, match), match.start())
     for description, start in starts.items():
         if start >= 0:
