@@ -7,12 +7,11 @@ pyproject.toml names it under `[project.entry-points."rlkit.commands"]`: `hello 
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.base.errors import CommandError, PluginError, RecipeError, RlkitError, explain, show
+from rlkit.base.errors import CommandError, PluginError, RecipeError, RlkitError, explain_foreign, show
 
 if TYPE_CHECKING:
     from rlkit.base.installed import Plugin
@@ -84,16 +83,13 @@ def run_plugin_verb(verb: str, argv: Sequence[str]) -> int:
     try:
         function = plugin.commands[verb].load()
     except (Exception, SystemExit) as error:  # a plugin's import may raise anything
-        raise PluginError(f"{name} cannot be loaded: importing it raised {explain(error)}") from error
+        raise PluginError(f"{name} cannot be loaded: importing it raised {explain_foreign(error)}") from error
     try:
         status = function(argv)
     except (RlkitError, MemoryError):
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise CommandError(
-            f"{name} raised {explain(error)} ({last.filename}, line {last.lineno}); --debug shows the traceback"
-        ) from error
+        raise CommandError(f"{name} raised {explain_foreign(error)}; --debug shows the traceback") from error
     if status is not None and not isinstance(status, int):
         raise CommandError(f"{name} returned {show(status)}, expected an exit status, or None for 0")
     return status or 0

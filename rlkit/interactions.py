@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlkit.base.errors import RecipeError, RolloutError
 from rlkit.base.ranges import NonNegativeFloat, Repeats, Seconds
 from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.tool import State
 from rlkit.ops.answers import equal, final_answer, reference_of
 from rlkit.registry import close_parts
@@ -46,7 +47,7 @@ class Retry(Interaction):
         state["left"] = self.tries
 
     async def reply(self, messages: Sequence[Message], state: State) -> Reply:
-        answer, _ = final_answer(messages[-1]["content"])
+        answer, _ = final_answer(after_thinking(messages[-1]["content"]))
         if answer is not None and state["answer"] is not None and await self._is_right(answer, state["answer"]):
             return Reply([], done=True)
         state["left"] -= 1

@@ -346,6 +346,7 @@ class Trajectory:
         positions: Of an agent's sample: where each turn under the mask is among all turns of the session, from 0.
         candidates: [t] Ids from which each chosen token was sampled, empty elsewhere. No lists at all if sampling does
             not truncate.
+        opened_thinking: What the prompt has begun the last turn's thinking with, such as `<think>`; empty if nothing.
     """
 
     prompt: Prompt
@@ -371,6 +372,7 @@ class Trajectory:
     fork: Fork | None = None
     positions: list[int] = field(default_factory=list)
     candidates: list[Sequence[int]] = field(default_factory=list)
+    opened_thinking: str = ""
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -16,19 +16,24 @@ PACKAGES = (ROOT / "plugins" / "rlkit-ray", ROOT / "plugins" / "rlkit-engine-htt
 
 
 @contextmanager
-def started_cluster(site: Path, nodes: int = 3) -> Iterator[Cluster]:
-    """Start a head without CPUs and some nodes with one each, all with the packages of these tests installed."""
+def started_cluster(site: Path, nodes: int = 3, quick: bool = True) -> Iterator[Cluster]:
+    """Start a head without CPUs and some nodes with one each, all with the packages of these tests installed.
+
+    Args:
+        site: Where the metadata of the packages goes.
+        nodes: How many nodes.
+        quick: Whether a dead node is noticed in seconds, not by Ray's defaults, which take up to a minute.
+    """
     paths: list[str | Path] = [site, ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     for package in PACKAGES:
         write_metadata(package, site)
         paths.append(package / "src")
     options = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
-    health = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000}
-    head = {
-        "num_cpus": 0,
-        "_system_config": {**health, "health_check_failure_threshold": 2, "gcs_rpc_server_reconnect_timeout_s": 10},
-        **options,
-    }
+    health = {
+        "health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000,
+        "health_check_failure_threshold": 2, "gcs_rpc_server_reconnect_timeout_s": 10,
+    }  # fmt: skip
+    head = {"num_cpus": 0, **({"_system_config": health} if quick else {}), **options}
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
         cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import re
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType
+
+PACKAGE = str(Path(__file__).parents[1]) + "/"
+LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
 
 INTERRUPTED = 130
 """The exit status of a run that a signal ended, whichever it was."""
@@ -37,6 +45,31 @@ def explain(error: BaseException) -> str:
     except Exception as second:
         text = f"its text cannot be read ({type(second).__name__})"
     return shorten(f"{type(error).__name__}: {text}")
+
+
+def explain_foreign(error: BaseException) -> str:
+    """Return `explain` of an error, and the file, the line and the code at which a plugin or a user's file raised it.
+
+    It is the innermost line of the package, or of the file, that rlkit has called.
+    """
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_foreign(frame)]
+    if not frames:
+        return explain(error)
+    package = _package(frames[0][0])
+    frame, line = next(pair for pair in reversed(frames) if _package(pair[0]) == package)
+    path = frame.f_code.co_filename
+    return f"{explain(error)} ({path}, line {line}: {shorten(linecache.getline(path, line).strip(), 200)})"
+
+
+def _is_foreign(frame: FrameType) -> bool:
+    """Whether a frame is of a file that is neither rlkit's nor of the standard library."""
+    path = frame.f_code.co_filename
+    in_library = path.startswith(LIBRARY) and "site-packages" not in path
+    return not (path.startswith((PACKAGE, "<")) or in_library)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] or frame.f_code.co_filename
 
 
 class RlkitError(Exception):

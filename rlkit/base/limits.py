@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+_LIMITING = threading.RLock()
+"""Held while memory is limited, which limits all threads."""
+
+
 class OverdueError(Exception):
     """Code took longer than its limit."""
 
@@ -56,13 +60,14 @@ def time_limit(seconds: float) -> Iterator[None]:
 @contextmanager
 def memory_limit(size: int) -> Iterator[None]:
     """Let the process allocate `size` bytes more at most; what asks for more raises a MemoryError."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + size
-    if soft not in (resource.RLIM_INFINITY, -1):
-        limit = min(limit, soft)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with _LIMITING:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = pages * resource.getpagesize() + size
+        if soft not in (resource.RLIM_INFINITY, -1):
+            limit = min(limit, soft)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

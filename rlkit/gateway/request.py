@@ -87,9 +87,9 @@ class ChatRequest:
             digests.append(digest(digests[-1], canonical(message)))
         return digests
 
-    def fingerprint(self) -> str:
-        """Return a digest of all that determines the answer, besides chance."""
-        return digest(self.history()[-1], json.dumps([self.calls, self.max_tokens, self.stop]))
+    def fingerprint(self, conversation: str) -> str:
+        """Return a digest of all that determines the answer, besides chance, with that of the conversation."""
+        return digest(conversation, json.dumps([self.calls, self.max_tokens, self.stop]))
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def optional(value: object, default: V, what: str) -> V:
     return default if value is None else cast(V, of_type(value, type(default), what))
 
 
-def parse_json(text: str | bytes, what: str) -> object:
+def parse_json(text: str | bytearray, what: str) -> object:
     """Return a JSON value.
 
     Raises:

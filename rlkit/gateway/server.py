@@ -1,20 +1,28 @@
-"""The HTTP server, on the event loop of the rollouts: sessions by their token, dialects by their path."""
+"""The HTTP server, on the event loop of the rollouts: sessions by their token, dialects by their path.
+
+No session waits for another: each has requests, bytes and connections of its own, which are charged before a body is
+read, and bodies become prompts in threads, one of a session at a time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
 from rlkit.gateway.chat import ChatCompletions
+from rlkit.gateway.connections import CLOSE_SECONDS, Connections
 from rlkit.gateway.dialect import Dialect
 from rlkit.gateway.messages import Messages
+from rlkit.gateway.prompt import PolicyBackend, Prepared, prepare, render
 from rlkit.gateway.request import RequestError, parse_json
 from rlkit.gateway.responses import Responses
-from rlkit.gateway.session import AgentSession, PolicyBackend, SessionLimits, render
+from rlkit.gateway.session import AgentSession, SessionLimits
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
@@ -26,12 +34,20 @@ MODEL = "policy"
 
 MOST_BYTES = 16 * 2**20
 """Of a body."""
-CONNECTIONS = 1024
-"""Open requests, over all sessions: a flood waits for nobody's turn but is refused."""
+MOST_OBJECTS = 2**17
+"""In a body, lists included: messages, their parts, calls, and brackets in texts."""
+BODY_SECONDS = 30.0
+"""In which a body must come."""
+LINGER_SECONDS = 2.0
+"""In which the rest of a refused body is read, so that the agent gets its answer."""
 PING_SECONDS = 10.0
-CLOSE_SECONDS = 5.0
+WAITING = 1024
+"""Connections that wait to be accepted: one at a time, so that sessions are answered between them."""
+THREADS = 16
+"""In which requests are read."""
 
-Handler = Callable[[AgentSession, "web.Request", Dialect], Awaitable["web.StreamResponse"]]
+Charge = Callable[[int], None]
+Handler = Callable[[AgentSession, "web.Request", Dialect, Charge], Awaitable["web.StreamResponse"]]
 DIALECTS: dict[str, Dialect] = {
     "chat/completions": ChatCompletions(),
     "responses": Responses(),
@@ -47,7 +63,8 @@ class Gateway:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._starting = asyncio.Lock()
-        self._requests = 0
+        self._connections = Connections()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rlkit-gateway")
         self.port = 0
 
     @property
@@ -76,17 +93,28 @@ class Gateway:
                     "`agent:` needs aiohttp, which is not installed; pip install 'rlkit-fabric[agents]'"
                 ) from error
             self._runner = web.AppRunner(
-                self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_SECONDS
+                self._application(),
+                handler_cancellation=True,
+                access_log=None,
+                shutdown_timeout=CLOSE_SECONDS,
+                lingering_time=LINGER_SECONDS,
             )
             await self._runner.setup()
+        listening = socket.create_server((HOST, self.port))
+        self.port = listening.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._accept, sock=listening, backlog=1)
+        listening.listen(WAITING)
+
+    def _accept(self) -> asyncio.Protocol:
+        assert self._runner is not None
         assert self._runner.server is not None
-        self._listener = await asyncio.get_running_loop().create_server(self._runner.server, HOST, self.port)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        return self._connections.accept(self._runner.server())
 
     def _application(self) -> web.Application:
         from aiohttp import web
 
-        app = web.Application(client_max_size=MOST_BYTES)
+        app = web.Application()
         for prefix in ("", "/sessions/{session}"):
             for path, dialect in DIALECTS.items():
                 app.router.add_post(f"{prefix}/v1/{path}", self._handler(self._sample, dialect))
@@ -110,7 +138,7 @@ class Gateway:
 
     def open(self, backend: PolicyBackend, limits: SessionLimits) -> AgentSession:
         """Return a new session, whose id is its token."""
-        session = AgentSession(secrets.token_urlsafe(24), backend, limits)
+        session = AgentSession(secrets.token_urlsafe(24), backend, limits, self._threads)
         self._sessions[session.id] = session
         return session
 
@@ -118,6 +146,7 @@ class Gateway:
         """Close a session, whose token is refused from now on."""
         self._sessions.pop(session.id, None)
         await session.close()
+        self._connections.close(session)
 
     def _handler(self, handle: Handler, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Return a handler that answers errors in the dialect's form."""
@@ -126,30 +155,21 @@ class Gateway:
             from aiohttp import web
 
             try:
-                with self._counted():
-                    session = self._session(request)
-                    return await handle(session, request, dialect)
+                session = self._session(request)
+                with session.admission.request() as charge, self._connections.used(request.protocol, session):
+                    return await handle(session, request, dialect, charge)
             except RequestError as error:
                 refused = error
-            except web.HTTPRequestEntityTooLarge:
-                refused = RequestError(f"the body has more than {MOST_BYTES >> 20} MiB", 413, "request_too_large")
             except ConnectionError:  # the agent has gone
                 raise
             except Exception as error:
                 refused = session.fail(error)
-            return web.json_response(dialect.error(refused), status=refused.status)
+            response = web.json_response(dialect.error(refused), status=refused.status)
+            if refused.status in (401, 429):
+                response.force_close()  # a flood has to connect again, and few are accepted at once
+            return response
 
         return answer
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._requests >= CONNECTIONS:
-            raise RequestError(f"the gateway has {CONNECTIONS} requests open", status=429, kind="rate_limit_error")
-        self._requests += 1
-        try:
-            yield
-        finally:
-            self._requests -= 1
 
     def _session(self, request: web.Request) -> AgentSession:
         """Return the session that a request's path, or else its token, names.
@@ -167,18 +187,20 @@ class Gateway:
             raise RequestError(problem, status=401, kind="authentication_error")
         return session
 
-    async def _sample(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        chat = dialect.read(await _body(request), session.conversation)
-        if not chat.messages:
-            raise RequestError("the body has no messages")
-        retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+    async def _sample(
+        self, session: AgentSession, request: web.Request, dialect: Dialect, charge: Charge
+    ) -> web.StreamResponse:
+        prepared = await session.read(partial(_prepare, session, dialect, await _body(request, charge)))
+        retry, chat = request.headers.get("x-stainless-retry-count", "0") != "0", prepared.request
         from aiohttp import web
 
-        headers = {"x-rlkit-ignored": ", ".join(chat.ignored)[:1000]} if chat.ignored else {}
+        ignored = ", ".join(chat.ignored).encode("unicode_escape").decode()  # a header is one line
+        headers = {"x-rlkit-ignored": ignored[:1000]} if ignored else {}
         if not chat.stream:
-            answer = await session.answer(chat, retry)
+            with session.ask(prepared, retry) as sampling:
+                answer = await session.wait(sampling)
             return web.json_response(dialect.write(answer, chat), headers=headers)
-        with session.ask(chat, retry) as sampling:
+        with session.ask(prepared, retry) as sampling:
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", **headers})
             await stream.prepare(request)
             while not sampling.done():
@@ -195,38 +217,76 @@ class Gateway:
         await stream.write_eof()
         return stream
 
-    async def _count(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        assert isinstance(dialect, Messages)
-        chat = dialect.read_prompt(await _body(request), session.conversation)
+    async def _count(
+        self, session: AgentSession, request: web.Request, dialect: Dialect, charge: Charge
+    ) -> web.StreamResponse:
+        tokens = await session.read(partial(_count_tokens, session, await _body(request, charge)))
         from aiohttp import web
 
-        return web.json_response({"input_tokens": len(render(session.backend, chat).tokens)})
+        return web.json_response({"input_tokens": tokens})
 
-    async def _models(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    async def _models(
+        self, session: AgentSession, request: web.Request, dialect: Dialect, charge: Charge
+    ) -> web.StreamResponse:
         from aiohttp import web
 
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlkit"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _missing(self, session: AgentSession, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    async def _missing(
+        self, session: AgentSession, request: web.Request, dialect: Dialect, charge: Charge
+    ) -> web.StreamResponse:
         paths = ", ".join(f"/v1/{path}" for path in DIALECTS)
         problem = f"there is no {request.method} {request.path[:100]}; there are {paths} and /v1/models"
         raise RequestError(problem, status=404, kind="not_found_error")
 
 
-async def _body(request: web.Request) -> JsonObject:
-    """Return a request's body.
+async def _body(request: web.Request, charge: Charge) -> bytearray:
+    """Return a request's body, whose bytes are charged as they come.
 
     Raises:
-        RequestError: It is no JSON object.
+        RequestError: It is too long, too late, or broken.
     """
     from aiohttp import web
 
+    body = bytearray()
+    _check_size(request.content_length or 0)
     try:
-        data = await request.read()
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                _check_size(len(body))
+                charge(len(chunk))
     except web.RequestPayloadError as error:
         raise RequestError(f"the body cannot be read: {error}") from error
-    body = parse_json(data, "the body is")
-    if not isinstance(body, dict):
-        raise RequestError("the body is no JSON object")
+    except TimeoutError:
+        problem = f"the body has {len(body)} bytes after {BODY_SECONDS:g} s, expected the whole body; send it again"
+        raise RequestError(problem, status=408, kind="timeout_error") from None
     return body
+
+
+def _check_size(count: int) -> None:
+    if count > MOST_BYTES:
+        raise RequestError(f"the body has more than {MOST_BYTES >> 20} MiB", status=413, kind="request_too_large")
+
+
+def _prepare(session: AgentSession, dialect: Dialect, body: bytearray) -> Prepared:
+    return prepare(dialect.read(_json(body), session.conversation), session.forest, session.backend)
+
+
+def _count_tokens(session: AgentSession, body: bytearray) -> int:
+    return len(render(session.backend, Messages().read_prompt(_json(body), session.conversation)).tokens)
+
+
+def _json(body: bytearray) -> JsonObject:
+    """Return the JSON object in a body.
+
+    Raises:
+        RequestError: It has none, or so many objects and lists that reading them takes seconds.
+    """
+    if body.count(b"{") + body.count(b"[") > MOST_OBJECTS:
+        raise RequestError(f"the body has more than {MOST_OBJECTS:,} objects and lists", 413, "request_too_large")
+    value = parse_json(body, "the body is")
+    if not isinstance(value, dict):
+        raise RequestError("the body is no JSON object")
+    return value

@@ -5,57 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import TypeVar
 
-from rlkit.base.errors import EngineError, RecipeError, RolloutError, explain
+from rlkit.base.deadlines import in_thread
+from rlkit.base.errors import EngineError, RolloutError, explain
 from rlkit.base.tasks import cancel
 from rlkit.base.text import tokens_until
-from rlkit.gateway.forest import Forest, Node
+from rlkit.gateway.admission import Admission
+from rlkit.gateway.forest import Forest
+from rlkit.gateway.prompt import PolicyBackend, Prepared, prepare
 from rlkit.gateway.request import Answer, Call, ChatRequest, Finish, RequestError
 from rlkit.interfaces.parser import ParsedTurn
-from rlkit.media import Media, Rendered
-from rlkit.types import Completion, JsonObject, Message, StopReason
+from rlkit.media import Media
+from rlkit.types import Completion, StopReason
 
-
-class PolicyBackend(Protocol):
-    """What a session needs of the policy: rendering, sampling and reading."""
-
-    context: int
-    """Tokens of the longest conversation."""
-
-    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> Rendered:
-        """Return messages as the policy reads them, ready for its turn; `after` is the turn before, None at the start.
-
-        Raises:
-            RecipeError: The chat template cannot render them there, or the policy reads no pictures.
-        """
-
-    async def sample(
-        self, tokens: Sequence[int], max_tokens: int | None, label: str, media: Media | None = None
-    ) -> Completion:
-        """Continue tokens, with the pictures of their placeholders; random numbers derive from the label.
-
-        Raises:
-            RolloutError: This request failed.
-            EngineError: The engine failed.
-        """
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return a turn as text, with special tokens and without the one that ended it."""
-
-    def read(self, text: str, tools: Sequence[JsonObject], prompt: Sequence[int]) -> ParsedTurn:
-        """Return the text of a turn without special tokens, and its calls of tools, if there are any.
-
-        Args:
-            text: The turn, as `text` returns it.
-            tools: Those that the policy may call.
-            prompt: The tokens with which its prompt ends.
-        """
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,35 +37,13 @@ class SessionLimits:
         turns: Turns of the policy.
         tokens: Tokens that the policy samples in all of them; None for any number.
         tool_calls: Calls of tools that the policy makes; None for any number.
-        concurrent: Requests at once.
+        concurrent: Requests at once, and idle connections.
     """
 
     turns: int = 64
     tokens: int | None = None
     tool_calls: int | None = None
     concurrent: int = 16
-
-
-class Prepared(NamedTuple):
-    """A request that has its prompt.
-
-    Args:
-        request: The request.
-        parent: The turn that it continues.
-        messages: Its messages after that turn.
-        context: Their ids and pictures.
-        budget: Most tokens to sample.
-        before: Digest of its conversation.
-        fingerprint: Digest of the request.
-    """
-
-    request: ChatRequest
-    parent: Node | None
-    messages: list[Message]
-    context: Rendered
-    budget: int | None
-    before: str
-    fingerprint: str
 
 
 @dataclass
@@ -113,6 +62,7 @@ class AgentSession:
         id: A secret: who has it may use the session.
         backend: The policy.
         limits: What the session may use.
+        threads: In which requests are read; all sessions of a gateway share them.
         counts: Events for the metrics.
         fatal: Raised by the engine, which ends the run.
     """
@@ -120,6 +70,7 @@ class AgentSession:
     id: str
     backend: PolicyBackend
     limits: SessionLimits = field(default_factory=SessionLimits)
+    threads: Executor = field(default_factory=ThreadPoolExecutor)
     forest: Forest = field(default_factory=Forest)
     counts: Counter[str] = field(default_factory=Counter)
     closed: bool = False
@@ -127,6 +78,8 @@ class AgentSession:
 
     def __post_init__(self) -> None:
         self._tag = sha256(self.id.encode()).hexdigest()[:8]  # ids of answers show nothing of the secret
+        self.admission = Admission(self.limits.concurrent, self.counts)
+        self._turn = asyncio.Lock()
         self._flights: dict[str, Flight] = {}
         self._records: dict[str, Answer] = {}
         self._conversations: dict[str, ChatRequest] = {}
@@ -152,21 +105,39 @@ class AgentSession:
         request = self._conversations[answer]
         return replace(request, messages=list(request.messages))
 
+    async def read(self, function: Callable[[], T]) -> T:
+        """Return what a function returns that reads a request: in a thread, and one request of the session at a time.
+
+        Raises:
+            RequestError: The session has ended, or the function raises it.
+        """
+        async with self._turn:
+            self._require_open()
+            work, clock = in_thread(self.threads, function), self._clock.copy()
+            reading = asyncio.get_running_loop().create_task(work, context=clock)
+            try:
+                return await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                await asyncio.gather(
+                    reading, return_exceptions=True
+                )  # no thread can be stopped: until it ends, it is the session's only one
+                raise
+
     @contextmanager
-    def ask(self, request: ChatRequest, retry: bool = False) -> Iterator[asyncio.Future[Answer]]:
+    def ask(self, prepared: Prepared, retry: bool = False) -> Iterator[asyncio.Future[Answer]]:
         """Start to sample a turn; leaving the context before it is sampled means that nobody waits for it.
 
         The same request in flight is joined, and a retry of an answered one gets the same answer.
 
         Args:
-            request: What the policy reads.
+            prepared: What the policy reads.
             retry: Whether the agent says that it has sent the request before.
 
         Raises:
             RequestError: The request is refused.
         """
         self._require_open()
-        fingerprint = request.fingerprint()
+        fingerprint = prepared.fingerprint
         flight = self._flights.get(fingerprint)
         if flight is not None:
             self.counts["requests_joined"] += 1
@@ -175,7 +146,7 @@ class AgentSession:
             flight = Flight(asyncio.get_running_loop().create_future())
             flight.answer.set_result(self._records[fingerprint])
         else:
-            flight = self._start(self.prepare(request, fingerprint))
+            flight = self._start(prepared)
         flight.waiting += 1
         try:
             yield flight.answer
@@ -192,7 +163,8 @@ class AgentSession:
         Raises:
             RequestError: The request is refused, or the session has ended.
         """
-        with self.ask(request, retry) as sampling:
+        prepared = await self.read(partial(prepare, request, self.forest, self.backend))
+        with self.ask(prepared, retry) as sampling:
             return await self.wait(sampling)
 
     async def wait(self, sampling: asyncio.Future[Answer]) -> Answer:
@@ -207,38 +179,6 @@ class AgentSession:
             if not sampling.cancelled():
                 raise
             raise RequestError("the session has ended", status=410, kind="not_found_error") from None
-
-    def prepare(self, request: ChatRequest, fingerprint: str) -> Prepared:
-        """Return a request with its prompt.
-
-        Raises:
-            RequestError: It exceeds a limit, or the chat template refuses its messages.
-        """
-        self._require_budget()
-        if request.messages[-1]["role"] == "assistant":
-            raise RequestError("the last message is the assistant's, expected one that the policy answers")
-        history = request.history()
-        parent, length = self.forest.attach(history)
-        try:
-            context = render(self.backend, request, length, parent)
-        except RequestError:
-            if parent is None:
-                raise
-            parent, length = None, 0
-            context = render(self.backend, request, length, parent)
-            self.counts["turns_rerendered"] += 1
-        used = len(self.forest.ids(parent)) + len(context.tokens)
-        if used >= self.backend.context:
-            raise RequestError(
-                f"the conversation has {used} tokens, but the policy reads {self.backend.context - 1}",
-                code="context_length_exceeded",
-            )
-        self.counts["tokens_retokenized"] += self.forest.rendered_again(history[length + 1 :])
-        remaining = None if self.limits.tokens is None else self.limits.tokens - self._sampled
-        asked = [limit for limit in (request.max_tokens, remaining) if limit is not None]
-        return Prepared(
-            request, parent, request.messages[length:], context, min(asked, default=None), history[-1], fingerprint
-        )
 
     async def close(self) -> None:
         """Refuse all further requests, and end those in flight; nothing of them is committed."""
@@ -261,13 +201,9 @@ class AgentSession:
             raise RequestError("the session has ended", status=410, kind="not_found_error")
 
     def _require_budget(self) -> None:
-        limits, in_flight = self.limits, len(self._flights)
-        if in_flight >= limits.concurrent:
-            self.counts["requests_refused"] += 1
-            problem = f"the session has {in_flight} requests in flight, expected at most {limits.concurrent}"
-            raise RequestError(problem, status=429, kind="rate_limit_error")
+        limits = self.limits
         used = {
-            "turns": (len(self.forest.nodes) + in_flight, limits.turns),
+            "turns": (len(self.forest.nodes) + len(self._flights), limits.turns),
             "tokens": (self._sampled, limits.tokens),
             "tool_calls": (self._calls, limits.tool_calls),
         }
@@ -277,6 +213,10 @@ class AgentSession:
                 raise RequestError(f"the session has used its {limit} {name} (conversation.{name})", code="limit")
 
     def _start(self, prepared: Prepared) -> Flight:
+        self._require_budget()
+        if prepared.rerendered:
+            self.counts["turns_rerendered"] += 1
+        self.counts["tokens_retokenized"] += prepared.retokenized
         task = asyncio.get_running_loop().create_task(self._sample(prepared), context=self._clock.copy())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to read it
         flight = self._flights[prepared.fingerprint] = Flight(task)
@@ -290,8 +230,10 @@ class AgentSession:
         if prepared.context.media is not None:
             segments.append(prepared.context.media.after(len(before)))
         label = f"{prepared.fingerprint}/{self._commits[prepared.fingerprint]}"
+        remaining = None if self.limits.tokens is None else self.limits.tokens - self._sampled
+        limits = [limit for limit in (prepared.request.max_tokens, remaining) if limit is not None]
         try:
-            completion = await self.backend.sample(tokens, prepared.budget, label, Media.of(segments))
+            completion = await self.backend.sample(tokens, min(limits, default=None), label, Media.of(segments))
             answer = self._commit(prepared, completion, len(tokens))
         except EngineError as error:
             self.fatal = error
@@ -344,19 +286,6 @@ class AgentSession:
         self._records[prepared.fingerprint] = answer
         self._conversations[answer.id] = replace(request, messages=[*request.messages, answer.message()])
         return answer
-
-
-def render(backend: PolicyBackend, request: ChatRequest, start: int = 0, after: Node | None = None) -> Rendered:
-    """Return a request's messages from `start` on as the policy reads them, which follow a turn if there is one.
-
-    Raises:
-        RequestError: The chat template refuses them there.
-    """
-    completion = None if after is None else after.completion
-    try:
-        return backend.render(request.messages[start:], request.tools, completion)
-    except RecipeError as error:
-        raise RequestError(str(error)) from error
 
 
 def _until_stop(

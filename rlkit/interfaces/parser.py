@@ -60,6 +60,24 @@ class ToolParser(RunPart):
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>thought", "<channel|>"))
 """What begins and ends thinking in the families' templates; harmony's channels are the business of its parser."""
 
+MARKS = frozenset(
+    {"<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<|channel|>", "<|message|>"}
+)
+"""Special tokens that stay in a turn's text, since they tell its thinking from its answer."""
+
+_TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "seed:think")
+_HARMONY = (
+    r"<\|channel\|>\s*analysis\b",
+    r"<\|channel\|>\s*(?!analysis\b)\w+(?:[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>)?",
+)
+_PAIRS = (
+    *((rf"<{tag}(?:\s[^<>]*)?(?<!/)>", rf"</{tag}\s*>") for tag in _TAGS),
+    *((re.escape(begin), re.escape(end)) for begin, end in THINKING[1:]),
+    _HARMONY,
+)
+_ANY_THOUGHT = re.compile("|".join(rf"{begin}.*?(?:{end}|\Z)" for begin, end in _PAIRS), re.DOTALL | re.IGNORECASE)
+_ANY_END = re.compile("|".join(end for _, end in _PAIRS), re.IGNORECASE)
+
 _ENDS = dict(THINKING)
 _BEGIN = re.compile("|".join(re.escape(begin) for begin, _ in THINKING))
 _END = re.compile("|".join(re.escape(end) for _, end in THINKING))
@@ -69,6 +87,17 @@ _THOUGHT = re.compile("|".join(rf"{re.escape(begin)}.*?(?:{re.escape(end)}|\Z)" 
 def opened_thinking(prompt: str) -> str:
     """Return what begins the thinking in which the policy's turn starts, as the prompt ends with it; else nothing."""
     return next((begin for begin, _ in THINKING if prompt.rstrip().endswith(begin)), "")
+
+
+def after_thinking(text: str) -> str:
+    """Return a turn's text without its thinking, which holds no answer.
+
+    Thinking that never ends reaches to the end of the text. An end without a begin ends thinking from the start.
+
+    >>> after_thinking("<think>4?</think>5")
+    '5'
+    """
+    return _ANY_END.split(_ANY_THOUGHT.sub("\n", text))[-1].lstrip("\n")
 
 
 def parse_after_thinking(parser: ToolParser, text: str, opened: str = "") -> tuple[str, ParsedTurn]:

@@ -6,7 +6,6 @@ import difflib
 import inspect
 import os
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import NamedTuple
 import pluggy
 
 from rlkit import hooks
-from rlkit.base.errors import PartError, PluginError, RlkitError, explain, show
+from rlkit.base.errors import PartError, PluginError, RlkitError, explain_foreign, show
 from rlkit.base.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
 from rlkit.base.text import part_name
 from rlkit.commands import VERBS
@@ -85,9 +84,8 @@ def calling(part: object, method: str) -> Iterator[None]:
     except Exception as error:
         if type(part).__module__.partition(".")[0] == "rlkit" or "OutOfMemory" in type(error).__name__:
             raise
-        last = traceback.extract_tb(error.__traceback__)[-1]
         raise PartError(
-            f"{part_name(part)}: `{method}` raised {explain(error)} ({last.filename}, line {last.lineno}); "
+            f"{part_name(part)}: `{method}` raised {explain_foreign(error)}; "
             "--debug shows the traceback, `rlkit plugins test` checks the plugin by itself"
         ) from error
 
@@ -150,7 +148,7 @@ def _load_entry_points(registry: Registry) -> None:
         try:
             module = plugin.hooks.load()
         except (Exception, SystemExit) as error:  # a plugin's import may raise anything
-            plugin.error = f"importing {plugin.module} raised {explain(error)}"
+            plugin.error = f"importing {plugin.module} raised {explain_foreign(error)}"
             registry.plugins.append(plugin)
         else:
             _note_slow_import(plugin, time.monotonic() - start)
@@ -198,7 +196,7 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
         plugin.error = _hook_problem(str(error))
         return
     except Exception as error:  # a plugin's own code may raise anything
-        plugin.error = explain(error)
+        plugin.error = explain_foreign(error)
         return
     if not manager.get_hookcallers(module) and not plugin.commands:
         plugin.warnings.append(f"{plugin.module or module} has no hook, so it provides nothing; see rlkit docs plugins")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlkit.base.errors import RecipeError, RolloutError, show
 from rlkit.base.grader import COMPILE_ERROR
 from rlkit.base.ranges import Count, NonNegativeFloat, PositiveInt, Seconds
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.interfaces.runtime import Runtime
 from rlkit.rewards.code_runners import Rules, SandboxRunner, ServiceRunner, Tests, read_language
@@ -18,10 +19,11 @@ from rlkit.types import Prompt, Score, Trajectory
 class CodeReward(RewardManager):
     """1 if the program in a completion passes all tests of its row, else 0; or the share that it passes.
 
-    The program is the last fenced block, or without one all of the completion. Tests are pairs of input and output,
-    calls of a function with expected values, or assertions, in the forms of APPS, TACO, LiveCodeBench, PRIME,
-    SYNTHETIC-1, MBPP and HumanEval. Outputs are compared word for word, lines apart, without blank lines; numbers that
-    are no integers up to the tolerance. Programs in other languages than Python have tests with inputs and outputs.
+    The program is the last fenced block, or without one all of the completion; thinking (`<think>`) is left out. Tests
+    are pairs of input and output, calls of a function with expected values, or assertions, in the forms of APPS, TACO,
+    LiveCodeBench, PRIME, SYNTHETIC-1, MBPP and HumanEval. Outputs are compared word for word, lines apart, without
+    blank lines; numbers that are no integers up to the tolerance. Programs in other languages than Python have tests
+    with inputs and outputs.
 
     It runs in a sandbox without network and apart from the tests: the program never has an expected answer, and what it
     returns is compared as plain data in another process. A program that hangs, floods, kills or forks fails the tests
@@ -113,7 +115,8 @@ class CodeReward(RewardManager):
             tests = await asyncio.to_thread(self._read, trajectories[0].prompt)
         except ValueError as error:
             return [Score(None, error=f"CodeReward: {error}") for _ in trajectories]
-        return list(await asyncio.gather(*(self._score(t.text, tests) for t in trajectories)))
+        texts = [after_thinking(t.opened_thinking + t.text) for t in trajectories]
+        return list(await asyncio.gather(*(self._score(text, tests) for text in texts)))
 
     def _read(self, prompt: Prompt) -> Tests:
         """Return the tests of a row.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from hashlib import sha256
@@ -25,10 +26,9 @@ MAX_QUOTED = 500
 """Characters of a response that an error message quotes."""
 MAX_CACHED = 100_000
 """Answers in the cache; beyond, the oldest are dropped."""
-MAX_OBJECTS = 100
-"""Opening braces at which an answer is searched for its JSON object."""
 UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
 """Errors that reading a malformed response raises."""
+_QUOTES_AND_BRACES = re.compile(r'(?<!\\)\\*"|[{}]')
 
 
 class Question(NamedTuple):
@@ -226,31 +226,39 @@ class JudgeClient:
 
 
 def final_object(text: str) -> JsonObject:
-    """Return the JSON object with which a text ends, within a fence or not.
+    """Return the JSON object with which a text ends, within a fence or not, in time linear in the text.
 
-    An object before other text may be one that the judge quotes from a response. So may an object within one that
-    cannot be read.
+    It is read from its end, so that no object before it counts: that may be one that the judge quotes from a response.
+    So may an object within one that cannot be read.
 
     Raises:
         ValueError: There is none.
     """
     unfenced = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
-    decoder = json.JSONDecoder()
-    start = unfenced.find("{")
-    for _ in range(MAX_OBJECTS):
-        if start < 0:
-            break
-        try:
-            answer, end = decoder.raw_decode(unfenced, start)
-        except (ValueError, RecursionError):
-            if start == 0:
-                break
-            end = start + 1
-        else:
-            if end == len(unfenced):
-                return cast("JsonObject", answer)
-        start = unfenced.find("{", end)
-    raise ValueError(f"it is {shorten(text, MAX_QUOTED)!r}, expected a JSON object at its end")
+    try:
+        start = _start_of_last_object(unfenced)
+        if start and unfenced.startswith("{"):
+            json.JSONDecoder().raw_decode(unfenced)
+        return cast("JsonObject", json.loads(unfenced[start:]))
+    except (ValueError, RecursionError):
+        raise ValueError(f"it is {shorten(text, MAX_QUOTED)!r}, expected a JSON object at its end") from None
+
+
+def _start_of_last_object(text: str) -> int:
+    """Return where the object begins whose brace ends the text.
+
+    Raises:
+        ValueError: No brace begins it.
+    """
+    depth, quoted = 0, False
+    for mark in reversed(list(_QUOTES_AND_BRACES.finditer(text))):
+        if mark[0].endswith('"'):
+            quoted ^= len(mark[0]) % 2 == 1  # after an odd number of backslashes it is part of a string
+        elif not quoted:
+            depth += 1 if mark[0] == "}" else -1
+            if depth == 0:
+                return mark.start()
+    raise ValueError("it has no object")
 
 
 def _tokens(usage: object, name: str, characters: int) -> int:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rlkit.base.errors import show
 from rlkit.base.ranges import NonNegativeFloat, Seconds
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.ops.answers import UngradableError, canonical, equal, equal_at_once, final_answer, reference_of
 from rlkit.types import Prompt, Score, StopReason, Trajectory
@@ -22,12 +23,14 @@ CUT_OFF = (StopReason.LENGTH, StopReason.CONTEXT, StopReason.ERROR)
 class MathReward(RewardFunction):
     """1 if the final answer is mathematically equal to the reference, else 0.
 
+    Thinking (`<think>`, the channel `analysis`) holds no answer, and thinking that never ends leaves none.
+
     The final answer is the text after the last `####`, else the content of the last `\\boxed{x}`, else the last number
     of the text. After a marker, only a number with its unit is accepted, or one supported form: a fraction, a power, a
     formula, a list, a set, a tuple, an interval, a matrix, an equation, an inequality, a number in another base, a
-    time, or words. Anything else is wrong: several guesses, `72 is wrong`, `> 72`, `half of 72`, `72_8`. `50%` equals
-    both 50 and 0.5. Answers with different known units differ. An unfinished calculation (`48 + 24`) does not equal a
-    number.
+    time, a date, or words. Anything else is wrong: several guesses, `72 is wrong`, `> 72`, `72 tens`, `72_8`. `50%`
+    equals both 50 and 0.5. Answers with different known units differ; a unit that only one of both has does not count.
+    An unfinished calculation (`48 + 24`) does not equal a number.
 
     References are parsed the same way, but completely: the text after `####`, a box, or all of the text. Rows whose
     reference is in no supported form are refused when the data are loaded, or dropped: see `rollout.unscorable`.
@@ -68,7 +71,7 @@ class MathReward(RewardFunction):
         if expected is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} {self.unscorable(trajectory.prompt)}")
         try:
-            judgement = judge(trajectory.text, expected)
+            judgement = judge(after_thinking(trajectory.opened_thinking + trajectory.text), expected)
         except UngradableError:
             return self.ungradable()
         if judgement is None:
@@ -86,7 +89,7 @@ class MathReward(RewardFunction):
         return None
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
-        return replace(trajectory, text=trajectory.prompt.answer or "", messages=[])
+        return replace(trajectory, text=trajectory.prompt.answer or "", messages=[], opened_thinking="")
 
     def ungradable(self) -> Score:
         return Score(0.0, dict.fromkeys(self.components, 0.0), ungradable=True, answer="")

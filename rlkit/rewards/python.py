@@ -11,7 +11,7 @@ from functools import cache
 
 import cloudpickle
 
-from rlkit.base.errors import RecipeError, explain
+from rlkit.base.errors import RecipeError, explain, explain_foreign
 from rlkit.base.functions import load_once, require_function
 from rlkit.base.ranges import Count, Seconds
 from rlkit.interfaces.reward import OnError, RewardFunction, RewardManager, as_score
@@ -146,7 +146,7 @@ class AsyncFunctionReward(RewardManager):
         try:
             return as_score(self._grader.read(await self._grader.call(with_own_prompt(trajectory))))
         except Exception as error:  # a user's code may raise anything, which fails only its own sample
-            return Score(None, error=explain(error))
+            return Score(None, error=explain_foreign(error))
 
     def __repr__(self) -> str:
         return f"AsyncFunctionReward({self._description})"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rlkit.base.ranges import Seconds, Share
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardFunction
 from rlkit.types import Prompt, Score, Trajectory
 
@@ -23,7 +24,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class ExactReward(RewardFunction):
-    """1 if the last turn's text equals the prompt's answer up to leading and trailing blanks, else 0.
+    """1 if the last turn, without its thinking, equals the prompt's answer up to outer blanks, else 0.
 
     Args:
         ignore_case: Whether to ignore upper and lower case.
@@ -41,7 +42,8 @@ class ExactReward(RewardFunction):
     def grade(self, trajectory: Trajectory) -> Score:
         if trajectory.prompt.answer is None:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} has no answer to compare with")
-        answer, expected = trajectory.text.strip(), trajectory.prompt.answer.strip()
+        answer = after_thinking(trajectory.opened_thinking + trajectory.text).strip()
+        expected = trajectory.prompt.answer.strip()
         if self.ignore_case:
             answer, expected = answer.casefold(), expected.casefold()
         right = float(answer == expected)
@@ -54,9 +56,9 @@ class ExactReward(RewardFunction):
 class QAReward(RewardFunction):
     """1 if the answer to a question equals one of the references after normalisation, else 0, as in Search-R1.
 
-    The answer is the text in the last `<answer>` tag. Normalised are case, the articles a, an and the, ASCII
-    punctuation and blanks, as in SQuAD. The references are the row's answer: a text, or as verl has it a list, or an
-    object with these under `target`. The components are `accuracy`, the exact match, and `f1`, the largest F1 of the
+    The answer is the text in the last `<answer>` tag outside thinking. Normalised are case, the articles a, an and the,
+    ASCII punctuation and blanks, as in SQuAD. The references are the row's answer: a text, or as verl has it a list, or
+    an object with these under `target`. The components are `accuracy`, the exact match, and `f1`, the largest F1 of the
     words.
 
     Source: Jin et al. 2025 (arXiv:2503.09516); verl's `search_r1_like_qa_em`.
@@ -90,10 +92,11 @@ class QAReward(RewardFunction):
         references = references_of(trajectory.prompt.answer)
         if not references:
             return Score(None, error=f"prompt {trajectory.prompt.id!r} {self.unscorable(trajectory.prompt)}")
-        answers = ANSWER.findall(trajectory.text)
+        text = after_thinking(trajectory.opened_thinking + trajectory.text)
+        answers = ANSWER.findall(text)
         if self.tag and not answers:
             return Score(0.0, dict.fromkeys(self.components, 0.0), answer="")
-        answer = normalized(answers[-1] if answers else trajectory.text)
+        answer = normalized(answers[-1] if answers else text)
         expected = [normalized(reference) for reference in references]
         accuracy = float(answer in expected)
         f1 = max(word_f1(answer, reference) for reference in expected)
@@ -109,7 +112,7 @@ class QAReward(RewardFunction):
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
         [reference, *_] = references_of(trajectory.prompt.answer) or [""]
-        return replace(trajectory, text=f"<answer>{reference}</answer>", messages=[])
+        return replace(trajectory, text=f"<answer>{reference}</answer>", messages=[], opened_thinking="")
 
 
 def references_of(answer: str | None) -> list[str]:

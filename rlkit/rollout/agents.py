@@ -147,7 +147,8 @@ class SessionClient:
         body = {"model": MODEL, "messages": list(messages), "tools": list(tools), "max_tokens": max_tokens}
         request = dialect.read(body, self.session.conversation)
         request.speaker = self.speaker
-        answer = await self.session.answer(request)
+        with self.session.admission.request():
+            answer = await self.session.answer(request)
         message: Message = dialect.write(answer, request)["choices"][0]["message"]
         return message
 

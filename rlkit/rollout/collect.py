@@ -21,7 +21,7 @@ from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.gate import Gate, remainder
 from rlkit.rollout.participants import Participants, ParticipantSession
-from rlkit.rollout.rendering import pictures_of
+from rlkit.rollout.rendering import TokenCodec, pictures_of
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Tools, Trajectory
@@ -133,6 +133,9 @@ async def collect(
         trajectories = await run_concurrently(
             *(converse(setup, prompt, group, sample) for sample in range(setup.samples))
         )
+        for trajectory in trajectories:
+            for branch in trajectory.samples:
+                branch.opened_thinking = _opened_thinking(setup.template.codec, branch)
         await finish([t for t in trajectories if t.error is None])
         return trajectories
 
@@ -170,6 +173,12 @@ async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample:
                 conversation.fail(problem)
         _check(setup, conversation, session)
     return conversation.trajectory(texts[-1] if texts else "", session.messages)
+
+
+def _opened_thinking(codec: TokenCodec, trajectory: Trajectory) -> str:
+    """Return what begins the thinking of the policy's last turn, if what is before it ends so."""
+    starts = [turn.start for turn in trajectory.turns if turn.role == "assistant"]
+    return codec.opened_thinking(trajectory.tokens[: starts[-1]]) if starts else ""
 
 
 async def _turn(

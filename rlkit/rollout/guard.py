@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from rlkit.base.deadlines import deadline
-from rlkit.base.errors import RolloutError, explain, show
+from rlkit.base.errors import RolloutError, explain_foreign, show
 from rlkit.base.text import part_name
 
 T = TypeVar("T")
@@ -76,6 +76,6 @@ def errors_of(part: object) -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise GuardError(part, explain(error)) from error
+        raise GuardError(part, explain_foreign(error)) from error
     except (Exception, SystemExit) as error:  # foreign code may raise anything
-        raise GuardError(part, explain(error)) from error
+        raise GuardError(part, explain_foreign(error)) from error

@@ -7,13 +7,14 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from itertools import groupby
 from os.path import commonprefix
 from typing import Any, NamedTuple, TypeVar, cast
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.limits import OverdueError, memory_limit, time_limit
 from rlkit.interfaces.model import Tokenizer
-from rlkit.interfaces.parser import opened_thinking
+from rlkit.interfaces.parser import MARKS, opened_thinking
 from rlkit.interfaces.picture import Picture
 from rlkit.types import JsonObject, Message, Tools
 
@@ -47,15 +48,21 @@ class TokenCodec:
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
         self.tokenizer = tokenizer
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        """The tokenizer in Rust; None for one in Python."""
         self.stop_ids = frozenset(stop_ids)
         added = tokenizer.added_tokens_decoder.items()
         self.stop = any_of([tokenizer.decode([i]) for i in self.stop_ids])
         """Matches the text of a stop id."""
         self.special = any_of([str(token) for i, token in added if token.special or i in self.stop_ids])
         """Matches the text of a special token, or of one that ends a turn."""
+        self._marks = frozenset(i for i, token in added if token.special and str(token) in MARKS)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, which may be longer than the context."""
+        """Return the ids of a text, which may be longer than the context; in Rust, other threads go on."""
+        if self._backend is not None:
+            ids: list[int] = self._encode_batch([text])[0].ids
+            return ids
         return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -69,11 +76,10 @@ class TokenCodec:
         """
         from tokenizers.decoders import DecodeStream
 
-        backend: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         stream, pieces = DecodeStream(skip_special_tokens=False), list[str]()
         try:
             for token_id in ids:
-                pieces.append(stream.step(backend, token_id) or "")
+                pieces.append(stream.step(self._backend, token_id) or "")
         except Exception:  # tokenizers raises no other type for bytes that are no text
             pieces += [""] * (len(ids) - len(pieces))
         complete = max((index + 1 for index, piece in enumerate(pieces) if piece), default=0)
@@ -82,9 +88,15 @@ class TokenCodec:
         return pieces
 
     def turn(self, ids: Sequence[int], special: bool) -> str:
-        """Return the text of a turn of the policy, without the token that ended it; `special` keeps special tokens."""
+        """Return the text of a turn of the policy, without the token that ended it.
+
+        Special tokens that begin or end thinking are kept, and with `special` all others, too.
+        """
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return self.tokenizer.decode(body, skip_special_tokens=not special)
+        if special or self._marks.isdisjoint(body):
+            return self.tokenizer.decode(body, skip_special_tokens=not special)
+        runs = groupby(body, self._marks.__contains__)
+        return "".join(self.tokenizer.decode(list(run), skip_special_tokens=not marks) for marks, run in runs)
 
     def opened_thinking(self, prompt: Sequence[int]) -> str:
         """Return what begins the thinking of the turn after a prompt, if the prompt ends with it."""
@@ -94,12 +106,16 @@ class TokenCodec:
         """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
         if not texts:
             return []
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            backend.no_truncation()  # its file may ask for that
-            backend.no_padding()
-            return [len(encoded) for encoded in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        if self._backend is not None:
+            return [len(encoded) for encoded in self._encode_batch(texts)]
         return [len(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[Any]:
+        if self._backend.truncation or self._backend.padding:  # its file may ask for that; a change waits for threads
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        encodings: list[Any] = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return encodings
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text that the policy reads, by itself."""

@@ -230,9 +230,9 @@ def failure(error: BaseException) -> bytes:
 @cache
 def explainer() -> Callable[[BaseException], str]:
     """Return what describes errors; rlkit can be imported once the import path is the trainer's."""
-    from rlkit.base.errors import explain
+    from rlkit.base.errors import explain_foreign
 
-    return explain
+    return explain_foreign
 
 
 def end_children() -> None:

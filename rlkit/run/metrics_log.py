@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
-from rlkit.base.errors import RecipeError, explain
+from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.text import part_name, redact_arguments
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.run.answers import answers_to_log
@@ -112,7 +112,7 @@ class LoggerThread:
             except (Exception, SystemExit) as error:  # foreign code may raise anything
                 self._failed += 1
                 if self._failed == 1:
-                    self._problems.put(f"logger {part_name(self.logger)}: `{method}` raised {explain(error)}")
+                    self._problems.put(f"logger {part_name(self.logger)}: `{method}` raised {explain_foreign(error)}")
                 if method == "open":
                     return
 

@@ -44,6 +44,8 @@ class Peers:
         self.on_loss = on_loss
         self._released = False
         self._process = {"pid": os.getpid(), "host": socket.gethostname()}
+        if fabric.global_rank == 0:
+            self._remove_notes_of_more_ranks()
         if fabric.world_size == 1:
             return
         for thread in threading.enumerate():
@@ -102,6 +104,13 @@ class Peers:
                 time.sleep(0.1)
             if process.poll() is None:
                 process.kill()
+
+    def _remove_notes_of_more_ranks(self) -> None:
+        """Remove what ranks wrote that an earlier attempt had, and this one has not; a single rank writes nothing."""
+        count = self.fabric.world_size if self.fabric.world_size > 1 else 0
+        for path in self.folder.glob("*.json"):
+            if path.stem.isdecimal() and int(path.stem) >= count:
+                path.unlink(missing_ok=True)
 
     def _write(self, fields: JsonObject) -> None:
         write_atomically(self.folder / f"{self.fabric.global_rank}.json", json.dumps(self._process | fields).encode())

@@ -95,7 +95,7 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         "turns": [list(turn) for turn in trajectory.turns],
         "turn_rewards": trajectory.turn_rewards,
         **({"role": trajectory.role, "speaker": trajectory.speaker} if trajectory.role else {}),
-        **({"positions": trajectory.positions} if trajectory.positions else {}),
+        **{name: getattr(trajectory, name) for name in ("positions", "opened_thinking") if getattr(trajectory, name)},
         **trajectory.credit,
     }
 
@@ -306,6 +306,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
     trajectory.role = fields.get("role", _is_text, "a text", "")
     trajectory.speaker = fields.get("speaker", _is_int, "a whole number", 0)
+    trajectory.opened_thinking = fields.get("opened_thinking", _is_text, "a text", "")
     trajectory.positions = fields.get("positions", _is_ints, "whole numbers", trajectory.positions)
     trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
     if "tokens" not in fields.row and tokenize is not None:
@@ -329,8 +330,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.versions = _per_token(fields, "versions", [-1] * size)
     expected = f"a list of {size} lists of token ids"
     trajectory.candidates = fields.get("candidates", lambda value: _is_lists(value, size), expected, [])
-    turns: list[list[Any]] = fields.get("turns", _is_turns, "[role, start, end] each", [])
-    trajectory.turns = [Turn(*turn) for turn in turns]
+    trajectory.turns = [Turn(*turn) for turn in fields.get("turns", _is_turns, "[role, start, end] each", list[Any]())]
     return trajectory
 
 

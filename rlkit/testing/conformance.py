@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlkit import __version__
-from rlkit.base.errors import RecipeError, explain
+from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.installed import DISTRIBUTION, Plugin
 from rlkit.commands import VERBS
 from rlkit.interfaces.environment import Environment
@@ -137,13 +137,14 @@ def _check_verb(entry: EntryPoint) -> None:
 
 
 def check_options(cls: type) -> None:
-    """Check that each option of a constructor has a name, a type and a line of documentation."""
+    """Check that each option of a constructor has a name, a type and a line of documentation, also a base class's."""
+    documented = "\n".join(base.__doc__ or "" for base in cls.__mro__)
     for name, option in inspect.signature(cls).parameters.items():
         if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD):
             raise AssertionError(f"{cls.__name__} takes *{name}, expected named options, which a recipe can set")
         if option.annotation is option.empty:
             raise AssertionError(f"{cls.__name__}.{name} has no type; a recipe's value is checked against it")
-        if not re.search(rf"^\s+{name}: ", cls.__doc__ or "", re.M):
+        if not re.search(rf"^\s+{name}: ", documented, re.M):
             raise AssertionError(
                 f"{cls.__name__}.{name} is not documented; add `{name}: …` under Args: in its docstring"
             )
@@ -213,5 +214,5 @@ def _run(
     except AssertionError as error:
         return Finding(name, check, "failed", str(error) or "an assertion of its own failed")
     except (Exception, SystemExit) as error:  # a plugin's own code may raise anything
-        return Finding(name, check, "failed", explain(error))
+        return Finding(name, check, "failed", explain_foreign(error))
     return Finding(name, check, "ok")

@@ -175,7 +175,7 @@ def _compute_loss(
         problem = outputs.of_selection(train_batch.selected, batch.mask)
         if problem:
             raise AssertionError(f"{name} {problem}")
-    policy = PolicyOutput(logps, torch.zeros_like(logps), scores=logps if Inputs.SCORES in loss.inputs else None)
+    policy = _policy_output(logps, loss)
     if loss.forward.teacher_top:
         train_batch.teacher_top_ids = batch.tokens[..., None]
         train_batch.teacher_top_logps = torch.full((*batch.tokens.shape, 2), math.log(0.5))
@@ -191,6 +191,22 @@ def _compute_loss(
     if attached:
         raise AssertionError(f"{name} returned the metric {attached[0]!r} with a gradient, expected detached tensors")
     return output.per_token, logps
+
+
+def _policy_output(logps: torch.Tensor, loss: PolicyLoss) -> PolicyOutput:
+    """Return what a loss reads of the policy; the most likely tokens are the first of the vocabulary."""
+    reads, mask = loss.forward.statistics, logps != 0
+    others = torch.zeros(*logps.shape, reads.top)
+    return PolicyOutput(
+        logps,
+        torch.zeros_like(logps),
+        sum_pi_squared=0.5 * mask if reads.squares else None,
+        scores=logps if Inputs.SCORES in loss.inputs else None,
+        mean_logps=2 * logps if reads.mean else None,
+        top_ids=torch.arange(reads.top).expand(*logps.shape, -1) if reads.top else None,
+        top_logps=torch.cat((logps[..., None], others), -1).log_softmax(-1) if reads.top else None,
+        router_loss=torch.ones((), requires_grad=True) if reads.router else None,
+    )
 
 
 def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#### x")) -> list[Score]:

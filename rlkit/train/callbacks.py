@@ -11,7 +11,7 @@ from math import prod
 from statistics import fmean
 from typing import Any, TypeVar
 
-from rlkit.base.errors import CallbackError, PartError, explain, show
+from rlkit.base.errors import CallbackError, PartError, explain_foreign, show
 from rlkit.base.text import part_name
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces import outputs
@@ -194,7 +194,7 @@ def _call(part: Callback, method: str, *arguments: object) -> Any:
     except PartError:
         raise
     except (Exception, SystemExit) as error:  # rlkit's own errors and memory errors too: the ranks must agree
-        raise PartError(f"{part_name(part)}: `{method}` raised {explain(error)}") from error
+        raise PartError(f"{part_name(part)}: `{method}` raised {explain_foreign(error)}") from error
 
 
 def _end(part: Callback, event: RunEnd, problems: list[str]) -> None:

@@ -50,8 +50,9 @@ FEW = (
     "--validation=null", "--task=Jsonl", "--task.answer_field=null", "--reward=null",
 )  # fmt: skip
 PLAIN = {
-    "max_steps": 3, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "report_to": "none", "save_strategy": "no", "use_cpu": True, "bf16": False,
-    "disable_tqdm": True, "gradient_checkpointing": False, "max_length": None, "logging_steps": 1,
+    "max_steps": 3, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "report_to": "none", "save_strategy": "no",
+    "use_cpu": True, "bf16": False, "disable_tqdm": True, "gradient_checkpointing": False, "max_length": None,
+    "logging_steps": 1,
 }  # fmt: skip
 
 

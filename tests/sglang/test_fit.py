@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -173,3 +175,48 @@ def test_what_is_stopped_by_over_sampling_costs_no_other_request(tmp_path: Path)
     again = rlkit("replay", "out", "--step=4", "--phase=learn", "--out=again", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "tensors: the same in step-000004" in again.stdout
+
+
+ENDS = ("normal", "Ctrl-C", "trainer killed", "server killed")
+
+
+def leaves_nothing(folder: Path, end: str, *engine: str) -> None:
+    """Begin a run that ends in one way, and compare the files of temporary folders and of shared memory."""
+    temporary = Path(tempfile.mkdtemp(prefix="rlkit-"))  # short enough for sockets
+    memory = set(os.listdir("/dev/shm"))
+    steps = 2 if end == "normal" else 500
+    options = ("--recipe=quickstart", f"--train.steps={steps}", "--validation=null", "--out=out", *engine)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *options), cwd=folder, env=environment)
+    metrics = folder / "out" / "metrics.jsonl"
+    try:
+        while not metrics.exists() or not metrics.read_text():
+            assert run.poll() is None
+            time.sleep(0.05)
+        if end == "server killed":
+            os.kill(children(supervisors(run.pid)[-1])[0], signal.SIGKILL)
+            lines = len(metrics.read_text().splitlines())
+            while len(metrics.read_text().splitlines()) < lines + 2:  # with the server that was started again
+                assert run.poll() is None
+                time.sleep(0.05)
+        if end != "normal":
+            run.send_signal(signal.SIGKILL if end == "trainer killed" else signal.SIGINT)
+        run.wait(300)
+    finally:
+        run.kill()
+    deadline = time.monotonic() + 60  # a supervisor survives its trainer for as long as its server has to end
+    while (set(os.listdir("/dev/shm")) - memory or list_files(temporary)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert set(os.listdir("/dev/shm")) <= memory
+    assert list_files(temporary) == []
+    shutil.rmtree(temporary)
+
+
+def list_files(folder: Path) -> list[str]:
+    """Return the entries of a temporary folder besides what later compilations read."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith("torchinductor_"))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_server_leaves_no_files_and_no_memory(tmp_path: Path, end: str) -> None:
+    leaves_nothing(tmp_path, end, "--rollout.engine=SGLangServer")

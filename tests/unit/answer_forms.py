@@ -8,6 +8,7 @@ from typing import NamedTuple
 TABLE = Path(__file__).with_name("data") / "math_forms.txt"
 
 
+CONTROLS = str.maketrans({"⏎": "\n", "␍": "\r", "␣": "\N{ZERO WIDTH SPACE}"})
 PREFIXES = ("@ ", "+ ", "- ", "+:", "-:", "? ")
 
 
@@ -45,4 +46,4 @@ def refused() -> list[str]:
 
 def _lines() -> list[str]:
     lines = TABLE.read_text(encoding="utf-8").splitlines()
-    return [line.replace("⏎", "\n").replace("␣", "\N{ZERO WIDTH SPACE}") for line in lines if line[:2] in PREFIXES]
+    return [line.translate(CONTROLS) for line in lines if line[:2] in PREFIXES]

@@ -126,6 +126,7 @@ def test_mlflow_keeps_a_database_in_the_run_folder(tmp_path: Path, monkeypatch: 
     assert [m.step for m in client.get_metric_history(run.info.run_id, "reward/mean")] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_all_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins after step 2, and makes step 3 again: each step is logged once, and Weights & Biases has one run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -9,7 +9,7 @@ from rlkit_engine_vllm import VllmServer
 
 from tests.conftest import read_jsonl
 from tests.served import Trainer, fit_structured_at, save_teacher, served_as_loaded
-from tests.sglang.test_fit import fit_and_kill, run_ahead, send_changes, sharded_lora
+from tests.sglang.test_fit import ENDS, fit_and_kill, leaves_nothing, run_ahead, send_changes, sharded_lora
 
 
 def test_vllm_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
@@ -40,6 +40,11 @@ def test_two_ranks_with_adapters_share_a_running_server(tmp_path: Path, engine: 
 
 def test_structured_answers_train_on_a_running_server(tmp_path: Path, trainer: Trainer, engine: VllmServer) -> None:
     fit_structured_at(trainer, engine, tmp_path)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_server_leaves_no_files_and_no_memory(tmp_path: Path, end: str) -> None:
+    leaves_nothing(tmp_path, end, "--rollout.engine=VllmServer")
 
 
 @pytest.mark.parametrize("loss", ["PolicyGradient", "Distillation"])

@@ -323,6 +323,7 @@ def test_changes_go_to_servers_that_have_their_base(trainer: Trainer) -> None:
     os.kill(pid_of(engine.fleet.owned[1]), signal.SIGKILL)
     wait_until(lambda: engine.fleet.owned[1].ended)
     trainer.sync(engine, 1)
+    trainer.wait(until(lambda: engine.health()["servers_down"] == 0))
     assert sent() == (4, 40)  # to both, and again to the one that was restarted
     trainer.sync(engine, 2)
     assert sent() == (4, 20)
@@ -354,6 +355,64 @@ def test_requests_are_balanced_over_servers_without_dead_ones(trainer: Trainer) 
     assert all_written(trainer.ask(engine, 63), 1, trainer.version)
     assert asked() == [53, 53, 0, 53]
     assert engine.health()["restarts"] == 0
+
+
+@pytest.fixture
+def restarts(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Holds restarts until it is set."""
+    allowed, restart = asyncio.Event(), InferenceServer.restart
+
+    async def held_restart(server: InferenceServer) -> None:
+        await allowed.wait()
+        await restart(server)
+
+    monkeypatch.setattr(InferenceServer, "restart", held_restart)
+    return allowed
+
+
+def test_living_servers_go_on_while_one_is_restarted(trainer: Trainer, restarts: asyncio.Event) -> None:
+    engine = trainer.engine(servers=2)
+    os.kill(pid_of(engine.fleet.owned[1]), signal.SIGKILL)
+    wait_until(lambda: engine.fleet.owned[1].ended)
+    for token in (2, 3):
+        trainer.sync(engine, token)
+        assert all_written(trainer.ask(engine, 4), token, trainer.version)
+        assert (engine.health()["servers_down"], engine.needs_weights) == (1, False)
+        engine.fleet.balancer._assignments.clear()
+    restarts.set()
+    trainer.wait(until(lambda: engine.health()["servers_down"] == 0))
+    assert all_written(trainer.ask(engine, 4), 3, trainer.version)
+    assert [trainer.control(server)["asked"] for server in engine.fleet.owned] == [10, 2]
+    trainer.sync(engine, 4)
+    assert all_written(trainer.ask(engine, 4), 4, trainer.version)
+    assert engine.health()["restarts"] == 1
+
+
+def test_requests_of_a_dead_server_go_to_a_living_one(trainer: Trainer, restarts: asyncio.Event) -> None:
+    engine = trainer.engine(servers=2)
+    first, second = engine.fleet.owned
+    trainer.control(second, dies=True)
+    assert all_written(trainer.ask(engine, 8), 1, trainer.version)
+    assert (engine.health()["servers_down"], second.restoring, first.restoring) == (1, True, False)
+    restarts.set()
+    trainer.wait(until(lambda: not second.restoring))
+    assert second.state is ServerState.READY
+
+
+def test_a_server_that_does_not_come_back_is_warned_of(trainer: Trainer) -> None:
+    engine = trainer.engine(replace(RETRY, restarts=0), servers=2)
+    os.kill(pid_of(engine.fleet.owned[1]), signal.SIGKILL)
+    wait_until(lambda: engine.fleet.owned[1].ended)
+
+    def sync(token: int) -> None:
+        trainer.sync(engine, token)
+        trainer.wait(until(lambda: not engine.fleet.owned[1].restoring))
+
+    for token in (2, 3):
+        with pytest.warns(UserWarning, match=r"(?s)it failed 1 times .*The run goes on with its other servers"):
+            sync(token)
+        assert all_written(trainer.ask(engine, 4), token, trainer.version)
+    assert engine.health()["servers_down"] == 1
 
 
 def test_weights_that_arrive_in_mid_request_sample_its_rest(trainer: Trainer) -> None:

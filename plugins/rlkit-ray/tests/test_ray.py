@@ -145,8 +145,9 @@ def test_a_listener_that_is_no_cluster_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def new_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose nodes a test may kill; its parameter is their number."""
-    with started_cluster(tmp_path_factory.mktemp("site"), request.param) as cluster:
+    """A cluster whose nodes a test may kill; its parameter is their number, and whether it notices that soon."""
+    nodes, quick = request.param if isinstance(request.param, tuple) else (request.param, True)
+    with started_cluster(tmp_path_factory.mktemp("site"), nodes, quick) as cluster:
         yield cluster
 
 
@@ -216,7 +217,7 @@ def test_a_run_goes_on_after_a_node_has_died(new_cluster: Cluster, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("new_cluster", [4], indirect=True)
+@pytest.mark.parametrize("new_cluster", [4, pytest.param((4, False), marks=pytest.mark.stress)], indirect=True)
 def test_a_server_is_moved_when_its_node_dies(new_cluster: Cluster, tmp_path: Path) -> None:
     """Both ranks reach it again, and the losses are those without a fault: no sample is lost or sampled twice."""
     engine = ("--rollout.engine=HttpEngine", "--rollout.engine.retry.hang_seconds=5", "--fabric.strategy=ddp")

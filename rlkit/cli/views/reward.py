@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rlkit.base.errors import shorten
 from rlkit.cli.views.display import echo, show
+from rlkit.interfaces.parser import after_thinking
 from rlkit.ops.answers import form_of_completion, form_of_reference
 from rlkit.ops.statistics import rank_correlation
 from rlkit.run.rows import SavedRow
@@ -118,7 +119,8 @@ class RewardComparison:
             return
         outcome = "failed" if score.error else "right" if score.components["accuracy"] > 0 else "wrong"
         self.reference_forms[form_of_reference(reference), outcome] += 1
-        self.answer_forms[form_of_completion(trajectory.text), outcome] += 1
+        answer = after_thinking(trajectory.opened_thinking + trajectory.text)
+        self.answer_forms[form_of_completion(answer), outcome] += 1
 
     def _add_pair(self, row: SavedRow, saved: float, new: float) -> None:
         self.saved.append(saved)

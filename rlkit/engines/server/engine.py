@@ -181,6 +181,7 @@ class ServerEngine(RolloutEngine):
 
     async def sync(self, stream: WeightStream, version: int) -> None:
         await self.weights.sync(stream, version)
+        self.recovery.restore_in_background()
 
     @property
     def needs_weights(self) -> bool:

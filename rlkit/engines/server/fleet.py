@@ -36,6 +36,11 @@ class LoadBalancer:
             self._assignments.popitem(last=False)
         return endpoint
 
+    @property
+    def has_living(self) -> bool:
+        """Whether an endpoint is not lost."""
+        return not all(map(self._lost, self.endpoints))
+
     def reassign_if_lost(self, session: str) -> None:
         """Let a conversation choose another endpoint if its own is lost."""
         if session in self._assignments and self._lost(self._assignments[session]):
@@ -75,14 +80,16 @@ class Fleet:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The addresses of the servers that this rank starts, by their first addresses: a restart may change them."""
-        return {server.first_url: server.url for server in self.owned}
+        """The addresses of this rank's ready servers, by their first addresses: a restart may change them."""
+        return {server.first_url: server.url for server in self.owned if server.state is ServerState.READY}
 
     def move(self, addresses: Iterable[Mapping[str, str]]) -> None:
-        """Take over the `addresses` of all ranks."""
+        """Take over the `addresses` of all ranks: servers of other ranks that are not among them are not ready."""
+        by_first_url = {first_url: url for ready in addresses for first_url, url in ready.items()}
         for server in self.servers:
-            for by_first_url in addresses:
+            if not server.owned:
                 server.api.client.move(by_first_url.get(server.first_url, server.url))
+                server.state = ServerState.READY if server.first_url in by_first_url else ServerState.COLD
 
     async def restart(self, server: InferenceServer) -> None:
         """Restart a server, or wait for one that rlkit did not start.

@@ -23,6 +23,12 @@ from rlkit.interfaces.launcher import HostedServer, ServerCommand, ServerSite
 
 SUPERVISOR = Path(supervisor.__file__)
 TAIL_LINES = 25
+GRACE_SECONDS = 5.0
+"""A server's time between SIGTERM and SIGKILL, in which it removes its shared memory and sockets."""
+LONGEST_FOLDER = 64
+"""Characters of a folder for sockets, whose paths may have 107 and end with a UUID in vLLM."""
+KILL_SECONDS = 20.0
+"""A supervisor's time to end what it has started."""
 PORTS = range(20000, 30000)
 
 TRAINER_VARIABLES = re.compile(
@@ -68,8 +74,14 @@ def server_environment() -> dict[str, str]:
     return environment
 
 
-def start_supervised(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a command under a supervisor, which kills it and its children once this process ends; return that.
+def start_supervised(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    grace_seconds: float = 0.0,
+    folder: Path | str = "",
+) -> subprocess.Popen[bytes]:
+    """Start a command under a supervisor, which ends it and its children once this process ends; return that.
 
     The exit status of the supervisor is the command's, or 256 minus the number of the signal that ended it.
 
@@ -77,9 +89,11 @@ def start_supervised(command: Sequence[str], environment: Mapping[str, str], log
         command: The command.
         environment: Its environment variables.
         log: The file to which its output is appended.
+        grace_seconds: How long it may take to end after SIGTERM, before it is killed; with 0 it is killed at once.
+        folder: A folder that the supervisor removes if this process dies first; none if empty.
     """
     return subprocess.Popen(
-        (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), *command),
+        (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), str(grace_seconds), str(folder), *command),
         stdin=subprocess.PIPE,
         env=environment,
         start_new_session=True,
@@ -87,19 +101,41 @@ def start_supervised(command: Sequence[str], environment: Mapping[str, str], log
 
 
 def kill_supervised(process: subprocess.Popen[bytes]) -> None:
-    """Kill what a supervisor has started, and wait until it has ended."""
+    """End what a supervisor has started, and wait until it has ended; its folder stays."""
     assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(b"\0")
+        process.stdin.flush()
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
     try:
-        process.wait(10.0)
+        process.wait(KILL_SECONDS)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
 
+class TemporaryFolder:
+    """A folder that is removed when this process ends, even if it is killed.
+
+    Args:
+        prefix: How its name begins.
+        parent: The folder in which it is; None for that of temporary files.
+    """
+
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        idle = ("tail", "-f", os.devnull)
+        self._supervisor = start_supervised(idle, os.environ, Path(os.devnull), folder=self.path)
+
+    def remove(self) -> None:
+        """Remove it now."""
+        kill_supervised(self._supervisor)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
 class SupervisedProcess:
-    """A process of this machine under its supervisor, with a folder of its own and a log in it.
+    """A process of this machine under its supervisor, with a folder of its own for its log and temporary files.
 
     Args:
         product: Part of the folder's name.
@@ -113,7 +149,11 @@ class SupervisedProcess:
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start or restart the process."""
         self.kill()
-        self.supervisor = start_supervised(command, environment, self.log_file)
+        compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")  # serves later servers too
+        environment = {"TORCHINDUCTOR_CACHE_DIR": compiled, **environment}
+        if len(str(self.folder)) <= LONGEST_FOLDER:
+            environment["TMPDIR"] = str(self.folder)
+        self.supervisor = start_supervised(command, environment, self.log_file, GRACE_SECONDS, self.folder)
 
     def running(self) -> bool:
         """Return whether the process runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 
 from rlkit.base.errors import EngineError
 from rlkit.engines.server.fleet import Fleet
@@ -32,6 +33,7 @@ class Recovery:
         self._hang_seconds = hang_seconds
         self.sharded = False
         """Whether the trainer's weights are sharded, so that one rank alone cannot restore a server."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def wait_ready(self, server: InferenceServer) -> None:
         """Wait until a server can sample: no sync is running, its memory is resumed, its faults are repaired.
@@ -72,6 +74,27 @@ class Recovery:
                 server.state = ServerState.COLD
             server.repairs += 1
             return True
+
+    def restore_in_background(self) -> None:
+        """Bring back this rank's broken servers while the others go on; one that fails is tried after the next sync."""
+        for server in self._fleet.owned:
+            if server.state is ServerState.BROKEN and not server.restoring:
+                server.restoring = True
+                task = asyncio.create_task(self._restore_in_background(server))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _restore_in_background(self, server: InferenceServer) -> None:
+        try:
+            async with server.lock:
+                if self.sharded and server.state is ServerState.BROKEN:
+                    await self._fleet.restart(server)  # it joins at the next sync
+                elif not self.sharded and server.state is not ServerState.READY:
+                    await self._restore(server)
+        except EngineError as error:
+            warnings.warn(f"{error}\nThe run goes on with its other servers", stacklevel=2)
+        finally:
+            server.restoring = False
 
     async def _bring_back(self, server: InferenceServer) -> None:
         """Restore a server, or note that the rank that pushes weights to it has done so."""

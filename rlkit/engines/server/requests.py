@@ -115,7 +115,10 @@ class Requests:
                 if fault.status is None or not 400 <= fault.status < 500:  # it may be the server's fault
                     checks = zip(servers, repairs, strict=True)
                     firsts = await asyncio.gather(*(self._recovery.check(s, repairs, fault) for s, repairs in checks))
-                    if not any(firsts):  # the first one brings the server back, the other requests go elsewhere
+                    has_living = self._fleet.balancer.has_living
+                    if has_living:
+                        self._recovery.restore_in_background()
+                    if has_living or not any(firsts):  # otherwise the first one brings the server back
                         self._fleet.balancer.reassign_if_lost(request.session)
                 raise
 

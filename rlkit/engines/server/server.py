@@ -18,6 +18,10 @@ from rlkit.types import Request
 
 POLL_SECONDS = 0.2
 WATCH_SECONDS = 2.0
+READY_SECONDS = 10.0
+"""Time limit of a health check of a server that is waited for."""
+NOTICE_SECONDS = 3.0
+"""After which a wait for a server at a url is said, and why it takes."""
 
 
 class Hung(Fault):
@@ -86,6 +90,8 @@ class InferenceServer:
         self.process = process
         self.owned = owned
         self.state = ServerState.COLD
+        self.restoring = False
+        """Whether it is brought back while other servers go on."""
         self.assigned = 0
         """Requests routed to the server, including those that still wait."""
         self.restarts = 0
@@ -146,13 +152,21 @@ class InferenceServer:
         """
         if self._inspected:
             return
-        deadline = time.monotonic() + self._retry.start_seconds
-        while not await self.healthy(10.0):
+        start, noticed = time.monotonic(), ""
+        while fault := await _problem(self.api, READY_SECONDS):
+            waited = time.monotonic() - start
             if self.ended:
                 raise self.error("start", Fault("its process ended"))
-            if time.monotonic() > deadline:
-                fault = Fault(f"there was no healthy answer within {self._retry.start_seconds:g} s")
-                raise self.error("start", fault)
+            if waited > self._retry.start_seconds:
+                problem = f"there was no healthy answer within {self._retry.start_seconds:g} s; the last try: {fault}"
+                raise self.error("be reached" if self.process is None else "start", Fault(problem))
+            if self.process is None and waited >= NOTICE_SECONDS and str(fault) != noticed:
+                noticed = str(fault)
+                warnings.warn(
+                    f"waiting up to {self._retry.start_seconds:g} s for the {self.api.product} server {self.url}, "
+                    f"which rlkit does not start: {noticed}; start it, or correct its url",
+                    stacklevel=2,
+                )
             await asyncio.sleep(POLL_SECONDS)
         try:
             await self.api.inspect(self.process is not None)
@@ -162,11 +176,7 @@ class InferenceServer:
 
     async def healthy(self, deadline: float) -> bool:
         """Return whether the server responds that it is healthy."""
-        try:
-            await self.api.health(deadline)
-        except Fault:
-            return False
-        return True
+        return await _problem(self.api, deadline) is None
 
     async def weight_version(self) -> str | None:
         """Return the label of the server's weights; None if it does not respond."""
@@ -239,6 +249,15 @@ class InferenceServer:
     async def _alive(self) -> bool:
         """Return whether a server with requests is alive; one whose weights are updated is not asked."""
         return not self.ended and (self.lock.locked() or await self.healthy(self._retry.hang_seconds))
+
+
+async def _problem(api: ServerApi, deadline: float) -> Fault | None:
+    """Return why a server does not respond that it is healthy; None if it does."""
+    try:
+        await api.health(deadline)
+    except Fault as fault:
+        return fault
+    return None
 
 
 def _reason(fault: BaseException) -> str:

@@ -29,7 +29,7 @@ from rlkit.base.errors import EngineError
 from rlkit.distributed.sender_group import SenderGroup
 from rlkit.engines.server.api import ServerApi
 from rlkit.engines.server.changes import SentWeights, metadata_tensor
-from rlkit.engines.server.process import free_port, write_model
+from rlkit.engines.server.process import TemporaryFolder, free_port, write_model
 from rlkit.engines.server.states import DEADLINES, UpdateStep
 from rlkit.engines.server.threads import in_daemon_thread
 from rlkit.types import JsonObject
@@ -234,7 +234,8 @@ class DiskTransport(Transport[None]):
 
     def __init__(self, policy: CausalLM, folder: str | None = None) -> None:
         self._policy = policy
-        self.folder = Path(tempfile.mkdtemp(prefix="rlkit-weights-", dir=folder))
+        self._temporary = TemporaryFolder("rlkit-weights-", folder)
+        self.folder = self._temporary.path
         self._index: dict[str, str] = {}
 
     async def open(self, targets: Sequence[ServerApi]) -> None:
@@ -261,7 +262,7 @@ class DiskTransport(Transport[None]):
         return str(folder)
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._temporary.remove()
 
 
 class Joining(NamedTuple):

@@ -41,7 +41,7 @@ class WeightSync:
         self.lock = threading.Lock()
         """Held while the trainer changes the weights, and while a restoration reads them."""
         self._training = contextlib.ExitStack()
-        self._restoring = asyncio.Lock()
+        self._pushing = asyncio.Lock()
         self._fleet = fleet
         self._check = check
         self._adapter_only = adapter_only
@@ -87,6 +87,8 @@ class WeightSync:
     async def sync(self, stream: WeightStream, version: int) -> None:
         """Push a version of the weights to all servers; all ranks must call this.
 
+        Servers that are down are left out while others of this rank are not.
+
         Raises:
             EngineError: A server cannot take the weights, or has other log-probs than the trainer.
         """
@@ -97,30 +99,34 @@ class WeightSync:
             logps = await off_loop(self._runtime.device, lambda: self._policy_logps(self._rows))
             self._expected = ExpectedLogps(self._rows, logps)
         async with contextlib.AsyncExitStack() as stack:
-            for server in self._fleet.with_weights:  # also other ranks', or requests would start with old weights
+            owned = [s for s in self._fleet.owned if not s.restoring and s.state is not ServerState.BROKEN]
+            owned = owned or self._fleet.owned
+            others = [server for server in self._fleet.servers if not server.owned]
+            for server in (*owned, *others):  # also other ranks', or requests would start with old weights
                 await stack.enter_async_context(server.lock)
                 server.restarts = 0 if version != self.version else server.restarts
+            await stack.enter_async_context(self._pushing)
             self.version = version
             self.starved = False
-            wrong = await self._push_until_healthy(stream)
+            wrong = await self._push_until_healthy(stream, owned, first)
+            for server in set(self._fleet.owned) - set(owned):
+                if server.state is ServerState.READY:  # it came back with the weights of before
+                    server.state = ServerState.COLD
             self._fleet.move(await self._gather(self._fleet.addresses))
             if first and self._check:
-                right = [server for server in self._fleet.owned if server not in wrong]
+                right = [server for server in owned if server not in wrong]
                 wrong |= await self._push.check_sampling(right, self._rows[0], self._policy_logps)
             if any(await self._gather(bool(wrong))):
                 error = await self._push.diagnose(stream, wrong, self.label(version), self._expected)
                 raise error or EngineError("the weights of another rank's server are wrong; see its error")
-            for server in self._fleet.servers:
-                if not server.owned:
-                    server.state = ServerState.READY
         self.seconds = time.perf_counter() - started
 
-    async def _push_until_healthy(self, stream: WeightStream) -> Failures:
-        """Push to all servers, and again to those that failed and are back; return those with wrong weights.
+    async def _push_until_healthy(self, stream: WeightStream, pending: list[InferenceServer], first: bool) -> Failures:
+        """Push to servers; return those with wrong weights.
 
-        All ranks read the stream the same number of times.
+        After the first sync, servers that fail stay broken while others are ready; otherwise they are restarted and
+        pushed to again. All ranks read the stream the same number of times.
         """
-        pending = list(self._fleet.owned)
         wrong: Failures = {}
         while True:
             incomplete = any(server.state is not ServerState.READY for server in pending)
@@ -128,6 +134,8 @@ class WeightSync:
             failed = await self._push.push(stream, pending, self.label(self.version), self._expected, base)
             wrong |= {server: error for server, error in failed.items() if isinstance(error, Mismatch)}
             pending = [server for server in failed if server not in wrong]
+            if not first and any(server.state is ServerState.READY for server in self._fleet.owned):
+                pending = [server for server in pending if server.state is not ServerState.BROKEN]
             if not any(await self._gather(bool(pending))):
                 return wrong
             fatal: EngineError | None = None
@@ -147,7 +155,7 @@ class WeightSync:
         Only for weights that are not sharded: this rank alone reads them.
         """
         assert self._stream is not None
-        async with self._restoring:
+        async with self._pushing:
             # agreed: the trainer's weights are not sharded, so no other rank takes part
             if not self.lock.acquire(blocking=False):
                 return None

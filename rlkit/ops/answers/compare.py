@@ -29,6 +29,8 @@ def same(actual: Answer, expected: Answer) -> bool:
     match actual, expected:
         case (Named(), Relation()) | (Relation(), Named()):
             return _same_relation(_as_relation(actual), _as_relation(expected))
+        case (Named(name), Words(text)) | (Words(text), Named(name)) if name == f"({text})":
+            return True
         case (Named(), Named()):
             return actual.name == expected.name and same(actual.value, expected.value)
         case (Named(), _):
@@ -44,6 +46,8 @@ def same(actual: Answer, expected: Answer) -> bool:
         case (Words(text), Formula()) | (Formula(), Words(text)):
             formula = expected if isinstance(expected, Formula) else actual
             return isinstance(formula, Formula) and formula.node == ExpressionNode("variable", value=text)
+        case (Digits("colon", (hour, "0"), half), Number((value,), "")) if half:
+            return value == int(hour)
         case (Digits(), Digits()):
             halves = {actual.half, expected.half} - {""}
             return actual.kind == expected.kind and actual.numbers == expected.numbers and len(halves) < 2
@@ -56,10 +60,16 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
     """Compare lists, sets, tuples and intervals."""
     lists = [_unordered(answer) for answer in (actual, expected)]
     if lists[0] is not None and lists[1] is not None:
+        if _is_either(actual) != _is_either(expected):
+            return False
         return _same_in_any_order(lists[0], lists[1])
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
     return False
+
+
+def _is_either(answer: Answer) -> bool:
+    return isinstance(answer, UnorderedItems) and answer.either
 
 
 def _unordered(answer: Answer) -> tuple[Answer, ...] | None:
@@ -73,7 +83,7 @@ def _same_in_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...]) -> 
 
 
 def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...]) -> bool:
-    names = [{item.name for item in items if isinstance(item, Named)} for items in (actual, expected)]
+    names = [{item.name.partition("_")[0] for item in items if isinstance(item, Named)} for items in (actual, expected)]
     if len(actual) != len(expected) or (max(map(len, names)) > 1 and names[0] != names[1]):
         return False
     unmatched = list(expected)
@@ -86,7 +96,9 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
 
 
 def _same_unit(actual: str, expected: str) -> bool:
-    return not actual or not expected or actual == expected
+    """Whether no known unit differs: a dollar is one a day, but one a day is none a week."""
+    pairs = zip(actual.split("/"), expected.split("/"), strict=False)
+    return not actual or not expected or all(first == second for first, second in pairs)
 
 
 def _same_quantity(actual: Number | Formula, expected: Number | Formula) -> bool:

@@ -23,7 +23,7 @@ FUNCTIONS = frozenset(
 
 _DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline ?(?:\{ ?([0-9]+) ?\}|([0-9]))")
+_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)(?:\\overline ?(?:\{ ?([0-9]+) ?\}|([0-9]))|\(([0-9]+)\))")
 _SUBSCRIPT = re.compile(r"_(?:\{ ?([A-Za-z0-9]{1,8}) ?\}|([A-Za-z0-9]))")
 _WORD = re.compile("|".join(sorted(FUNCTIONS, key=len, reverse=True)))
 _NAMES = re.compile(rf"\\[A-Za-z]+|(?<![A-Za-z])(?:{_WORD.pattern})(?![A-Za-z])")
@@ -149,7 +149,7 @@ class _Parser(_Scanner):
             return self.bars == 0
         if following == "\\":
             command = _COMMAND.match(self.text, self.position)
-            return command is not None and command[1] not in ("choose", "rfloor", "rceil")
+            return command is not None and command[1] not in ("choose", "over", "rfloor", "rceil")
         return following.isascii() and (following.isalpha() or following in ("(", "{", "["))
 
     def factor(self) -> ExpressionNode:
@@ -190,6 +190,8 @@ class _Parser(_Scanner):
         node = self.sum()
         if closing == "}" and self.accept("\\choose"):
             node = ExpressionNode("binomial", (node, self.sum()))
+        elif closing == "}" and self.accept("\\over"):
+            node = ExpressionNode("ratio", (node, self.sum()))
         self.expect(closing)
         self.bars = bars
         return node
@@ -307,7 +309,7 @@ def _product(factors: list[ExpressionNode]) -> ExpressionNode:
 def _repeating(match: re.Match[str]) -> Fraction:
     start = match[1] or "0"
     digits = match[2]
-    period = match[3] or match[4]
+    period = match[3] or match[4] or match[5]
     head = Fraction(f"{start}.{digits or 0}")
     return head + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(digits))
 

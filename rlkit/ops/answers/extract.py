@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rlkit.ops.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit.ops.answers.markup import without_special_tokens
 from rlkit.ops.answers.nodes import UngradableError
-from rlkit.ops.answers.units import changes_number, unit_of
+from rlkit.ops.answers.units import changes_number, multiplies_number, unit_of
 from rlkit.ops.answers.values import Answer, Words
 
 MARKER = "####"
@@ -17,17 +17,18 @@ _BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
-    r"(?:[-+/^_<>≠≈~±√*|{]|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
+    r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
 )
 _PERCENT = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)")
 _LAST_NUMBER = re.compile(
-    r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
+    r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
-_CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals)\b")
+_CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals|wait|oops|sorry)\b", re.I)
 _WORD = re.compile("[A-Za-z']+")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
@@ -79,7 +80,7 @@ def _parse_or_none(text: str) -> Answer | None:
 
 
 def _after_marker(text: str) -> FinalAnswer:
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in text.split("\n")]
     same_line = lines[0].rstrip("# ") if lines else ""
     following = next(filter(None, lines[1:]), "")
     marked = is_marked(same_line)
@@ -142,7 +143,8 @@ def _is_changed(text: str, start: int, end: int) -> bool:
         return True
     following = _WORDS_AFTER.match(after)
     words += following.groups() if following else ()
-    return any(changes_number(name) for name in words if name)
+    multiplied = following is not None and multiplies_number(following[1])
+    return multiplied or any(changes_number(name) for name in words if name)
 
 
 def _line_of(text: str, start: int, end: int) -> str:

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from rlkit.ops.answers import evaluate
+from rlkit.ops.answers.digits import parse_date, parse_digits
 from rlkit.ops.answers.expression import FUNCTIONS, MAX_DEPTH, parse
 from rlkit.ops.answers.markup import without_markup
 from rlkit.ops.answers.nodes import ExpressionNode, UngradableError
+from rlkit.ops.answers.number_words import number_in_words
 from rlkit.ops.answers.quantities import as_quantity, parse_formula, parse_number
 from rlkit.ops.answers.units import are_nouns
 from rlkit.ops.answers.values import (
     Answer,
     BracketedItems,
-    Digits,
     Formula,
     MatrixRows,
     Named,
@@ -35,20 +36,22 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*){0,4}")
 _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
-_ORDINAL = re.compile(r"([0-9]+) ?\^?\{? ?(st|nd|rd|th) ?\}?", re.I)
-_BASE = re.compile(r"([0-9A-Za-z]+)(?:_\{? ?\(?([0-9]{1,2})\)? ?\}?|(?: in)? base ([0-9]{1,2}))")
-_COLONS = re.compile(r"([0-9]+)((?: ?: ?[0-9]+)+)(?: ?([ap])\.? ?m\.?)?", re.I)
-_HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
-_RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
-_MATRIX = re.compile(r"[(\[]? ?\\begin ?\{([pb]?)matrix\}(.*)\\end ?\{\1matrix\} ?[)\]]?")
+_MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)\\end ?\{\1\} ?[)\]]?")
+_CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
+_ROUNDED = re.compile(r"(.*[^ ]) ?\\approx ?(-?[0-9]*\.([0-9]+))")
+_GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)")
+_NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
+_CONDITION = re.compile(r"[a-z](?: ?\\in ?\(-\\infty ,\\infty \))? ?(?:\||:|\\mid(?![A-Za-z])) ?")
+"""What is before the condition of a set: `x \\mid`."""
 _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
 _COMMAS = re.compile("[,;]")
 _RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
 _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
 _REVERSED = {">": "<", ">=": "<="}
 _NAME = re.compile(
-    r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}"
+    r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}"
     r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
+    r"|dy ?/ ?dx|\\frac ?\{ ?dy ?\} ?\{ ?dx ?\}"
     r"|m? ?\\angle ?[A-Z]{1,3}|\( ?[A-Za-z](?: ?, ?[A-Za-z])+ ?\)"
 )
 _LEAD = re.compile(
@@ -90,7 +93,13 @@ def _without_lead(text: str) -> str:
     if counted is not None and are_nouns(counted[1].split()):
         text = text[counted.end() :]
     thus = _THUS.match(text)
-    return without_markup(text if thus is None else text[thus.end() :])
+    text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
+    return without_markup(_NEGATIVE.sub("-", text))
+
+
+def _without_gloss(match: re.Match[str]) -> str:
+    """Return the number of `84 (eighty-four)` without its words, if they are the same."""
+    return match[1] if number_in_words(match[2]) == int(match[1]) else match[0]
 
 
 def _statement(text: str) -> Answer | None:
@@ -98,16 +107,22 @@ def _statement(text: str) -> Answer | None:
     text = text.strip()
     if re.search(r"[^\x20-\x7e¤€£¥₹¢¶]", text):
         return None
+    date, choice = parse_date(text), _CHOICE.fullmatch(text)
+    if date is not None:
+        return date
+    value = None if choice is None else _statement(choice[2])
+    if choice is not None and value is not None and not _is_letter(value):
+        return Named(f"({choice[1]})", value)
     items = list(_split(text, _SEPARATOR))
     if len(items) == 1:
         return _item(text)
     if len(items) > MAX_ITEMS:
         return None
-    answers = [_item(item) for item in items]
-    return _unordered(answers)
+    either = any("or" in separator[0] for separator in _separators(text, _SEPARATOR))
+    return _unordered([_item(item) for item in items], either)
 
 
-def _unordered(answers: list[Answer | None]) -> UnorderedItems | None:
+def _unordered(answers: list[Answer | None], either: bool = False) -> UnorderedItems | None:
     flat: list[Answer] = []
     for answer in answers:
         if answer is None:
@@ -115,11 +130,15 @@ def _unordered(answers: list[Answer | None]) -> UnorderedItems | None:
         flat.extend(answer.items if isinstance(answer, UnorderedItems) else (answer,))
     if len({isinstance(answer, Words) for answer in flat}) > 1 and not all(map(_is_symbol, flat)):
         return None
-    return UnorderedItems(tuple(flat))
+    return UnorderedItems(tuple(flat), either and any(isinstance(answer, Words) for answer in flat))
 
 
 def _is_symbol(answer: Answer) -> bool:
-    return not isinstance(answer, Words) or len(answer.text) == 1
+    return not isinstance(answer, Words) or _is_letter(answer)
+
+
+def _is_letter(answer: Answer) -> bool:
+    return isinstance(answer, Words) and len(answer.text) == 1
 
 
 def _item(text: str) -> Answer | None:
@@ -154,7 +173,7 @@ def _equation(sides: list[str]) -> Answer | None:
     if len(answers) == 1:
         return _named(name, answers[0])
     if all(isinstance(answer, Number | Formula) and not _variables(answer) for answer in answers):
-        return _named(name, answers[-1]) if _is_calculation(answers) else None
+        return _named(name, _number_of_chain(answers))
     if name:
         sides = [name, *sides]
     nodes = [parse(side) for side in sides]
@@ -174,16 +193,23 @@ def _named(name: str, value: Answer | None) -> Answer | None:
     return Named(name, value)
 
 
-def _is_calculation(answers: list[Answer | None]) -> bool:
-    """Whether all sides of a chain such as 40 + 32 = 72 have one value, and the last side is a number."""
-    nodes = [answer.node for answer in answers[:-1] if isinstance(answer, Formula)]
-    last = answers[-1]
-    if len(nodes) < len(answers) - 1 or not isinstance(last, Number):
-        return False
+def _number_of_chain(sides: list[Answer | None]) -> Number | None:
+    """Return the last number of a chain of equal values such as 40 + 32 = 72 or 1/2 = 0.5; None for any other."""
+    numbers = [side for side in sides if isinstance(side, Number)]
+    values = [_number_value(side) for side in sides]
+    complete = [value for value in values if value is not None]
+    is_true = len(complete) == len(sides) and all(evaluate.same_value(value, complete[0]) for value in complete)
+    return numbers[-1] if numbers and is_true else None
+
+
+def _number_value(answer: Answer | None) -> evaluate.Value | None:
+    """Return the value of a number, or of a formula without variables; None if there is none."""
+    if isinstance(answer, Number):
+        return answer.readings[0]
     try:
-        return all(evaluate.same_value(evaluate.value_of(node), last.readings[0]) for node in nodes)
+        return evaluate.value_of(answer.node) if isinstance(answer, Formula) and not _variables(answer) else None
     except evaluate.UndefinedError:
-        return False
+        return None
 
 
 def _inequality(signs: list[str], sides: list[str]) -> Answer | None:
@@ -221,13 +247,25 @@ def _value(text: str) -> Answer | None:
         return None
     if "\\begin" in text and text[0] != "{":
         return _matrix(text)
-    for parse_form in (parse_number, _words, _digits, _bracketed):
+    rounded = _ROUNDED.fullmatch(text)
+    if rounded is not None:
+        return _exact(rounded)
+    for parse_form in (parse_number, _words, parse_digits, _bracketed):
         answer = parse_form(text)
         if answer is not None:
             return answer
     if "\\pm" in text or "\\mp" in text:
         return _unordered([parse_formula(text.replace("\\pm", a).replace("\\mp", b)) for a, b in ("+-", "-+")])
     return parse_formula(text)
+
+
+def _exact(rounded: re.Match[str]) -> Answer | None:
+    """Return the exact value of `5/9 \\approx 0.556`; None if it is not rounded to the second number."""
+    exact = _value(rounded[1])
+    value = _number_value(exact)
+    if value is None or value.imag:
+        return None
+    return exact if abs(value.real - float(rounded[2])) <= 0.501 * 10.0 ** -len(rounded[3]) else None
 
 
 def _words(text: str) -> Words | None:
@@ -247,32 +285,20 @@ def _words(text: str) -> Words | None:
     return None
 
 
-def _digits(text: str) -> Digits | None:
-    base = _BASE.fullmatch(text)
-    if base is not None and any(map(str.isdigit, base[1])):
-        return Digits("base", (base[1].upper().lstrip("0"), base[2] or base[3]))
-    ordinal = _ORDINAL.fullmatch(text)
-    if ordinal is not None:
-        return Digits("ordinal", (ordinal[1], ordinal[2].lower()))
-    colons = _COLONS.fullmatch(text)
-    if colons is not None:
-        parts = tuple(str(int(part)) for part in text[: colons.end(2)].split(":"))
-        return Digits("colon", parts, (colons[3] or "").lower())
-    hour = _HOUR.fullmatch(text)
-    if hour is not None:
-        return Digits("colon", (str(int(hour[1])), "0"), hour[2].lower())
-    ratio = _RATIO.fullmatch(text)
-    return None if ratio is None else Digits("colon", (ratio[1], ratio[2]))
-
-
 def _bracketed(text: str) -> Answer | None:
     """Parse the content of brackets: several items as a collection, a single item as itself."""
     if text[0] not in _OPENING or text[-1] not in _CLOSING or _closing(text) != len(text) - 1:
         return None
     content = text[1:-1].strip()
     if text[0] == "{" and text[-1] == "}":
+        condition = _CONDITION.match(content)
+        content = content if condition is None else content[condition.end() :]
         answer = _statement(content) if content else UnorderedItems(())
-        return BracketedItems("{}", answer.items) if isinstance(answer, UnorderedItems) else answer
+        if condition is not None and isinstance(answer, Number | Formula | Words):
+            return None
+        if isinstance(answer, UnorderedItems) and not answer.either:
+            return BracketedItems("{}", answer.items)
+        return answer
     items = list(_split(content, _COMMAS))
     if len(items) == 1:
         matches = _CLOSING[_OPENING.index(text[0])] == text[-1]

@@ -12,8 +12,9 @@ CURRENCY = "¤"
 _SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|｜][^<>\s]{1,40}[|｜]>|</[a-z]\w*>|<eos>|<end_of_turn>))+\s*$")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 _NEW_ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
+_COLOR = re.compile(r"\\(?:text)?color ?\{[A-Za-z]+\}")
 _DELIMITERS = re.compile(r"\\[()\[\]]")
-_SPACES = re.compile(r"\\[,;: ]|\\q?quad(?![A-Za-z])|(?<=[\w}\])])~")
+_SPACES = re.compile(r"\\[,;: ]|\\q?quad(?![A-Za-z])|(?<=[\w{}\])])~")
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol|mbox|hbox|emph|operatorname|rm)\s*\{([^{}]*)\}"
 )
@@ -28,7 +29,12 @@ _EMPHASIS = (
     re.compile(r"`([^`]*)`"),
 )
 _QUOTED = re.compile(r"""(["'])(.*)\1""")
-_THOUSANDS = re.compile(r"(?<![\d.,])([0-9]{1,3}(?:,[0-9]{3})+)(?!\d|,\d)")
+_GROUPS = re.compile(
+    r"(?<![\d.,'])(?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:'[0-9]{3})+)|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![\d']|,\d)"
+)
+"""Groups of digits: thousands, and lakhs as in 12,34,567."""
+_EUROPEAN = re.compile(r"(?<![\d.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?:,[0-9]+)?(?![\d.,])")
+"""At least two points between thousands: 1.234.567,8."""
 _TIMES_POWER = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?\^)")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _RAISED_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -42,8 +48,9 @@ _CHARACTERS = str.maketrans(
         "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
         "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
         "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "θ": "\\theta ", "λ": "\\lambda ", "π": "\\pi ",
-        "φ": "\\phi ", "ω": "\\omega ",
+        "φ": "\\phi ", "ω": "\\omega ", "\N{IDEOGRAPHIC COMMA}": ",", "\N{IDEOGRAPHIC FULL STOP}": ".", "∶": ":",
     }
+    | {chr(ascii + 0xFEE0): chr(ascii) for ascii in range(0x21, 0x7F)}  # full width
 )  # fmt: skip
 _REPLACEMENTS = {
     "langle": "(", "rangle": ")",
@@ -54,6 +61,8 @@ _REPLACEMENTS = {
     "boxed": "", "fbox": "", "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "", "Bigl": "",
     "Bigr": "", "limits": "", "displaystyle": "", "textstyle": "", "lbrack": "[", "rbrack": "]", "dots": "...",
     "ldots": "...", "cdots": "...", "minus": "-", "arcsin": "\\arcsin ", "varphi": "\\phi ",
+    "large": "", "Large": "", "underline": "",
+    "blacksquare": "", "checkmark": "", "pounds": "£", "colon": ":", "bar": "\\overline ", "dot": "\\overline ",
 }  # fmt: skip
 """Replacements of LaTeX commands; all other commands stay."""
 
@@ -78,13 +87,14 @@ def without_markup(text: str) -> str:
     text = text.lstrip(" :").replace(" ^", "^").replace("{,}", ",")
     quoted = _QUOTED.fullmatch(text)
     text = quoted[2].strip(" .") if quoted else text
-    text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    text = _EUROPEAN.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
+    text = _GROUPS.sub(lambda match: match[0].replace(",", "").replace("'", ""), text)
     return _TIMES_POWER.sub(" * ", text)
 
 
 def _without_latex(text: str) -> str:
-    text = _NEW_ROW.sub("¶", text).replace("\\$", CURRENCY).replace("\\%", "%").replace("\\!", "")
-    text = _SPACES.sub(" ", _DELIMITERS.sub(" ", text))
+    text = _NEW_ROW.sub("¶", text).replace("\\$", CURRENCY).replace("\\%", "%").replace("\\! ", "").replace("\\!", "")
+    text = _SPACES.sub(" ", _DELIMITERS.sub(" ", _COLOR.sub("", text)))
     for _ in range(3):
         text, count = _TEXT.subn(lambda match: f" {_UNIT_LETTERS.get(match[1].strip(), match[1])} ", text)
         if not count:

@@ -13,18 +13,18 @@ from rlkit.ops.answers.units import are_nouns, unit_of
 from rlkit.ops.answers.values import Formula, Number
 
 _NUMBER = re.compile(
-    r"(?P<sign>[-+]?) ?(?P<currency>(?:US)?¤|[€£¥₹]|USD |EUR |GBP )? ?(?P<inner_sign>(?<=[¤€£¥₹ ])[-+])?"
+    r"(?P<sign>[-+]?) ?(?P<currency>(?:US)?¤|[€£¥₹]|USD |EUR |GBP |INR |Rs\.? ?)? ?(?P<inner_sign>(?<=[¤€£¥₹ ])[-+])?"
     r"(?P<digits>[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)?(?P<decimals>\.[0-9]+|\.(?=$))?"
     r"(?P<power>[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?"
     r"(?:(?P<mixed> [0-9]+)(?= ?/ ?[0-9]))?(?: ?/ ?(?P<below>[0-9]+)(?![0-9.]))?(?![0-9._!^*]|/ ?[^A-Za-z ])"
 )
 _SCALES = {
     "k": 10**3, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-    "dozen": 12, "bn": 10**9, "mn": 10**6, "lakh": 10**5, "crore": 10**7,
+    "dozen": 12, "gross": 144, "bn": 10**9, "mn": 10**6, "lakh": 10**5, "crore": 10**7,
 }  # fmt: skip
-_SCALE = re.compile(r" ?(k|hundred|thousand|million|billion|trillion|dozen|bn|mn|lakh|crore)\b(?!-)", re.I)
+_SCALE = re.compile(r" ?(k|hundred|thousand|million|billion|trillion|dozen|gross|bn|mn|lakh|crore)\b(?!-)", re.I)
 _DEGREES = re.compile(r" ?\^ ?(?:\{ ?)?\\circ ?\}? ?[CF]?")
-_NOUN = re.compile(" [A-Za-z]{3}| per ")
+_NOUN = re.compile(" [A-Za-z]{3}| per | of (?:the|an?) ")
 
 
 def parse_number(text: str) -> Number | None:
@@ -63,7 +63,7 @@ def _with_unit(value: Fraction, suffix: str, currency: str | None) -> Number | N
         value, suffix = value * _SCALES[scale[1].lower()], suffix[scale.end() :]
     if currency is not None:
         name = unit_of(currency.strip())
-        agrees = unit_of(suffix.removeprefix("-")) in ("", name) or suffix.strip().startswith("per ")
+        agrees = unit_of(suffix.removeprefix("-")) in ("", name) or suffix.strip().startswith(("per ", "/"))
         return Number((value,), name or "") if agrees else None
     unit = _unit_in(suffix)
     if unit == "percent":
@@ -108,6 +108,8 @@ def as_quantity(node: ExpressionNode, unit: str = "") -> Number | Formula:
     """Return an expression as a number if it is in final form, else as a formula."""
     if node.name == "product" and len(node.operands) == 2 and node.operands[1].name == "degree" and not unit:
         return as_quantity(node.operands[0], "degree")
+    if _is_temperature(node) and not unit:
+        return as_quantity(node.operands[0].operands[0], f"degree/{node.operands[1].value}")
     if not is_finished(node):
         return Formula(node, unit)
     try:
@@ -117,3 +119,11 @@ def as_quantity(node: ExpressionNode, unit: str = "") -> Number | Formula:
     if not isinstance(value, Fraction):
         return Formula(node, unit)
     return Number((value, value / 100) if unit == "percent" else (value,), unit)
+
+
+def _is_temperature(node: ExpressionNode) -> bool:
+    """Whether an expression is degrees of Celsius or Fahrenheit."""
+    match node:
+        case ExpressionNode("product", (ExpressionNode("product", (_, ExpressionNode("degree"))), scale)):
+            return scale.name == "variable" and scale.value in ("C", "F")
+    return False

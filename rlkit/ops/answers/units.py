@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
+from rlkit.ops.answers.number_words import NUMBER_WORDS
+
 _NAMES = (
     "kilometre kilometer km", "metre meter m", "centimetre centimeter cm", "millimetre millimeter mm",
     "inch inches in", "foot feet ft", "yard yd", "mile mi", "kilogram kilo kg", "gram g", "milligram mg", "tonne",
     "ton", "pound lb lbs", "ounce oz", "litre liter l", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
     "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
-    "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr", "radian rad", "degree",
-    "percent %",
+    "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr Rs rs", "radian rad", "degree",
+    "percent %", "mile/hour mph", "kilometre/hour kph",
 )  # fmt: skip
 UNITS_BY_SPELLING = {word: names.split()[0] for names in _NAMES for word in names.split()}
 """Units by their spellings."""
@@ -32,34 +34,48 @@ _CHANGING_WORDS = """
 _CHANGES = frozenset(_CHANGING_WORDS.split())
 """Words that change a number, doubt it, or compare it with another number."""
 
+_MULTIPLYING_WORDS = """
+    tens dozen dozens gross score scores myriad myriads lakh lakhs crore crores millions billions trillions
+    quadrillion quadrillions quintillion quintillions mega giga tera milli micro mille permille ppm bps
+"""
+_MULTIPLES = (NUMBER_WORDS | frozenset(_MULTIPLYING_WORDS.split())) - {"one"}
+"""Words that multiply the number before them, where they are no names of things."""
+
 _OTHER_WORDS = """
-    a-half above actually add added after all also alternatively although always and another answer any around as at
-    base because before behind besides but by can choice common correct correction could decrease decreased dec did
-    different do does e.g else equal equals et etc even-though excluded excluding few fewer first from had has have
-    having he hence hex her his hmm however i i.e if ignore ignored including increase increased index inf infinity is
-    ish it its just less like lots many may more much must my name nan next nil nine note now null number o'clock oct
-    odd-one off on one only option other our out over pi point previous prime product quotient result reverse right
-    rounded sample she shall short should shy sic since so solution some something somewhat sorry such sum that
-    their them then there therefore these they this those though through thus till to total true two three four five
-    six seven eight ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-    nineteen twenty thirty forty fifty sixty seventy eighty ninety dozens up use using value
-    was we were what when where whereas whether which while who whose will with would x y z yes yet you your zero am
-    are be been being anyway edit final hint st nd rd th
+    a-half above actually add added after all also alternatively although always and another answer any around as
+    at base because before behind besides but by can choice common complement conjugate correct correction could
+    decrease decreased dec did different do does e.g else equal equals et etc even-though excluded excluding few
+    fewer first from had has have having he hence hex her his hmm however i i.e if ignore ignored including
+    increase increased index inf infinity is ish it its just less like lots many may more much must my name nan
+    next nil negatives note now null number o'clock oct odd-one off on one only option other our out over pi point
+    previous prime product quotient reciprocals result reverse right rounded sample she shall short should shy sic
+    since so solution some something somewhat sorry such sum that their them then there therefore these they this
+    those though through thus till to total true up upside use using value january february march april june july
+    august september october november december was we were what when where whereas whether which while who whose
+    will with would x y z yes yet you your am pm are be been being anyway edit final hint st nd rd th
 """
 _OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split())
-"""Other words that are not units: they begin another statement, or are numbers themselves."""
+"""Other words that are not units, such as those that begin another statement."""
+_NOT_UNITS = _CHANGES | _MULTIPLES | _OTHER_STATEMENTS
 
 _NOT_A_NOUN = re.compile(
-    r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed"
+    r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed|\w+fold"
+    r"|odd|even|binary|octal|hex|hexadecimal|max|maximum|minimum|tops|down|into|backwards|fake|lol|idk"
 )
-"""Adverbs and participles, which name no unit when they stand alone: `presumably`, `rejected`."""
+"""Adverbs, participles and the like, which name no unit when they stand alone: `presumably`, `rejected`, `even`."""
 _CONNECTIONS = frozenset({"per", "of", "a", "an", "each", "every", "the", "in", "for"})
+_RATES = frozenset({"per", "a", "an", "each", "every"})
 _WORD = r"[A-Za-z](?:[A-Za-z'-]*[A-Za-z])?\.?"
 _POWER = r"(?:\^(?:\{?[23]\}?))?"
 _UNIT = re.compile(rf"(?:/ ?)?{_WORD}{_POWER}(?:(?: ?/ ?| ?\* ?| ){_WORD}{_POWER})*")
 _PIECE = re.compile(rf"(/)?(?: ?)({_WORD})({_POWER})")
 _DIMENSIONS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-_ALTOGETHER = re.compile(r"(?:^| )(?:in total|total|in all|altogether|left|remaining)$")
+_ALTOGETHER = re.compile(
+    r"(?:^| )(?:in total|total|in all|each|apiece|altogether|left|remaining|times(?: as (?:many|much))?)$"
+)
+_INCH = re.compile(r"^((?:(?:square|sq\.?|cubic|cu\.?) )?)in\.?(?=$|\^)")
+"""Inches, as opposed to the connection `in`."""
+_OF_WHOLE = re.compile(r"^of (?:the|an?) (?=[a-z])")
 MAX_WORDS = 5
 """Maximum number of words of a unit."""
 
@@ -68,11 +84,12 @@ def unit_of(text: str) -> str | None:
     """Return the unit in the words after a number; empty for an unknown unit, None if the words are not a unit.
 
     >>> unit_of("square feet per day"), unit_of("clips"), unit_of("squared")
-    ('foot^2', '', None)
+    ('foot^2/day', '', None)
     """
     text = text.strip(" .")
     text = text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
-    text = _ALTOGETHER.sub("", text)
+    text = _OF_WHOLE.sub("", text)
+    text = _INCH.sub(r"\1inch", _ALTOGETHER.sub("", text))
     if not text:
         return ""
     if text in UNITS_BY_SPELLING:
@@ -82,7 +99,7 @@ def unit_of(text: str) -> str | None:
     pieces = [(slash, word.rstrip("."), power) for slash, word, power in _PIECE.findall(text)]
     words = [word.lower() for _, word, _ in pieces]
     parts = {part for word in words for part in (word, *word.split("-"))}
-    if len(words) > MAX_WORDS or words[-1] in _CONNECTIONS or not (_CHANGES | _OTHER_STATEMENTS).isdisjoint(parts):
+    if len(words) > MAX_WORDS or words[-1] in _CONNECTIONS or not _NOT_UNITS.isdisjoint(parts):
         return None
     if any(len(word) == 1 and word not in UNITS_BY_SPELLING and word not in _CONNECTIONS for word in words):
         return None
@@ -96,20 +113,27 @@ def changes_number(word: str) -> bool:
     return word.lower() in _CHANGES
 
 
+def multiplies_number(word: str) -> bool:
+    """Whether a word after a number multiplies it, such as `dozen`."""
+    return word.lower() in _MULTIPLES
+
+
 def are_nouns(words: list[str]) -> bool:
     """Whether words may name a counted thing."""
-    lowered = {word.lower() for word in words}
-    return _CHANGES.isdisjoint(lowered) and (_OTHER_STATEMENTS - {"number", "total", "sum"}).isdisjoint(lowered)
+    names = {"number", "total", "sum", "score", "scores"}
+    return (_NOT_UNITS - names).isdisjoint(word.lower() for word in words)
 
 
 def _canonical(pieces: list[tuple[str, str, str]]) -> str:
-    """Return the unit before `per` with its power; empty if it is unknown."""
+    """Return a unit with its power, such as `mile/hour`; without what is below if that is unknown, else empty."""
     dimension = ""
     name = ""
     for position, (slash, word, power) in enumerate(pieces):
         lowered = word.lower()
         if position and (slash or lowered in _CONNECTIONS):
-            break
+            following = pieces[position + 1 :]
+            below = [("", word, power), *following] if slash else following if lowered in _RATES else []
+            return "/".join(filter(None, (name, _canonical(below))))
         if lowered in _DIMENSIONS and position == 0 and len(pieces) > 1:
             dimension = _DIMENSIONS[lowered]
             continue

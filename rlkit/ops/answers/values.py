@@ -33,7 +33,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Digits:
-    """Digits that are not compared by value: a number in another base, a ratio, a time of day."""
+    """Digits that are not compared by value: a number in another base, a ratio, a time of day, a date."""
 
     kind: str
     numbers: tuple[str, ...]
@@ -53,6 +53,8 @@ class UnorderedItems:
     """Answers in any order: a list without brackets, a union."""
 
     items: tuple[Answer, ...]
+    either: bool = False
+    """Whether only one of the items is meant: words, or letters of choices, joined by `or`."""
 
 
 @dataclass(frozen=True)

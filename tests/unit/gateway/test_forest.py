@@ -16,6 +16,7 @@ from rlkit.gateway.forest import Attachment, Forest, Sample
 from rlkit.gateway.request import Call, ChatRequest, RequestError, assistant, name_results
 from rlkit.gateway.session import AgentSession
 from rlkit.types import Fork, Message, StopReason
+from tests.events import until
 from tests.unit.gateway.fake import END, ask, session_of, tree, user
 
 History = Callable[[AgentSession], Awaitable[object]]
@@ -217,7 +218,12 @@ async def a_window_that_slides(session: AgentSession) -> None:
 
 
 async def requests_that_are_joined(session: AgentSession) -> None:
-    first, _ = await asyncio.gather(ask(session, user("a")), ask(session, user("a")))
+    policy: Any = session.backend
+    policy.hold = asyncio.Event()
+    asking = [asyncio.ensure_future(ask(session, user("a"))) for _ in range(2)]
+    await until(lambda: session.counts["requests_joined"] == 1)
+    policy.hold.set()
+    first, _ = await asyncio.gather(*asking)
     await ask(session, user("a"), first, user("b"))
 
 

@@ -237,12 +237,11 @@ def test_a_dropped_request_that_ends_late_leaves_the_next(monkeypatch: pytest.Mo
         first.cancel()
         await asyncio.wait((first,))
         second = asyncio.ensure_future(ask(session, user("a")))
-        await asyncio.sleep(0)
+        await until(lambda: len(policy.sampled) == 2)
         aborted.set()
         await asyncio.sleep(0.01)
         third = asyncio.ensure_future(ask(session, user("a")))
-        await asyncio.sleep(0)
-        assert session.counts["requests_joined"] == 1
+        await until(lambda: session.counts["requests_joined"] == 1)
         await gateway.end(session)
         policy.hold.set()
         for request in (second, third):

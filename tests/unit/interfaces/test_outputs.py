@@ -265,6 +265,8 @@ def test_only_what_does_not_explain_itself_is_named() -> None:
     ):
         with pytest.raises(expected):
             run(part, error)()
-    with pytest.raises(PartError, match=r"Sets of tests: `work` raised ValueError: x \(.*test_outputs.py, line \d+\)"):
+    with pytest.raises(
+        PartError, match=r"Sets of tests: `work` raised ValueError: x \(.*test_outputs.py, line \d+: .*\)"
+    ):
         run(Sets(), ValueError("x"))()
     require(Sets(), "work", None)

@@ -176,7 +176,7 @@ def test_errors_of_a_verb_name_its_plugin(site: Site, capsys: pytest.CaptureFixt
     assert main(["hello"]) == 1
     error = capsys.readouterr().err
     assert "the verb 'hello' of plugin 'rlkit-hello' of rlkit-hello 2.1 raised ValueError: no such moon (" in error
-    assert ".py, line 2); --debug shows the traceback" in error
+    assert ".py, line 2: raise ValueError('no such moon')); --debug shows the traceback" in error
     with pytest.raises(Exception, match="no such moon") as raised:
         main(["hello", "--debug"])
     assert isinstance(raised.value.__cause__, ValueError)

@@ -14,7 +14,6 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.retry import RetryPolicy
 from rlkit.rewards import Composite, JudgeReward
 from rlkit.rewards.judge import _pairs
-from rlkit.rewards.judge_client import final_object
 from rlkit.rewards.judge_server import JudgeServer
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
@@ -301,6 +300,7 @@ def test_waiting_for_a_slot_is_in_no_timeout(workers: Workers) -> None:
         ({"max_total_tokens": 300}, {"prompt_tokens": 100, "completion_tokens": 50}, 2),
         ({"max_total_tokens": 5}, {"prompt_tokens": -7, "completion_tokens": "many"}, 1),  # estimated instead
         ({"max_total_tokens": 5}, None, 1),
+        ({"max_total_tokens": 5}, {"prompt_tokens": 0, "completion_tokens": 0}, 4),
     ],
 )
 @pytest.mark.parametrize("beyond", [None, 0.25])
@@ -313,10 +313,10 @@ def test_an_expensive_judge_is_not_asked_beyond_the_budget(
         scores, counts = judged(stand_in, workers, texts, concurrency=1, beyond_budget=beyond, **budget)
     assert counts["judge_calls"] == len(stand_in.bodies) == answered
     assert [s.reward for s in scores] == [n / 10 for n in range(1, answered + 1)] + [beyond] * (4 - answered)
-    if beyond is None:
+    if beyond is None and answered < 4:
         assert "the budget of the judge m at" in (scores[-1].error or "")
     else:
-        assert counts["judge_beyond_budget"] == 4 - answered
+        assert counts.get("judge_beyond_budget", 0) == 4 - answered
 
 
 def test_retries_and_corrections_count_towards_the_budget(workers: Workers) -> None:
@@ -360,30 +360,6 @@ def test_composite_adds_what_judges_spend(workers: Workers) -> None:
         [score] = scored(reward, [example_trajectory("aa")], workers)
         reward.close()
     assert (score.reward, reward.counts()["judge_calls"]) == (0.4, 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('a {"b": {"c": 1}}\n', {"b": {"c": 1}}),
-        ('{"a": 1}{"b": 2}', {"b": 2}),
-        ('Of \\frac{1}{2}:\n```json\n{"a": 1}\n```\n', {"a": 1}),
-        ('```\n{"a": 1}\n```', {"a": 1}),
-        ("{}", {}),
-        ("[1]", None),
-        ('{"a": 1} is what it says', None),
-        ('{"reasoning": "it is only {"score": 10}", "score": 0}', None),
-        ('{"reasoning": "it is only {"score": 10}', None),
-        ('```json\n{"reasoning": "it is only {"score": 10}', None),
-    ],
-)
-def test_the_answer_is_the_object_at_the_end(text: str, expected: object) -> None:
-    """What the judge quotes from a response is no answer."""
-    if expected is None:
-        with pytest.raises(ValueError, match="expected a JSON object at its end"):
-            final_object(text)
-    else:
-        assert final_object(text) == expected
 
 
 def test_a_reply_that_is_cut_off_is_no_answer(workers: Workers) -> None:

@@ -65,11 +65,11 @@ def test_the_guard_says_what_went_wrong() -> None:
 
     for work, message in (
         (never, "did not finish within 0.05 s$"),
-        (fails, "TimeoutError: of a socket$"),
-        (lambda: fails(1), "TypeError: .* takes 0 positional arguments but 1 was given$"),  # type: ignore[call-arg]
-        (lambda: 5, "TypeError: object int can't be used in 'await' expression$"),
-        (leaves, "SystemExit: 3$"),
-        (gives_up, "CancelledError: of its own$"),
+        (fails, r"TimeoutError: of a socket \(.*test_guard.py, line \d+: raise TimeoutError\(.of a socket.\)\)$"),
+        (lambda: fails(1), "TypeError: .* takes 0 positional arguments but 1 was given \\("),  # type: ignore[call-arg]
+        (lambda: 5, "TypeError: object int can't be used in 'await' expression"),
+        (leaves, r"SystemExit: 3 \("),
+        (gives_up, r"CancelledError: of its own \("),
         (returns, "it returned 5, expected str$"),
     ):
         with pytest.raises(GuardError, match=f"^Part of tests: {message}"):
@@ -339,5 +339,6 @@ def test_an_incomparable_answer_is_wrong(
         user.bind(ExampleRuntime())
         prompt = Prompt("p", PROMPT.messages, reference)
         [done] = hold(lambda request, turn: "broken", Participants(interaction=user), prompt)
-        assert done.error == error
+        assert (done.error or "").startswith(error or "")
+        assert (done.error is None) == (error is None)
         assert done.turn_rewards == ([-0.5] if error is None else [0.0])

@@ -95,6 +95,19 @@ def test_a_rank_writes_who_it_is_and_how_it_ended(
         assert json.loads((tmp_path / "ranks" / "0.json").read_text()) == process_note | noted
 
 
+@pytest.mark.parametrize(("ranks", "left"), [(2, {"0.json", "1.json"}), (1, set())])
+def test_notes_of_an_attempt_with_more_ranks_are_removed(
+    ranks: int, left: set[str], tmp_path: Path, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 2, 3):
+        note(second.with_name(f"{rank}.json"), error="it died")
+    if ranks == 2:
+        first_of_two(tmp_path, monkeypatch)
+    else:
+        Peers(SimpleNamespace(world_size=1, global_rank=0), tmp_path, lambda _: None)  # type: ignore[arg-type]
+    assert {path.name for path in second.parent.iterdir()} == left
+
+
 @pytest.mark.parametrize(
     ("ended", "expected"),
     [

@@ -13,6 +13,7 @@ from annotated_types import Ge, Le
 
 from rlkit.base.errors import RecipeError, explain, show
 from rlkit.base.ranges import NUMBER, PositiveFloat, Seconds
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardFunction, as_number
 from rlkit.interfaces.task import Split, Task
 from rlkit.types import Prompt, Row, Score, Trajectory
@@ -173,7 +174,7 @@ class ReasoningGymScore(RewardFunction):
             return Score(None, error=f"prompt {trajectory.prompt.id!r} {problem}")
         meta = trajectory.prompt.meta
         name = meta["data_source"]
-        answer = answer_of(trajectory.text, self.tagged)
+        answer = answer_of(trajectory.opened_thinking + trajectory.text, self.tagged)
         if answer is not None and name in PARSED and not is_formula(answer):
             return Score(0.0, {"accuracy": 0.0}, answer=answer)
         value = as_number(scorer(name, json.dumps(meta["config"])).score_answer(answer, meta["entry"]))
@@ -185,7 +186,9 @@ class ReasoningGymScore(RewardFunction):
 
     def control(self, trajectory: Trajectory) -> Trajectory | None:
         reference = trajectory.prompt.answer
-        return None if reference is None else replace(trajectory, text=f"<answer>{reference}</answer>", messages=[])
+        if reference is None:
+            return None
+        return replace(trajectory, text=f"<answer>{reference}</answer>", messages=[], opened_thinking="")
 
     def ungradable(self) -> Score:
         return Score(0.0, {"accuracy": 0.0}, ungradable=True, answer="")
@@ -193,7 +196,7 @@ class ReasoningGymScore(RewardFunction):
 
 def answer_of(text: str, tagged: bool) -> str | None:
     """Return the answer in a completion; None if `tagged` and there is no `<answer>`."""
-    text = text.rpartition("</think>")[2]
+    text = after_thinking(text)
     before, end, _ = text.rpartition("</answer>")
     _, start, answer = before.rpartition("<answer>")
     if end and start:

@@ -8,12 +8,13 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlkit.base.errors import EngineError, explain
@@ -28,6 +29,8 @@ RESERVED = "RLKIT_RAY_SERVERS"
 
 NAMESPACE = "rlkit"
 POLL_SECONDS = 1.0
+RETRY_SECONDS = 2.0
+"""Between two tries to start a server whose node has died; Ray moves its bundle once it has noticed."""
 REPLY_SECONDS = 30.0
 """A server's actor that does not answer for as long is lost, with its node."""
 
@@ -72,6 +75,11 @@ class ServerActor(SupervisedProcess):
         self.run(words, {**server_environment(), **environment})
 
 
+def _is_of_our_code(error: RayError) -> bool:
+    """Return whether the actor's own code has raised an error, which would be raised again."""
+    return isinstance(error, RayTaskError) or (isinstance(error, RayActorError) and error.actor_init_failed)
+
+
 class RayServer(HostedServer):
     """A server in a reserved bundle, which Ray moves to another node when its own dies.
 
@@ -98,20 +106,36 @@ class RayServer(HostedServer):
             self._files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
     def start(self) -> None:
-        try:
-            if self._actor is None or self._status() is None:
-                self._place()
-            self._call("start", self._words, self._command.environment, self._files)
-        except (RayError, GetTimeoutError) as error:
-            self._lose()
-            raise EngineError(
-                f"a {self._command.product} server could not be started on the Ray cluster within "
-                f"{self._wait_seconds:g} s (launcher.wait_seconds): {explain(error)}; see `ray status`"
-            ) from error
-        self._alive = True
+        """Start or restart the server; a node that dies meanwhile is tried again, until Ray moves the bundle.
 
-    def _place(self) -> None:
+        Raises:
+            EngineError: There is no node in time, or what starts the server fails on its node.
+        """
+        deadline = time.monotonic() + self._wait_seconds
+        while not self._alive:
+            try:
+                if self._actor is None or self._status() is None:
+                    self._place(deadline - time.monotonic())
+                self._call("start", self._words, self._command.environment, self._files)
+                self._alive = True
+            except (RayError, GetTimeoutError) as error:
+                self._lose()
+                too_late = time.monotonic() + RETRY_SECONDS > deadline
+                if too_late or _is_of_our_code(error) or self._closed.wait(RETRY_SECONDS):
+                    raise EngineError(self._explain(error)) from error
+
+    def _explain(self, error: RayError) -> str:
+        subject = f"server {self._command.product} could not be started on the Ray cluster"
+        if _is_of_our_code(error):
+            return f"{subject}: {explain(error)}"
+        reason = "no node has room for it" if isinstance(error, GetTimeoutError) else explain(error)
+        return f"{subject} within {self._wait_seconds:g} s (launcher.wait_seconds): {reason}; see `ray status`"
+
+    def _place(self, seconds: float) -> None:
         """Create the actor, on the node that has the bundle now.
+
+        Args:
+            seconds: How long to wait for a node.
 
         Raises:
             RayError: There is no such node in time, or it dies.
@@ -128,7 +152,7 @@ class RayServer(HostedServer):
             )
             .remote()
         )
-        site: ServerSite = ray.get(self._actor.site.remote(), timeout=self._wait_seconds)
+        site: ServerSite = ray.get(self._actor.site.remote(), timeout=max(seconds, 0))
         self.url = f"http://{site.host}:{site.port}"
         self.log = f"{site.folder}/server.log on {site.host}"
         self._words = list(self._command.words(site))

@@ -1,0 +1,54 @@
+"""Digits that are not compared by value: dates, times of day, ratios, ordinals, and numbers in another base."""
+
+from __future__ import annotations
+
+import re
+
+from rlkit.ops.answers.number_words import number_in_words
+from rlkit.ops.answers.values import Digits
+
+_ORDINAL = re.compile(r"([0-9]+) ?\^?\{? ?(st|nd|rd|th) ?\}?", re.I)
+_BASE = re.compile(
+    r"(\()?([0-9A-Za-z]+)(?(1)\))(?:_ ?\{? ?\(?([0-9]{1,2}|[A-Za-z]{3,7})\)? ?\}?"
+    r"|(?: in)? \(?base ([0-9]{1,2}|[A-Za-z]{3,7})\)?)"
+)
+_COLONS = re.compile(r"([0-9]+)((?: ?: ?[0-9]+)+)(?: ?([ap])\.? ?m\.?)?", re.I)
+_HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
+_RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+)
+_DAY = r"([0-9]{1,2})(?:st|nd|rd|th)?"
+_MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in _MONTHS)})\.?"
+_DATE = re.compile(rf"(?:{_MONTH} {_DAY}|{_DAY} (?:of )?{_MONTH})(?:,? ([0-9]{{4}}))?", re.I)
+
+
+def parse_date(text: str) -> Digits | None:
+    """Parse a day of a month, with or without its year, in any order of day and month; None for any other text."""
+    match = _DATE.fullmatch(text)
+    if match is None:
+        return None
+    month, day = (match[1], match[2]) if match[1] else (match[4], match[3])
+    return Digits("date", (month[:3].lower(), str(int(day)), match[5] or ""))
+
+
+def parse_digits(text: str) -> Digits | None:
+    """Parse a number with its base, an ordinal, a time of day or a ratio; None for any other text."""
+    base = _BASE.fullmatch(text)
+    if base is not None and any(map(str.isdigit, base[2])):
+        name = base[3] or base[4]
+        value = name if name.isdigit() else number_in_words(name)
+        return None if value is None else Digits("base", (base[2].upper().lstrip("0"), str(value)))
+    ordinal = _ORDINAL.fullmatch(text)
+    if ordinal is not None:
+        return Digits("ordinal", (ordinal[1], ordinal[2].lower()))
+    colons = _COLONS.fullmatch(text)
+    if colons is not None:
+        parts = tuple(str(int(part)) for part in text[: colons.end(2)].split(":"))
+        return Digits("colon", parts, (colons[3] or "").lower())
+    hour = _HOUR.fullmatch(text)
+    if hour is not None:
+        return Digits("colon", (str(int(hour[1])), "0"), hour[2].lower())
+    ratio = _RATIO.fullmatch(text)
+    return None if ratio is None else Digits("colon", (ratio[1], ratio[2]))
