@@ -19,12 +19,15 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.functions import coroutine_problem, load_function, require_function
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import Count, PositiveInt, Seconds
+from rlkit.base.text import HIDDEN
 from rlkit.interfaces.agent import Agent, AgentClient, AgentResult, AgentTask
 from rlkit.interfaces.runtime import Runtime
 
 __all__ = ["CommandAgent", "PythonAgent"]
 
 TASK_FILE = "TASK.md"
+SECRET_LENGTH = 8
+"""Fewest characters of a variable's value that is hidden in the output of a command."""
 LOCAL_HOSTS = "127.0.0.1,localhost"
 
 Function = Callable[[AgentClient, AgentTask], Awaitable[object]]
@@ -45,7 +48,7 @@ class CommandAgent(Agent):
     Args:
         command: The command line. Files that it names are readable.
         allow_code: Must be true, since the recipe runs the command.
-        environment: Environment variables besides.
+        environment: Environment variables besides; values of 8 characters or more are hidden in its output.
         timeout: Seconds for one rollout, without the time in which the engine samples.
         memory_mb: Memory of all its processes together.
         processes: Processes at once.
@@ -94,7 +97,13 @@ class CommandAgent(Agent):
         port = urlsplit(client.url).port or 0
         mounts = workdir_of(task.prompt.meta, task.folder)
         result = await self.command.run(task.folder, self.variables(task, client), values, port, mounts)
-        return AgentResult(result.status, result.output)
+        return AgentResult(result.status, self._without_values(result.output))
+
+    def _without_values(self, output: str) -> str:
+        """Return an output without the values of `environment`, which may be credentials."""
+        for value in self.environment.values():
+            output = output.replace(value, HIDDEN) if len(value) >= SECRET_LENGTH else output
+        return output
 
     def variables(self, task: AgentTask, client: AgentClient) -> dict[str, str]:
         """Return the environment variables of the command."""

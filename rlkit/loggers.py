@@ -303,6 +303,9 @@ class SwanLab(RunLogger):
             mode="offline" if self.offline else "online",
             log_dir=str(run.folder / "swanlab"),
             config=dict(run.recipe),
+            settings=swanlab.Settings(
+                probe=swanlab.Settings.Probe(runtime=False)
+            ),  # it reads the kernel's command line
             **{"id": run.run_id, "resume": "allow", "reinit": True},
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sysconfig
 import traceback
 from pathlib import Path
@@ -16,6 +17,9 @@ INTERRUPTED = 130
 
 LONGEST = 2000
 """Maximum characters of a line of a message."""
+
+LONG_WORD = re.compile(r"\S{301,}")
+"""A word without spaces that a message shortens, such as a flag of some kilobytes."""
 
 
 def shorten(text: str, limit: int = LONGEST) -> str:
@@ -72,13 +76,14 @@ class RlkitError(Exception):
     """An error whose message is sufficient: the command line prints it without a traceback.
 
     Args:
-        message: Lines; one that is longer than `LONGEST` loses its middle.
+        message: Lines; one that is longer than `LONGEST` loses its middle, and so does a `LONG_WORD`.
     """
 
     exit_code = 1
 
     def __init__(self, message: object = "") -> None:
-        super().__init__("\n".join(map(shorten, str(message).split("\n"))))
+        lines = LONG_WORD.sub(lambda word: shorten(word[0], 200), str(message)).split("\n")
+        super().__init__("\n".join(map(shorten, lines)))
 
 
 class RecipeError(RlkitError):

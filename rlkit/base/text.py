@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 HIDDEN = "***"
 
@@ -15,17 +17,85 @@ CONTROL = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"  # lone surrogates, and invisible tags
 )
 
-USERINFO = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
-SECRET_NAME = re.compile(r"(^|[_.-])(token|password|passwd|api[_-]?key|secret|authorization)$", re.IGNORECASE)
+REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
+"""`${NAME}` in an option that is a text: the value of an environment variable."""
+
+_REFERENCES = re.compile(r"((?:[\w.-]+[:= ])?\$\{[A-Z_][A-Z0-9_]*\}|[&;#])")
+"""References, each with a name before it if there is one, such as `me:${RLKIT_PASSWORD}` and `Bearer ${RLKIT_KEY}`."""
+
+ENVIRONMENTS = ("environment", "env", "headers")
+"""Options that map names to texts, each of which is a credential."""
+_ENVIRONMENT_IN_YAML = re.compile(rf"\b(?:{'|'.join(ENVIRONMENTS)})[\"']?\s*:")
+
+_LONG = r"passwords?|passwd|passphrase|secrets?|credentials?|authorization|connection[_-]?string"
+_KEYS = r"(?:api|access|private|account|auth|signing|encryption)[_-]?keys?(?:[_-]?id)?"
+_SHORT = r"pass|pwd|pat|sig|signature|auth|dsn|jwt|cookie|webhook"
+SECRET_NAME = re.compile(rf"(?:{_LONG}|{_KEYS}|(?:^|[_.-])(?:token|{_SHORT}))(?:\.\d+)?$", re.IGNORECASE)
 """Names of options and of fields whose value is a credential; `max_tokens` is none."""
 
-_WORD = r"(?:[\w.-]*[_.-])?(?:token|password|passwd|api[_-]?key|secret)"
-SECRETS = (
-    re.compile(rf"(?<![\w.-])({_WORD}=)[^\s&#;,'\"]+", re.IGNORECASE),  # options and queries
-    re.compile(rf"""(["']{_WORD}["']\s*:\s*["'])[^"']+""", re.IGNORECASE),  # JSON, and Python's own form
-    re.compile(r"(authorization[\"']?\s*[:=]\s*[\"']?)[^\s\"',]+(?:\s+[^\s\"',]+)?", re.IGNORECASE),
-    re.compile(r"(\bbearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE),
+_WORDS = (
+    rf"[\w.-]*?(?:{_LONG}|{_KEYS}|(?<![^\W_])token)",
+    rf"(?-i:[A-Z0-9_]*(?<![A-Z0-9])(?:{_SHORT.upper()}|KEY))",  # in small letters they are words of prose
+    rf"[\w.-]*\.(?:{'|'.join(ENVIRONMENTS)})\.[\w-]+",
 )
+_NAME = f"(?:{'|'.join(_WORDS)})"
+_MIXED = r"(?:(?=[\w-]*[0-9A-Z])[\w-]{10,256}|[\w-]{20,256})"
+SHAPES = {
+    "OpenAI_or_Anthropic": rf"sk-{_MIXED}",
+    "Stripe": r"(?:[sr]k|whsec)_(?:(?:live|test)_)?[A-Za-z0-9]{16,}",
+    "Hugging_Face": r"(?:hf|api_org)_(?:(?=[a-z]*[0-9A-Z])[A-Za-z0-9]{10,}|[a-z]{20,})",
+    "GitHub": r"gh[pousr]_[A-Za-z0-9]{10,}|github_pat_\w{10,}",
+    "GitLab": r"gl[a-z]{2,5}-[\w-]{10,}",
+    "AWS": r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}",
+    "Google": r"AIza[\w-]{16,}|ya29\.[\w-]{16,}|GOCSPX-[\w-]{16,}",
+    "Slack": r"xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}|hooks\.slack\.com/\w+/[\w/]+",
+    "Discord": r"discord(?:app)?\.com/api/webhooks/[\w/-]+",
+    "Telegram": r"(?:bot)?\d{8,10}:AA[\w-]{30,}",
+    "npm": r"npm_[A-Za-z0-9]{20,}",
+    "PyPI": r"pypi-[\w-]{16,}",
+    "Docker": r"dckr_[a-z]+_[\w-]{16,}",
+    "Groq_NVIDIA_xAI_or_Replicate": r"gsk_\w{20,}|nvapi-[\w-]{20,}|xai-[\w-]{20,}|r8_\w{20,}",
+    "SendGrid": r"SG\.[\w-]{16,}\.[\w-]{16,}",
+    "DigitalOcean_or_Shopify": r"do[opr]_v1_[a-f0-9]{16,}|shp[a-z]{2}_[a-fA-F0-9]{16,}",
+    "JSON_web_token": r"eyJ[\w-]{6,}\.eyJ[\w-]{6,}\.[\w-]*",
+    "private_key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-(?:(?!-----END)[\s\S])*(?:-----END[A-Z0-9 ]*-----)?",
+}
+"""Credentials that are recognized anywhere, by who issues them."""
+
+
+class CredentialKind(NamedTuple):
+    """A form of credentials in texts.
+
+    Args:
+        description: What it is, for messages.
+        variable: The end of the name of the variable that a reference to it has.
+        pattern: Finds it; the group `secret` is the credential.
+    """
+
+    description: str
+    variable: str
+    pattern: re.Pattern[str]
+
+
+def _kind(description: str, variable: str, pattern: str) -> CredentialKind:
+    return CredentialKind(description, variable, re.compile(pattern, re.IGNORECASE))
+
+
+_VALUE = r"(?P<secret>(?<=[\"'])[^\"']+|[^\s&#;,'\"]+)"
+_QUERY = r"(?P<secret>[^\s'\"<>=]*=[^\s'\"<>]+|(?<=\?)[\w%-]{8,}(?![^\s'\"<>]))"
+_LOGIN = r"(?P<secret>(?<=://)[^\s/'\"]{1,512}|[^\s/@:'\"]{0,256}:(?!\d{1,5}[/?#])[^\s'\"]{1,512})"
+_SHAPE = "|".join(f"(?P<{issuer}>{shape})" for issuer, shape in SHAPES.items())
+TOKEN = CredentialKind("a key or token", "TOKEN", re.compile(rf"(?<![A-Za-z0-9])(?P<secret>{_SHAPE})"))
+QUERY = _kind("the query of a URL", "QUERY", rf"//(?:(?!//)[^\s'\"<>?;#])*[?;#]{_QUERY}")
+LOGIN = _kind("a login in a URL", "LOGIN", rf"//{_LOGIN}@")
+NAMED = (
+    _kind("a header", "KEY", r"authorization[\"']?\s*[:=]\s*[\"']?(?P<secret>(?:(?:basic|bearer)\s+)?[^\s\"',]+)"),
+    _kind("a header", "KEY", r"\bbearer\s+(?P<secret>[\w.~+/=-]{8,})"),
+    _kind("a variable or option", "KEY", rf"(?<![\w.-]){_NAME} ?= ?[\"']?{_VALUE}"),
+    _kind("an option", "KEY", rf"(?<!\S)--{_NAME}\s+{_VALUE}"),
+    _kind("a field", "KEY", rf"""["']{_NAME}\\?["']\s*:\s*\\?["'](?P<secret>[^"'\\]+)"""),
+)
+KINDS = (QUERY, LOGIN, *NAMED, TOKEN)
 
 
 def tokens_until(tokens: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
@@ -50,12 +120,50 @@ def visible(text: str) -> str:
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text.replace("\r\n", "\n"))
 
 
-def redact(text: str) -> str:
-    """Return a text without the credentials in URLs, headers, queries and options."""
-    text = USERINFO.sub(HIDDEN, text)
-    for pattern in SECRETS:
-        text = pattern.sub(rf"\1{HIDDEN}", text)
+def substitute(text: str, hide: Callable[[str, CredentialKind], str]) -> str:
+    """Return a text whose credentials are replaced; references to the environment stay.
+
+    Args:
+        text: Any text.
+        hide: Returns what stands in place of a credential.
+    """
+    for kind in KINDS:
+        text = kind.pattern.sub(partial(_replaced, kind, hide), text)
     return text
+
+
+def _replaced(kind: CredentialKind, hide: Callable[[str, CredentialKind], str], match: re.Match[str]) -> str:
+    """Return a match in which the credential is replaced."""
+    secret, start = match["secret"], match.start("secret") - match.start()
+    hidden = replace_literals(secret, lambda literal: hide(literal, kind))
+    return match[0][:start] + hidden + match[0][start + len(secret) :]
+
+
+def replace_literals(secret: str, hide: Callable[[str], str]) -> str:
+    """Return a credential in which all is replaced but references to the environment, with names before them."""
+    parts = _REFERENCES.split(secret) if REFERENCE.search(secret) else [secret]
+    return "".join(
+        hide(part) if index % 2 == 0 and (len(parts) == 1 or re.search(r"\w", part)) else part
+        for index, part in enumerate(parts)
+    )
+
+
+def is_credential(key: str, value: str = "") -> bool:
+    """Whether an option of a command line is a credential or has some in it, by its key and by keys in its value."""
+    *parents, name = key.split(".")
+    if SECRET_NAME.search(key) or not {*ENVIRONMENTS}.isdisjoint(parents[-1:]):
+        return True
+    return (name in ENVIRONMENTS and value.lstrip().startswith("{")) or bool(_ENVIRONMENT_IN_YAML.search(value))
+
+
+def is_secret_flag(word: object) -> bool:
+    """Whether a word of a command line is an option whose value is a credential, in the next word."""
+    return isinstance(word, str) and word.startswith("--") and is_credential(word.removeprefix("--"))
+
+
+def redact(text: str) -> str:
+    """Return a text without credentials; references to the environment stay."""
+    return substitute(text, lambda *_: HIDDEN)
 
 
 def safe(text: str) -> str:
@@ -63,24 +171,23 @@ def safe(text: str) -> str:
     return visible(redact(text))
 
 
+def redact_option(key: str, value: str) -> str:
+    """Return the value of an option of a command line without its credentials."""
+    return HIDDEN if is_credential(key, value) else redact(value)
+
+
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """Return a command line without its credentials, those in an argument of their own included."""
-    before = ["", *arguments]
-    return [
-        HIDDEN if SECRET_NAME.search(option.lstrip("-")) and option.startswith("--") else redact(argument)
-        for option, argument in zip(before, arguments, strict=False)
-    ]
+    return [_redacted(before, argument) for before, argument in zip(["", *arguments], arguments, strict=False)]
 
 
-def redact_tree(value: object) -> object:
-    """Return nested mappings and lists whose texts have no credentials."""
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, Mapping):
-        return {
-            k: HIDDEN if isinstance(v, str) and SECRET_NAME.search(str(k)) else redact_tree(v) for k, v in value.items()
-        }
-    return [redact_tree(v) for v in value] if isinstance(value, list | tuple) else value
+def _redacted(before: str, argument: str) -> str:
+    """Return an argument of a command line without credentials, by its own option or the one before."""
+    key, equals, value = argument.partition("=")
+    if argument.startswith("--"):
+        return f"{key}={redact_option(key.removeprefix('--'), value)}" if equals else redact(argument)
+    is_value = before.startswith("--") and "=" not in before
+    return redact_option(before.removeprefix("--") if is_value else "", argument)
 
 
 def part_name(part: object) -> str:

@@ -12,6 +12,7 @@ from rlkit.cli.views.card import export_card
 from rlkit.cli.views.display import echo
 from rlkit.models.source import locate
 from rlkit.run.checkpoint.export import export
+from rlkit.run.checkpoint.scan import refuse_credentials
 from rlkit.run.folder import new_folder, output_path, write_atomically
 from rlkit.run.launch import home_of
 
@@ -28,6 +29,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--trust-remote-code", action="store_true", help="Run code that comes with the base model.")
     parser.add_argument("--push", metavar="NAME", help="Also upload it to this repository of the hub: user/model.")
     parser.add_argument("--public", action="store_true", help="Make a new repository public; by default it is private.")
+    parser.add_argument(
+        "--allow-credentials", action="store_true", help="Push although files seem to hold credentials."
+    )
     try:
         options, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
@@ -35,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     if unknown:
         raise RecipeError(
             f"rlkit export has no option {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype, "
-            "--trust-remote-code, --push and --public"
+            "--trust-remote-code, --push, --public and --allow-credentials"
         )
     if options.checkpoint is None or options.out is None:
         raise RecipeError("rlkit export needs --checkpoint, a checkpoint or a run folder, and --out, a new folder")
@@ -50,5 +54,7 @@ def run(argv: Sequence[str]) -> int:
     write_atomically(out / "README.md", export_card(source, home_of(location), out).encode())
     echo(f"{location} is exported to {out}")
     if options.push is not None:
+        if not options.allow_credentials:
+            refuse_credentials(out, options.push)
         echo(f"pushed to {push(out, options.push, private=not options.public)}")
     return 0

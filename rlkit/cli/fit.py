@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.garbage import uncollected
 from rlkit.cli.parsing.parser import Parsed, parse, split
+from rlkit.cli.parsing.values import structured
 from rlkit.interfaces.launcher import LaunchedRun, is_launched
+from rlkit.recipe.credentials import withhold
 from rlkit.registry import calling
 from rlkit.run.signals import raised
 
@@ -44,7 +47,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun:
-    """Return what a launcher starts: this command, with its recipes by absolute path.
+    """Return what a launcher starts: this command, with its recipes by absolute path, and without credentials.
+
+    Scripts of jobs are kept, and others see command lines; the credentials are in the environment instead.
 
     Raises:
         RecipeError: The number of devices is not said, or they are indices.
@@ -57,7 +62,9 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
         )
     recipes = [os.path.abspath(recipe) if os.path.isfile(recipe) else recipe for recipe in line.recipes]
     words = [f"--recipe={recipe}" for recipe in recipes]
-    words += [f"--{key}={value}" for key, value in line.overrides]
+    values = dict(os.environ)
+    words += [f"--{key}={_without_credentials(key, value, values)}" for key, value in line.overrides]
+    os.environ.update(values)  # of the launcher, whose ranks inherit them
     resume = line.options.resume
     on_gpus = fabric.accelerator != "cpu"
     servers = parsed.recipe.rollout.engine.server_gpus if parsed.recipe.generates else ()
@@ -71,6 +78,15 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
         on_gpus,
         servers if on_gpus else (0,) * len(servers),
     )
+
+
+def _without_credentials(key: str, text: str, values: dict[str, str]) -> str:
+    """Return an option's text in which references stand for credentials, and add their values to `values`."""
+    value = structured(text)
+    withheld = withhold(value, values, key)
+    if withheld == value:
+        return text
+    return withheld if isinstance(withheld, str) else json.dumps(withheld, default=str)
 
 
 def _with_recipe(argv: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ from types import FrameType
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
+from rlkit.base.text import redact, redact_option
 from rlkit.cli.parsing.command_line import CommandLine, split
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.display import echo, metric_rows, show
@@ -45,7 +46,7 @@ class SweepRun:
     """A run of a sweep.
 
     Args:
-        options: The values of the options that differ between runs.
+        options: The values of the options that differ between runs, without credentials.
         words: The arguments of `rlkit fit`.
         folder: The run folder.
     """
@@ -65,7 +66,7 @@ class SweepRun:
         try:
             parsed = parse("sweep", self.words, trains=True)
         except RecipeError as error:
-            self.status, self.error = "failed", str(error)
+            self.status, self.error = "failed", redact(str(error))
             return
         self.recipe = parsed.yaml
         if parsed.recipe.validation is not None:
@@ -165,8 +166,9 @@ def _runs(line: CommandLine) -> list[SweepRun]:
     for combination in product(*values.values()):
         options = dict(zip(values, combination, strict=True))
         differing = {key: options[key] for key in varied}
+        shown = {key: redact_option(key, value) for key, value in differing.items()}
         words = [*recipes, *(f"--{key}={value}" for key, value in options.items())]
-        runs.append(SweepRun(differing, words, out / name_of(differing)))
+        runs.append(SweepRun(shown, words, out / name_of(differing)))
     return runs
 
 
@@ -197,7 +199,8 @@ def values_of(key: str, text: str) -> list[str]:
 def name_of(options: dict[str, str]) -> str:
     """Return the name of a run's folder: its options, with a digest where they cannot be a name as they are."""
     text = ",".join(f"{key}={value}" for key, value in options.items())
-    name = re.sub(r"[^\w.,=+-]", "-", text)[:LONGEST_NAME]
+    shown = ",".join(f"{key}={redact_option(key, value)}" for key, value in options.items())
+    name = re.sub(r"[^\w.,=+-]", "-", shown)[:LONGEST_NAME]
     return name if name == text else f"{name}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
 
 

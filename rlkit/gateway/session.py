@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from typing import TypeVar
 
 from rlkit.base.deadlines import in_thread
@@ -76,6 +77,7 @@ class AgentSession:
     fatal: EngineError | None = None
 
     def __post_init__(self) -> None:
+        self._tag = sha256(self.id.encode()).hexdigest()[:8]  # ids of answers show nothing of the secret
         self.admission = Admission(self.limits.concurrent, self.counts)
         self._turn = asyncio.Lock()
         self._flights: dict[str, Flight] = {}
@@ -267,7 +269,7 @@ class AgentSession:
         if completion.stop is not StopReason.STOP:
             finish = "length"
         answer = Answer(
-            f"turn-{len(self.forest.nodes)}-{self.id[-8:]}",
+            f"turn-{len(self.forest.nodes)}-{self._tag}",
             turn.text,
             calls,
             finish,

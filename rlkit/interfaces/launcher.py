@@ -21,7 +21,8 @@ class LaunchedRun:
     """A run to start: the same command on every rank.
 
     Args:
-        words: The words after `rlkit fit`: recipes and options, without `--out`, `--resume` and `--force`.
+        words: The words after `rlkit fit`: recipes and options, without `--out`, `--resume` and `--force`. In place of
+            credentials they have references to this process's environment, whose `RLKIT_` variables ranks need.
         out: The run folder, an absolute path on a file system that all nodes share.
         resume: The checkpoint to resume from; None for the newest one in `out`, if any.
         force: Whether to resume although the recipe has changed what is learned.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, Field, StringConstraints
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, StringConstraints
 
 from rlkit.base.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
+from rlkit.recipe.credentials import withhold
 from rlkit.types import JsonObject
 
 MANIFEST = "manifest.json"
@@ -14,6 +15,8 @@ STATE = "state.json"
 FORMAT = 2
 
 FileName = Annotated[str, StringConstraints(pattern=r"^(state\.json|rank-[0-9]{5}\.safetensors)$")]
+Recipe = Annotated[JsonObject, AfterValidator(lambda tree: withhold(tree))]
+"""A recipe without credentials, which earlier versions wrote into checkpoints."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -31,7 +34,7 @@ class RunState(BaseModel, strict=True, extra="forbid"):
 
     Args:
         step: The last completed step.
-        recipe: The run's recipe with all options.
+        recipe: The run's recipe with all options, without credentials.
         numbers: The run's numbers.
         before: The metrics of the validation before training.
         earlier: The accuracies of each prompt in the first and the last validation, by the prompt's index.
@@ -45,7 +48,7 @@ class RunState(BaseModel, strict=True, extra="forbid"):
     """
 
     step: NonNegativeInt
-    recipe: JsonObject
+    recipe: Recipe
     numbers: Numbers
     before: dict[str, FiniteFloat] | None = None
     earlier: dict[str, dict[str, dict[int, FiniteFloat]]] = Field(default_factory=dict)

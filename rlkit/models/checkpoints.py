@@ -18,6 +18,7 @@ from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.store import Store
 from rlkit.models.tensor_files import TensorReader, first_problem
 from rlkit.recipe import Model
+from rlkit.recipe.credentials import expand
 
 
 @dataclass
@@ -38,9 +39,10 @@ class CheckpointRef:
 
         Raises:
             CheckpointError: The recipe has no such section, or it does not fit the tensors.
+            RecipeError: A credential of its path is not in the environment.
         """
         try:
-            model = TypeAdapter(Model).validate_python(self.state.recipe.get("model"))
+            model = TypeAdapter(Model).validate_python(expand(self.state.recipe.get("model"), "model"))
         except ValidationError as error:
             raise CheckpointError(
                 f"{self.location} is damaged: its recipe has no valid model: {first_problem(error)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, explain_foreign
-from rlkit.base.text import part_name
+from rlkit.base.text import part_name, redact_arguments
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.run.answers import answers_to_log
 from rlkit.run.evaluate import Evaluation
@@ -123,11 +124,12 @@ class LoggerThread:
 
 
 def open_loggers(loggers: Sequence[Logger], run: LoggedRun, note: Callable[[str], None]) -> list[LoggerThread]:
-    """Open the loggers of a recipe.
+    """Open the loggers of a recipe; from here on `sys.argv` has no credentials.
 
     Raises:
         RecipeError: A logger's package is not installed, or its options cannot be used.
     """
+    sys.argv = redact_arguments(sys.argv)  # trackers upload it, some from threads of their own
     threads = [LoggerThread(logger, note) for logger in loggers]
     for thread in threads:
         thread.open(run)

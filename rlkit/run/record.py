@@ -29,7 +29,7 @@ class RunRecord:
     reporter: Reporter
     first: bool
     outcome: Outcome = field(default_factory=Outcome)
-    start: float = field(default_factory=time.time)
+    start: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.reporter = WarningKeeper(self.reporter, self.outcome)
@@ -48,7 +48,7 @@ class RunRecord:
 
     def write_result(self) -> None:
         """Write `result.json`, on rank 0."""
-        self.outcome.seconds = round(time.time() - self.start, 3)
+        self.outcome.seconds = round(time.monotonic() - self.start, 3)
         self.outcome.set_verdict()
         if self.first:
             self.attempt("result.json", lambda: self.folder.result(vars(self.outcome)))

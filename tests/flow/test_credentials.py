@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shlex
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,8 +18,8 @@ import yaml
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.credentials import withhold
 from rlkit.cli.parsing.parser import parse
+from rlkit.recipe.credentials import withhold
 from tests.conftest import FAST
 
 LOGIN = "me:hunter2"
@@ -103,23 +105,73 @@ def test_a_recipe_reads_no_variable_that_is_not_rlkits(monkeypatch: pytest.Monke
     assert "s3cret" not in str(refused.value)
 
 
-def test_credential_options_are_written_as_references() -> None:
-    given = {
-        "reward": {"init_args": {"api_key": "k", "urls": ["https://h/?n=1&token=t"]}},
-        "save": {"folder": "sftp://u:p@h/x"},
-        "rollout": {"sampling": {"max_tokens": 5}},
-        "task": {"init_args": {"prompt": "password=1"}},
+NAMES = [
+    "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "GITHUB_PAT", "DB_PASS", "PGPASSWORD", "MYSQL_PWD", "OPENAI_KEY",
+    "STRIPE_SK", "HF_TOKEN", "SLACK_WEBHOOK", "DATABASE_URL", "REDIS_DSN", "SENTRY_DSN", "JWT", "SESSION", "COOKIE",
+    "SMTP_LOGIN", "KUBECONFIG", "SSH_ASKPASS", "NETRC", "AZURE_SAS", "GCP_JSON", "FOO", "bar", "Mixed-Case", "x", "PIN",
+    "MODE", "LICENSE", "TWILIO_SID",
+]  # fmt: skip
+URLS = (
+    "https://me:{}@h/x", "https://{}@h/x", "postgres://:{}@h:5432/db", "s3://KEY:{}/a@bucket/x", "https://h/x?sig={}",
+    "https://h/x?a=1&X-Amz-Signature={}&b=2", "HTTPS://h/?key={}#top", "https://h/#access_token={}",
+    "jdbc:sqlserver://h:1433;user=sa;password={}", "https://h/?{}",
+)  # fmt: skip
+AGENT = """
+import json, os, urllib.request
+assert all(value.startswith("hunter2") for value in map(os.environ.get, os.environ["RLKIT_NAMES"].split()))
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": os.environ["RLKIT_TASK"]}]}).encode()
+headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers))
+print(dict(os.environ))
+"""
+
+
+def recipe_with_secrets(folder: Path, port: int) -> dict[str, Any]:
+    """Return a recipe with credentials: 30 variables of its agent, 11 URLs, and a token in its command."""
+    (folder / "agent.py").write_text(AGENT)
+    words = [url.format(f"hunter2url{number:02}") for number, url in enumerate(URLS)]
+    command = ["python", str(folder / "agent.py"), *words, "--password", "hunter2option", "ghp_hunter2hunter2ABC"]
+    environment = {name: f"hunter2{name}" for name in NAMES}
+    options = {"command": shlex.join(command), "allow_code": True, "sandbox": False, "environment": environment}
+    url = f"http://{LOGIN}@127.0.0.1:{port}/?sig=hunter2reward"
+    wandb = {"class_path": "Wandb", "init_args": {"project": "p", "offline": True}}
+    return {
+        "agent": {"class_path": "CommandAgent", "init_args": options},
+        "reward": {"class_path": "RemoteReward", "init_args": {"url": url}},
+        "log": {"loggers": ["CSV", "TensorBoard", wandb]},
     }
-    assert withhold(given) == {
-        "reward": {
-            "init_args": {
-                "api_key": "${RLKIT_REWARD_API_KEY}",
-                "urls": ["https://h/?n=1&token=${RLKIT_REWARD_URLS_0_KEY}"],
-            }
-        },
-        "save": {"folder": "sftp://${RLKIT_SAVE_FOLDER_LOGIN}@h/x"},
-        "rollout": {"sampling": {"max_tokens": 5}},
-        "task": {"init_args": {"prompt": "password=1"}},
-    }
-    plain = {"save": {"folder": "s3://bucket/x"}}
-    assert withhold(plain) == plain
+
+
+@pytest.mark.slow
+def test_no_credential_is_written_or_shown(
+    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 30 variables and 11 URLs, none is in the run folder, the terminal, an export or the files of trackers."""
+    recipe, out, exported = recipe_with_secrets(tmp_path, port), tmp_path / "out", tmp_path / "exported"
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    names = f"--agent.environment.RLKIT_NAMES={' '.join(NAMES)}"
+    given = ["fit", "--recipe=quickstart", f"--recipe={tmp_path / 'mine.yaml'}", *FAST, "--validation=null", names]
+    given += ["--agent.environment.CLI=hunter2cli", "--rollout.group_size=2", "--save.every=1", f"--out={out}"]
+    monkeypatch.setattr("sys.argv", ["rlkit", *given])
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert main(given) == 0
+    assert main(["export", f"--checkpoint={out}", f"--out={exported}"]) == 0
+    assert main(["report", str(out)]) == 0
+    assert main(["recipe", "show", f"--recipe={tmp_path / 'mine.yaml'}", "--recipe=quickstart"]) == 0
+    shown = capsys.readouterr()
+    assert "hunter2" not in shown.out + shown.err
+    grep = ("grep", "-rail", "hunter2", str(out), str(exported))
+    assert subprocess.run(grep, capture_output=True, text=True, check=False).stdout == ""
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["conversation/agent_failed"] for row in metrics] == [0, 0]
+
+    resumed = ["fit", f"--resume={out}", "--train.steps=3"]
+    assert main(resumed) == 2
+    missing = set(re.findall(r"\$\{(RLKIT_\w+)", capsys.readouterr().err))
+    values: dict[str, str] = {}
+    recipe["agent"]["init_args"]["environment"] |= {"CLI": "hunter2cli", "RLKIT_NAMES": " ".join(NAMES)}
+    withhold(recipe, values)
+    assert missing == set(values)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert main(resumed) == 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from rlkit.cli.main import main
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.loggers import ClearML, SwanLab
 from rlkit.run.metrics_log import open_loggers
-from tests.conftest import FAST, read_jsonl
+from tests.conftest import FAST, ROOT, read_jsonl
 
 RUN = {"train": {"lr": 0.5}, "task": {"class_path": "Arithmetic"}}
 
@@ -58,6 +61,20 @@ def test_swanlab_writes_to_the_run_folder(tmp_path: Path) -> None:
     contents = [(run / "run-abc.swanlab").read_bytes() for run in runs]
     assert all(b"reward/mean" in content and b"time/sample" in content for content in contents)
     assert "Arithmetic" in (runs[0] / "files" / "config.yaml").read_text()
+
+
+def test_trackers_do_not_store_credentials_of_the_command(tmp_path: Path) -> None:
+    """SwanLab reads the command line from the kernel, ClearML from a thread of its own."""
+    code = (
+        "from pathlib import Path\nfrom rlkit.loggers import *\nfrom tests.hubs.test_trackers import log\n"
+        "for logger in (SwanLab(offline=True), ClearML('adds', 'sums', offline=True)):\n"
+        f"    log(logger, Path({str(tmp_path)!r}), range(1, 2))"
+    )
+    environment = {**os.environ, "CLEARML_CACHE_DIR": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    subprocess.run((sys.executable, "-c", code, "--url=http://me:hunter2@h"), cwd=ROOT, env=environment, check=True)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"swanlab", "cache"} <= {path.relative_to(tmp_path).parts[0] for path in files}
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]
 
 
 def test_clearml_writes_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

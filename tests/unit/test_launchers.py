@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from rlkit.base.errors import LaunchError, RecipeError
 from rlkit.cli.main import main
+from rlkit.cli.parsing.parser import parse
 from rlkit.interfaces.launcher import LAUNCHED, LaunchedRun
 from rlkit.launchers import Slurm
 
@@ -63,6 +65,26 @@ def test_a_dry_run_prints_a_script_that_a_shell_accepts(capsys: pytest.CaptureFi
     assert "--train.lr=2e-3" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert not list(folder.iterdir())  # nothing is written, nothing submitted
+
+
+def test_a_job_has_its_credentials_in_its_environment(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_REWARD_URL_LOGIN", "another:one")
+    login = "--reward.url=http://me:hunter2@127.0.0.1/"
+    agent = (
+        "--agent={class_path: CommandAgent, init_args: {command: x, allow_code: true, environment: {MODE: hunter2a}}}"
+    )
+    given = ["--recipe=quickstart", *CLUSTER, "--reward=RemoteReward", login, agent, "--agent.environment.B=hunter2b"]
+    assert main(["fit", *given, "--launcher.dry_run=true"]) == 0
+    script = capsys.readouterr().out
+    assert "hunter2" not in script
+    [line] = [line for line in script.splitlines() if line.startswith("srun")]
+    words = [word for word in shlex.split(line) if word.startswith(("--recipe", "--reward", "--agent"))]
+    options = parse("fit", words).recipe
+    assert vars(options.reward)["url"] == "http://me:hunter2@127.0.0.1/"
+    assert vars(options.agent)["environment"] == {"MODE": "hunter2a", "B": "hunter2b"}
+    assert os.environ["RLKIT_REWARD_URL_LOGIN"] == "another:one"
 
 
 def test_a_job_on_processors_asks_for_no_gpus() -> None:

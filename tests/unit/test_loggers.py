@@ -220,6 +220,24 @@ class Odd(Logger):
             raise OSError("no network")
 
 
+def test_loggers_see_no_credentials_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers upload `sys.argv`."""
+
+    class Opened(Logger):
+        def open(self, run: LoggedRun) -> None:
+            self.arguments = list(sys.argv)
+
+        def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+            pass
+
+    command = ["rlkit", "fit", "--agent.environment.MODE=hunter2", "--reward.url=http://me:hunter2@h", "--train.lr=1"]
+    monkeypatch.setattr("sys.argv", command)
+    logger = Opened()
+    log(logger, run_of(tmp_path), range(0))
+    expected = ["rlkit", "fit", "--agent.environment.MODE=***", "--reward.url=http://***@h", "--train.lr=1"]
+    assert logger.arguments == sys.argv == expected
+
+
 def test_a_logger_that_fails_is_a_warning(tmp_path: Path) -> None:
     [warning] = log(Odd("open"), run_of(tmp_path), range(1, 4))
     assert warning.startswith("warning: logger Odd of tests: `open` raised OSError: no network (")

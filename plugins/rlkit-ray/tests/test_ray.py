@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -19,8 +21,11 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from rlkit_ray.agent import NodeAgent, RankProcess
 
+from rlkit.base.errors import RecipeError
+from rlkit.cli.parsing.parser import parse
 from rlkit.testing import check_plugin
-from tests.ray_cluster import started_cluster
+from tests.conftest import write_metadata
+from tests.ray_cluster import PACKAGES, started_cluster
 
 SIZES = ("--fabric.accelerator=cpu", "--fabric.num_nodes=2", "--fabric.devices=1")
 SHORT = ("--recipe=quickstart", "--validation=null", "--train.prompts_per_step=8", "--rollout.group_size=4")
@@ -99,6 +104,40 @@ def test_a_node_without_the_folders_says_so(tmp_path: Path, monkeypatch: pytest.
     agent = NodeAgent(str(tmp_path), str(tmp_path / "run"))
     assert agent.inspect("node-0")[1] == ""
     assert agent.missing(["node-0", "node-1"]) == ["node-1"]
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+
+
+def test_only_the_user_chooses_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_metadata(PACKAGES[0], tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    recipe, words = tmp_path / "ray.yaml", ["--recipe=quickstart", f"--recipe={tmp_path}/ray.yaml"]
+    launcher = {"class_path": "Ray", "init_args": {"address": "10.0.0.1:6379", "restarts": 1}}
+    recipe.write_text(json.dumps({"launcher": launcher}))
+    with pytest.raises(RecipeError, match=r"launcher\.address is '10\.0\.0\.1:6379', which no recipe file may set"):
+        parse("fit", words, trains=True)
+    by_user = parse("fit", [*words, "--launcher.address=local"], trains=True).recipe.launcher
+    assert vars(by_user) | {"address": "local", "restarts": 1} == vars(by_user)
+    recipe.write_text(json.dumps({"launcher": {**launcher, "init_args": {"address": "auto"}}}))  # as runs write it
+    assert parse("fit", words, trains=True).recipe.launcher.address == "auto"  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_listener_that_is_no_cluster_is_left_alone(tmp_path: Path) -> None:
+    """Ray waits for 100 s for one that accepts and says nothing; the command ends soon after its own limit."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        code = (
+            f"import sys; sys.path.append({str(PACKAGES[0] / 'src')!r})\n"
+            "import rlkit_ray.launcher as launcher; launcher.INIT_SECONDS = 2.0\n"
+            f"launcher.Ray(address={address!r})._connect()"
+        )
+        command = (sys.executable, "-c", code)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert (
+        f"launcher.address is '{address}', where no Ray cluster answers: TimeoutError: it has not let this"
+        in done.stderr
+    )
 
 
 # a cluster

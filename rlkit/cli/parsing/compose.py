@@ -122,7 +122,7 @@ class Composer:
             option_key = f"{key}.{name}" if key else name
             option_value = nest(inner_key, value) if dot else value
             if name in by_name:
-                self._update(node, name, option_key, by_name[name].hint, option_value)
+                self._update(node, name, option_key, by_name[name], option_value)
             else:
                 self._note_unknown(option_key, option_value, by_name, part)
         return {name: node[name] for name in by_name if name in node}
@@ -138,10 +138,11 @@ class Composer:
             return self._set(key, option.hint, None, as_data(default, self.registry))
         return copy(default) if isinstance(default, list | dict) else default
 
-    def _update(self, node: Tree, name: str, key: str, hint: object, value: object) -> None:
+    def _update(self, node: Tree, name: str, key: str, option: Option, value: object) -> None:
         """Lay a value over the one at a name; a mistake leaves it as it is."""
         try:
-            node[name] = self._set(key, hint, node.get(name), value)
+            self._note_source(key, option, value)
+            node[name] = self._set(key, option.hint, node.get(name), value)
         except Mistake as mistake:
             self.problems.note(mistake.key, mistake.problem)
 
@@ -162,7 +163,6 @@ class Composer:
         Raises:
             Mistake: The option does not take the value.
         """
-        self._note_source(key, hint, value)
         allowed = shape(hint, self.registry)
         structure = allowed.structure
         if isinstance(structure, Choice) and (structure.kind in kinds_of(type(value)) or is_described(value)):
@@ -194,11 +194,11 @@ class Composer:
         assert isinstance(structure, Section)
         return self._fill(structure.cls, key, old, value)
 
-    def _note_source(self, key: str, hint: object, value: object) -> None:
-        """Note that a recipe file sets an option that only the user may set; a later value replaces it."""
+    def _note_source(self, key: str, option: Option, value: object) -> None:
+        """Note that a recipe file changes an option that only the user may set; a later value replaces it."""
         if not isinstance(value, SingleOption):
             self._set_by_files = {k: v for k, v in self._set_by_files.items() if not f"{k}.".startswith(f"{key}.")}
-            if is_user_only(hint) and not self._by_user and value not in (None, []):
+            if is_user_only(option.hint) and not self._by_user and value not in (None, [], option.default):
                 self._set_by_files[key] = value
 
     def _plain(self, key: str, hint: object, allowed: Shape, value: object) -> object:
@@ -244,7 +244,7 @@ class Composer:
                 self.problems.note(key, f"{key} has the name {suggest.quote(str(name))}, expected {words}")
             if str(name) in before:
                 node[str(name)] = before[str(name)]
-            self._update(node, str(name), f"{key}.{name}", structure.hint, child)
+            self._update(node, str(name), f"{key}.{name}", Option(structure.hint), child)
         return node
 
     def _list(self, key: str, hint: object, structure: ListOf, value: object) -> list[object]:
@@ -252,7 +252,7 @@ class Composer:
             raise self._wrong_value(key, hint, value)
         nodes: Tree = {}
         for index, child in enumerate(value):
-            self._update(nodes, str(index), f"{key}.{index}", structure.hint, child)
+            self._update(nodes, str(index), f"{key}.{index}", Option(structure.hint), child)
         return list(nodes.values())
 
     def _wrong_value(self, key: str, hint: object, value: object) -> Mistake:

@@ -13,18 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.cli.parsing.command_line import OwnOptions, split
 from rlkit.cli.parsing.compose import Composer, engine_in
-from rlkit.cli.parsing.credentials import HEADER, expand, withhold
 from rlkit.cli.parsing.help import print_help
 from rlkit.cli.parsing.instantiate import instantiate
 from rlkit.cli.parsing.objects import plain
 from rlkit.cli.parsing.reader import find, read
 from rlkit.engine_choice import choose_engine, choose_precision
 from rlkit.recipe import Recipe, check
+from rlkit.recipe.credentials import as_yaml, expand
 from rlkit.registry import Registry, load_plugins
 
 __all__ = ["Parsed", "build", "parse", "split"]
@@ -114,7 +112,7 @@ def build(composer: Composer, problems: Sequence[str] = (), *, for_gpu: bool = F
             recipe = _instantiate(tree, composer.registry)
         recipe.rollout.engine.chosen = reason
     check(recipe)
-    return recipe, _as_yaml(plain(tree))
+    return recipe, as_yaml(plain(tree))
 
 
 def _instantiate(tree: dict[str, object], registry: Registry) -> Recipe:
@@ -126,10 +124,3 @@ def _instantiate(tree: dict[str, object], registry: Registry) -> Recipe:
         raise RecipeError(f"the recipe cannot be built: {explain(error)}") from error
     assert isinstance(recipe, Recipe)
     return recipe
-
-
-def _as_yaml(tree: object) -> str:
-    """Return a recipe's tree as YAML without credentials."""
-    without_credentials = withhold(tree)
-    text = str(yaml.safe_dump(without_credentials, sort_keys=False, allow_unicode=True))
-    return text if without_credentials == tree else HEADER + text

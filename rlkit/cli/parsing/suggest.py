@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from rlkit.base.installed import DISABLE_VARIABLE
+from rlkit.base.text import HIDDEN, is_credential
 from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.cli.parsing.values import describe
@@ -61,7 +62,8 @@ def wrong_value(key: str, value: object, hint: object, registry: Registry) -> st
     remedy = f"; {REMEDIES[key]}" if key in REMEDIES else ""
     if key == "model" and isinstance(value, str):
         remedy = f"; a model's name or folder is --model.path={value}"
-    return f"{key} is {quote(value)}, expected {describe(hint, registry, value)}{remedy}"
+    shown = HIDDEN if is_credential(key, str(value)) else quote(value)
+    return f"{key} is {shown}, expected {describe(hint, registry, value)}{remedy}"
 
 
 def wrong_class(key: str, name: object, hint: object, registry: Registry) -> str:

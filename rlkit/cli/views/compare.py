@@ -19,6 +19,7 @@ from rlkit.base.errors import RecipeError, explain
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
+from rlkit.recipe.credentials import withhold
 from rlkit.run.checkpoint.state import as_data, flat
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
@@ -126,7 +127,7 @@ def recipe_of(run: Path) -> dict[str, object]:
     """
     path = run / "recipe.yaml"
     try:
-        return flat(as_data(read_inside(run, "recipe.yaml", MAX_JSON_BYTES).decode()))
+        return flat(withhold(as_data(read_inside(run, "recipe.yaml", MAX_JSON_BYTES).decode())))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
 

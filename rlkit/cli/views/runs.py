@@ -15,6 +15,7 @@ from rlkit.base.errors import RecipeError, explain
 from rlkit.base.files import MAX_JSON_BYTES, open_inside, read_inside
 from rlkit.cli.views.headline import headline
 from rlkit.cli.views.validation import metrics_of
+from rlkit.recipe.credentials import without_credentials
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
 
@@ -90,9 +91,10 @@ class RunFiles:
         yield from (self.path / "profile").glob("*")
 
     def recipe(self) -> str:
-        """Return the recipe's text."""
+        """Return the recipe's text, without credentials that an earlier version may have written."""
         try:
-            return read_inside(self.path, "recipe.yaml", MAX_JSON_BYTES).decode(errors="replace")
+            text = read_inside(self.path, "recipe.yaml", MAX_JSON_BYTES).decode(errors="replace")
+            return without_credentials(text)
         except OSError as error:
             self.notes.append(f"{self.path / 'recipe.yaml'} cannot be read: {explain(error)}")
             return ""

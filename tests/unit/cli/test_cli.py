@@ -39,6 +39,12 @@ def test_overrides_win_wherever_they_stand_and_recipes_stack(tmp_path: Path) -> 
     assert parse("fit", ["--recipe", str(copy)]).name == "mine"
 
 
+@pytest.mark.parametrize("flag", ["--{}=1", "--train.{}=1", "--{}", "{}", "--recipe={}", "--train.lr={}"])
+def test_a_huge_word_is_not_repeated(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--recipe=quickstart", flag.format("x" * 1500)]) == 2
+    assert len(capsys.readouterr().err) < 1000
+
+
 def test_a_command_line_is_taken_apart() -> None:
     own = [("--out", {"type": str}), ("--merge-it", {"action": "store_true"})]
     given = split(["--train.steps=9", "--recipe=a", "--out", "o", "--train.lr", "-1", "--recipe", "b"], own)

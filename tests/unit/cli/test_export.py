@@ -174,6 +174,22 @@ def test_a_failed_push_keeps_the_export(run: Path, tmp_path: Path, hub: Hub, par
     assert not hub.repositories.get("me/sums", (False, []))[1]
 
 
+def test_a_push_with_credentials_is_refused(
+    run: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A file that a run of an earlier version or its base model brings along: it and the kind are named, no value."""
+    monkeypatch.setattr("rlkit.cli.export.export_card", lambda *_: "see\nhttps://me:hunter2@host/x")
+    export = ["export", f"--checkpoint={run}", "--push=me/sums"]
+    assert main([*export, f"--out={tmp_path / '1'}"]) == 1
+    error = capsys.readouterr().err
+    assert "nothing was pushed to 'me/sums'" in error
+    assert "\n  README.md, line 2: a login in a URL\n" in error
+    assert "hunter2" not in error
+    assert not hub.repositories
+    assert main([*export, f"--out={tmp_path / '2'}", "--allow-credentials"]) == 0
+    assert len(hub.repositories["me/sums"][1]) == 1
+
+
 @pytest.mark.slow
 def test_a_slow_hub_gets_a_public_repository(run: Path, tmp_path: Path, hub: Hub) -> None:
     hub.faults = {"": "slow"}
@@ -210,6 +226,18 @@ def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     assert f"| `transformers` | `{version}` |" in card.text
     recipe = "\n".join(line[4:] for line in card.text.split("## Repeat")[1].splitlines() if line.startswith("    "))
     assert yaml.safe_load(recipe) == yaml.safe_load((run / "recipe.yaml").read_text())
+
+
+def test_the_card_of_an_old_run_has_no_credentials(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "mine"
+    shutil.copytree(run, copy)
+    recipe = yaml.safe_load((copy / "recipe.yaml").read_text())
+    recipe["agent"] = {"class_path": "CommandAgent", "init_args": {"environment": {"MODE": "hunter2"}}}
+    (copy / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["export", f"--checkpoint={copy}", f"--out={tmp_path / 'out'}"]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "hunter2" not in card
+    assert "MODE: ${RLKIT_AGENT_ENVIRONMENT_MODE}" in card
 
 
 def test_no_value_leaves_its_cell_or_its_code(run: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
+from rlkit.cli.parsing.command_line import split
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.sweep import SweepRun, _show, name_of, values_of
+from rlkit.cli.sweep import OPTIONS, SweepRun, _runs, _show, name_of, values_of
 from rlkit.types import JsonObject
 from tests.conftest import read_jsonl
 
@@ -146,3 +147,12 @@ def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "--help"]) == 0
     assert "usage: rlkit sweep --recipe NAME" in capsys.readouterr().out
     assert main(["sweep"]) == 2
+
+
+def test_folders_and_tables_have_no_credentials(tmp_path: Path) -> None:
+    key = "agent.environment.MODE"
+    first, second = (name_of({key: value, "train.lr": "1"}) for value in ("hunter2", "hunter3"))
+    assert "hunter" not in first + second
+    assert first != second
+    words = ["--recipe=quickstart", f"--{key}=hunter2,hunter3", f"--out={tmp_path}"]
+    assert [sweep_run.options for sweep_run in _runs(split(words, OPTIONS))] == [{key: "***"}, {key: "***"}]

@@ -60,6 +60,16 @@ def test_the_chat_client_reads_texts_calls_and_results(stream: bool) -> None:
     run(test, CALLS, "done! and more")
 
 
+def test_ids_of_answers_show_nothing_of_the_key() -> None:
+    async def test(gateway: Gateway, session: AgentSession) -> None:
+        async with chat_client(gateway, session.id) as client:
+            answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
+        pieces = {session.id[start : start + 8] for start in range(len(session.id) - 7)}
+        assert not [piece for piece in pieces if piece in answer.id]
+
+    run(test, "done")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_messages_client_reads_texts_calls_and_results(stream: bool) -> None:
     async def test(gateway: Gateway, session: AgentSession) -> None:

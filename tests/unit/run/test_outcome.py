@@ -95,6 +95,13 @@ def test_a_run_keeps_a_bounded_number_of_warnings(tmp_path: Path) -> None:
     assert len(record.outcome.warnings) == MAX_WARNINGS
 
 
+def test_a_set_clock_does_not_change_the_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = RunRecord(RunFolder(tmp_path, ""), SimpleNamespace(note=lambda text: None), first=True)  # type: ignore[arg-type]
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    record.write_result()
+    assert 0 <= json.loads((tmp_path / "result.json").read_text())["seconds"] < 60
+
+
 def test_the_smallest_p_value_is_an_upper_bound() -> None:
     """No resample of 4,000 is as extreme as 50 equal differences, so that p is 1 / 4,001."""
     assert paired_p_value([1.0] * 50) == SMALLEST_P

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlkit.base.errors import RecipeError, shorten
-from rlkit.base.text import HIDDEN, SECRET_NAME
+from rlkit.base.text import redact_option
 from rlkit_convert.source import LARGEST, PeerOptions
 
 KINDS = ("GRPO", "RLOO", "PPO", "GOLD")
@@ -193,7 +193,7 @@ def _add(options: PeerOptions, script: Script, key: str, node: ast.expr) -> None
     try:
         value = script.value(node)
     except Unknown:
-        expression = HIDDEN if SECRET_NAME.search(key) else shorten(ast.unparse(node), 80)
+        expression = redact_option(key, shorten(ast.unparse(node), 80))
         options.unresolved[key] = f"its value is `{expression}`, which is not run"
         return
     if value is not None:

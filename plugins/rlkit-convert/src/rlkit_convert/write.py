@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from rlkit.base.errors import RlkitError, shorten, show
-from rlkit.base.text import HIDDEN, SECRET_NAME, safe
+from rlkit.base.text import redact_option, safe
 from rlkit.cli.parsing.parser import parse
 from rlkit.recipe import Recipe
 from rlkit_convert.conversion import Conversion
@@ -84,7 +84,7 @@ def remark(conversion: Conversion, key: str) -> str:
     """Return the line about an option, with its value."""
     value = ""
     if key in conversion.options.values:
-        value = f"={HIDDEN if SECRET_NAME.search(key) else show(conversion.options.values[key], 60)}"
+        value = f"={redact_option(key, show(conversion.options.values[key], 60))}"
     return one_line(f"{key}{value}: {conversion.notes[key]}")
 
 

@@ -74,8 +74,9 @@ class NodeAgent:
         """Return what the launcher needs, and why the node cannot take part, if so; leave a file in the run folder."""
         try:
             if not self._problem:
+                self._out.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder = self._out / "launcher"
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(exist_ok=True)
                 (folder / nonce).touch()
         except OSError as error:
             self._problem = f"it cannot write into {self._out}: {error.strerror}"

@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import ray
 
 from rlkit.base.errors import INTERRUPTED, LaunchError, explain, show
+from rlkit.base.names import USER_ONLY
 from rlkit.base.ranges import Count, NonNegativeInt, PositiveFloat
 from rlkit.interfaces.launcher import HostedServer, LaunchedRun, Launcher, ServerCommand
 from rlkit_ray.attempt import Attempt
@@ -27,6 +29,9 @@ DEATH_SECONDS = 60.0
 
 CONNECT_SECONDS = 10.0
 """How long a cluster's address may take to answer."""
+
+INIT_SECONDS = 60.0
+"""How long a cluster may take to connect this process, or one of this machine to start."""
 
 PASSED_ON = ("HF_", "NCCL_", "OMP_", "PYTHONPATH", "RLKIT_", "TORCH_", "WANDB_")
 """Beginnings of the environment variables of the command that ranks get too."""
@@ -44,7 +49,7 @@ class Ray(Launcher):
 
     Args:
         address: The cluster: `auto` for that of this machine or of `RAY_ADDRESS`, `host:port`, `ray://host:port`, or
-            `local` for a new one of this machine alone.
+            `local` for a new one of this machine alone. No recipe file may set it.
         cpus_per_rank: CPUs of each rank; on CPUs, also its threads.
         cpus_per_server: CPUs of each rollout server that the run starts.
         restarts: How often the run goes on from its newest checkpoint after a node has died, or a rank was killed.
@@ -55,7 +60,7 @@ class Ray(Launcher):
     def __init__(
         self,
         *,
-        address: str = "auto",
+        address: Annotated[str, USER_ONLY] = "auto",
         cpus_per_rank: Count = 1,
         cpus_per_server: Count = 1,
         restarts: NonNegativeInt = 3,
@@ -94,7 +99,7 @@ class Ray(Launcher):
             options["include_dashboard"] = False
         try:
             _require_listener(os.environ.get("RAY_ADDRESS", "auto") if self.address == "auto" else self.address)
-            ray.init(address=self.address, **options)
+            _init(self.address, options)
         except Exception as error:  # Ray raises errors of many kinds
             raise LaunchError(
                 f"launcher.address is {show(self.address)}, where no Ray cluster answers: {explain(error)}; start one "
@@ -148,6 +153,28 @@ class Ray(Launcher):
         """Return the environment variables that ranks get from the command."""
         own = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
         return {"OMP_NUM_THREADS": str(self.cpus_per_rank), "PYTHONUNBUFFERED": "1"} | own
+
+
+def _init(address: str, options: dict[str, Any]) -> None:
+    """Connect to a cluster, in a thread that is left alone once it takes too long: Ray itself may wait for minutes.
+
+    Raises:
+        TimeoutError: It takes longer than `INIT_SECONDS`.
+    """
+    connected: Future[None] = Future()
+
+    def connect() -> None:
+        try:
+            ray.init(address=address, **options)
+            connected.set_result(None)
+        except BaseException as error:  # Ray raises errors of many kinds
+            connected.set_exception(error)
+
+    threading.Thread(target=connect, daemon=True, name="rlkit-ray-init").start()
+    try:
+        connected.result(INIT_SECONDS)
+    except TimeoutError as error:
+        raise TimeoutError(f"it has not let this process in within {INIT_SECONDS:g} s") from error
 
 
 def _require_listener(address: str) -> None:

@@ -51,8 +51,8 @@ class McpTool(Tool):
     ) -> None:
         if bool(command) == bool(url) or (url and env):
             raise RecipeError(
-                f"McpTool {tool!r} has command={command!r}, env={env!r} and url={url!r}, expected a command "
-                "(and env, if need be) or a url"
+                f"McpTool {tool!r} has command={command!r}, env={env and sorted(env)} and url={url!r}, "
+                "expected a command (and env, if need be) or a url"
             )
         if url and not url.startswith(("http://", "https://")):
             raise RecipeError(f"McpTool {tool!r} has url={url!r}, expected http://… or https://…")
