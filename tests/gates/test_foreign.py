@@ -39,6 +39,7 @@ FILES = {
     "rlkit/cli/streams.py": "the null device",
     "rlkit/cli/views/page.py": "rlkit's own page",
     "rlkit/loggers.py": "the columns of the run's own CSV file",
+    "rlkit/run/checkpoint/scan.py": "an export that rlkit has just written",
     "rlkit/run/lock.py": "the lock, with O_NOFOLLOW",
     "rlkit/run/peers.py": "/proc",
     "rlkit/run/preflight/memory.py": "/proc and /sys",

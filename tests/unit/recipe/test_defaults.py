@@ -21,7 +21,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "quantization": None,
         "chat_template_kwargs": None, "config": dict, "trust_remote_code": False, "vision": sections.Vision,
     },
-    sections.Vision: {"min_pixels": None, "max_pixels": 1_003_520, "train": False},
+    sections.Vision: {"min_pixels": None, "max_pixels": 1_003_520, "train": False, "sources": ()},
     sections.Rollout: {
         "engine": None, "group_size": 8, "sampling": Sampling, "filter": None, "max_gap": None,
         "max_prompt_tokens": None, "overlong": "error", "unscorable": "error", "oversample": 1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,9 @@ def test_a_reward_that_fails_is_refused_as_in_a_run(capsys: pytest.CaptureFixtur
     function = f"--reward.function={tmp_path}/bad.py:bad"
     words = ["recipe", "check", "quickstart", "--reward=PythonReward", function, "--reward.allow_code=true", "--deep"]
     assert main([*words, "--fabric.accelerator=cpu"]) == 2
-    assert "ValueError: no; fix it\n" in capsys.readouterr().err
+    assert re.search(
+        r"ValueError: no \(.*bad.py, line 2: raise ValueError\('no'\)\); fix it\n", capsys.readouterr().err
+    )
     remote = ("--reward=RemoteReward", "--reward.url=http://127.0.0.1:9")
     assert main(["recipe", "check", "quickstart", *remote, "--reward.timeout=1"]) == 2
     assert "fix it, or set train.require_reward: false if its service starts later" in capsys.readouterr().err
