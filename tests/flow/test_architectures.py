@@ -106,8 +106,8 @@ def test_what_fit_writes_is_what_transformers_and_peft_read(kind: str, adapters:
         )
         further = [*options, f"--model.path={whole}", "--train.steps=1", "--out", str(tmp_path / "third")]
         assert main(["fit", *further]) == 0
-    assert main(["validate", "--checkpoint", str(whole), "--validation.limit=2"]) == 0
-    assert main(["generate", "--checkpoint", str(whole), "--prompt", "12 + 30 = ?"]) == 0
+    assert main(["validate", "--checkpoint", str(whole), "--validation.limit=2", "--allow-code"]) == 0
+    assert main(["generate", "--checkpoint", str(whole), "--prompt", "12 + 30 = ?", "--allow-code"]) == 0
     tokenizer: Any = AutoTokenizer.from_pretrained(out / "whole")
     for row in read_jsonl(whole / "rollouts" / "validation-after.jsonl.gz")[:4]:  # greedy; the others are sampled
         asked = tokenizer.apply_chat_template(

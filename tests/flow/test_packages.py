@@ -42,7 +42,7 @@ def test_the_wheel_has_recipes_and_model_and_stays_small(site: Path, tmp_path: P
     assert (site / "rlkit" / "py.typed").exists()
     assert rlkit("plugins", "new", "my-tool", "--kind=tool", cwd=tmp_path, PYTHONPATH=str(site)).returncode == 0
     files = [path for path in (site / "rlkit").rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    assert sum(path.stat().st_size for path in files) < 7_500_000  # of which the three models have 4.3 million
+    assert sum(path.stat().st_size for path in files) < 8_000_000  # of which the three models have 4.3 million
 
 
 @pytest.mark.slow
