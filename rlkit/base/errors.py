@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
-import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType
 
 PACKAGE = str(Path(__file__).parents[1]) + "/"
-LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
+LIBRARY = str(Path(os.__file__).parent) + "/"
 
 INTERRUPTED = 130
 """The exit status of a run that a signal ended, whichever it was."""
