@@ -28,6 +28,11 @@ class ForeignFileError(OSError):
     """A file is outside of its folder, no regular file, or too large; the message says which."""
 
 
+def cache_folder() -> Path:
+    """Return the user's folder for what can be computed again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlkit"
+
+
 def relative_to(folder: Path, path: Path) -> str | None:
     """Return a path's name inside a folder; None if it is outside by its name or leads upwards."""
     for base in (folder, folder.absolute(), Path(os.path.realpath(folder))):

@@ -17,7 +17,7 @@ from rlkit.base.garbage import uncollected
 from rlkit.data.checks import check_retokenize, check_sources, check_tokenizers, reference_rewards
 from rlkit.data.lengths import PromptLengths
 from rlkit.data.mixtures import naming_mixture, recipe_of
-from rlkit.data.order import RowOrder
+from rlkit.data.order import Order, RowOrder
 from rlkit.data.prompts import held_out, make_prompt, rows_of
 from rlkit.data.retokenize import Vocabularies
 from rlkit.data.teacher import TeacherPrompts, teacher_prompts
@@ -37,7 +37,6 @@ from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.lengths import AnswerSizes, measure_answers
 from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.recorded import check_recorded
-from rlkit.tasks.order import Order
 from rlkit.types import Prompt, Row
 
 T = TypeVar("T")

@@ -49,7 +49,7 @@ class Task(RunPart):
 
 
 class Curriculum(RunPart):
-    """Schedules training prompts: which come sooner, and which more often; see `rlkit.tasks.order.Order`.
+    """Schedules training prompts: which come sooner, and which more often; see `rlkit.data.order.Order`.
 
     It has no state: a checkpoint holds when each row is due.
     """

@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import cache_folder
 from rlkit.rollout.recorded import RecordedSpan, require_one, samples_of
 from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import longest_piece
@@ -177,11 +178,6 @@ def shorten(template: ChatTemplate, prompt: Prompt, limit: int, side: Side) -> P
                 f"pictures alone have {limit + excess}"
             )
         messages[longest] = _cut(template, messages[longest], max(0, sizes[longest] - excess), side)
-
-
-def cache_folder() -> Path:
-    """Return the folder for what can be computed again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlkit"
 
 
 def _cut(template: ChatTemplate, message: Message, tokens: int, side: Side) -> Message:

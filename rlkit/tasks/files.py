@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from abc import abstractmethod
@@ -10,16 +11,23 @@ from glob import has_magic
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+import rlkit
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import NonNegativeInt, ShareBelowOne
 from rlkit.interfaces.task import Split, Task, field_of
 from rlkit.tasks import sources
 from rlkit.tasks.chat import ChatRow
-from rlkit.tasks.lines import is_url, jsonl, suffix_of
+from rlkit.tasks.lines import is_url, suffix_of
 from rlkit.tasks.recorded import recording
 from rlkit.tasks.table import Table, location_of
 from rlkit.tasks.template import TextTemplate, as_text
+from rlkit.tasks.text_rows import TextRows
 from rlkit.types import Message, Prompt, Row
+
+ENCODE = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 class Columns(Task):
@@ -65,12 +73,12 @@ class Columns(Task):
     def _split(self, split: Split) -> sources.Rows:
         validation = self._validation() if split == "validation" else None
         if validation is not None:
-            return validation
+            return self._checked(validation)
         if isinstance(self.validation_split, float):
             return self._divided(self._train(), self.validation_split, split)
         if split == "validation":
             raise RecipeError(self.no_validation)
-        return self._train()
+        return self._checked(self._train())
 
     def prompt(self, row: Row, index: int) -> Prompt:
         return self._make(row, location_of(row, f"{self._source()}, row {index}"), str(index))
@@ -91,9 +99,6 @@ class Columns(Task):
             recorded=recording(chat, messages if self._prompted(row) else None).answers,
             normalised=chat.changes,
         )
-
-    def _check(self, row: Row, location: str) -> None:
-        self._make(row, location, "")
 
     def _answer(self, row: Row, location: str) -> str | None:
         """Return the reference answer in a row, None if there is none."""
@@ -118,6 +123,36 @@ class Columns(Task):
         except KeyError:
             return False
 
+    def _checked(self, rows: sources.Rows) -> sources.Rows:
+        """Return rows, of which those in text files are checked."""
+        for part in rows.tables if isinstance(rows, Table) else ():
+            if isinstance(part[1], TextRows):
+                self._digests(Table([part]))
+        return rows
+
+    def _digests(self, rows: sources.Rows) -> NDArray[np.uint64]:
+        """Check all rows; return a digest of the prompt of each, or of the answers of one without, and of the seed."""
+
+        def compute() -> NDArray[np.uint64]:
+            digests = bytearray()
+            for index, row in enumerate(rows):
+                prompt = self._make(row, location_of(row, f"{self._source()}, row {index}"), "")
+                messages = prompt.messages[self.system is not None :]
+                messages = messages or [m for answer in prompt.recorded for m in answer.messages]
+                content = f"{self.split_seed}\x1f{ENCODE(messages)}"
+                digests.extend(hashlib.blake2b(content.encode(), digest_size=8).digest())
+            return np.frombuffer(bytes(digests), ">u8").astype(np.uint64)
+
+        text = rows.tables[0][1] if isinstance(rows, Table) else None
+        kind = type(self)
+        if not isinstance(text, TextRows) or not kind.__module__.startswith("rlkit."):
+            return compute()
+        options = (
+            rlkit.__version__, kind.__name__, self.prompt_field, self.answer_field, self.template, self.system,
+            self.split_seed,
+        )  # fmt: skip
+        return text.stored(hashlib.blake2b(repr(options).encode(), digest_size=16).hexdigest(), compute)
+
     def _divided(self, rows: sources.Rows, share: float, split: Split) -> sources.Rows:
         """Return one split of the rows; it depends on the seed and the prompt, or the answers of a row without one.
 
@@ -125,16 +160,11 @@ class Columns(Task):
             RecipeError: None is left to train on.
         """
 
-        def content(row: Row, index: int) -> str:
-            chat = ChatRow(row, location_of(row, f"{self._source()}, row {index}"))
-            messages = self._messages(chat)
-            if not messages:
-                messages = [m for answer in recording(chat, None).answers for m in answer.messages]
-            return json.dumps(messages, sort_keys=True, default=str)
-
-        train, held_out = sources.divide(rows, share, self.split_seed, content)
-        if split == "train" and held_out and not train:
-            equal = len({content(row, index) for index, row in enumerate(rows)}) == 1 and len(rows) > 1
+        tables = [Table([part]) for part in rows.tables] if isinstance(rows, Table) else [rows]
+        digests = np.concatenate([np.empty(0, np.uint64), *map(self._digests, tables)])
+        train, held_out = sources.divide(rows, share, digests)
+        if split == "train" and len(held_out) and not len(train):
+            equal = len(rows) > 1 and bool((digests == digests[0]).all())
             cause = f"all {len(rows)} rows are equal, and equal rows" if equal else f"all {len(rows)} rows"
             raise RecipeError(
                 f"{self._source()}: no row is left to train on: with validation_split: {share:g}, {cause} are held "
@@ -145,6 +175,9 @@ class Columns(Task):
 
 class Jsonl(Columns):
     """Files with one JSON object a line: a prompt (text, or chat messages), an answer, anything else as `meta`.
+
+    Rows stay on disk. Files of more than 1 MiB are copied to `~/.cache/rlkit/rows`, with an index that later starts
+    read; a run goes on with its copy whatever becomes of the files. The folder may be removed.
 
     Args:
         path: The training file; a pattern such as `data/*.jsonl` or a list names several.
@@ -183,10 +216,9 @@ class Jsonl(Columns):
         return None if self.validation_path is None else self._read(self.validation_path, "task.validation_path")
 
     def _read(self, paths: sources.Paths, option: str) -> sources.Rows:
-        table = Table([(name, jsonl(name)) for name in sources.expand(paths, option)])
-        for row in table:
-            self._check(row, location_of(row, ""))
-        return table
+        names = sources.expand(paths, option)
+        rows = TextRows(names, [None] * len(names))
+        return Table([(", ".join(rows.names), rows)])
 
     def _source(self) -> str:
         return str(self.path)
@@ -196,7 +228,8 @@ class HFDataset(Columns):
     """Rows of files, of a data set of the Hugging Face hub, or of a local folder in its layout.
 
     Files are parquet, JSON lines, JSON, CSV, TSV or Arrow, packed or not, local or at any URL that fsspec opens; a
-    folder may also be one that `datasets` has saved. Fields of CSV files are texts.
+    folder may also be one that `datasets` has saved. Fields of CSV files are texts. Text files are copied as those of
+    `Jsonl` are.
 
     Args:
         path: A name such as `openai/gsm8k`, a folder, or a training file; a pattern, or a list, names several files.
@@ -258,7 +291,7 @@ class HFDataset(Columns):
         return has_magic(self.path) or suffix_of(self.path) in sources.KINDS
 
     def _files(self, names: sources.Paths, option: str) -> sources.Rows:
-        return sources.files(sources.expand(names, option), option, self._check)
+        return sources.files(sources.expand(names, option), option)
 
     def _source(self) -> str:
         return str(self.path)

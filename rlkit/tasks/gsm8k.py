@@ -38,9 +38,12 @@ class GSM8K(Task):
         folder = sources.existing(Path(self.path), option="task.path")
         lines = folder / f"{FILES[split]}.jsonl"
         if os.path.exists(lines):
-            return sources.files(sources.expand(str(lines), option="task.path"), "task.path", _texts)
+            rows = sources.files(sources.expand(str(lines), option="task.path"), "task.path")
+            for row in rows:
+                _texts(row, location_of(row, ""))
+            return rows
         shards = sorted(folder.rglob(f"{FILES[split]}-*.parquet")) or [lines]
-        return sources.files([str(sources.regular(path, "task.path")) for path in shards], "task.path", _texts)
+        return sources.files([str(sources.regular(path, "task.path")) for path in shards], "task.path")
 
     def prompt(self, row: Row, index: int) -> Prompt:
         question, answer = _texts(row, location_of(row, f"task {type(self).__name__}, row {index}"))

@@ -1,18 +1,19 @@
-"""Reading rows from text files: JSON lines, CSV and TSV, each row with its location."""
+"""Text files with rows: JSON lines, CSV and TSV, packed or not; where each row is, and what it says."""
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
 from rlkit.base.text import redact
-from rlkit.tasks.table import LocatedRow
 from rlkit.types import Row
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -24,60 +25,32 @@ def is_url(name: str) -> bool:
     return "://" in name
 
 
+def is_packed(name: str) -> bool:
+    """Whether a name is that of a packed file."""
+    return PurePosixPath(name).suffix in COMPRESSED
+
+
 def suffix_of(name: str) -> str:
     """Return the suffix of a file's format, which that of a compression may follow."""
     path = PurePosixPath(urlsplit(name).path if is_url(name) else name)
     return PurePosixPath(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
-def jsonl(name: str) -> list[LocatedRow]:
-    """Read a file with one JSON object a line, in UTF-8.
+@contextmanager
+def opened(name: str) -> Iterator[BinaryIO]:
+    """Open a text file, packed or not, to read its bytes.
+
+    Args:
+        name: A path, or a URL.
 
     Raises:
-        RecipeError: A line is not such an object; the message names the file and the line.
+        RecipeError: It cannot be read, or what reads it meanwhile raised another error.
     """
-    rows = [LocatedRow.at(location, _parse(line, location)) for location, line in _lines(name) if line.strip()]
-    for row in rows:
-        row.as_written = True
-    return rows
-
-
-def separated(name: str) -> list[LocatedRow]:
-    """Read a CSV or TSV file in UTF-8, whose first line has the columns' names; all fields are texts.
-
-    Raises:
-        RecipeError: A row has more or fewer fields; the message names the file and the line.
-    """
-    csv.field_size_limit(2**31 - 1)
-    lines = (line for _, line in _lines(name))
-    reader = csv.DictReader(lines, delimiter="\t" if suffix_of(name) == ".tsv" else ",", strict=True)
-    rows = []
-    try:
-        columns = reader.fieldnames or []
-        repeated = [column for column, count in Counter(columns).items() if count > 1]
-        if repeated:
-            raise RecipeError(f"{redact(name)}, line 1: several columns are named {repeated[0]!r}; rename all but one")
-        for row in reader:
-            location = f"{redact(name)}, line {reader.line_num}"
-            if None in row or None in row.values():
-                count = len(columns) - list(row.values()).count(None) + len(row.get(None, ()))  # type: ignore[call-overload]
-                raise RecipeError(f"{location}: {count} fields, expected {len(columns)}: {', '.join(columns)}")
-            rows.append(LocatedRow.at(location, row))
-    except csv.Error as error:
-        raise RecipeError(f"{redact(name)}, after line {reader.line_num}: not a row of a CSV file ({error})") from error
-    return rows
-
-
-def _lines(name: str) -> Iterator[tuple[str, str]]:
-    """Read the lines of a text file, each with its location."""
     import fsspec
 
     try:
-        with fsspec.open(name if is_url(name) else str(Path(name).absolute()), "rb", compression="infer") as raw:
-            file = io.BufferedReader(raw) if is_url(name) else raw  # a stream cannot step back to the start of a line
-            for number, line in enumerate(file, 1):
-                location = f"{redact(name)}, line {number}"
-                yield location, _decode(line, number, location)
+        with fsspec.open(name if is_url(name) else str(Path(name).absolute()), "rb", compression="infer") as file:
+            yield file
     except RecipeError:
         raise
     except Exception as error:  # file systems and unpackers have many of their own
@@ -86,11 +59,78 @@ def _lines(name: str) -> Iterator[tuple[str, str]]:
         raise kind(f"{redact(name)} cannot be read: {redact(reason)}") from error
 
 
-def _decode(line: bytes, number: int, location: str) -> str:
-    if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
+def lines_with_text(lines: Iterable[bytes]) -> Iterator[tuple[int, int, int]]:
+    """Yield first byte, end and number of each line that has more than white space."""
+    start = 0
+    for number, line in enumerate(lines, 1):
+        if line.strip() and line.strip() != codecs.BOM_UTF8:
+            yield start, start + len(line), number
+        start += len(line)
+
+
+def separated_rows(lines: Iterable[bytes], delimiter: str, name: str) -> Iterator[tuple[int, int, int]]:
+    """Yield first byte, end and last line of each row of a CSV file, the columns' names first; none is empty.
+
+    Args:
+        lines: The file's.
+        delimiter: Between two columns.
+        name: Of the file, for messages.
+
+    Raises:
+        RecipeError: The file is no such table, or not in UTF-8; the message names the line.
+    """
+    csv.field_size_limit(2**31 - 1)
+    start = end = last_line = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal end
+        for number, line in enumerate(lines, 1):
+            end += len(line)
+            yield decoded(line, number == 1, f"{name}, line {number}")
+
+    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            if row:
+                yield start, end, reader.line_num
+            start, last_line = end, reader.line_num
+    except csv.Error as error:
+        raise RecipeError(f"{name}, after line {last_line}: not a row of a CSV file ({error})") from error
+
+
+def header(text: str, delimiter: str, location: str) -> list[str]:
+    """Return the names of a CSV file's columns.
+
+    Raises:
+        RecipeError: Two are equal.
+    """
+    columns = fields(text, delimiter)
+    repeated = [column for column, count in Counter(columns).items() if count > 1]
+    if repeated:
+        raise RecipeError(f"{location}: several columns are named {repeated[0]!r}; rename all but one")
+    return columns
+
+
+def fields(text: str, delimiter: str) -> list[str]:
+    """Return the fields of one row of a CSV file."""
+    return next(csv.reader([text], delimiter=delimiter, strict=True))
+
+
+def decoded(line: bytes, first: bool, location: str) -> str:
+    """Return the text of a line, or of a row of several lines.
+
+    Args:
+        line: Its bytes.
+        first: Whether it is the first of a file.
+        location: For messages.
+
+    Raises:
+        RecipeError: It is not in UTF-8.
+    """
+    if first and line.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise RecipeError(f"{location}: the file is in UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
     try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        text = line.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(
             f"{location}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text "
@@ -101,7 +141,12 @@ def _decode(line: bytes, number: int, location: str) -> str:
     return text
 
 
-def _parse(line: str, location: str) -> Row:
+def parsed(line: str, location: str) -> Row:
+    """Return the JSON object in a line.
+
+    Raises:
+        RecipeError: There is something else.
+    """
     try:
         row = json.loads(line)
         if "\\ud" in line.lower():

@@ -69,13 +69,12 @@ class Rows(Columns):
     def _validation(self) -> sources.Rows | None:
         return self.validation
 
-    def prompt(self, row: Row, index: int) -> Prompt:
+    def _make(self, row: Row, location: str, name: str) -> Prompt:
         if not isinstance(row, Mapping):
             raise RecipeError(
-                f"{self._source()}, row {index} is {show(row)}, expected a dictionary such as "
-                '{"prompt": "2 + 2 = ?", "answer": "4"}'
+                f'{location} is {show(row)}, expected a dictionary such as {{"prompt": "2 + 2 = ?", "answer": "4"}}'
             )
-        return super().prompt({"answer": None, **row}, index)
+        return super()._make({"answer": None, **row}, location, name)
 
     def _source(self) -> str:
         return "task"

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
 from rlkit.base.hub import work_offline_without_network
 from rlkit.base.text import redact
 from rlkit.interfaces.task import field_of
-from rlkit.tasks.lines import COMPRESSED, first_line, is_url, jsonl, separated, suffix_of
+from rlkit.tasks.lines import COMPRESSED, first_line, is_url, suffix_of
 from rlkit.tasks.table import Table
+from rlkit.tasks.text_rows import TextRows
 from rlkit.types import Row
 
 Rows = Sequence[Row]
@@ -28,6 +32,9 @@ KINDS = {
     ".parquet": "parquet", ".json": "json", ".arrow": "arrow", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv",
 }  # fmt: skip
 """Formats of files by suffix: the first three are read by `datasets`."""
+
+TEXTS = {".jsonl": None, ".csv": ",", ".tsv": "\t"}
+"""What separates the columns of files with rows of text, by suffix; None for JSON lines."""
 
 
 SAVED = ("state.json", "dataset_dict.json")
@@ -81,16 +88,12 @@ def regular(path: Path, option: str) -> Path:
     return path
 
 
-def files(names: Sequence[str], option: str, check: Callable[[Row, str], object]) -> Table:
-    """Open files of any of the formats.
-
-    Tables are read from disk when rows are asked for. Lines of text are read now.
+def files(names: Sequence[str], option: str) -> Table:
+    """Open files of any of the formats, whose rows stay on disk.
 
     Args:
         names: From `expand`.
         option: For messages.
-        check: Called with each row of a text file and its location (the file and the line); raises RecipeError if the
-            row is unusable.
 
     Raises:
         RecipeError: A file is of another format, or unreadable.
@@ -101,15 +104,14 @@ def files(names: Sequence[str], option: str, check: Callable[[Row, str], object]
                 f"{option} names {redact(name)!r}, expected a file that ends in {', '.join(KINDS)}, or in one of these "
                 f"and {', '.join(COMPRESSED)}"
             )
-    readers = {"jsonl": jsonl, "csv": separated}
     parts: list[tuple[str, Any]] = []
-    for name in names:
-        kind = KINDS[suffix_of(name)]
-        rows = readers[kind](name) if kind in readers else _open(kind, name, option)
-        parts.append((redact(name), rows))
-        if kind in readers:
-            for row in rows:
-                check(row, row.location)
+    for in_text, group in groupby(names, lambda name: suffix_of(name) in TEXTS):
+        if in_text:
+            texts = [*group]
+            rows = TextRows(texts, [TEXTS[suffix_of(name)] for name in texts])
+            parts.append((", ".join(rows.names), rows))
+        else:
+            parts += [(redact(name), _open(KINDS[suffix_of(name)], name, option)) for name in group]
     return Table(parts)
 
 
@@ -152,24 +154,23 @@ def hub(path: str, name: str | None, split: str, option: str) -> Rows:
         ) from error
 
 
-def divide(rows: Rows, share: float, seed: int, content: Callable[[Row, int], str]) -> tuple[Rows, Rows]:
-    """Divide rows into those to train on and those to hold out, by a hash of each row's content and the seed.
+def divide(rows: Rows, share: float, digests: NDArray[np.uint64]) -> tuple[Rows, Rows]:
+    """Divide rows into those to train on and those to hold out.
 
     The order of the rows does not matter, and rows of equal content are in the same split. Held-out rows are sorted by
-    their hashes, so that the first of them do not depend on the order either.
+    their digests, so that the first of them do not depend on the order either.
 
     Args:
         rows: All of them.
         share: The share to hold out; at least one row is.
-        seed: Seed of the selection.
-        content: Returns what identifies a row, from the row and its number.
+        digests: [rows]: of the content of each row and the seed.
     """
-    texts = (f"{seed}\x1f{content(row, index)}" for index, row in enumerate(rows))
-    hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
-    last = sorted(hashes)[max(1, round(share * len(rows))) - 1] if hashes else b""
-    held_out = sorted((i for i, digest in enumerate(hashes) if digest <= last), key=hashes.__getitem__)
-    selected = [i for i, digest in enumerate(hashes) if digest > last]
-    return _select(rows, selected), _select(rows, held_out)
+    if not len(rows):
+        return rows, rows
+    last = np.sort(digests)[max(1, round(share * len(rows))) - 1]
+    held_out = np.flatnonzero(digests <= last)
+    held_out = held_out[np.argsort(digests[held_out], kind="stable")]
+    return _select(rows, np.flatnonzero(digests > last)), _select(rows, held_out)
 
 
 def column(row: Row, name: str, location: str, option: str) -> object:
@@ -264,9 +265,9 @@ def _matches(name: str, option: str) -> list[str]:
     return matches
 
 
-def _select(rows: Rows, chosen: Sequence[int]) -> Rows:
+def _select(rows: Rows, chosen: NDArray[np.int64]) -> Rows:
     select = getattr(rows, "select", None)  # of a table, which leaves the rows on disk
-    return cast(Rows, select(chosen)) if select is not None else [rows[i] for i in chosen]
+    return cast(Rows, select(chosen)) if select is not None else [rows[int(i)] for i in chosen]
 
 
 def _names(row: Row, prefix: str = "") -> Iterator[str]:

@@ -83,7 +83,7 @@ def trl_side(row: Row, model: Path, rows: list[dict[str, Any]], steps: int, chec
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    from rlkit.tasks.order import permutation_of
+    from rlkit.data.order import permutation_of
 
     gate, losses = Gate(), []
     trainer_class: Any = DPOTrainer if row.pairs else SFTTrainer

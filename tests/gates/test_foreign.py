@@ -45,6 +45,7 @@ FILES = {
     "rlkit/run/preflight/memory.py": "/proc and /sys",
     "rlkit/run/profile.py": "a trace that the run has just written",
     "rlkit/tasks/lines.py": "a data file that the user names",
+    "rlkit/tasks/text_rows.py": "rlkit's own copy of a data file",
     "rlkit/tasks/picture_files.py": "an object of a store that the user names",
 }
 """Modules of `ROOMS` that may open files themselves, and which."""

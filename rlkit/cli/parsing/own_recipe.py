@@ -42,7 +42,7 @@ def own_recipe(data: str, function: str, model: str) -> str:
     problem = missing_function(function)
     if problem is not None:
         raise RecipeError(f"--reward is {show(function)}, but {problem}")
-    rows = sources.files(sources.expand(data, "--task"), "--task", lambda *_: None)
+    rows = sources.files(sources.expand(data, "--task"), "--task")
     if len(rows) < 2:
         raise RecipeError(f"--task is {show(data)}, which has {len(rows)} rows, expected at least 2, to hold one out")
     columns = list(rows[0])

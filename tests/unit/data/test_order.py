@@ -18,9 +18,8 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.tasks import run_first
 from rlkit.cli.main import main
 from rlkit.curricula import Difficulty, SuccessRate
-from rlkit.data.order import RowOrder
+from rlkit.data.order import POSTPONED, Order, RowOrder
 from rlkit.recipe import Train
-from rlkit.tasks.order import POSTPONED, Order
 from rlkit.types import Prompt
 from tests.conftest import read_jsonl
 from tests.unit.simulation import VirtualLoop
