@@ -41,10 +41,6 @@ def same(actual: Answer, expected: Answer) -> bool:
             return same(actual, expected.value)
         case (Relation(), Relation()):
             return _same_relation(actual, expected)
-        case (UnorderedItems(mixed=Number()), Number() | Formula()):
-            return actual.mixed is not None and same(actual.mixed, expected)
-        case (Number() | Formula(), UnorderedItems(mixed=Number())):
-            return expected.mixed is not None and same(actual, expected.mixed)
         case (Number() | Formula(), Number() | Formula()):
             return _same_unit(actual.unit, expected.unit) and _same_quantity(actual, expected)
         case (Words(), Words()):
@@ -71,7 +67,15 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
         return _same_in_any_order(lists[0], lists[1])
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
-    return False
+    first, second = _mixed_number(actual), _mixed_number(expected)
+    return first is not None and second is not None and same(first, second)
+
+
+def _mixed_number(answer: Answer) -> Number | Formula | None:
+    """Return a number, or the one that a list such as `5 and 1/2` is as well."""
+    if isinstance(answer, UnorderedItems):
+        return answer.mixed
+    return answer if isinstance(answer, Number | Formula) else None
 
 
 def _is_either(answer: Answer) -> bool:

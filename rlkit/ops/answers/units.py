@@ -10,9 +10,9 @@ _NAMES = (
     "kilometre kilometer km", "metre meter m", "centimetre centimeter cm", "millimetre millimeter mm",
     "inch inches in", "foot feet ft", "yard yd", "mile mi", "kilogram kilo kg", "gram g", "milligram mg", "tonne",
     "ton", "pound lb lbs", "ounce oz", "litre liter l", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
-    "second sec s", "millisecond ms", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
+    "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
     "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr Rs rs", "radian rad", "degree",
-    "percent %", "mile/hour mph", "kilometre/hour kph",
+    "percent %", "mile/hour mph", "kilometre/hour kph", "millisecond ms",
 )  # fmt: skip
 UNITS_BY_SPELLING = {word: names.split()[0] for names in _NAMES for word in names.split()}
 """Units by their spellings."""
