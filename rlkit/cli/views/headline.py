@@ -153,7 +153,7 @@ def _command(run: Path, recipe: JsonObject, is_complete: bool) -> str | None:
     folder = _at(recipe, "save", "folder")
     if not isinstance(folder, str) and not any((run / "checkpoints").glob("*")):
         return None
-    return next_command(run, is_complete, folder if isinstance(folder, str) else None)
+    return next_command(run, is_complete, folder if isinstance(folder, str) else None, recipe)
 
 
 def _list(value: object) -> list[object]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.checkpoint import allowed_code, with_checkpoint, with_recipe_of
+from rlkit.cli.checkpoint import with_checkpoint, with_recipe_of
 from rlkit.cli.main import main
+from rlkit.recipe.code import allowed_code
 from tests.conftest import FAST
 
 RECIPE = "model: {path: tiny}\ntask: Arithmetic\nreward: MathReward\nadvantage: GRPO\nloss: ClipLoss\n"
@@ -131,6 +132,8 @@ CODE = RECIPE.replace("MathReward", "{class_path: PythonReward, init_args: {func
         ["generate", "--checkpoint", "run"],
         ["replay", "run", "--step=1"],
         ["reward", "try", "--rollouts=run"],
+        ["fit", "--resume=run"],
+        ["fit", "--resume=run/checkpoints/step-000001", "--out=other"],
     ],
 )
 def test_code_of_a_run_folder_needs_a_flag(
