@@ -11,13 +11,12 @@ import yaml
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.text import ENVIRONMENTS, REFERENCE, SECRET_NAME, is_secret_flag, redact, replace_literals, substitute
+from rlkit.recipe.yaml_text import load_yaml
 
 PREFIX = "RLKIT_"
 """The prefix of the variables that a recipe may read: one of unknown origin must not send other secrets anywhere."""
 
 HEADER = "# Credentials are left out: each ${NAME} is read from the environment when this recipe is run.\n"
-
-_ALIAS = re.compile(r"[\s:,\[{-]\*\w")
 
 
 def expand(tree: object, key: str = "") -> object:
@@ -103,11 +102,11 @@ def as_yaml(tree: object) -> str:
 def without_credentials(recipe_text: str) -> str:
     """Return the text of a recipe without credentials that an earlier version may have written.
 
-    Of a text with YAML's aliases, which may expand to more than fits in memory, or that is no recipe, only those are
-    left out that are recognized in any text.
+    Of a text that is no recipe, or whose aliases expand to too much, only those are left out that are recognized in any
+    text.
     """
     try:
-        tree = None if _ALIAS.search(recipe_text) else yaml.safe_load(recipe_text)
+        tree = load_yaml(recipe_text)
     except (yaml.YAMLError, ValueError, RecursionError):
         tree = None
     if not isinstance(tree, dict):
