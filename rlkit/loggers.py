@@ -259,7 +259,7 @@ class Trackio(RunLogger):
 
     package = "trackio"
 
-    def __init__(self, project: str = "rlkit", name: str | None = None, space_id: str | None = None) -> None:
+    def __init__(self, project: str = "rlkit", name: str | None = None, space_id: OutputPath | None = None) -> None:
         self.project = project
         self.name = name
         self.space_id = space_id

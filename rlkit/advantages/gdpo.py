@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import nan
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import FiniteFloat
@@ -30,17 +33,38 @@ class GDPO(AdvantageEstimator):
         if not weights:
             raise RecipeError("GDPO has no weights, expected a weight for each component of the reward to use")
         self.weights = weights
+        self._reported: set[str] = set()
 
     def estimate(self, batch: Batch) -> None:
-        missing = [name for name in self.weights if name not in batch.component_names]
-        if missing and len(batch):
-            raise RecipeError(
-                f"GDPO weighs the component {missing[0]!r}, which the reward does not report; it reports: "
-                f"{', '.join(batch.component_names) or 'none'}"
-            )
+        table = self._components(batch)
+        self._require(table, batch.component_names)
         total = torch.zeros_like(batch.rewards)
-        for name, weight in self.weights.items() if len(batch) else ():
-            component = batch.components[:, batch.component_names.index(name)]
+        for weight, component in zip(self.weights.values(), table.unbind(1), strict=True):
             has = component.isfinite()
             total[has] += weight * normalized(component[has], batch.group[has], 1e-6)
         batch.advantages = whiten(total[:, None] * batch.mask, batch.mask, self.reduce)
+
+    def _components(self, batch: Batch) -> Tensor:
+        """Return the weighed components [B,K]; NaN where a sample, or all of this rank, has none."""
+        table = batch.rewards.new_full((len(batch), len(self.weights)), nan)
+        for column, name in enumerate(self.weights):
+            if name in batch.component_names:
+                table[:, column] = batch.components[:, batch.component_names.index(name)]
+        return table
+
+    def _require(self, table: Tensor, reported: Sequence[str]) -> None:
+        """Check that each weighed component was reported by a sample of any rank, in this step or an earlier one."""
+        *counts, rows = self.reduce(torch.cat([table.isfinite().sum(0), table.new_tensor([len(table)])])).tolist()
+        self._reported |= {name for name, count in zip(self.weights, counts, strict=True) if count}
+        missing = [name for name in self.weights if name not in self._reported]
+        if missing and rows:
+            raise RecipeError(
+                f"GDPO weighs the component {missing[0]!r}, which the reward does not report; it reports: "
+                f"{', '.join(reported) or 'none'}"
+            )
+
+    def state_dict(self) -> dict[str, float]:
+        return dict.fromkeys(sorted(self._reported), 1.0)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self._reported = set(state)

@@ -55,7 +55,7 @@ class NameRule:
 
 
 class UserOnly:
-    """Marks an option that no recipe file may set, but only the user: a path to write to, or a program to start."""
+    """Marks an option that no recipe file may set, but only the user: where a run writes, or a program to start."""
 
     def __repr__(self) -> str:
         return "USER_ONLY"
@@ -86,7 +86,7 @@ SourceName = Annotated[
 StopText = Annotated[str, Len(1, LONGEST), NameRule(rf"(?s).{{1,{LONGEST}}}", f"a text of 1 to {LONGEST} characters")]
 """A text that ends a turn of the policy."""
 OutputPath = Annotated[str, USER_ONLY]
-"""A folder or URL that a run writes to."""
+"""A folder, URL or server that a run writes to."""
 
 
 def source_name(text: str) -> str:

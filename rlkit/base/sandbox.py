@@ -234,11 +234,14 @@ def filter_calls(rules: Rules) -> None:
 
 
 def wait_for(worker: int) -> int:
-    """Reap whatever ends until the worker has; return its exit status, 128 and more for a signal."""
+    """Reap whatever ends until the worker has, or is stopped; return its exit status, 128 and more for a signal.
+
+    A stopped worker would hold its place until its deadline: foreign code that it has started can stop it.
+    """
     while True:
-        pid, status = os.wait()
+        pid, status = os.waitpid(-1, os.WUNTRACED)
         if pid == worker:
-            code = os.waitstatus_to_exitcode(status)
+            code = -os.WSTOPSIG(status) if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
 
 

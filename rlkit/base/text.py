@@ -36,7 +36,7 @@ SECRET_NAME = re.compile(rf"(?:{_LONG}|{_KEYS}|(?:^|[_.-])(?:token|{_SHORT}))(?:
 _WORDS = (
     rf"[\w.-]*?(?:{_LONG}|{_KEYS}|(?<![^\W_])token)",
     rf"(?-i:[A-Z0-9_]*(?<![A-Z0-9])(?:{_SHORT.upper()}|KEY))",  # in small letters they are words of prose
-    rf"[\w.-]*\.(?:{'|'.join(ENVIRONMENTS)})\.[\w-]+",
+    rf"[\w.-]*\.(?:{'|'.join(ENVIRONMENTS)})\.[\w.-]+",
 )
 _NAME = f"(?:{'|'.join(_WORDS)})"
 _MIXED = r"(?:(?=[\w-]*[0-9A-Z])[\w-]{10,256}|[\w-]{20,256})"
@@ -151,7 +151,7 @@ def replace_literals(secret: str, hide: Callable[[str], str]) -> str:
 def is_credential(key: str, value: str = "") -> bool:
     """Whether an option of a command line is a credential or has some in it, by its key and by keys in its value."""
     *parents, name = key.split(".")
-    if SECRET_NAME.search(key) or not {*ENVIRONMENTS}.isdisjoint(parents[-1:]):
+    if SECRET_NAME.search(key) or not {*ENVIRONMENTS}.isdisjoint(parents):
         return True
     return (name in ENVIRONMENTS and value.lstrip().startswith("{")) or bool(_ENVIRONMENT_IN_YAML.search(value))
 

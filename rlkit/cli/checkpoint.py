@@ -1,16 +1,17 @@
-"""Which policy and which recipe a verb that trains nothing takes of a run: `--checkpoint` and `--allow-code`."""
+"""Which policy and which recipe a verb takes of a run folder: `--checkpoint` and `--allow-code`."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.cli.parsing.reader import read
 from rlkit.models.source import locate
+from rlkit.recipe.code import allowed_code
 from rlkit.run.launch import home_of
 
 FLAG = "--checkpoint"
@@ -39,19 +40,6 @@ def with_recipe_of(home: Path, argv: Sequence[str]) -> list[str]:
             f"name it yourself: --recipe {path}"
         )
     return ["--recipe", str(path), *argv]
-
-
-def allowed_code(node: object, key: str = "") -> str | None:
-    """Return the first key under which a recipe allows code, its own or a model's; None if there is none."""
-    branches = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    for name, value in branches:
-        inner = f"{key}.{name}".lstrip(".")
-        if str(name).rpartition(".")[2] in ("allow_code", "trust_remote_code") and value not in (False, None, "false"):
-            return inner
-        code_key = allowed_code(value, inner)
-        if code_key is not None:
-            return code_key
-    return None
 
 
 def with_checkpoint(argv: Sequence[str]) -> list[str]:

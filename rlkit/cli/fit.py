@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.garbage import uncollected
+from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.parsing.parser import Parsed, parse, split
 from rlkit.cli.parsing.values import structured
 from rlkit.interfaces.launcher import LaunchedRun, is_launched
@@ -26,6 +27,7 @@ OPTIONS = (
         },
     ),
     ("--force", {"action": "store_true", "help": "Resume although the recipe has changed what is learned."}),
+    ALLOW_CODE,
 )
 
 
@@ -90,7 +92,11 @@ def _without_credentials(key: str, text: str, values: dict[str, str]) -> str:
 
 
 def _with_recipe(argv: Sequence[str]) -> list[str]:
-    """Where a run folder is resumed without a recipe, take its own."""
+    """Return the arguments with a run folder's own recipe where it is resumed without one.
+
+    Raises:
+        RecipeError: There is no run folder, or its recipe allows code, and the user has not.
+    """
     command_line = split(argv, OPTIONS)
     if command_line.options.resume is None or command_line.recipes:
         return list(argv)
@@ -105,4 +111,4 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
         raise RecipeError(
             f"--resume is {resume!r}, which does not exist; expected a run folder or one of its checkpoints"
         )
-    return list(argv) if home is None else ["--recipe", str(home / "recipe.yaml"), *argv]
+    return list(argv) if home is None else with_recipe_of(home, argv)

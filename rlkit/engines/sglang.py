@@ -176,9 +176,9 @@ class SGLangServer(SGLangRollouts):
 
     def __init__(
         self,
-        urls: Sequence[str] = (),
+        urls: Sequence[OutputPath] = (),
         *,
-        router: str | None = None,
+        router: OutputPath | None = None,
         servers: Count = 1,
         first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,
         transport: Literal["auto", "tensor", "group", "disk", "changes"] = "auto",

@@ -11,13 +11,12 @@ import yaml
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.text import ENVIRONMENTS, REFERENCE, SECRET_NAME, is_secret_flag, redact, replace_literals, substitute
+from rlkit.recipe.yaml_text import load_yaml
 
 PREFIX = "RLKIT_"
 """The prefix of the variables that a recipe may read: one of unknown origin must not send other secrets anywhere."""
 
 HEADER = "# Credentials are left out: each ${NAME} is read from the environment when this recipe is run.\n"
-
-_ALIAS = re.compile(r"[\s:,\[{-]\*\w")
 
 
 def expand(tree: object, key: str = "") -> object:
@@ -60,8 +59,8 @@ def _problems(key: str, text: str) -> Iterator[str]:
 def withhold(tree: object, values: dict[str, str] | None = None, key: str = "") -> object:
     """Return a recipe's tree in which references stand for credentials.
 
-    These are the texts of mappings for an environment or for headers, of options with the name of a credential, the
-    logins and queries of URLs, and what is recognized in other texts.
+    These are the texts at any depth of mappings for an environment or for headers, of options with the name of a
+    credential, the logins and queries of URLs, and what is recognized in other texts.
 
     Args:
         tree: The recipe, or a part of it.
@@ -88,8 +87,8 @@ def withhold(tree: object, values: dict[str, str] | None = None, key: str = "") 
         return substitute(text, lambda secret, kind: reference(f"{key}_{kind.variable}", secret))
 
     _map(tree, note)
-    parent, _, name = key.rpartition(".")
-    in_environment = parent.rpartition(".")[2] in ENVIRONMENTS and not isinstance(tree, Mapping)
+    *parents, name = key.split(".")
+    in_environment = not {*ENVIRONMENTS}.isdisjoint(parents)
     return _map(tree, without_credentials, key, in_environment or _is_environment(name, tree))
 
 
@@ -103,11 +102,11 @@ def as_yaml(tree: object) -> str:
 def without_credentials(recipe_text: str) -> str:
     """Return the text of a recipe without credentials that an earlier version may have written.
 
-    Of a text with YAML's aliases, which may expand to more than fits in memory, or that is no recipe, only those are
-    left out that are recognized in any text.
+    Of a text that is no recipe, or whose aliases expand to too much, only those are left out that are recognized in any
+    text.
     """
     try:
-        tree = None if _ALIAS.search(recipe_text) else yaml.safe_load(recipe_text)
+        tree = load_yaml(recipe_text)
     except (yaml.YAMLError, ValueError, RecursionError):
         tree = None
     if not isinstance(tree, dict):
@@ -120,8 +119,7 @@ def _map(node: object, change: Callable[[str, str, bool], str], key: str = "", i
     if isinstance(node, str):
         return change(key, node, is_secret)
     if isinstance(node, Mapping):
-        flags = {k: _is_environment(k, v) or (is_secret and not isinstance(v, Mapping)) for k, v in node.items()}
-        return {k: _map(v, change, _key_of(key, k), flags[k]) for k, v in node.items()}
+        return {k: _map(v, change, _key_of(key, k), is_secret or _is_environment(k, v)) for k, v in node.items()}
     if isinstance(node, list | tuple):
         follows_flag = [False, *map(is_secret_flag, node)]
         return [_map(c, change, _key_of(key, i), is_secret or follows_flag[i]) for i, c in enumerate(node)]
@@ -129,7 +127,7 @@ def _map(node: object, change: Callable[[str, str, bool], str], key: str = "", i
 
 
 def _is_environment(name: object, node: object) -> bool:
-    """Whether a mapping is of variables or headers, rather than a part; mappings in it are of options."""
+    """Whether a mapping is of variables or headers, rather than a part."""
     return name in ENVIRONMENTS and isinstance(node, Mapping) and "class_path" not in node
 
 

@@ -11,6 +11,7 @@ from rlkit.base.errors import RecipeError, shorten, show
 from rlkit.base.ranges import Count, Seconds
 from rlkit.base.retry import MAX_QUOTED, HttpClient, RetryPolicy, ServiceError, proxy_for, require_http
 from rlkit.interfaces.content import json_messages
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.interfaces.runtime import Runtime
 from rlkit.types import JsonObject, Score, Trajectory
@@ -24,9 +25,9 @@ RETRY = RetryPolicy(retries=3, request_seconds=180.0, attempt_seconds=30.0)
 class RemoteReward(RewardManager):
     """Posts batches of trajectories to an HTTP service, which returns their scores.
 
-    It sends `{"items": [{"text", "answer", "messages", "meta"}, …]}` and expects `{"scores": [s, …]}` with a number,
-    or `{"reward": number, "components": {…}, "answer": text, "feedback": text}` for each item; see `Score`. A reward of
-    null is no opinion.
+    It sends `{"items": [{"text", "completion", "answer", "messages", "meta"}, …]}` and expects `{"scores": [s, …]}`
+    with a number, or `{"reward": number, "components": {…}, "answer": text, "feedback": text}` for each item; see
+    `Score`. A reward of null is no opinion. `text` is the completion without its thinking, `answer` the reference.
 
     Args:
         url: URL of the service; `https://${RLKIT_LOGIN}@host` sends the user and password of that variable.
@@ -70,7 +71,8 @@ class RemoteReward(RewardManager):
     async def _request(self, chunk: Sequence[Trajectory]) -> list[Score]:
         items = [
             {
-                "text": t.text,
+                "text": after_thinking(t.opened_thinking + t.text),
+                "completion": t.opened_thinking + t.text,
                 "answer": t.prompt.answer,
                 "messages": json_messages(t.prompt.messages),
                 "meta": dict(t.prompt.meta),

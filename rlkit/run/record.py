@@ -10,9 +10,12 @@ from pathlib import Path
 
 from rlkit.base.errors import RankError, explain, shorten
 from rlkit.base.text import redact
+from rlkit.recipe.code import allowed_code
+from rlkit.run.checkpoint.state import as_data
 from rlkit.run.checkpoint.write import Writer
 from rlkit.run.folder import RunFolder
 from rlkit.run.outcome import Outcome, Reporter, WarningKeeper
+from rlkit.types import JsonObject
 
 
 @dataclass
@@ -76,24 +79,26 @@ class RunRecord:
             has_checkpoint = False
         if writer is None or not has_checkpoint:
             return f"the run is in {path}"
-        command = next_command(self.folder.path, self.outcome.status == "ok", writer.section.folder)
+        recipe = as_data(self.folder.recipe_yaml)
+        command = next_command(self.folder.path, self.outcome.status == "ok", writer.section.folder, recipe)
         if self.outcome.status == "ok":
             return f"the run is in {path}; to look at it: rlkit report {path}; to use the model: {command}"
         return f"the run is in {path}; to continue: {command}"
 
 
-def next_command(run: Path, is_complete: bool, save_folder: str | None) -> str:
+def next_command(run: Path, is_complete: bool, save_folder: str | None, recipe: JsonObject) -> str:
     """Return the command that exports the model of a complete run, or continues another one.
 
     Args:
         run: The run folder.
         is_complete: Whether the run has made all its steps.
         save_folder: The folder of its checkpoints; None if they are in the run folder.
+        recipe: The run's recipe as data.
     """
     path = shlex.quote(str(run))
     if is_complete:
         return f"rlkit export --checkpoint {path} --out MODEL"
     if save_folder is None:
-        return f"rlkit fit --resume {path}"
+        return f"rlkit fit --resume {path}{' --allow-code' * (allowed_code(recipe) is not None)}"
     options = f"--out {path} --resume auto --save.folder {shlex.quote(save_folder)}"
     return f"rlkit fit --recipe {path}/recipe.yaml {options}"

@@ -6,12 +6,17 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 PATIENCE = 15.0
 """Seconds that a run has to end at once; then a run that is blocked, for example in a collective, is ended."""
+INTERRUPT = signal.SIGURG
+"""What makes the main thread handle a signal; nobody else sends it, and where it is not handled nothing happens."""
+REPEAT_SECONDS = 0.05
+"""Before each of these; a deletion that has dropped one is over then."""
 
 
 class Signals:
@@ -38,7 +43,6 @@ class Signals:
         self._note = note
         self._cut_short = cut_short
         self._raised = False
-        self._own_signals = 0
         self._numbers = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_handled(s)]
         self._main_thread = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
 
@@ -52,7 +56,7 @@ class Signals:
         self._main = threading.get_ident()
         self._listener = threading.Thread(target=self._listen, daemon=True, name="rlkit-signals")
         self._listener.start()
-        self._handlers = {number: signal.signal(number, self._handle) for number in self._numbers}
+        self._handlers = {number: signal.signal(number, self._handle) for number in (*self._numbers, INTERRUPT)}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -75,9 +79,7 @@ class Signals:
 
     def _listen(self) -> None:
         while (number := os.read(self._read, 1)[0]) != 0:
-            if number == signal.SIGINT and self._own_signals:
-                self._own_signals -= 1
-            elif number in self._numbers:
+            if number in self._numbers:
                 self._receive(signal.Signals(number).name)
 
     def _receive(self, name: str) -> None:
@@ -95,7 +97,7 @@ class Signals:
             overdue = threading.Timer(PATIENCE, self._overdue, (name,))
             overdue.daemon = True
             overdue.start()
-            self._interrupt_main()
+            self._start_interrupting()
         else:
             self._cut_short(name)
 
@@ -103,16 +105,23 @@ class Signals:
         if not self.leaving:
             self._cut_short(name)
 
+    def _start_interrupting(self) -> None:
+        threading.Thread(target=self._interrupt_main, daemon=True, name="rlkit-interrupt").start()
+
     def _interrupt_main(self) -> None:
-        """Make the main thread run `_handle`, even if it waits in a system call."""
-        self._own_signals += 1
-        signal.pthread_kill(self._main, signal.SIGINT)
+        """Make the main thread run `_handle`, even if it waits in a system call.
+
+        A signal that comes right before the call does not end it, so it is sent until it is handled.
+        """
+        while not (self._raised or self.leaving):
+            time.sleep(REPEAT_SECONDS)
+            signal.pthread_kill(self._main, INTERRUPT)
 
     def _unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Raise a KeyboardInterrupt again that Python dropped because an object was being deleted."""
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
             self._raised = False
-            threading.Timer(0.01, self._interrupt_main).start()
+            self._start_interrupting()
         else:
             self._hook(unraisable)
 

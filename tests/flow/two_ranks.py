@@ -6,6 +6,7 @@ usage: torchrun --nproc-per-node=2 two_ranks.py OUT
 from __future__ import annotations
 
 import sys
+from itertools import compress
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,10 @@ SELECTING = [losses.KLCov(fraction=0.1), losses.ClipCov(fraction=0.1, cov_low=0.
 
 
 def whole() -> Batch:
-    """Make 14 rows in five groups, one of them of one row, with all that any estimator reads."""
+    """Make 14 rows in five groups, one of them of one row, with all that any estimator reads.
+
+    The second rank's groups, the odd ones, lack the second component.
+    """
     generator = torch.Generator().manual_seed(3)
     groups = [0, 0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4]
     batch = example_batch(torch.rand(len(groups), generator=generator).round(decimals=1).tolist(), groups)
@@ -35,7 +39,18 @@ def whole() -> Batch:
     batch.reference_rewards = torch.rand(len(groups), 3, generator=generator)
     batch.role, batch.role_names = torch.arange(len(groups)) % 2, ("first", "second")
     batch.components, batch.component_names = torch.rand(len(groups), 2, generator=generator), ("first", "second")
+    batch.components[batch.group % 2 == 1, 1] = torch.nan
     return batch
+
+
+def rows_of(rank: int, batch: Batch) -> tuple[torch.Tensor, Batch]:
+    """Return the rows of a rank's groups, with the components that a sample of them has."""
+    rows = (batch.group % 2 == rank).nonzero()[:, 0]
+    mine = batch.rows(rows)
+    reported = mine.components.isfinite().any(0)
+    mine.component_names = tuple(compress(mine.component_names, reported.tolist()))
+    mine.components = mine.components[:, reported]
+    return rows, mine
 
 
 def reduce(x: torch.Tensor) -> torch.Tensor:
@@ -80,6 +95,6 @@ def of_rows(loss: PolicyLoss, batch: Batch, distributed: bool) -> torch.Tensor:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     batch = whole()
-    mine = torch.tensor([i for i, g in enumerate(batch.group.tolist()) if g % 2 == dist.get_rank()])
-    torch.save((mine, results(batch.rows(mine), distributed=True)), f"{sys.argv[1]}.{dist.get_rank()}")
+    rows, mine = rows_of(dist.get_rank(), batch)
+    torch.save((rows, results(mine, distributed=True)), f"{sys.argv[1]}.{dist.get_rank()}")
     dist.destroy_process_group()

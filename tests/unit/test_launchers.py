@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.base.errors import LaunchError, RecipeError
+from rlkit.cli.fit import _with_recipe
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.interfaces.launcher import LAUNCHED, LaunchedRun
@@ -85,6 +86,25 @@ def test_a_job_has_its_credentials_in_its_environment(
     assert vars(options.reward)["url"] == "http://me:hunter2@127.0.0.1/"
     assert vars(options.agent)["environment"] == {"MODE": "hunter2a", "B": "hunter2b"}
     assert os.environ["RLKIT_REWARD_URL_LOGIN"] == "another:one"
+
+
+def test_a_job_that_resumes_a_run_with_code_asks_nobody(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    run = folder / "run"
+    run.mkdir()
+    options = f"{{function: '{folder}/mine.py:score', allow_code: true}}"
+    (folder / "mine.py").write_text("def score(text):\n    return 0.0\n")
+    (run / "recipe.yaml").write_text(
+        "model: {path: tiny}\ntask: Arithmetic\nadvantage: GRPO\nloss: ClipLoss\ntrain: {steps: 2}\n"
+        f"reward: {{class_path: PythonReward, init_args: {options}}}\n"
+    )
+    given = ["fit", f"--resume={run}", *CLUSTER, "--launcher.dry_run=true"]
+    assert main(given) == 2
+    assert "reward.init_args.allow_code: true, so that code which it names would run" in capsys.readouterr().err
+    assert main([*given, "--allow-code"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("srun")]
+    words = shlex.split(line)[shlex.split(line).index("fit") + 1 :]
+    assert "--allow-code" not in words
+    assert _with_recipe(words) == words
 
 
 def test_a_job_on_processors_asks_for_no_gpus() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from glob import glob
 from pathlib import Path
@@ -14,10 +12,11 @@ import yaml
 from jsonargparse import get_loader
 
 from rlkit.base.errors import RecipeError, shorten
+from rlkit.recipe.yaml_text import check_yaml
 from rlkit.registry import RecipeFile
 
-MAX_BYTES, MAX_DEPTH, MAX_NODES = 1 << 20, 20, 20_000
-"""Limits of a recipe: the size of its file, its depth, and its nodes with every alias expanded."""
+MAX_BYTES = 1 << 20
+"""Of a recipe's file."""
 
 
 def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
@@ -72,65 +71,9 @@ def load(text: str) -> object:
         ValueError: The text is not YAML, has a tag, a repeated key or a cyclic alias, or exceeds the limits.
     """
     try:
-        _check(text)
+        check_yaml(text)
         return get_loader("yaml")(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except TypeError as error:  # jsonargparse adds a colon to the only key of a mapping without a value
         raise ValueError("its only key is not text, expected the name of an option") from error
-
-
-@dataclass
-class _Open:
-    """A list or mapping that is being read."""
-
-    anchor: str | None
-    mapping: bool
-    keys: set[str] = field(default_factory=set)
-    children: int = 0
-    size: int = 1
-
-
-def _check(text: str) -> None:
-    """Refuse tags, repeated keys, cyclic aliases and exponential expansion, before anything is built.
-
-    Raises:
-        ValueError: The text has one of these.
-    """
-    stack = [_Open(None, mapping=False, size=0)]
-    sizes: dict[str, int] = {}
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        anchor = getattr(event, "anchor", None)
-        tag = getattr(event, "tag", None)
-        line = (event.start_mark.line if event.start_mark else 0) + 1
-        if tag is not None and not re.fullmatch(r"!|tag:yaml\.org,2002:\w+", tag):
-            raise ValueError(f"line {line} has the tag {tag!r}, expected plain data")
-        if isinstance(event, yaml.CollectionStartEvent):
-            _note_child(stack[-1], None)
-            stack.append(_Open(anchor, isinstance(event, yaml.MappingStartEvent)))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            closed = stack.pop()
-            stack[-1].size += closed.size
-            if closed.anchor is not None:
-                sizes[closed.anchor] = closed.size
-        elif isinstance(event, yaml.AliasEvent):
-            if any(parent.anchor == anchor for parent in stack):
-                raise ValueError(f"line {line} has *{anchor} inside of &{anchor} itself")
-            _note_child(stack[-1], None)
-            stack[-1].size += sizes.get(str(anchor), 1)
-        elif isinstance(event, yaml.ScalarEvent):
-            if _note_child(stack[-1], event.value) and event.value != "<<":
-                raise ValueError(f"line {line} has the key {event.value!r} a second time")
-            stack[-1].size += 1
-        if len(stack) - 1 > MAX_DEPTH or stack[-1].size > MAX_NODES:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes")
-
-
-def _note_child(parent: _Open, scalar: str | None) -> bool:
-    """Count a child; return whether it is a repeated key."""
-    parent.children += 1
-    if not parent.mapping or parent.children % 2 == 0 or scalar is None:
-        return False
-    is_repeated = scalar in parent.keys
-    parent.keys.add(scalar)
-    return is_repeated

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from rlkit.base.text import safe
+from rlkit.cli.views.headline import recipe_tree
 from rlkit.cli.views.runs import RunFiles
 from rlkit.models.save import BASE_FIRST, as_code, load_snippet
 from rlkit.models.source import ADAPTER, BASE, OVERRIDES, Source
@@ -39,7 +40,7 @@ def export_card(source: Source, run: Path | None, out: Path) -> str:
     is_adapter = os.path.isfile(out / ADAPTER)
     header: dict[str, object] = {"library_name": "peft" if is_adapter else "transformers", "tags": ["rlkit"]}
     header |= {"base_model": source.model} if _is_on_hub(source.model) else {}
-    datasets = list(dict.fromkeys(filter(_is_on_hub, _paths(_tree(recipe_text).get("task")))))
+    datasets = list(dict.fromkeys(filter(_is_on_hub, _paths(recipe_tree(recipe_text).get("task")))))
     header |= {"datasets": datasets} if datasets else {}
     sections = [
         f"---\n{yaml.safe_dump(header)}---\n\n# Model card\n",
@@ -109,14 +110,6 @@ def _step(location: str) -> int | None:
 
 def _is_on_hub(name: str) -> bool:
     return HUB_NAME.fullmatch(name) is not None and not os.path.exists(name)
-
-
-def _tree(text: str) -> JsonObject:
-    try:
-        recipe = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return {}
-    return recipe if isinstance(recipe, dict) else {}
 
 
 def _paths(part: object) -> Iterator[str]:

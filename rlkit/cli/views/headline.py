@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from rlkit.cli.views.display import STYLES
+from rlkit.recipe.yaml_text import load_yaml
 from rlkit.run.outcome import VERDICT_METRICS
 from rlkit.run.record import next_command
 from rlkit.types import JsonObject
@@ -31,7 +32,7 @@ def headline(run: Path, recipe_text: str, environment: JsonObject, result: JsonO
         result: The content of `result.json`; empty while there is none.
         metrics: A column of values by name, None for steps without it.
     """
-    recipe = _recipe(recipe_text)
+    recipe = recipe_tree(recipe_text)
     status = result.get("status")
     facts = {
         "model": _model(recipe),
@@ -57,9 +58,10 @@ def headline(run: Path, recipe_text: str, environment: JsonObject, result: JsonO
     }
 
 
-def _recipe(text: str) -> JsonObject:
+def recipe_tree(text: str) -> JsonObject:
+    """Return a run's recipe as data; empty if it cannot be read."""
     try:
-        recipe = yaml.safe_load(text)
+        recipe = load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return recipe if isinstance(recipe, dict) else {}
@@ -153,7 +155,7 @@ def _command(run: Path, recipe: JsonObject, is_complete: bool) -> str | None:
     folder = _at(recipe, "save", "folder")
     if not isinstance(folder, str) and not any((run / "checkpoints").glob("*")):
         return None
-    return next_command(run, is_complete, folder if isinstance(folder, str) else None)
+    return next_command(run, is_complete, folder if isinstance(folder, str) else None, recipe)
 
 
 def _list(value: object) -> list[object]:

@@ -6,6 +6,8 @@ from fractions import Fraction
 
 from rlkit.ops.answers import evaluate
 from rlkit.ops.answers.nodes import ExpressionNode, has_calculation
+from rlkit.ops.answers.quantities import as_quantity
+from rlkit.ops.answers.units import WITHOUT_RATE, unit_of
 from rlkit.ops.answers.values import (
     Answer,
     BracketedItems,
@@ -65,7 +67,15 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
         return _same_in_any_order(lists[0], lists[1])
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
-    return False
+    first, second = _mixed_number(actual), _mixed_number(expected)
+    return first is not None and second is not None and same(first, second)
+
+
+def _mixed_number(answer: Answer) -> Number | Formula | None:
+    """Return a number, or the one that a list such as `5 and 1/2` is as well."""
+    if isinstance(answer, UnorderedItems):
+        return answer.mixed
+    return answer if isinstance(answer, Number | Formula) else None
 
 
 def _is_either(answer: Answer) -> bool:
@@ -96,9 +106,13 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
 
 
 def _same_unit(actual: str, expected: str) -> bool:
-    """Whether no known unit differs: a dollar is one a day, but one a day is none a week."""
-    pairs = zip(actual.split("/"), expected.split("/"), strict=False)
-    return not actual or not expected or all(first == second for first, second in pairs)
+    """Whether no known unit differs: a dollar is one a day, but one a day is none a week, and a metre none a second."""
+    if not actual or not expected:
+        return True
+    (above, _, below), (other_above, _, other_below) = actual.partition("/"), expected.partition("/")
+    if below and other_below:
+        return below == other_below and (above == other_above or not above or not other_above)
+    return above == other_above and (below == other_below or above in WITHOUT_RATE)
 
 
 def _same_quantity(actual: Number | Formula, expected: Number | Formula) -> bool:
@@ -112,7 +126,18 @@ def _same_quantity(actual: Number | Formula, expected: Number | Formula) -> bool
         return evaluate.same(actual.node, expected.node)
     number, formula = (actual, expected) if isinstance(actual, Number) else (expected, actual)
     assert isinstance(number, Number) and isinstance(formula, Formula)  # noqa: PT018
-    return not formula.node.variables() and any(_has_value(formula.node, value) for value in number.readings)
+    if formula.node.variables():
+        return number == _measurement(formula.node)
+    return any(_has_value(formula.node, value) for value in number.readings)
+
+
+def _measurement(node: ExpressionNode) -> Number | Formula | None:
+    """Return `5m` with its unit, as beside `5 m`; None for other formulae."""
+    match node:
+        case ExpressionNode("product", (amount, ExpressionNode("variable", value=str(letter)))):
+            unit = unit_of(letter)
+            return as_quantity(amount, unit) if unit else None
+    return None
 
 
 def _has_value(node: ExpressionNode, number: Fraction) -> bool:

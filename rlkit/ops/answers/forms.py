@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from rlkit.ops.answers import evaluate
@@ -41,6 +42,8 @@ _CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
 _ROUNDED = re.compile(r"(.*[^ ]) ?\\approx ?(-?[0-9]*\.([0-9]+))")
 _GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)")
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
+_HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
+_MIXED = re.compile(r"(-?¤?[0-9]+) and (?=[0-9]+ ?/ ?[0-9]|\\frac)")
 _CONDITION = re.compile(r"[a-z](?: ?\\in ?\(-\\infty ,\\infty \))? ?(?:\||:|\\mid(?![A-Za-z])) ?")
 """What is before the condition of a set: `x \\mid`."""
 _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
@@ -94,7 +97,7 @@ def _without_lead(text: str) -> str:
         text = text[counted.end() :]
     thus = _THUS.match(text)
     text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
-    return without_markup(_NEGATIVE.sub("-", text))
+    return without_markup(_NEGATIVE.sub("-", _HALF.sub(r"\1 1/2", text)))
 
 
 def _without_gloss(match: re.Match[str]) -> str:
@@ -119,7 +122,14 @@ def _statement(text: str) -> Answer | None:
     if len(items) > MAX_ITEMS:
         return None
     either = any("or" in separator[0] for separator in _separators(text, _SEPARATOR))
-    return _unordered([_item(item) for item in items], either)
+    answer = _unordered([_item(item) for item in items], either)
+    return answer if answer is None or not _MIXED.match(text) else replace(answer, mixed=_mixed(text))
+
+
+def _mixed(text: str) -> Number | None:
+    """Return the number of `5 and 1/2`; None for other lists."""
+    answer = _item(_MIXED.sub(r"\1 ", text, count=1))
+    return answer if isinstance(answer, Number) else None
 
 
 def _unordered(answers: list[Answer | None], either: bool = False) -> UnorderedItems | None:

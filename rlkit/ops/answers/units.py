@@ -12,10 +12,12 @@ _NAMES = (
     "ton", "pound lb lbs", "ounce oz", "litre liter l", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
     "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
     "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr Rs rs", "radian rad", "degree",
-    "percent %", "mile/hour mph", "kilometre/hour kph",
+    "percent %", "mile/hour mph", "kilometre/hour kph", "millisecond ms",
 )  # fmt: skip
 UNITS_BY_SPELLING = {word: names.split()[0] for names in _NAMES for word in names.split()}
 """Units by their spellings."""
+WITHOUT_RATE = frozenset({"dollar", "cent", "euro", "pound-sterling", "yen", "rupee", "degree"})
+"""Units that may stand for their rate: dollars for dollars per day, degrees for degrees Celsius."""
 
 _CHANGING_WORDS = """
     minus plus times divided divide multiplied multiply subtract subtracted squared cubed halved doubled tripled
@@ -130,10 +132,11 @@ def _canonical(pieces: list[tuple[str, str, str]]) -> str:
     name = ""
     for position, (slash, word, power) in enumerate(pieces):
         lowered = word.lower()
-        if position and (slash or lowered in _CONNECTIONS):
+        if slash or (position and lowered in _CONNECTIONS):
             following = pieces[position + 1 :]
             below = [("", word, power), *following] if slash else following if lowered in _RATES else []
-            return "/".join(filter(None, (name, _canonical(below))))
+            rate = _canonical(below)
+            return f"{name}/{rate}" if rate else name
         if lowered in _DIMENSIONS and position == 0 and len(pieces) > 1:
             dimension = _DIMENSIONS[lowered]
             continue

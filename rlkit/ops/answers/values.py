@@ -55,6 +55,8 @@ class UnorderedItems:
     items: tuple[Answer, ...]
     either: bool = False
     """Whether only one of the items is meant: words, or letters of choices, joined by `or`."""
+    mixed: Number | None = None
+    """The number that the text is as well: `5 and 1/2`."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from rlkit.base.errors import CheckpointError
@@ -15,6 +14,7 @@ from rlkit.models.checkpoint_schema import Numbers
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.optimizer_state import materialize_state
 from rlkit.models.weights import trainable
+from rlkit.recipe.yaml_text import load_yaml
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext
@@ -102,7 +102,12 @@ def flat(section: object, prefix: str = "") -> dict[str, object]:
 
 
 def as_data(recipe_yaml: str) -> JsonObject:
-    """Return a recipe as plain JSON data: without YAML aliases, which may expand to more than fits in memory."""
+    """Return a recipe as plain JSON data, without YAML's aliases.
+
+    Raises:
+        ValueError: Its aliases expand to too much.
+        YAMLError: It is not YAML.
+    """
     content: JsonObject = json.loads(_as_json(recipe_yaml), parse_constant=str)
     return content
 
@@ -110,4 +115,4 @@ def as_data(recipe_yaml: str) -> JsonObject:
 @lru_cache(maxsize=2)
 def _as_json(recipe_yaml: str) -> str:
     """Return a recipe as JSON; PyYAML takes 40 ms, and a run asks three times."""
-    return json.dumps(yaml.safe_load(recipe_yaml), default=str)
+    return json.dumps(load_yaml(recipe_yaml), default=str)

@@ -8,13 +8,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.retry import HttpClient, RetryPolicy, ServiceError, fetch, proxy_for
+from rlkit.engines.server.http import Client
 from rlkit.interfaces.reward import as_score
 from rlkit.rewards import RemoteReward
+from rlkit.rewards.judge_client import JudgeClient
+from rlkit.rewards.judge_prompts import Question
+from rlkit.rewards.judge_server import JudgeError, JudgeServer
 from rlkit.testing import example_trajectory
 from rlkit.types import Score
 
@@ -260,3 +265,33 @@ def test_components_are_few() -> None:
     assert (error or "").startswith("the reward returned 3,000 components, expected at most 256")
     plain = {"accuracy": 1.0, "exact match": 0.5, "judge/taste (1-5)": 3.0, "größe": 1.0}
     assert as_score(Score(1.0, plain)).components == plain
+
+
+def test_no_key_of_the_environment_goes_to_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither those that tools read, nor the login of a host in `.netrc`; only what the recipe's own address says."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password s3cret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("RLKIT_JUDGE_KEY", "s3cret")
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "s3cret")
+    body = b'{"scores": [1.0]}'
+    with serving(OK + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body) as server:
+        asyncio.run(_call_all(server.url))
+    assert len(server.requests) == 3
+    for request in server.requests:
+        head = request.partition(b"\r\n\r\n")[0].lower()
+        assert b"s3cret" not in request
+        assert not {b"authorization", b"x-api-key", b"cookie"} & {line.split(b":")[0] for line in head.split(b"\r\n")}
+
+
+async def _call_all(url: str) -> None:
+    reward = RemoteReward(url, retry=RetryPolicy(retries=0))
+    judge = JudgeClient(JudgeServer(f"{url}/v1", "m", retry=RetryPolicy(retries=0), corrections=0))
+    engine = Client(url)
+    await reward.score([example_trajectory("4")])
+    with pytest.raises(JudgeError):
+        await judge.ask(Question("Which?", {"type": "object"}), dict)
+    await engine.get("/info", 5.0)
+    for client in (reward._http, judge._http, engine):
+        await client.finish()

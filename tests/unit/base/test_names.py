@@ -60,6 +60,15 @@ ELSEWHERE: dict[str, Callable[[str], dict[str, object]]] = {
     "log.loggers.0.tracking_uri": lambda path: {
         "log": {"loggers": [{"class_path": "MLflow", "init_args": {"tracking_uri": path}}]}
     },
+    "log.loggers.0.space_id": lambda path: {
+        "log": {"loggers": [{"class_path": "Trackio", "init_args": {"space_id": path}}]}
+    },
+    "rollout.engine.urls": lambda path: {
+        "rollout": {"engine": {"class_path": "SGLangServer", "init_args": {"urls": [f"http://{path}"]}}}
+    },
+    "rollout.engine.router": lambda path: {
+        "rollout": {"engine": {"class_path": "SGLangServer", "init_args": {"urls": ["http://h"], "router": path}}}
+    },
     "rollout.engine.folder": lambda path: {
         "rollout": {"engine": {"class_path": "SGLangServer", "init_args": {"transport": "disk", "folder": path}}}
     },

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.checkpoint import allowed_code, with_checkpoint, with_recipe_of
+from rlkit.cli.checkpoint import with_checkpoint, with_recipe_of
 from rlkit.cli.main import main
+from rlkit.recipe.code import allowed_code
 from tests.conftest import FAST
+from tests.flow.fuzz.texts import bomb
 
 RECIPE = "model: {path: tiny}\ntask: Arithmetic\nreward: MathReward\nadvantage: GRPO\nloss: ClipLoss\n"
 
@@ -131,6 +133,8 @@ CODE = RECIPE.replace("MathReward", "{class_path: PythonReward, init_args: {func
         ["generate", "--checkpoint", "run"],
         ["replay", "run", "--step=1"],
         ["reward", "try", "--rollouts=run"],
+        ["fit", "--resume=run"],
+        ["fit", "--resume=run/checkpoints/step-000001", "--out=other"],
     ],
 )
 def test_code_of_a_run_folder_needs_a_flag(
@@ -163,6 +167,28 @@ def test_a_comparison_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     assert main(["diff", "a", "b"]) == main(["report", "a", "b"]) == 0
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["a", "-"])
+def test_aliases_that_stand_for_too_much_are_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """9**9 values by names of YAML, of which a hyphen is one."""
+    monkeypatch.chdir(tmp_path)
+    for run in ("a", "b"):
+        write_run(tmp_path / run)
+        (tmp_path / run / "recipe.yaml").write_text(bomb(9).replace("&a", f"&{name}").replace("*a", f"*{name}"))
+    for argv in (
+        ["diff", "a", "b"],
+        ["fit", "--resume=a"],
+        ["validate", "--checkpoint=a"],
+        ["replay", "a", "--step=1"],
+    ):
+        assert main(argv) == 2
+        printed = capsys.readouterr().err
+        assert printed.startswith("error: a/recipe.yaml ")
+        assert printed.endswith(" it is nested more than 20 deep, or has more than 20,000 nodes\n")
+    assert main(["report", "a", "b"]) == 0
 
 
 def test_code_is_found_wherever_a_recipe_allows_it() -> None:

@@ -76,6 +76,8 @@ def test_the_command_continues_uses_or_is_none(tmp_path: Path) -> None:
     (run / "checkpoints" / "step-00001").mkdir(parents=True)
     assert of(run, status="ok")["command"] == f"rlkit export --checkpoint '{run}' --out MODEL"
     assert of(run, status="failed")["command"] == f"rlkit fit --resume '{run}'"
+    code = "reward: {init_args: {allow_code: true}}"
+    assert of(run, status="failed", recipe=code)["command"] == f"rlkit fit --resume '{run}' --allow-code"
     elsewhere = of(run, recipe="save: {folder: s3://b/x}")["command"]
     assert elsewhere == f"rlkit fit --recipe '{run}'/recipe.yaml --out '{run}' --resume auto --save.folder s3://b/x"
 

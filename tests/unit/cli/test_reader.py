@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing import reader
+from rlkit.recipe import yaml_text
 
 TREES: st.SearchStrategy[Any] = st.recursive(
     st.integers(0, 9),
@@ -35,7 +36,7 @@ def depth(tree: Any) -> int:
 def load(text: str, **limits: int) -> object:
     with pytest.MonkeyPatch.context() as patch:
         for name, limit in limits.items():
-            patch.setattr(reader, name, limit)
+            patch.setattr(yaml_text, name, limit)
         return reader.load(text)
 
 

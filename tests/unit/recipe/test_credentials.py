@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 
 import pytest
 import yaml
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.text import REFERENCE, redact
+from rlkit.base.text import ENVIRONMENTS, HIDDEN, REFERENCE, redact, redact_arguments
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.recipe.credentials import expand, withhold, without_credentials
 from tests.conftest import ROOT
@@ -58,7 +59,7 @@ def test_credentials_are_left_out_by_where_they_stand() -> None:
     given = {
         "agent": {"class_path": "CommandAgent", "init_args": {"command": "x", "environment": variables}},
         "tools": {"search": {"class_path": "McpTool", "init_args": {"env": {"A": "f"}}}},
-        "task": {"class_path": "VerifiersTask", "init_args": {"environment": {"taskset": {"id": "gsm8k"}, "key": "i"}}},
+        "task": {"class_path": "VerifiersTask", "init_args": {"environment": {"taskset": {"id": "j"}, "key": "i"}}},
         "launch": {"args": ["--api-key", "g", "--port", "80", "--admin-api-key=h"]},
     }
     values: dict[str, str] = {}
@@ -82,7 +83,12 @@ def test_credentials_are_left_out_by_where_they_stand() -> None:
         "tools": {"search": {"class_path": "McpTool", "init_args": {"env": {"A": "${RLKIT_TOOLS_SEARCH_ENV_A}"}}}},
         "task": {
             "class_path": "VerifiersTask",
-            "init_args": {"environment": {"taskset": {"id": "gsm8k"}, "key": "${RLKIT_TASK_ENVIRONMENT_KEY}"}},
+            "init_args": {
+                "environment": {
+                    "taskset": {"id": "${RLKIT_TASK_ENVIRONMENT_TASKSET_ID}"},
+                    "key": "${RLKIT_TASK_ENVIRONMENT_KEY}",
+                }
+            },
         },
         "launch": {
             "args": [
@@ -94,8 +100,21 @@ def test_credentials_are_left_out_by_where_they_stand() -> None:
             ]
         },
     }
-    assert sorted(values.values()) == list("abcdefghi")
+    assert sorted(values.values()) == list("abcdefghij")
     assert withhold(withheld) == withheld
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_all_below_an_environment_is_left_out(name: str) -> None:
+    tree = {"a": {name: {"b": {"c": ["x1", {"class_path": "x2", "init_args": {"d": "x3"}}], "e": 1}}}}
+    values: dict[str, str] = {}
+    assert "x" not in re.sub(r"\$\{\w+\}", "", str(withhold(tree, values))).replace("class_path", "")
+    assert sorted(values.values()) == ["x1", "x2", "x3"]
+    assert withhold("x", key=f"a.{name}.b.c") == f"${{RLKIT_A_{name.upper()}_B_C}}"
+    assert redact_arguments([f"--a.{name}.b.c=x", f"--a.{name}.b.c", "x"]) == [
+        f"--a.{name}.b.c={HIDDEN}", f"--a.{name}.b.c", HIDDEN
+    ]  # fmt: skip
+    assert redact(f"it has a.{name}.b.c=x") == f"it has a.{name}.b.c={HIDDEN}"
 
 
 @pytest.mark.parametrize(

@@ -315,6 +315,13 @@ def test_hostile_programs_earn_nothing_and_cost_others_nothing(monkeypatch: pyte
     assert earned[1::2] == [1] * len(HOSTILE)
 
 
+def test_a_stopped_grader_holds_no_slot() -> None:
+    """With deadlines of an hour, for which the test would wait."""
+    options = {"seconds": 3600.0, "total_seconds": 3600.0, "concurrency": 1}
+    with nothing_left():
+        assert rewards([HOSTILE["stops the grader"], HONEST], ["assert secret(1) == 70707"], **options) == [0, 1]
+
+
 def test_a_hostile_program_prints_nothing_that_counts() -> None:
     pairs = {"inputs": ["0", "1"], "outputs": ["70707", "80808"]}
     prints_both = "print(70707)\nprint(80808)"

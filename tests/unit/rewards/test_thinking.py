@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from rlkit.rewards import CodeReward, ExactReward, MathReward, QAReward
+from rlkit.rewards import CodeReward, ExactReward, MathReward, QAReward, RemoteReward
 from rlkit.rollout.collect import ConversationSetup, collect
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.folder import json_lines
@@ -40,6 +41,21 @@ def test_an_answer_in_thinking_earns_nothing(reward: ExactReward | MathReward | 
     assert paid(answer, "<think>") == paid(answer, "[THINK]") == paid(f"{answer}</think>", "<think>") == 0.0
     control = reward.control(replace(example_trajectory(answer), opened_thinking="<think>"))
     assert control is None or reward.grade(control).reward == 1.0
+
+
+def test_a_service_gets_the_answer_without_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward, items = RemoteReward("http://127.0.0.1:1"), []
+
+    async def post_json(path: str, body: bytes, seconds: float) -> dict[str, object]:
+        items.extend(json.loads(body)["items"])
+        return {"scores": [0.0] * 3}
+
+    monkeypatch.setattr(reward._http, "post_json", post_json)
+    samples = [example_trajectory(text) for text in ("5</think>4", "<think>5</think>4", "4")]
+    samples[0].opened_thinking = samples[2].opened_thinking = "<think>"
+    asyncio.run(reward.score(samples))
+    assert [item["text"] for item in items] == ["4", "4", ""]
+    assert [item["completion"] for item in items] == ["<think>5</think>4", "<think>5</think>4", "<think>4"]
 
 
 def test_a_program_in_thinking_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

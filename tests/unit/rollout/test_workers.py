@@ -372,6 +372,29 @@ def test_a_wait_checks_regularly_for_the_end_of_the_run(monkeypatch: pytest.Monk
     assert waits == [250, 250, 125, 250]
 
 
+def test_the_time_in_which_a_run_is_stopped_counts_in_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look takes an hour, of which a second counts: of 2.5 s, three looks are needed."""
+    clock, looks = [100.0], [0]
+
+    class Stopped:
+        def register(self, end: int, event: int) -> None: ...
+
+        def poll(self, milliseconds: float) -> list[int]:
+            looks[0] += 1
+            clock[0] += 3600
+            return []
+
+    process = object.__new__(workers_module._Process)
+    process._closing = threading.Event()
+    monkeypatch.setattr(process, "_failed", WorkerError)
+    monkeypatch.setattr(workers_module, "select", SimpleNamespace(poll=Stopped))
+    monkeypatch.setattr(workers_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    process._limit(2.5, "finish")
+    with pytest.raises(WorkerError, match=r"^did not finish within 2.5 s and was killed$"):
+        process._wait(0, 1)
+    assert looks == [3]
+
+
 def test_closing_ends_calls_in_progress(tmp_path: Path) -> None:
     pool = Workers(2)
 

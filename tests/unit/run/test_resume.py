@@ -89,6 +89,20 @@ def test_a_run_that_cannot_go_on_says_why(tmp_path: Path, capsys: pytest.Capture
     assert f"the run in '{out}' ended before its first complete checkpoint (save.every)" in capsys.readouterr().err
 
 
+def test_a_run_with_code_of_its_own_goes_on_with_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def score(text):\n    return float(len(text))\n")
+    reward = ("--reward=PythonReward", "--reward.function=mine.py:score", "--reward.allow_code=true")
+    options = [*FAST, *reward, "--train.steps=1", "--validation=null", "--out=run"]
+    assert main(["fit", "--recipe=quickstart", *options]) == 0
+    assert main(["fit", "--resume=run", "--train.steps=2"]) == 2
+    assert "if you trust it, add --allow-code, or name it yourself: --recipe run/recipe.yaml" in capsys.readouterr().err
+    assert main(["fit", "--resume=run", "--train.steps=2", "--allow-code"]) == 0
+    assert main(["fit", "--resume=run", "--train.steps=3", "--recipe=run/recipe.yaml"]) == 0
+
+
 def test_a_run_whose_checkpoints_are_elsewhere_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

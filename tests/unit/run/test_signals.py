@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from rlkit.run.signals import PATIENCE, Signals, raised
+from rlkit.run.signals import INTERRUPT, PATIENCE, Signals, raised
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -71,20 +71,41 @@ def test_a_run_that_hangs_after_the_second_signal_is_cut_short(leaves: bool) -> 
     assert cut == ([] if leaves else ["SIGINT"])
 
 
+def test_an_interrupt_that_is_lost_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that comes right before a system call, which it does not end."""
+    send_to_thread, sent = signal.pthread_kill, list[int]()
+
+    def lose_two(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 2:
+            send_to_thread(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", lose_two)
+    with Signals(lambda _: None, lambda _: None) as signals:
+        send(signal.SIGINT, lambda: signals.asked)
+        interrupt(signal.SIGINT)
+        assert signals.at_once
+    assert len(sent) >= 3
+    assert {*sent} == {INTERRUPT}
+
+
 def test_signals_change_nothing_once_the_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    send_to_thread, sent = signal.pthread_kill, threading.Event()
-    monkeypatch.setattr(signal, "pthread_kill", lambda *args: (send_to_thread(*args), sent.set()))
+    interrupting: list[threading.Thread] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (interrupting.append(thread), start(thread)))
     with Signals(notes.append, notes.append) as signals:
         signals.leaving = True
         send(signal.SIGINT, lambda: signals.asked)
-        send(signal.SIGINT, lambda: signals.at_once)
-        assert sent.wait(60)
+        send(signal.SIGINT, lambda: signals.at_once and interrupting[-1].name == "rlkit-interrupt")
+        interrupting[-1].join(60)
+        os.kill(os.getpid(), INTERRUPT)
+    os.kill(os.getpid(), INTERRUPT)
     assert notes == []
 
 
 def test_everything_is_as_before_afterwards() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INTERRUPT)
     before = [*map(signal.getsignal, numbers), sys.unraisablehook]
     with Signals(lambda _: None, lambda _: None), raised():
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler

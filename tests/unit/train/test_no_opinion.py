@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rlkit.advantages import GDPO
+from rlkit.base.errors import RecipeError
 from rlkit.filters import ZeroSignal
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import as_score
@@ -166,6 +167,19 @@ def test_components_that_a_sample_lacks_are_compared_nowhere() -> None:
     assert table[:, 1].tolist() == [0.25, 0.25]
     assert table[:, 0].isnan().tolist() == [False, True]
     assert not ZeroSignal(component="accuracy").keep(samples)
+
+
+def test_a_component_that_only_another_rank_has_is_fine() -> None:
+    """This rank's samples have `a` alone, which is 0 and 1; of `b` the other rank has two samples."""
+    batch = batch_of([0, 0], [0, 0], [1, 1], components=torch.tensor([[0.0], [1.0]]), component_names=("a",))
+    other, estimator = torch.tensor([2.0, 2.0, 2.0]), GDPO({"a": 1.0, "b": 1.0})
+    estimator.reduce = lambda x: x + other if len(x) == 3 else x  # type: ignore[method-assign]
+    assert per_row(estimator, batch) == pytest.approx([-0.70711, 0.70711], abs=1e-4)
+    resumed = GDPO({"a": 1.0, "b": 1.0})
+    resumed.load_state_dict(estimator.state_dict())  # a later step without `b` on any rank, in a resumed run
+    assert per_row(resumed, batch) == pytest.approx([-0.70711, 0.70711], abs=1e-4)
+    with pytest.raises(RecipeError, match="weighs the component 'b', which the reward does not report; it reports: a"):
+        GDPO({"a": 1.0, "b": 1.0}).estimate(batch)
 
 
 def test_a_reward_without_any_opinion_is_warned_of(reward: Any, workers: Workers) -> None:

@@ -150,7 +150,7 @@ class VllmServer(VllmRollouts):
 
     def __init__(
         self,
-        urls: Sequence[str] = (),
+        urls: Sequence[OutputPath] = (),
         *,
         servers: Count = 1,
         first_gpu: Annotated[int, Ge(0), Le(1023), NUMBER] = 0,

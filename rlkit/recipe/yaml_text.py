@@ -1,0 +1,81 @@
+"""YAML that others may have written: plain data, whose aliases do not expand to more than fits in memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import yaml
+
+MAX_DEPTH, MAX_NODES = 20, 20_000
+"""Limits of a text with aliases, and of any recipe: its depth, and its nodes with every alias expanded."""
+
+
+def load_yaml(text: str) -> object:
+    """Return the data in the text of a run's recipe; one that has aliases is checked first.
+
+    Raises:
+        ValueError: Its aliases expand to too much.
+        YAMLError: It is not YAML.
+        RecursionError: It is nested too deeply.
+    """
+    if "*" in text:
+        check_yaml(text)
+    return yaml.safe_load(text)
+
+
+@dataclass
+class _Open:
+    """A list or mapping that is being read."""
+
+    anchor: str | None
+    mapping: bool
+    keys: set[str] = field(default_factory=set)
+    children: int = 0
+    size: int = 1
+
+
+def check_yaml(text: str) -> None:
+    """Refuse tags, repeated keys, cyclic aliases and exponential expansion, before anything is built.
+
+    Raises:
+        ValueError: The text has one of these.
+        YAMLError: It is not YAML.
+    """
+    stack = [_Open(None, mapping=False, size=0)]
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        anchor = getattr(event, "anchor", None)
+        tag = getattr(event, "tag", None)
+        line = (event.start_mark.line if event.start_mark else 0) + 1
+        if tag is not None and not re.fullmatch(r"!|tag:yaml\.org,2002:\w+", tag):
+            raise ValueError(f"line {line} has the tag {tag!r}, expected plain data")
+        if isinstance(event, yaml.CollectionStartEvent):
+            _note_child(stack[-1], None)
+            stack.append(_Open(anchor, isinstance(event, yaml.MappingStartEvent)))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            closed = stack.pop()
+            stack[-1].size += closed.size
+            if closed.anchor is not None:
+                sizes[closed.anchor] = closed.size
+        elif isinstance(event, yaml.AliasEvent):
+            if any(parent.anchor == anchor for parent in stack):
+                raise ValueError(f"line {line} has *{anchor} inside of &{anchor} itself")
+            _note_child(stack[-1], None)
+            stack[-1].size += sizes.get(str(anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            if _note_child(stack[-1], event.value) and event.value != "<<":
+                raise ValueError(f"line {line} has the key {event.value!r} a second time")
+            stack[-1].size += 1
+        if len(stack) - 1 > MAX_DEPTH or stack[-1].size > MAX_NODES:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes")
+
+
+def _note_child(parent: _Open, scalar: str | None) -> bool:
+    """Count a child; return whether it is a repeated key."""
+    parent.children += 1
+    if not parent.mapping or parent.children % 2 == 0 or scalar is None:
+        return False
+    is_repeated = scalar in parent.keys
+    parent.keys.add(scalar)
+    return is_repeated
