@@ -38,14 +38,14 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit convert cannot read {show(peer, 60)}, expected --from {' or --from '.join(PEERS)}")
     conversion = convert(peer, read_text(file), file, overrides)
     text = recipe_text(conversion)
-    unknown = conversion.to_be_set()
-    lines = [remark(conversion, key) for key in conversion.notes if key not in unknown]
-    to_be_set = [*(remark(conversion, key) for key in unknown), *recipe_problems(text)]
+    lines = [remark(conversion, key) for key in conversion.notes if key not in conversion.by_hand]
+    by_hand = [remark(conversion, key) for key in conversion.notes if key in conversion.by_hand]
+    by_hand += recipe_problems(text)
     print(safe(f"# From {peer}: {one_line(file)}. The comment after an option names {peer}'s.\n{text}"), end="")
     _print_list("Not carried over as they are", [line for line in lines if NO_ACTION not in line])
     _print_list("Without an effect here", [line for line in lines if NO_ACTION in line])
-    _print_list("To be set before it runs", to_be_set)
-    counts = f"{len(conversion.recipe)} options set, {len(lines)} listed, {len(to_be_set)} to be set by hand"
+    _print_list("To be set by hand", by_hand)
+    counts = f"{len(conversion.recipe)} options set, {len(lines)} listed, {len(by_hand)} to be set by hand"
     print(counts, file=sys.stderr)
     return 0
 
