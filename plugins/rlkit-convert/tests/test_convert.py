@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from rlkit_convert import convert, trl, verl
+from rlkit_convert import convert, openrlhf, prime_rl, trl, verl
 from rlkit_convert.command import NO_ACTION
 from rlkit_convert.conversion import NO_RULE, Equivalent
 from rlkit_convert.shell import commands
 from rlkit_convert.write import recipe_problems, recipe_text, remarks
+from verl_generated import VERL_GENERATED
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
@@ -310,6 +311,10 @@ def test_every_option_of_the_peers_has_a_rule() -> None:
     assert [name for name in trls if conversion.rule(name) is None] == []
     conversion = convert("verl", "", "run.sh", ["trainer.nnodes=1"])
     assert [name for name in verls if conversion.rule(name) is None] == []
+    words = [f"{begin}{end}" for begin, ends in VERL_GENERATED.items() for end in ends.split()]
+    assert len(words) == 293
+    renamed = convert("verl", "", "run.sh", [f"{word}=1" for word in words])
+    assert [name for name in renamed.options.values if renamed.rule(name) is None] == []
 
 
 def test_verls_dapo() -> None:
@@ -746,7 +751,7 @@ def test_usage_is_explained(argv: list[str], capsys: pytest.CaptureFixture[str])
     assert "--from verl" in out + err
 
 
-@pytest.mark.parametrize("rules", [verl.RULES, trl.RULES])
+@pytest.mark.parametrize("rules", [verl.RULES, trl.RULES, openrlhf.RULES, prime_rl.RULES])
 def test_every_rule_names_an_option_of_rlkit(rules: dict) -> None:
     """With a class where the option is one of a class."""
     composer = Composer(load_plugins())
@@ -778,22 +783,29 @@ ODD = [
 ODD += ["2020-01-01", "0o17", "yes", "~", "{class_path: x}", "!!python/name:os.system"]
 
 
-@pytest.mark.parametrize(("peer", "rules"), [("verl", verl.RULES), ("trl", trl.RULES)])
+@pytest.mark.parametrize(
+    ("peer", "rules"),
+    [("verl", verl.RULES), ("trl", trl.RULES), ("openrlhf", openrlhf.RULES), ("prime-rl", prime_rl.RULES)],
+)
 def test_any_value_is_carried_over_or_listed(peer: str, rules: dict) -> None:
     """One odd value at a time among usual ones, and all options with each of them."""
     keys = [key.replace("*", "x") for key in rules if key not in (trl.TRAINER, "--config-name", "--config-path")]
-    keys = [key for key in keys if peer == "trl" or "." in key]
-    usual = {"verl": ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"], "trl": ["--use_vllm"]}[
-        peer
-    ]
+    keys = [key for key in keys if peer != "verl" or "." in key]
+    usual = {
+        "verl": ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"],
+        "trl": ["--use_vllm"],
+        "openrlhf": ["--train.async_enable"],
+        "prime-rl": ["--max_steps", "5"],
+    }[peer]
 
     def words(key: str, value: str) -> list[str]:
         return [f"{key}={value}"] if peer == "verl" else [f"--{key}", value]
 
     alone = [words(key, ODD[index % len(ODD)]) for index, key in enumerate(keys)]
     for more in [*alone, *([word for key in keys for word in words(key, value)] for value in ODD)]:
-        conversion = convert(peer, "", "run.sh", [*usual, *more, *words("no.rule", "1")])  # beside null, which is none
-        assert yaml.safe_load(recipe_text(conversion))["task"]
+        file = "rl.toml" if peer == "prime-rl" else "run.sh"
+        conversion = convert(peer, "", file, [*usual, *more, *words("no.rule", "1")])  # beside null, which is none
+        assert yaml.safe_load(recipe_text(conversion))["task" if peer != "prime-rl" else "train"]
         names = set(conversion.options.values) | set(conversion.options.unresolved)
         sources = {source for _, text in conversion.recipe.values() for source in text.split(", ")}
         assert names <= sources | set(conversion.notes) | {trl.TRAINER}

@@ -10,12 +10,14 @@ COLUMN = "the task Verl reads the column {!r}; rename yours"
 TASK = "write a task as a plugin: rlkit plugins new NAME --kind task"
 OTHER_NAME = "another version's name of {}; set those instead"
 OPTIMIZER = "train.optimizer: AdamW, Muon or TorchOptimizer, with its options"
+QUANTIZATION = "rlkit has no quantization-aware training: weights are trained as they are"
 ROUTING = "rlkit does not replay the routing of experts: the trainer's own routing is used"
 CORRECTION = "see the sections `correction:` and `rejection:`"
 DISTILLATION = "the section `teacher:`; rlkit docs distillation"
 
 RULES: dict[str, Rule] = {
-    "*.qat.*": ByHand("rlkit has no quantization-aware training: weights are trained as they are"),
+    "*.qat": ByHand(QUANTIZATION),
+    "*.qat.*": ByHand(QUANTIZATION),
     "*.mtp.*": ByHand("rlkit does not train or use heads that predict several tokens"),
     "*.router_replay.*": ByHand(ROUTING, ("disabled",)),
     f"{ROLLOUT}.enable_rollout_routing_replay": ByHand(ROUTING),
