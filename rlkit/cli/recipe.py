@@ -209,7 +209,10 @@ def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabri
     workers = Workers(1)
     try:
         reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
-        trial = asyncio.run(plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS)))
+        structure = recipe.rollout.sampling.structure
+        trial = asyncio.run(
+            plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS), structure)
+        )
     except NoPolicyError as error:
         echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
         return
@@ -291,7 +294,11 @@ def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
     try:
         if reward is not None:
             trial = context.rollouts.wait(
-                plan.try_reward(lambda t: context.rollouts.score(reward, t), data.examples(plan.TRIED_ROWS))
+                plan.try_reward(
+                    lambda t: context.rollouts.score(reward, t),
+                    data.examples(plan.TRIED_ROWS),
+                    recipe.rollout.sampling.structure,
+                )
             )
         measured = dry_run(context)
     finally:
