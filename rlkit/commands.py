@@ -39,6 +39,12 @@ VERBS = {
 SEPARATE = {"convert": "rlkit-convert"}
 """Verbs that a distribution of this project provides, by name."""
 
+SYNONYMS = {
+    "train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "sample": "generate",
+    "chat": "generate", "infer": "generate", "compare": "diff", "list": "recipe", "check": "recipe", "help": "docs",
+}  # fmt: skip
+"""Verbs of other toolkits, and rlkit's."""
+
 _SECTION = "[rlkit.commands]"
 
 
@@ -120,6 +126,6 @@ def _unknown_verb(verb: str, verbs: Sequence[str]) -> str:
     if verb in SEPARATE:
         install = f"pip install ./plugins/{SEPARATE[verb]} in a checkout"
         return f"{verb!r} is an unknown verb; {SEPARATE[verb]} provides it: {install}"
-    near = get_close_matches(verb, [*verbs, *SEPARATE], 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"verbs: {', '.join(verbs)}"
+    near = [verb] if verb in SYNONYMS else get_close_matches(verb, [*verbs, *SEPARATE, *SYNONYMS], 1)
+    hint = f"did you mean {SYNONYMS.get(near[0], near[0])!r}?" if near else f"verbs: {', '.join(verbs)}"
     return f"{verb!r} is no verb of rlkit; {hint}"

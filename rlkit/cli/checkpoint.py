@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.reader import read
 from rlkit.models.source import locate
 from rlkit.recipe.code import allowed_code
@@ -46,8 +46,8 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
     """Return the arguments with what the last `--checkpoint` means: its policy, and its run's recipe if none is given.
 
     Raises:
-        RecipeError: It is given no path.
-        CheckpointError: There is no policy.
+        RecipeError: It is given no path, or one without a policy.
+        CheckpointError: The checkpoint cannot be read.
     """
     _, paths = _split_arguments(argv)
     if not paths:
@@ -56,7 +56,7 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
     home_of(path)  # refuses a folder that leads elsewhere
     source = locate(path)
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
-        raise CheckpointError(f"{FLAG} is {path!r}, expected a run folder, its final/ or a checkpoint")
+        raise RecipeError(f"{FLAG} is {path!r}, expected a run folder, its final/ or a checkpoint")
     lora = "null" if source.lora is None else json.dumps(asdict(source.lora))
     quantization = [] if source.quantization is None else [f"--model.quantization={source.quantization}"]
     return [*_with_recipe(argv, [path]), f"--model.path={source.location}", f"--model.lora={lora}", *quantization]
@@ -68,8 +68,8 @@ def each_checkpoint(argv: Sequence[str]) -> dict[str, list[str]]:
     The recipe is one for all: that of the first run among them, if none is given.
 
     Raises:
-        RecipeError: One is given no path, or is given twice.
-        CheckpointError: There is no policy.
+        RecipeError: One is given no path or one without a policy, or is given twice.
+        CheckpointError: The checkpoint cannot be read.
     """
     other_arguments, paths = _split_arguments(argv)
     repeated = [path for path in paths if paths.count(path) > 1]

@@ -1,4 +1,4 @@
-"""`rlkit generate`: hold one conversation with a recipe's policy."""
+"""`rlkit generate`: hold a conversation with a recipe's policy for each prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from rlkit.types import Prompt, Trajectory
 
 PROMPT = (
     "--prompt",
-    {"type": str, "help": "The user's message; default: the task's first prompt, a validation one if any."},
+    {
+        "action": "append",
+        "help": "The user's message; several are answered in turn. Default: the task's first prompt, a validation one "
+        "if any.",
+    },
 )
 
 
@@ -30,12 +34,12 @@ def run(argv: Sequence[str]) -> int:
             "model.head is 'score': a reward model, which generates nothing; rlkit validate shows how it orders answers"
         )
     data = load_data(parsed.recipe)
-    text = parsed.options.prompt
-    prompt = data.examples(1)[0] if text is None else Prompt("prompt", [{"role": "user", "content": text}])
-    length = data.lengths.measure([prompt])[0]
-    if length >= data.dialogue.context:
+    texts = parsed.options.prompt or ()
+    prompts = [Prompt("prompt", [{"role": "user", "content": text}]) for text in texts] or data.examples(1)
+    longest = max(data.lengths.measure(prompts))
+    if longest >= data.dialogue.context:
         raise RecipeError(
-            f"--prompt has {length} tokens, expected fewer than the model's context of {data.dialogue.context}"
+            f"--prompt has {longest} tokens, expected fewer than the model's context of {data.dialogue.context}"
         )
     fabric = fabric_for(parsed.recipe)
     fabric.launch()
@@ -43,11 +47,13 @@ def run(argv: Sequence[str]) -> int:
     try:
         rollouts.sync_weights()
         setup = rollouts.conversation_setup(parsed.recipe.rollout.sampling, 1, step=0)
-        [trajectory] = rollouts.sample(collect(setup, [(0, prompt)], _unscored))
+        trajectories = rollouts.sample(collect(setup, list(enumerate(prompts)), _unscored))
     finally:
         rollouts.close()
     if fabric.is_global_zero:
-        Console(highlight=False, soft_wrap=True).print(paint(trajectory, data.dialogue.tokenizer))
+        console = Console(highlight=False, soft_wrap=True)
+        for trajectory in trajectories:
+            console.print(paint(trajectory, data.dialogue.tokenizer))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,9 @@ from lightning.fabric import Fabric
 
 from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.base.installed import DISTRIBUTION
-from rlkit.cli.parsing.annotate import annotated
-from rlkit.cli.parsing.command_line import split
-from rlkit.cli.parsing.own_recipe import own_recipe
+from rlkit.cli.new_recipe import GPU, PROMPT, mean_tokens, new_recipe
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.script import as_python
-from rlkit.cli.streams import new_file
 from rlkit.cli.views.display import echo, show_list
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2Strategy
@@ -30,7 +28,6 @@ from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, footprint, plan
 from rlkit.run.preflight.adapter_check import check_adapters
 from rlkit.run.preflight.dryrun import dry_run
-from rlkit.run.preflight.gpus import GPUS
 from rlkit.run.preflight.target import Target
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import prepare_training
@@ -44,8 +41,10 @@ USAGE = """usage: rlkit recipe list
        rlkit recipe new FILE --from NAME [overrides]
            a file of your own: every option, with what it does
        rlkit recipe new FILE --task mine.csv --reward reward.py:score
-                [--model NAME]
-           a short recipe for your rows, by their columns, and your function
+                [--model NAME] [--gpu 24GB]
+           a short recipe for your rows, by their columns, and your function,
+           or a reward of rlkit's: --reward MathReward --reward.OPTION=VALUE;
+           with LoRA where all weights do not fit the GPU
        rlkit recipe check NAME [overrides]
            check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --gpu h100
@@ -54,20 +53,13 @@ USAGE = """usage: rlkit recipe list
        rlkit recipe check NAME --deep
            load the models too, and measure a step that changes nothing
 """
-FROM = "--from"
-
-EXAMPLES = 64
-"""Prompts that are measured for the mean length of all."""
-
+SENTENCE_END = re.compile(r"(?<=\.)(?<!\bDr\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bvs\.) ")
+"""The space between two sentences; abbreviations end none."""
 LONGEST = 500
 """Characters of a recipe's summary."""
 
-PROMPT = 128
-"""Tokens of a prompt, as assumed where there is neither tokenizer nor data."""
-
 PYTHON = ("--python", {"action": "store_true", "help": "Print a Python script that runs the same."})
 DEEP = ("--deep", {"action": "store_true", "help": "Load models, run code of the user's, measure a step's memory."})
-GPU = ("--gpu", {"help": f"Plan for this GPU: {', '.join(GPUS)}, or a number of MiB. This machine needs none."})
 PRICE = ("--price", {"help": "Price of a GPU per hour, to estimate the cost of the run."})
 
 
@@ -80,7 +72,10 @@ def run(argv: Sequence[str]) -> int:
     if verb == "list":
         return _list(load_plugins())
     if verb == "new":
-        return _new(arguments)
+        if any(word in ("-h", "--help") for word in arguments):
+            print(USAGE, end="")
+            return 0
+        return new_recipe(arguments)
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
     parsed = parse(f"recipe {verb}", arguments, [DEEP, GPU, PRICE] if verb == "check" else [PYTHON])
@@ -102,50 +97,6 @@ def run(argv: Sequence[str]) -> int:
     return _check(target, data)
 
 
-def _new(argv: Sequence[str]) -> int:
-    """Write a recipe with every option to a file that does not exist yet."""
-    if any(word in ("-h", "--help") for word in argv):
-        print(USAGE, end="")
-        return 0
-    file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
-    if not file:
-        raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
-    text = _of_own_data(words_after) if _names_own_data(words_after) else _with_every_option(words_after)
-    with new_file(file) as out:
-        out.write(text)
-    echo(f"{file}: change what you like, then rlkit recipe check {file}, and rlkit fit --recipe {file}")
-    return 0
-
-
-def _with_every_option(argv: Sequence[str]) -> str:
-    words = [("--recipe" + word.removeprefix(FROM)) if word.partition("=")[0] == FROM else word for word in argv]
-    if not any(word.partition("=")[0] == "--recipe" for word in words):
-        raise RecipeError(
-            f"rlkit recipe new needs {FROM} NAME, the recipe to begin with (see rlkit recipe list), or your data and "
-            "reward: --task mine.csv --reward reward.py:score"
-        )
-    parsed = parse("recipe new", words, [])
-    header = f"# {FROM.lstrip('-')} {parsed.name}: every option, as it is there"
-    return f"{header}\n\n{annotated(parsed.yaml, parsed.registry)}"
-
-
-def _names_own_data(argv: Sequence[str]) -> bool:
-    """Whether the words name a file of rows, and no recipe to begin with."""
-    options = [word.partition("=")[0] for word in argv]
-    return "--task" in options and not {FROM, "--recipe"}.intersection(options)
-
-
-def _of_own_data(argv: Sequence[str]) -> str:
-    line = split(argv, [("--task", {}), ("--reward", {}), ("--model", {})])
-    options = line.options
-    if line.problems or line.overrides or line.recipes or options.task is None or options.reward is None:
-        raise RecipeError(
-            "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION and --model NAME; change the rest in "
-            "the file that it writes"
-        )
-    return own_recipe(options.task, options.reward, options.model or "tiny")
-
-
 def _list(registry: Registry) -> int:
     rows = []
     for name, (path, plugin) in sorted(registry.recipes.items()):
@@ -159,12 +110,11 @@ def _list(registry: Registry) -> int:
 
 
 def _summary(path: Path) -> str:
-    """Return the first sentence of the comment with which a recipe begins."""
+    """Return the first sentence of the comment with which a recipe begins; `Dr.` and the like end none."""
     try:
         with path.open(encoding="utf-8") as file:
             line = file.readline(LONGEST).strip().lstrip("# ")
-        sentence, dot, _ = line.partition(". ")
-        return sentence + "." if dot else line
+        return SENTENCE_END.split(line, maxsplit=1)[0]
     except (OSError, ValueError) as error:
         return f"cannot be read: {error}"
 
@@ -181,8 +131,7 @@ def _check(target: Target, data: Data) -> int:
         echo(f"template: {fact}")
     for warning in (*template_check.warnings, *data.dialogue.warnings):
         echo(f"warning: {warning}")
-    measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
-    prompt = sum(measured) / len(measured)
+    prompt = mean_tokens(data)
     misfit = _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
     if target.deep:  # agreed: from the command line
         _measure(recipe, data, fabric)
@@ -209,7 +158,10 @@ def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabri
     workers = Workers(1)
     try:
         reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
-        trial = asyncio.run(plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS)))
+        structure = recipe.rollout.sampling.structure
+        trial = asyncio.run(
+            plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS), structure)
+        )
     except NoPolicyError as error:
         echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
         return
@@ -291,7 +243,11 @@ def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
     try:
         if reward is not None:
             trial = context.rollouts.wait(
-                plan.try_reward(lambda t: context.rollouts.score(reward, t), data.examples(plan.TRIED_ROWS))
+                plan.try_reward(
+                    lambda t: context.rollouts.score(reward, t),
+                    data.examples(plan.TRIED_ROWS),
+                    recipe.rollout.sampling.structure,
+                )
             )
         measured = dry_run(context)
     finally:

@@ -92,10 +92,12 @@ class Actor(nn.Module):
         if candidates is not None:
             statistics = over_candidates(statistics, candidates.flatten(0, 1)[indices], requested)
 
+        rows, columns = indices // tokens.shape[1], indices % tokens.shape[1]
+
         def scatter(x: Tensor) -> Tensor:
-            """Return x [N,...] of all ranks at its tokens of [B,T,...], 0 elsewhere."""
-            placed = x.new_zeros(len(flat), *x.shape[1:]).index_copy(0, indices, x)
-            return self.passes.sum_slices(placed.view(*tokens.shape, *x.shape[1:]))
+            """Return x [N,...] of all ranks at its tokens of [B,T,...], 0 elsewhere; no view, which FSDP2 warns of."""
+            zeros = x.new_zeros(*tokens.shape, *x.shape[1:])
+            return self.passes.sum_slices(zeros.index_put((rows, columns), x))
 
         logps, entropy, squares, mean, top_ids, top = (None if x is None else scatter(x) for x in statistics)
         assert logps is not None

@@ -49,6 +49,11 @@ NF4 = {
 BASE = "base"
 """The folder in an adapter's folder that has its base model, if that ships with rlkit."""
 
+RUNS = "runs/"
+"""The folder of runs, where `rlkit fit` and the documentation put them."""
+RECIPES_OF_RUNS = {"runs/sft": "quick_sft", "runs/rm": "quick_rm", "runs/teacher": "quickstart"}
+"""Runs that shipped recipes begin with, and the recipe of each."""
+
 MAX_DEPTH = 8
 """The maximum number of adapters and checkpoints between a path and its base model."""
 
@@ -132,6 +137,11 @@ def locate(path: str, depth: int = 0) -> Source:
     if "://" in path:
         return _checkpoint(_remote(path), depth)
     folder = Path(resolve(path))
+    if path.startswith(RUNS) and not isdir(folder):  # a name on the hub too, whose user is `runs`
+        recipe = RECIPES_OF_RUNS.get(path, "NAME")
+        raise RecipeError(
+            f"{path!r} is a run that is not here; train it first: rlkit fit --recipe {recipe} --out {path}"
+        )
     if isfile(folder / ADAPTER):
         return _adapter(folder, depth)
     if isfile(folder / MANIFEST) and isfile(folder / STATE):

@@ -67,7 +67,7 @@ class RunRecord:
         self.write_result()
 
     def advice(self, writer: Writer | None) -> str:
-        """Return where the run is, and the command that continues from it or uses its model.
+        """Return where the run is, and the command that continues from it or uses its model, a line each.
 
         Args:
             writer: The writer of the run's checkpoints; None if the run ended before there was one.
@@ -82,8 +82,8 @@ class RunRecord:
         recipe = as_data(self.folder.recipe_yaml)
         command = next_command(self.folder.path, self.outcome.status == "ok", writer.section.folder, recipe)
         if self.outcome.status == "ok":
-            return f"the run is in {path}; to look at it: rlkit report {path}; to use the model: {command}"
-        return f"the run is in {path}; to continue: {command}"
+            return f"the run is in {path}\nto look at it: rlkit report {path}\nto use the model: {command}"
+        return f"the run is in {path}\nto continue: {command}"
 
 
 def next_command(run: Path, is_complete: bool, save_folder: str | None, recipe: JsonObject) -> str:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -191,7 +192,9 @@ def _nearby(path: Path) -> str:
     while not os.path.isdir(parent):
         parent = parent.parent
     try:
-        return f"{parent} holds: {', '.join(sorted(p.name for p in parent.iterdir())[:8]) or 'nothing'}"
+        names = sorted(child.name for child in parent.iterdir())
+        near = get_close_matches(path.name, names, 1) if parent == path.absolute().parent else []
+        return f"did you mean {near[0]!r}?" if near else f"{parent} holds: {', '.join(names[:8]) or 'nothing'}"
     except OSError as error:
         return f"{parent} cannot be listed: {error.strerror}"
 

@@ -311,5 +311,5 @@ def test_three_in_a_row_name_the_last_checkpoint(tmp_path: Path) -> None:
     done = poisoned(tmp_path, {3, 4, 5}, "--out=run", "--train.steps=9", "--save.every=2")
     assert done.returncode == 1
     assert "3 steps in a row, up to step 5, taught nothing: no gradient was finite" in done.stderr
-    assert "the run is in run; to continue: rlkit fit --resume run" in done.stdout
+    assert "the run is in run\nto continue: rlkit fit --resume run" in done.stdout
     assert Store(str(tmp_path / "run" / "checkpoints")).names()

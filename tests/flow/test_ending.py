@@ -188,7 +188,7 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(
     assert (out / "checkpoints" / f"step-{outcome['steps']:06d}").is_dir()
     printed = capsys.readouterr().out
     assert f"{signal.Signals(number).name}: finishing this step" in printed
-    assert f"the run is in {out}; to continue: rlkit fit --resume {out}\n" in printed
+    assert f"the run is in {out}\nto continue: rlkit fit --resume {out}\n" in printed
     assert main(["fit", f"--resume={out}", f"--train.steps={outcome['steps'] + 1}"]) == 0
     assert result(out)["steps"] == outcome["steps"] + 1
     assert f"to use the model: rlkit export --checkpoint {out} --out MODEL" in capsys.readouterr().out

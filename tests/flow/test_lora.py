@@ -60,7 +60,7 @@ def test_generate_takes_a_checkpoint(run: Path, capsys: pytest.CaptureFixture[st
         assert main(["generate", "--checkpoint", str(run / place), "--prompt", "12 + 30 = ?"]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
-    assert main(["generate", "--recipe=quick_lora", "--checkpoint", str(run / "nothing")]) == 1
+    assert main(["generate", "--recipe=quick_lora", "--checkpoint", str(run / "nothing")]) == 2
     assert "expected a run folder, its final/ or a checkpoint" in capsys.readouterr().err
 
 

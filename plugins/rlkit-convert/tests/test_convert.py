@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from rlkit_convert import convert, trl, verl
+from rlkit_convert import convert, openrlhf, prime_rl, trl, verl
 from rlkit_convert.command import NO_ACTION
 from rlkit_convert.conversion import NO_RULE, Equivalent
 from rlkit_convert.shell import commands
 from rlkit_convert.write import recipe_problems, recipe_text, remarks
+from verl_generated import VERL_GENERATED
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
@@ -118,7 +119,8 @@ TRL_LINE = """accelerate launch --config_file=zero3.yaml --num_processes 4 trl/s
 def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `rlkit convert` a verb, as `pip install rlkit-convert` does."""
     site = tmp_path_factory.mktemp("site")
-    write_metadata(ROOT / "plugins" / "rlkit-convert", site)
+    for name in ("rlkit-convert", "rlkit-engine-vllm"):
+        write_metadata(ROOT / "plugins" / name, site)
     monkeypatch.syspath_prepend(site)
 
 
@@ -132,7 +134,7 @@ def sections(peer: str, content: str, name: str) -> tuple[dict, list[str]]:
 
 
 def test_verls_grpo_on_gsm8k() -> None:
-    recipe, listed = sections("verl", GRPO, "run.sh")
+    recipe, _ = sections("verl", GRPO, "run.sh")
     files = ["~/data/gsm8k/train.parquet", "~/data/math/train.parquet"]
     task = {"path": files, "validation_path": "~/data/gsm8k/test.parquet"}
     assert recipe["task"] == {"class_path": "Verl", "init_args": task}
@@ -146,12 +148,11 @@ def test_verls_grpo_on_gsm8k() -> None:
     assert recipe["rollout"]["group_size"] == 5
     assert recipe["rollout"]["overlong"] == "drop"
     launch = {"release_memory": True, "tensor_parallel": 2}
-    assert recipe["rollout"]["engine"] == {"class_path": "SGLangEngine", "init_args": {"launch": launch}}
+    assert recipe["rollout"]["engine"] == {"class_path": "VllmEngine", "init_args": {"launch": launch}}
     assert recipe["fabric"] == {"devices": 8, "num_nodes": 1, "precision": "bf16-mixed", "strategy": "fsdp2"}
     assert recipe["validation"]["every"] == 5
     assert recipe["log"]["loggers"][0]["init_args"]["project"] == "verl_grpo_example_gsm8k"
     assert recipe["train"]["data_epochs"] == 15
-    assert any("rlkit-engine-vllm has vLLM" in line for line in listed)
     assert recipe_problems(recipe_text(convert("verl", GRPO, "run.sh", []))) == []
 
 
@@ -194,7 +195,7 @@ def test_trls_grpo_config() -> None:
     assert recipe["kl_loss"] == {"coef": 0.01, "importance_weighted": True}
     assert recipe["reward"] == "MathReward"
     assert recipe["validation"] == {"every": 25}  # as eval_steps
-    assert any(line.startswith("push_to_hub=False: rlkit export") for line in listed)
+    assert any(line.startswith("push_to_hub=False: nothing to do") for line in listed)
     assert recipe_problems(recipe_text(convert("trl", TRL_YAML, "grpo.yaml", []))) == []
 
 
@@ -202,7 +203,7 @@ def test_trls_command_line() -> None:
     recipe, _ = sections("trl", TRL_LINE, "run.sh")
     assert recipe["train"]["prompts_per_step"] == 8  # 4 a device x 4 devices x 4 / 8 samples
     assert recipe["fabric"]["devices"] == 4
-    assert recipe["rollout"]["engine"]["class_path"] == "SGLangEngine"
+    assert recipe["rollout"]["engine"]["class_path"] == "VllmEngine"
     assert recipe["correction"]["level"] == "sequence"
     assert recipe["validation"] is None  # as in transformers, where nothing asks for it
     assert recipe["reward"]["init_args"]["rewards"] == {
@@ -242,29 +243,28 @@ def test_the_trainer_chooses_the_algorithm(line: str, advantage: object, loss: o
 
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-ENGINE = {f"{ROLLOUT}.name", f"{ROLLOUT}.gpu_memory_utilization", "actor_rollout_ref.ref.fsdp_config.param_offload"}
+ENGINE = {f"{ROLLOUT}.gpu_memory_utilization", "actor_rollout_ref.ref.fsdp_config.param_offload"}
 VERLS_REST = {
     "grpo with lora": ENGINE | {"data.shuffle", f"{ROLLOUT}.load_format"}
     | {f"{ROLLOUT}.layered_summon"},
-    "ppo with a reward model": ENGINE | {"critic.model.fsdp_config.param_offload"}
+    "ppo with a reward model": ENGINE
     | {"reward_model.micro_batch_size_per_gpu", "reward_model.model.use_remove_padding"},
     "rloo": ENGINE,
     "remax": ENGINE,
-    "several turns": ENGINE - {f"{ROLLOUT}.name"} | {"--config-path", "--config-name"}
+    "several turns": ENGINE | {"--config-path", "--config-name"}
     | {f"{ROLLOUT}.multi_turn.tool_config_path"},
-    "gspo": {f"{ROLLOUT}.name", "trainer.experiment_name", "trainer.nnodes"}
+    "gspo": {"trainer.experiment_name", "trainer.nnodes"}
     | {f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.max_num_batched_tokens", "trainer.resume_mode"}
-    | {f"{ACTOR}.loss_agg_mode", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"}
-    | {"reward_model.reward_kwargs.overlong_buffer_cfg.len", "reward_model.reward_kwargs.max_resp_len"},
-    "dapo": {f"{ROLLOUT}.name", f"{ROLLOUT}.gpu_memory_utilization", "trainer.resume_mode"}
+    | {f"{ACTOR}.loss_agg_mode"},
+    "dapo": {f"{ROLLOUT}.gpu_memory_utilization", "trainer.resume_mode"}
     | {f"{ACTOR}.fsdp_config.fsdp_size", "data.gen_batch_size"},
 }  # fmt: skip
 """The options of verl's examples that cannot be carried over, and ask something of the user."""
 TRLS_REST = {
     "gspo": {"config_file", "output_dir", "reward_funcs"},
-    "agent": {"push_to_hub", "output_dir", "reward_funcs", "use_vllm", "report_to"},
+    "agent": {"push_to_hub", "output_dir", "reward_funcs", "report_to"},
     "ppo": {"output_dir", "missing_eos_penalty", "model_name_or_path"},
-    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "use_vllm", "use_peft"},
+    "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "use_peft"},
 }
 
 
@@ -311,6 +311,10 @@ def test_every_option_of_the_peers_has_a_rule() -> None:
     assert [name for name in trls if conversion.rule(name) is None] == []
     conversion = convert("verl", "", "run.sh", ["trainer.nnodes=1"])
     assert [name for name in verls if conversion.rule(name) is None] == []
+    words = [f"{begin}{end}" for begin, ends in VERL_GENERATED.items() for end in ends.split()]
+    assert len(words) == 293
+    renamed = convert("verl", "", "run.sh", [f"{word}=1" for word in words])
+    assert [name for name in renamed.options.values if renamed.rule(name) is None] == []
 
 
 def test_verls_dapo() -> None:
@@ -653,7 +657,9 @@ def test_options_after_the_file_win(capsys: pytest.CaptureFixture[str], tmp_path
     out, err = capsys.readouterr()
     assert yaml.safe_load(out)["train"]["prompts_per_step"] == 512
     assert "# - nothing.known=1: rlkit convert has no rule for it" in out
-    assert err.endswith("0 to be set by hand\n")
+    by_hand = out.partition("# To be set by hand:")[2]
+    assert [line.split("=")[0] for line in by_hand.split("\n# - ")[1:]] == ["nothing.known", "data.train_files"]
+    assert err.endswith("2 to be set by hand\n")
 
 
 def test_what_a_shell_would_run_is_listed_and_not_run(tmp_path: Path) -> None:
@@ -694,7 +700,7 @@ def test_unknown_values_are_left_out_and_to_be_set(tmp_path: Path, capsys: pytes
     assert "group_size" not in recipe["rollout"]
     assert "max_tokens" not in recipe["rollout"].get("sampling", {})
     assert recipe["log"]["loggers"] == [{"class_path": "Wandb", "init_args": {"project": "verl_examples"}}]
-    before, _, to_be_set = out.partition("# To be set before it runs:")
+    before, _, to_be_set = out.partition("# To be set by hand:")
     for name in re.findall(r"([\w.]+)=\$", words):
         assert f"# - {name}: its value is `$" in to_be_set, name
         assert f"# - {name}" not in before
@@ -745,7 +751,7 @@ def test_usage_is_explained(argv: list[str], capsys: pytest.CaptureFixture[str])
     assert "--from verl" in out + err
 
 
-@pytest.mark.parametrize("rules", [verl.RULES, trl.RULES])
+@pytest.mark.parametrize("rules", [verl.RULES, trl.RULES, openrlhf.RULES, prime_rl.RULES])
 def test_every_rule_names_an_option_of_rlkit(rules: dict) -> None:
     """With a class where the option is one of a class."""
     composer = Composer(load_plugins())
@@ -777,22 +783,29 @@ ODD = [
 ODD += ["2020-01-01", "0o17", "yes", "~", "{class_path: x}", "!!python/name:os.system"]
 
 
-@pytest.mark.parametrize(("peer", "rules"), [("verl", verl.RULES), ("trl", trl.RULES)])
+@pytest.mark.parametrize(
+    ("peer", "rules"),
+    [("verl", verl.RULES), ("trl", trl.RULES), ("openrlhf", openrlhf.RULES), ("prime-rl", prime_rl.RULES)],
+)
 def test_any_value_is_carried_over_or_listed(peer: str, rules: dict) -> None:
     """One odd value at a time among usual ones, and all options with each of them."""
     keys = [key.replace("*", "x") for key in rules if key not in (trl.TRAINER, "--config-name", "--config-path")]
-    keys = [key for key in keys if peer == "trl" or "." in key]
-    usual = {"verl": ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"], "trl": ["--use_vllm"]}[
-        peer
-    ]
+    keys = [key for key in keys if peer != "verl" or "." in key]
+    usual = {
+        "verl": ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"],
+        "trl": ["--use_vllm"],
+        "openrlhf": ["--train.async_enable"],
+        "prime-rl": ["--max_steps", "5"],
+    }[peer]
 
     def words(key: str, value: str) -> list[str]:
         return [f"{key}={value}"] if peer == "verl" else [f"--{key}", value]
 
     alone = [words(key, ODD[index % len(ODD)]) for index, key in enumerate(keys)]
     for more in [*alone, *([word for key in keys for word in words(key, value)] for value in ODD)]:
-        conversion = convert(peer, "", "run.sh", [*usual, *more, *words("no.rule", "1")])  # beside null, which is none
-        assert yaml.safe_load(recipe_text(conversion))["task"]
+        file = "rl.toml" if peer == "prime-rl" else "run.sh"
+        conversion = convert(peer, "", file, [*usual, *more, *words("no.rule", "1")])  # beside null, which is none
+        assert yaml.safe_load(recipe_text(conversion))["task" if peer != "prime-rl" else "train"]
         names = set(conversion.options.values) | set(conversion.options.unresolved)
         sources = {source for _, text in conversion.recipe.values() for source in text.split(", ")}
         assert names <= sources | set(conversion.notes) | {trl.TRAINER}

@@ -55,7 +55,7 @@ def test_a_script_is_read_and_not_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert recipe["model"]["path"] == "org/model"
     assert recipe["model"]["lora"] == {"rank": 16, "alpha": 64, "targets": ["q_proj", "v_proj"]}
     task = {"path": "openai/gsm8k", "name": "main", "train_split": "train", "validation_split": "test"}
-    assert recipe["task"] == {"class_path": "TRL", "init_args": task}
+    assert recipe["task"] == {"class_path": "HFDataset", "init_args": {"prompt_field": "question", **task}}
     assert recipe["train"]["lr"] == 2e-6
     assert recipe["train"]["steps"] == 100
     assert recipe["train"]["mask_truncated"] is True
@@ -67,12 +67,9 @@ def test_a_script_is_read_and_not_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert rewards["rewards"]["form"]["init_args"] == {"function": "rewards.py:form"}
     assert rewards["rewards"]["short"]["init_args"] == {"function": "mine.rewards:short"}
     assert not [line for line in listed if NO_RULE in line]
-    assert any(line.startswith("run_name: its value is `f'x-{MODEL}'`, which is not run") for line in listed)
     assert any(line.startswith("def form: it is in train.py, which trains when it is imported") for line in listed)
-    assert any(line.startswith("dataset_map: `.map(…)` of train_dataset is not run") for line in listed)
     problems = recipe_problems(recipe_text(convert("trl", SCRIPT, "train.py", [])))
-    assert len(problems) == 1
-    assert "allow_code: true" in problems[0]
+    assert ["allow_code: true" in problem for problem in problems] == [True, True]  # of form and of short
 
 
 def test_functions_of_a_script_with_a_guard_stay_there() -> None:
@@ -91,7 +88,8 @@ def test_functions_of_a_script_with_a_guard_stay_there() -> None:
         ("first = 3e-5\nrate = first", 3e-5),
         ("rate = 1e-5\nif fast:\n    rate = 1e-4", None),
         ("rate = 1e-5\nfor rate in rates: pass", None),
-        ("rate = float('1e-5')", None),
+        ("rate = float('1e-5')", 1e-5),
+        ("rate = float(read('1e-5'))", None),
         ("rate = 10 ** 1000", None),
         ("def f(rate): pass\nrate = 1e-5", None),
         ("rate = rate", None),

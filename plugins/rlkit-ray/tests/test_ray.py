@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
@@ -21,10 +21,11 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from rlkit_ray.agent import NodeAgent, RankProcess
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import LaunchError, RecipeError
 from rlkit.cli.parsing.parser import parse
+from rlkit.interfaces.launcher import LaunchedRun
 from rlkit.testing import check_plugin
-from tests.conftest import write_metadata
+from tests.conftest import ROOT, write_metadata
 from tests.ray_cluster import PACKAGES, started_cluster
 
 SIZES = ("--fabric.accelerator=cpu", "--fabric.num_nodes=2", "--fabric.devices=1")
@@ -121,6 +122,24 @@ def test_only_the_user_chooses_the_cluster(tmp_path: Path, monkeypatch: pytest.M
     assert parse("fit", words, trains=True).recipe.launcher.address == "auto"  # type: ignore[union-attr]
 
 
+def test_ray_is_imported_where_a_run_is_launched() -> None:
+    code = "import sys, rlkit_ray; rlkit_ray.Ray(); print('ray' in sys.modules)"
+    source = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(PACKAGES[0] / "src")))}
+    command = (sys.executable, "-c", code)
+    done = subprocess.run(command, env=os.environ | source, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_cluster_of_this_machine_is_no_remedy_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("rlkit_ray.driver._init", fail)
+    with pytest.raises(LaunchError, match="but Ray cannot start on this machine: .*no space") as error:
+        rlkit_ray.Ray(address="local").launch(cast(LaunchedRun, None))
+    assert "--launcher.address=local" not in str(error.value)
+
+
 @pytest.mark.slow
 def test_a_listener_that_is_no_cluster_is_left_alone(tmp_path: Path) -> None:
     """Ray waits for 100 s for one that accepts and says nothing; the command ends soon after its own limit."""
@@ -128,8 +147,8 @@ def test_a_listener_that_is_no_cluster_is_left_alone(tmp_path: Path) -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         code = (
             f"import sys; sys.path.append({str(PACKAGES[0] / 'src')!r})\n"
-            "import rlkit_ray.launcher as launcher; launcher.INIT_SECONDS = 2.0\n"
-            f"launcher.Ray(address={address!r})._connect()"
+            "import rlkit_ray; from rlkit_ray import driver; driver.INIT_SECONDS = 2.0\n"
+            f"driver.ClusterDriver(rlkit_ray.Ray(address={address!r}))._connect()"
         )
         command = (sys.executable, "-c", code)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -1,14 +1,21 @@
-"""A recipe for a file of rows and a reward function, written from the file's columns."""
+"""A recipe for a file of rows and a reward, written from the file's columns."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.functions import missing_function
+from rlkit.cli.parsing.compose import Composer
+from rlkit.cli.parsing.instantiate import missing
+from rlkit.cli.parsing.objects import plain
+from rlkit.cli.parsing.schema import options
+from rlkit.recipe import Recipe
+from rlkit.registry import load_plugins
 from rlkit.tasks import sources
 
 PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "text")
@@ -23,25 +30,51 @@ GROUP_SIZE = 8
 PROMPTS_PER_STEP = 16
 
 
-def own_recipe(data: str, function: str, model: str) -> str:
-    """Return the YAML of a recipe that trains on the rows of a file with a Python reward.
+@dataclass(frozen=True)
+class Saving:
+    """Options that save memory.
+
+    Args:
+        name: What the user reads about them.
+        model: Of the section `model:`, besides its path.
+        train: Of the section `train:`.
+    """
+
+    name: str = ""
+    model: str = ""
+    train: str = ""
+
+
+LORA = "lora: {rank: 16}, dtype: bfloat16"
+CHECKPOINT = "checkpoint_activations: true"
+SMALL = f"{CHECKPOINT}, max_tokens_per_micro_batch: 4096"
+SAVINGS = (
+    Saving(),
+    Saving("activations are computed again", train=CHECKPOINT),
+    Saving("LoRA", LORA),
+    Saving("LoRA, and activations are computed again", LORA, CHECKPOINT),
+    Saving("LoRA, with small micro-batches", LORA, SMALL),
+    Saving("LoRA on a base in 4 bits", f"{LORA}, quantization: nf4", SMALL),
+)
+"""What is tried in turn until a run fits a GPU: nothing first, and what changes learning last."""
+
+
+def own_recipe(
+    data: str, reward: str, model: str, reward_options: Sequence[tuple[str, str]] = (), saving: Saving = SAVINGS[0]
+) -> str:
+    """Return the YAML of a recipe that trains on the rows of a file.
 
     Args:
         data: The file, of any format that `HFDataset` reads.
-        function: `file.py:name` of the reward.
+        reward: `file.py:name` of a function, or the name of a reward.
         model: A model's folder or name.
+        reward_options: Options of a reward with a name, such as (`reward.weight`, `0.5`).
+        saving: What saves memory.
 
     Raises:
-        RecipeError: The file cannot be read, has no rows or no text to prompt with, or the function is in none.
+        RecipeError: The file cannot be read, has no rows or no text to prompt with, or there is no such reward.
     """
-    module, _, name = function.rpartition(":")
-    if not module.endswith(".py") or not name.isidentifier():
-        raise RecipeError(f"--reward is {show(function)}, expected FILE.py:FUNCTION, such as reward.py:score")
-    if not os.path.isfile(module):
-        raise RecipeError(f"--reward is {show(function)}, but there is no file {show(module)}")
-    problem = missing_function(function)
-    if problem is not None:
-        raise RecipeError(f"--reward is {show(function)}, but {problem}")
+    part = _function(reward) if ":" in reward or reward.endswith(".py") else _named(reward, reward_options)
     rows = sources.files(sources.expand(data, "--task"), "--task")
     if len(rows) < 2:
         raise RecipeError(f"--task is {show(data)}, which has {len(rows)} rows, expected at least 2, to hold one out")
@@ -54,10 +87,12 @@ def own_recipe(data: str, function: str, model: str) -> str:
     share = min(0.5, max(0.05, round(HELD_OUT / len(rows), 2)))
     prompts_per_step = min(PROMPTS_PER_STEP, len(rows) - round(len(rows) * share))
     is_tiny = model == "tiny"
+    rate = "5.0e-4" if is_tiny else "1.0e-5" if saving.model else "1.0e-6"
+    savings = f", {saving.train}" if saving.train else ""
     precision = "" if is_tiny else "fabric: {precision: bf16-mixed}\n"
     return f"""\
 # {show(Path(data).name)}: {len(rows)} rows with the columns {show(columns)}. Every option: rlkit recipe show FILE
-model: {{path: {_quoted(model)}}}
+model: {{{", ".join(filter(None, (f"path: {_quoted(model)}", saving.model)))}}}
 task:
   class_path: HFDataset
   init_args:
@@ -65,12 +100,46 @@ task:
     prompt_field: {_quoted(prompt)}
     answer_field: {_quoted(answer)}
     validation_split: {share}  # the share of rows to validate on
-reward: {{class_path: PythonReward, init_args: {{function: {_quoted(function)}, allow_code: true}}}}
+reward: {part}
 advantage: GRPO
 loss: ClipLoss
 rollout: {{group_size: {GROUP_SIZE}, sampling: {{max_tokens: {16 if is_tiny else 512}}}}}
-train: {{steps: {STEPS}, prompts_per_step: {prompts_per_step}, lr: {"5.0e-4" if is_tiny else "1.0e-6"}}}
+train: {{steps: {STEPS}, prompts_per_step: {prompts_per_step}, lr: {rate}{savings}}}
 {precision}"""
+
+
+def _function(function: str) -> str:
+    """Return a Python reward in YAML."""
+    module, _, name = function.rpartition(":")
+    if not module.endswith(".py") or not name.isidentifier():
+        raise RecipeError(
+            f"--reward is {show(function)}, expected FILE.py:FUNCTION, such as reward.py:score, or the name of a reward"
+            ", such as MathReward"
+        )
+    if not os.path.isfile(module):
+        raise RecipeError(f"--reward is {show(function)}, but there is no file {show(module)}")
+    problem = missing_function(function)
+    if problem is not None:
+        raise RecipeError(f"--reward is {show(function)}, but {problem}")
+    return f"{{class_path: PythonReward, init_args: {{function: {_quoted(function)}, allow_code: true}}}}"
+
+
+def _named(reward: str, reward_options: Sequence[tuple[str, str]]) -> str:
+    """Return a reward with a name and its options in YAML, checked as a recipe's are."""
+    composer = Composer(load_plugins())
+    for key, value in (("reward", reward), *reward_options):
+        composer.override(key, value)
+    node = composer.tree.get("reward")
+    if not composer.problems:
+        hint = options(Recipe)["reward"].hint
+        composer.problems.extend(mistake.problem for mistake in missing("reward", hint, node, composer.registry))
+    if composer.problems:
+        raise RecipeError("\n".join(composer.problems))
+    names = {key.split(".")[1] for key, _ in reward_options}
+    data = plain(node)
+    arguments = data.get("init_args", {}) if isinstance(data, dict) else {}
+    chosen = {name: value for name, value in arguments.items() if name in names}
+    return f"{{class_path: {reward}, init_args: {json.dumps(chosen, ensure_ascii=False)}}}" if chosen else reward
 
 
 def _quoted(text: str | None) -> str:

@@ -235,7 +235,7 @@ class Display:
         steps = counted(result["steps"], "step")
         status = "worse" if is_worse else result["status"]
         text = f"{status}: {steps} in {_clock(result['seconds'])}; {advice}"
-        self.console.print(cell(text))  # without line breaks, as its commands are copied
+        self.console.print(cell(text), soft_wrap=True)  # without further line breaks, as its commands are copied
 
     def _table(self, number: int, metrics: Mapping[str, float], time_left: str | None) -> Table:
         """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from rlkit.base.errors import RecipeError, show
 
 GIB = 2**30
+SIZE = re.compile(r"([0-9]{1,8})(?: ?(?:MiB|MB)| ?(GB|GiB|G))?", re.IGNORECASE)
+"""The memory of a GPU: in MiB without a unit."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ GPUS = {
 
 
 def gpu_named(text: str) -> Gpu:
-    """Return the GPU of a name in `GPUS`, or one with a number of MiB, whose speed is unknown.
+    """Return the GPU of a name in `GPUS`, or one of a size such as `24GB` or a number of MiB, whose speed is unknown.
+
+    Of a size in GB, a process can allocate 1 GiB less.
 
     Raises:
         RecipeError: It is neither.
@@ -47,6 +52,8 @@ def gpu_named(text: str) -> Gpu:
     gpu = GPUS.get(text.lower())
     if gpu is not None:
         return gpu
-    if text.isdecimal() and len(text) < 9 and 0 < int(text) < 2**24:
-        return Gpu(f"GPU of {int(text):,} MiB", int(text) * 2**20)
-    raise RecipeError(f"--gpu is {show(text)}, expected {', '.join(GPUS)} or its memory in MiB, such as 24000")
+    size = SIZE.fullmatch(text)
+    mib = 0 if size is None else (int(size[1]) - 1) * 2**10 if size[2] else int(size[1])
+    if 0 < mib < 2**24:
+        return Gpu(f"GPU of {int(size[1])} GB" if size[2] else f"GPU of {mib:,} MiB", mib * 2**20)
+    raise RecipeError(f"--gpu is {show(text)}, expected {', '.join(GPUS)} or its memory, such as 24GB or 24000 MiB")

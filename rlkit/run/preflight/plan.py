@@ -18,7 +18,8 @@ from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.rewards import RubricReward
-from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
+from rlkit.run.preflight.structure_texts import structured_texts
+from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
 """The smallest useful learning rate of adapters, which need at least ten times that of full fine-tuning."""
@@ -200,26 +201,35 @@ class Trial(NamedTuple):
     failed: bool = False
 
 
-async def try_reward(score: Scorer, prompts: Sequence[Prompt]) -> Trial:
+async def try_reward(score: Scorer, prompts: Sequence[Prompt], structure: Structure | None = None) -> Trial:
     """Score the reference answer of each prompt and a wrong one; warn if the reward does not tell them apart.
 
-    A reward that scores both 0 may expect a form that the answer lacks, so that is no warning.
+    With a structure, both are texts that it allows. A reward that scores both 0 may expect a form that the answer
+    lacks, so that is no warning.
     """
-    pairs = [[_trajectory(prompt, text) for text in (prompt.answer or "", "I do not know.")] for prompt in prompts]
+    texts = [_tried_texts(prompt, structure) for prompt in prompts]
+    if None in texts:
+        return Trial(["reward: not tried, since no short text follows rollout.sampling.structure"])
+    tried = [pair for pair in texts if pair is not None]
+    pairs = [[_trajectory(prompt, text) for text in pair] for prompt, pair in zip(prompts, tried, strict=True)]
     try:
         scores = await asyncio.gather(*map(score, pairs))
     except RolloutError as error:  # a reward whose on_error is raise
         return Trial([str(error)], failed=True)
     trial = Trial([])
     remarks: set[str] = set()
-    for prompt, (right, wrong) in zip(prompts, scores, strict=True):
+    for prompt, (text, other), (right, wrong) in zip(prompts, tried, scores, strict=True):
         if right.error is not None or wrong.error is not None:
-            return Trial([f"the reward fails on {_question(prompt)}: {right.error or wrong.error}"], failed=True)
+            completion = text if right.error is not None else other
+            line = f"the reward fails on {show(completion, 60)} in answer to {_question(prompt)}"
+            return Trial([f"{line}: {right.error or wrong.error}"], failed=True)
         if right.reward is None or wrong.reward is None:
             trial.lines.append(f"reward: no opinion (None) on an answer to {_question(prompt)}")
             continue
-        reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(prompt.answer, 60)}"
-        line = f"reward: {right.reward:g} for {reference} to {_question(prompt)}, {wrong.reward:g} for 'I do not know.'"
+        reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(text, 60)}"
+        line = (
+            f"reward: {right.reward:g} for {reference} to {_question(prompt)}, {wrong.reward:g} for {show(other, 60)}"
+        )
         remark = _remark(right.reward, wrong.reward)
         is_warning = remark and (right.reward < wrong.reward or right.reward > 0)
         trial.lines.append(f"{'warning: ' if is_warning else ''}{line}{'' if remark in remarks else remark}")
@@ -227,6 +237,13 @@ async def try_reward(score: Scorer, prompts: Sequence[Prompt]) -> Trial:
     if scores and all(score.abstains for pair in scores for score in pair):
         trial.lines.append("warning: the reward has no opinion on any answer: it returned None instead of a number")
     return trial
+
+
+def _tried_texts(prompt: Prompt, structure: Structure | None) -> tuple[str, str] | None:
+    """Return the reference answer and a wrong one; None if no short text has the structure."""
+    if structure is None:
+        return prompt.answer or "", "I do not know."
+    return structured_texts(structure, prompt.answer or "")
 
 
 def require_reward(trial: Trial, recipe: Recipe) -> None:

@@ -37,7 +37,9 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     reward, rollouts = context.recipe.trial_reward, context.rollouts
     trial = Trial([])
     if first and reward is not None:
-        trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), context.data.examples(TRIED_ROWS)))
+        structure = context.recipe.rollout.sampling.structure
+        examples = context.data.examples(TRIED_ROWS)
+        trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), examples, structure))
     trial = context.ranks.same(trial)
     require_reward(trial, context.recipe)
     for line in trial.lines:

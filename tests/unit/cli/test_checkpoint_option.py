@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.base.errors import RecipeError
 from rlkit.cli.checkpoint import with_checkpoint
 
 
@@ -34,7 +34,7 @@ def test_the_last_one_counts(run: Path) -> None:
     assert with_checkpoint(["--checkpoint=nowhere", "--checkpoint", str(run)])[-2:] == [
         f"--model.path={run / 'final'}", "--model.lora=null",
     ]  # fmt: skip
-    with pytest.raises(CheckpointError, match="--checkpoint is 'nowhere', expected a run folder, its final/ or a"):
+    with pytest.raises(RecipeError, match="--checkpoint is 'nowhere', expected a run folder, its final/ or a"):
         with_checkpoint([f"--checkpoint={run}", "--checkpoint=nowhere"])
 
 

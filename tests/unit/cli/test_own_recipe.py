@@ -12,6 +12,8 @@ from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.own_recipe import own_recipe
 from rlkit.cli.parsing.parser import parse
+from rlkit.models.load import load_tokenizer
+from rlkit.recipe import Model
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +86,13 @@ def test_rows_without_columns_are_refused(folder: Path) -> None:
             ["--task", "sums.csv", "--reward", "reward.py:scor"],
             "--reward is 'reward.py:scor', but reward.py has no function 'scor'; did you mean 'score'?",
         ),
-        (["--task", "sums.csv"], "takes --reward FILE.py:FUNCTION and --model NAME"),
+        (["--task", "sums.csv"], "takes --reward FILE.py:FUNCTION, or --reward NAME"),
         (["--task=sums.csv", "--reward=reward.py:score", "--train.lr=1"], "change the rest in the file"),
         (["--task", "one.csv", "--reward", "reward.py:score"], "has 1 rows, expected at least 2"),
+        (["--task=sums.csv", "--reward=MathRewrad"], "did you mean 'MathReward'?"),
+        (["--task=sums.csv", "--reward=MathReward", "--reward.format=1"], "reward MathReward has no option 'format'"),
+        (["--task=sums.csv", "--reward=ModelReward"], "path"),
+        (["--task=sums.csv", "--reward=MathReward", "--gpu=h99"], "--gpu is 'h99', expected h100"),
         ([], "or your data and reward: --task mine.csv --reward reward.py:score"),
     ],
 )
@@ -98,6 +104,60 @@ def test_what_cannot_be_written_is_explained(
     assert main(["recipe", "new", "mine.yaml", *words]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "mine.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reward"),
+    [
+        (["ExactReward"], "ExactReward"),
+        (["MathReward"], "MathReward"),
+        (
+            ["MathReward", "--reward.format_weight=0.1"],
+            {"class_path": "MathReward", "init_args": {"format_weight": 0.1}},
+        ),
+    ],
+)
+def test_a_reward_may_be_named(folder: Path, words: list[str], reward: object) -> None:
+    assert main(["data", "sample", "sums.csv"]) == 0
+    assert main(["recipe", "new", "mine.yaml", "--task", "sums.csv", "--reward", *words]) == 0
+    assert yaml.safe_load((folder / "mine.yaml").read_text(encoding="utf-8"))["reward"] == reward
+    assert parse("fit", ["--recipe", "mine.yaml"])
+
+
+@pytest.fixture
+def seven_billion(folder: Path) -> str:
+    """Return the folder of a model of 7B parameters without its weights, which a plan does not need."""
+    shape = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    config = {**shape, "model_type": "qwen2", "num_key_value_heads": 4, "vocab_size": 152064}
+    load_tokenizer(Model("tiny")).save_pretrained(folder / "7b")
+    (folder / "7b" / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}), encoding="utf-8")
+    assert main(["data", "sample", "sums.csv"]) == 0
+    return "7b"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["24GB", "h100"])
+def test_a_large_model_gets_adapters_that_fit(seven_billion: str, gpu: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--task", "sums.csv", "--reward", "MathReward", "--model", seven_billion, "--gpu", gpu]
+    assert main(["recipe", "new", "mine.yaml", *words]) == 0
+    assert "LoRA" in capsys.readouterr().out
+    recipe = yaml.safe_load(Path("mine.yaml").read_text(encoding="utf-8"))
+    assert (recipe["model"]["lora"], recipe["train"]["lr"]) == ({"rank": 16}, 1e-5)
+    assert main(["recipe", "check", "mine.yaml", "--gpu", gpu]) == 0
+
+
+def test_a_small_model_is_trained_in_full(folder: Path) -> None:
+    assert main(["data", "sample", "sums.csv"]) == 0
+    words = ["--task", "sums.csv", "--reward", "reward.py:score", "--gpu", "24GB"]
+    assert main(["recipe", "new", "mine.yaml", *words]) == 0
+    assert yaml.safe_load((folder / "mine.yaml").read_text(encoding="utf-8"))["model"] == {"path": "tiny"}
+
+
+def test_no_recipe_is_written_that_fits_no_gpu(seven_billion: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--task", "sums.csv", "--reward", "MathReward", "--model", seven_billion, "--gpu", "3GB"]
+    assert main(["recipe", "new", "mine.yaml", *words]) == 2
+    assert "take a smaller model" in capsys.readouterr().err
+    assert not Path("mine.yaml").exists()
 
 
 def test_the_sample_overwrites_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

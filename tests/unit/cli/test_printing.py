@@ -272,5 +272,7 @@ def test_words_stay_whole_on_a_terminal(
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "micro-batches of at most 2048", "tokens, more of shorter ones"
     ]  # fmt: skip
-    display.finish(ENDED, "to use the model: rlkit export --checkpoint runs/a --out MODEL")
-    assert "rlkit export --checkpoint runs/a --out MODEL\n" in capsys.readouterr().out
+    display.finish(ENDED, "the run is in runs/a\nto use the model: rlkit export --checkpoint runs/a --out MODEL")
+    *_, last, command = capsys.readouterr().out.splitlines()
+    assert last.endswith("; the run is in runs/a")
+    assert command == "to use the model: rlkit export --checkpoint runs/a --out MODEL"

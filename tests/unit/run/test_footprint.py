@@ -185,5 +185,5 @@ def test_the_cache_takes_at_most_the_memory_estimated() -> None:
 
 
 def test_a_number_of_thousands_of_digits_is_no_memory() -> None:
-    with pytest.raises(RecipeError, match="or its memory in MiB"):
+    with pytest.raises(RecipeError, match="or its memory, such as 24GB"):
         gpu_named("9" * 5000)

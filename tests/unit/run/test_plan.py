@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,9 @@ from rlkit.recipe import Lora, Model
 from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
 from rlkit.rollout.template_check import check_template
 from rlkit.run.preflight import plan
+from rlkit.run.preflight.structure_texts import structured_texts
 from rlkit.testing.models import save_random_model
-from rlkit.types import Prompt, Score
+from rlkit.types import Prompt, Score, Structure, Trajectory
 
 DPO = ("--loss=DPO", "--advantage=null")
 
@@ -133,7 +136,41 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
         f"warning: reward: 0.1 for the reference answer '7' to {question}, 0.4 for 'I do not know.'"
         ": the wrong answer is scored higher"
     ]
-    assert tried(broken, prompt) == ([f"the reward fails on {question}: no service"], True)
+    assert tried(broken, prompt) == ([f"the reward fails on '7' in answer to {question}: no service"], True)
+
+
+def test_the_trial_scores_what_the_structure_allows() -> None:
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+
+    async def of_json(trajectories: Sequence[Trajectory]) -> list[Score]:
+        return [Score(float(json.loads(t.text)["sum"] == 62)) for t in trajectories]
+
+    prompt = Prompt("p", [USER], "62")
+    structure = Structure(json_schema={**schema, "additionalProperties": False})
+    [line] = asyncio.run(plan.try_reward(of_json, [prompt], structure)).lines
+    assert line.startswith("reward: 1 for the reference answer '{\"sum\": 62}' to ")
+    assert line.endswith("0 for '{\"sum\": 0}'")
+    endless = Structure(regex="<think>.+</think>[0-9]+")
+    assert "no short text follows" in asyncio.run(plan.try_reward(of_json, [prompt], endless)).lines[0]
+
+
+@pytest.mark.parametrize(
+    ("structure", "reference", "texts"),
+    [
+        (Structure(regex="(yes|no)"), "no", ("no", "yes")),
+        (Structure(regex=r"Answer: \d+"), "62", ("Answer: 62", "Answer: 0")),
+        (Structure(json_schema={"enum": ["a", "b"]}), "a", ('"a"', '"b"')),
+        (Structure(json_schema={"type": "string"}), 'a "b"\n', ('"a \\"b\\"\\n"', '""')),
+        (Structure(json_schema={"type": "integer"}), "many", ("0", "0")),
+        (
+            Structure(json_schema={"type": "array", "items": {"type": "number"}, "minItems": 2}),
+            "3",
+            ("[3, 3]", "[0, 0]"),
+        ),
+    ],
+)
+def test_texts_of_a_structure_hold_the_reference(structure: Structure, reference: str, texts: tuple[str, str]) -> None:
+    assert structured_texts(structure, reference) == texts
 
 
 def test_a_reward_that_fails_is_refused_as_in_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

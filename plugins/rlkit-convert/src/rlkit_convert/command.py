@@ -1,4 +1,4 @@
-"""The verb: `rlkit convert --from verl|trl FILE` prints a peer's configuration as a recipe."""
+"""The verb: `rlkit convert --from SYSTEM FILE` prints a peer's configuration as a recipe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.text import safe
-from rlkit_convert import trl, trl_parts, verl, verl_parts
+from rlkit_convert import openrlhf, prime_rl, trl, trl_parts, verl, verl_parts
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.source import read_text
 from rlkit_convert.write import one_line, recipe_problems, recipe_text, remark
@@ -15,12 +15,14 @@ from rlkit_convert.write import one_line, recipe_problems, recipe_text, remark
 USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML file, or a shell script that runs main_ppo
        rlkit convert --from trl FILE [--option value ...]   a YAML file of `trl`, a script with the command line, or a
                                                             Python script with GRPOConfig(...) and GRPOTrainer(...)
+       rlkit convert --from openrlhf FILE [--option value ...]    a shell script that runs train_ppo_ray
+       rlkit convert --from prime-rl FILE [--option value ...]    a TOML file of `rl`
     Prints a recipe that names the source of each option, followed by the options that have no equivalent and what to do
     about each. Options after FILE are options of that system, and override those in FILE. Nothing in FILE is run.
 
     rlkit convert --from verl run_grpo.sh > mine.yaml && rlkit recipe check mine.yaml
 """
-PEERS = ("verl", "trl")
+PEERS = ("verl", "trl", "openrlhf", "prime-rl")
 NO_ACTION = "nothing to do"
 """Marks the remark on an option that asks nothing of the user."""
 
@@ -38,14 +40,14 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit convert cannot read {show(peer, 60)}, expected --from {' or --from '.join(PEERS)}")
     conversion = convert(peer, read_text(file), file, overrides)
     text = recipe_text(conversion)
-    unknown = conversion.to_be_set()
-    lines = [remark(conversion, key) for key in conversion.notes if key not in unknown]
-    to_be_set = [*(remark(conversion, key) for key in unknown), *recipe_problems(text)]
+    lines = [remark(conversion, key) for key in conversion.notes if key not in conversion.by_hand]
+    by_hand = [remark(conversion, key) for key in conversion.notes if key in conversion.by_hand]
+    by_hand += recipe_problems(text)
     print(safe(f"# From {peer}: {one_line(file)}. The comment after an option names {peer}'s.\n{text}"), end="")
     _print_list("Not carried over as they are", [line for line in lines if NO_ACTION not in line])
     _print_list("Without an effect here", [line for line in lines if NO_ACTION in line])
-    _print_list("To be set before it runs", to_be_set)
-    counts = f"{len(conversion.recipe)} options set, {len(lines)} listed, {len(to_be_set)} to be set by hand"
+    _print_list("To be set by hand", by_hand)
+    counts = f"{len(conversion.recipe)} options set, {len(lines)} listed, {len(by_hand)} to be set by hand"
     print(counts, file=sys.stderr)
     return 0
 
@@ -64,13 +66,16 @@ def convert(peer: str, content: str, name: str, overrides: Sequence[str]) -> Con
     read, rules, functions = {
         "verl": (verl.read, verl.RULES, verl_parts.FUNCTIONS),
         "trl": (trl.read, trl.RULES, trl_parts.FUNCTIONS),
+        "openrlhf": (openrlhf.read, openrlhf.RULES, openrlhf.FUNCTIONS),
+        "prime-rl": (prime_rl.read, prime_rl.RULES, prime_rl.FUNCTIONS),
     }[peer]
     options = read(content, name, list(overrides))
     if not options.values and not options.unresolved:
         raise RecipeError(
-            f"{name} has no options of {peer}; expected a YAML file, its command line in a shell script, or a Python "
-            "script of TRL"
+            f"{name} has no options of {peer}; expected a YAML or TOML file, its command line in a shell script, or a "
+            "Python script of TRL"
         )
-    conversion = Conversion(options, verl.DEFAULTS if peer == "verl" else trl.defaults(options), rules)
+    defaults = {"verl": verl.DEFAULTS, "openrlhf": openrlhf.DEFAULTS, "prime-rl": prime_rl.DEFAULTS}
+    conversion = Conversion(options, trl.defaults(options) if peer == "trl" else defaults[peer], rules)
     conversion.apply(functions)
     return conversion

@@ -102,7 +102,7 @@ class CombinedRule:
 
 @dataclass(frozen=True)
 class NoEquivalent:
-    """The rule of an option that has no equivalent in rlkit.
+    """The rule of an option that has no equivalent in rlkit, and does not change what is trained.
 
     Args:
         remedy: What to do instead, or why nothing needs to be done.
@@ -111,10 +111,30 @@ class NoEquivalent:
     remedy: str
 
 
-Rule = Equivalent | CombinedRule | NoEquivalent
+@dataclass(frozen=True)
+class ByHand:
+    """The rule of an option that changes the method, the data, the tools or the model, and has no equivalent.
+
+    Args:
+        remedy: What to set by hand.
+        off: Values with which the option changes nothing; by default false, 0 and empty ones.
+    """
+
+    remedy: str
+    off: tuple[object, ...] = ()
+
+    def is_off(self, value: object) -> bool:
+        """Return whether a value changes nothing."""
+        return value in self.off if self.off else not value
+
+
+Rule = Equivalent | CombinedRule | NoEquivalent | ByHand
 COMBINED = CombinedRule()
 NO_RULE = "rlkit convert has no rule for it; see rlkit recipe show grpo_gsm8k for rlkit's options"
 NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
+OFF = "nothing to do: off, or the peer's default"
+SWITCHES = ("enable", "enabled")
+"""Names of an option that switches those beside it."""
 UNUSED = "nothing to do: it has no effect with the other options, or is rlkit's default"
 
 
@@ -135,6 +155,7 @@ class Conversion:
         self.rules = rules
         self.recipe: dict[str, tuple[object, str]] = {}
         self.notes: dict[str, str] = {}
+        self.by_hand: set[str] = set()
         self._left_out: set[str] = set()
         self._carried: set[str] = set()
 
@@ -145,10 +166,6 @@ class Conversion:
     def is_unknown(self, *keys: str) -> bool:
         """Return whether one of the options is set to a value that only running something would show."""
         return any(key in self.options.unresolved for key in keys)
-
-    def to_be_set(self) -> list[str]:
-        """Return the options whose unknown value the recipe needs."""
-        return [key for key in self.options.unresolved if isinstance(self.rule(key), Equivalent | CombinedRule)]
 
     def leave_out(self, key: str) -> None:
         """Keep an option out of the recipe, with the options of the class that it names: its value is unknown."""
@@ -167,7 +184,7 @@ class Conversion:
         try:
             return change(value)
         except ValueError as error:
-            self.note(key, f"{error}; set it in the recipe by hand")
+            self.ask(key, f"{error}; set it in the recipe by hand")
             return default
 
     def raw(self, key: str, default: object = None) -> object:
@@ -218,6 +235,21 @@ class Conversion:
         """Record what to do about an option; the first remark counts."""
         self.notes.setdefault(key, remedy)
 
+    def ask(self, key: str, remedy: str) -> None:
+        """Record what to set by hand, since what an option changes is not carried over."""
+        self.note(key, remedy)
+        self.by_hand.add(key)
+
+    def switch_off(self, key: str) -> str | None:
+        """Return the option that switches a group of options off to which `key` belongs; None if there is none."""
+        group = key
+        while "." in group:
+            group = group.rpartition(".")[0]
+            for name in (f"{group}.{end}" for end in SWITCHES):
+                if self.has(name) and name != key and self.raw(name) is False:
+                    return name
+        return None
+
     def rule(self, key: str) -> Rule | None:
         """Return the rule of an option; None if there is no rule."""
         if key in self.rules:
@@ -227,8 +259,15 @@ class Conversion:
     def apply(self, functions: Iterable[Callable[[Conversion], None]]) -> None:
         """Apply the rules to single options, then the functions to those that belong together."""
         for key, reason in self.options.unresolved.items():
-            rule = self.rule(key)
-            remedy = rule.remedy if isinstance(rule, NoEquivalent) else "give it after the file, with its value"
+            rule, switch = self.rule(key), self.switch_off(key)
+            if switch is not None:
+                self.note(key, f"nothing to do: {self.options.name(switch)} is false")
+                continue
+            remedy = (
+                rule.remedy if isinstance(rule, NoEquivalent | ByHand) else "give it after the file, with its value"
+            )
+            if not isinstance(rule, NoEquivalent):
+                self.by_hand.add(key)
             target = ""
             if isinstance(rule, Equivalent):
                 self.leave_out(rule.key)
@@ -239,6 +278,8 @@ class Conversion:
                 self._apply_rule(key)
         for function in functions:
             function(self)
+        for key, noticed in self.options.remarks.items():
+            self.note(key, noticed)
         for key in self.options.values:
             if isinstance(self.rule(key), CombinedRule) and key not in self._carried:
                 self.note(key, UNUSED)
@@ -250,11 +291,23 @@ class Conversion:
             try:
                 self.set(rule.key, rule.change(value), key)
             except ValueError as error:
-                self.note(key, f"{error} for {rule.key}, not {show(value)}")
-        elif isinstance(rule, NoEquivalent) and self.has(key):
-            self.note(key, rule.remedy)
-        elif rule is None and self.has(key):
-            self.note(key, NO_RULE)
+                self.ask(key, f"{error} for {rule.key}, not {show(value)}")
+        elif self.has(key) and not isinstance(rule, Equivalent | CombinedRule):
+            self._list(key, rule)
+
+    def _list(self, key: str, rule: NoEquivalent | ByHand | None) -> None:
+        """Record what to do about an option without an equivalent."""
+        switch = self.switch_off(key)
+        if switch is not None:
+            self.note(key, f"nothing to do: {self.options.name(switch)} is false")
+        elif isinstance(rule, NoEquivalent):
+            self.note(key, OFF if self.raw(key) is False else rule.remedy)
+        elif rule is None:
+            self.ask(key, NO_RULE)
+        elif rule.is_off(self.raw(key)):
+            self.note(key, OFF)
+        else:
+            self.ask(key, rule.remedy)
 
 
 def truncation(conversion: Conversion, prefix: str = "") -> None:

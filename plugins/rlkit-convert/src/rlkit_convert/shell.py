@@ -68,6 +68,19 @@ def commands(text: str, name: str) -> Iterator[list[str]]:
         raise RecipeError(f"{name}: a quotation is not closed: {shorten(pending.strip(), 80)!r}")
 
 
+def flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each `--option` with its values: `--option a b`, `--option=a`, or none."""
+    key, values = "", list[str]()
+    for word in [*words, "--"]:
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if key:
+            yield key, values
+        name, equals, value = word.removeprefix("--").partition("=")
+        key, values = name.replace("-", "_"), [value] if equals else []
+
+
 def _split(line: str, variables: Mapping[str, str]) -> list[str]:
     """Return the words of a line up to a comment, a redirection or another command."""
     expanded = SCRIPT_ARGUMENTS.sub("", line)

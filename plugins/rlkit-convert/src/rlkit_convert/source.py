@@ -11,8 +11,10 @@ from pathlib import Path
 from rlkit.base.errors import RecipeError, shorten
 from rlkit.cli.parsing.reader import MAX_BYTES, load
 
-REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")
+REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*[\w.]+)(?:,(.*))?\}", re.DOTALL)
 """A reference to another option of a YAML file, and the default if that option is not set."""
+MAX_REFERENCES = 8
+"""References that are followed to a value, each to the next."""
 LARGEST = 10**15
 """The largest number that an option may be; excludes infinity and NaN."""
 MARK = "\ue000"
@@ -21,10 +23,23 @@ MARK = "\ue000"
 
 @dataclass
 class PeerOptions:
-    """A peer's options by name, and the reason for each option whose value is unknown."""
+    """A peer's options by name, and the reason for each option whose value is unknown.
+
+    Args:
+        values: Options of which the value is certain.
+        unresolved: The reason for each other one.
+        names: The name in the file, where the rules have that of another version.
+        remarks: What the reader noticed about a value.
+    """
 
     values: dict[str, object] = field(default_factory=dict)
     unresolved: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
+
+    def name(self, key: str) -> str:
+        """Return the name that an option has in the file."""
+        return self.names.get(key, key)
 
     def add(self, key: str, text: str) -> None:
         """Set an option from the text on a command line; the last one counts, and null unsets it."""
@@ -115,13 +130,30 @@ def _resolve_references(values: Mapping[str, object]) -> PeerOptions:
     """Fill in `${other.key}`; a value that contains any other expression stays unresolved."""
     options = PeerOptions()
     for key, raw in values.items():
-        value = raw
-        reference = REFERENCE.fullmatch(raw) if isinstance(raw, str) else None
-        if reference is not None:
-            name, default = reference.groups()
-            value = values.get(name, raw if default is None else parse_text(default.strip()))
+        value = _referenced(key, raw, values)
         if isinstance(value, str) and "${" in value:
             options.unresolved[key] = f"its value {value!r} is computed by another program"
         elif value is not None and value != "???":
             options.values[key] = value
     return options
+
+
+def _referenced(key: str, raw: object, values: Mapping[str, object]) -> object:
+    """Return the value that an option's references lead to; None for a copy of a section, whose options count."""
+    value = raw
+    for _ in range(MAX_REFERENCES):
+        reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if reference is None:
+            break
+        name, default = reference.groups()
+        if name.startswith("."):
+            name = ".".join([*key.split(".")[: -(len(name) - len(name.lstrip(".")))], name.lstrip(".")])
+        if name in values:
+            value = values[name]
+        elif any(other.startswith(f"{name}.") for other in values):
+            return None
+        elif default is None:
+            break
+        else:
+            value = parse_text(default.strip())
+    return value

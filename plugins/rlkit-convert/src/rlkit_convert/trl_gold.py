@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import COMBINED, Conversion, Equivalent, NoEquivalent, Rule, boolean, number, text
+from rlkit_convert.conversion import COMBINED, ByHand, Conversion, Equivalent, NoEquivalent, Rule, boolean, number, text
 
 DEFAULTS: dict[str, object] = {
     "num_generations": 1, "max_completion_length": 128, "temperature": 0.9, "learning_rate": 1e-7, "beta": 0.5,
@@ -14,19 +14,19 @@ WEIGHTS = ("uld_hybrid_unmatched_weight", "uld_hybrid_matched_weight")
 RULES: dict[str, Rule] = {
     "teacher_model_name_or_path": Equivalent("teacher.path", text),
     "teacher_tokenizer_name_or_path": NoEquivalent("nothing to do: the tokenizer is that of teacher.path"),
-    "teacher_model_revision": NoEquivalent("download that revision and set teacher.path to its folder"),
+    "teacher_model_revision": ByHand("download that revision and set teacher.path to its folder"),
     "teacher_model_init_kwargs": NoEquivalent("teacher.dtype"),
     "use_uld_loss": COMBINED,
     "uld_use_hybrid_loss": COMBINED,
     "uld_hybrid_*": COMBINED,
     "lmbda": COMBINED,
-    "seq_kd": NoEquivalent("loss CrossEntropy, on the teacher's completions as recorded ones"),
+    "seq_kd": ByHand("loss CrossEntropy, on the teacher's completions as recorded ones"),
     "use_extended_uld": NoEquivalent("spans of text are always aligned"),
     "uld_token_merge_strategy": NoEquivalent("a span of several tokens has two outcomes, its text and all others"),
-    "uld_crossentropy_weight": NoEquivalent("section `mix:` with loss CrossEntropy"),
+    "uld_crossentropy_weight": ByHand("section `mix:` with loss CrossEntropy"),
     "uld_distillation_weight": NoEquivalent("nothing to do: the loss has weight 1"),
-    "uld_student_temperature": NoEquivalent("rollout.sampling.temperature, for both models"),
-    "uld_teacher_temperature": NoEquivalent("rollout.sampling.temperature, for both models"),
+    "uld_student_temperature": ByHand("rollout.sampling.temperature, for both models", (1.0,)),
+    "uld_teacher_temperature": ByHand("rollout.sampling.temperature, for both models", (1.0,)),
     "uld_skip_*": NoEquivalent("the end of a turn is a span"),
 }
 

@@ -31,8 +31,14 @@ def trainer(conversion: Conversion) -> str:
 
 
 def task(conversion: Conversion) -> None:
-    """Set the task."""
-    conversion.set("task", "TRL")
+    """Set the task; a prompt that a script makes of other columns needs their names."""
+    made = [key for key in ("map.prompt", "map.template") if conversion.has(key)]
+    conversion.set("task", "HFDataset" if made else "TRL", *made)
+    if made and not conversion.has("map.answer"):
+        conversion.note(made[0], "task.answer_field is `answer`; name the column, or null if there is none")
+    elif conversion.has("map.answer") and not made:
+        conversion.ask("map.answer", "task HFDataset has answer_field; TRL reads `answer`")
+        conversion.leave_out("task.answer_field")
 
 
 def _rollout(conversion: Conversion) -> tuple[int, int]:
@@ -119,10 +125,10 @@ def model(conversion: Conversion) -> None:
             modules = [str(module).strip(", ") for module in targets] if isinstance(targets, list) else targets
             conversion.set("model.lora.targets", modules, "lora_target_modules")
         elif not conversion.is_unknown("lora_target_modules"):
-            conversion.note("use_peft", PEFT_TARGETS)
-        for name in ("lora_dropout", "lora_modules_to_save", "lora_target_parameters", "lora_task_type"):
-            if conversion.has(name):
-                conversion.note(name, "rlkit's adapters have no dropout and no such targets")
+            conversion.ask("use_peft", PEFT_TARGETS)
+        for name in ("lora_dropout", "lora_modules_to_save", "lora_target_parameters"):
+            if conversion.raw(name):
+                conversion.ask(name, "rlkit's adapters have no dropout and no such targets")
     for name in ("dtype", "torch_dtype"):
         if conversion.has(name):
             if conversion.get("use_peft", boolean, False) and conversion.get(name, text, "") in ("bfloat16", "float32"):
@@ -151,7 +157,7 @@ def optimizer(conversion: Conversion) -> None:
     elif warmup:  # a fraction of all steps
         conversion.set("train.warmup_ratio", warmup, "warmup_steps")
     if not conversion.get("optim", text, "adamw_torch").startswith("adamw_torch"):
-        conversion.note("optim", "train.optimizer: AdamW, Muon or TorchOptimizer")
+        conversion.ask("optim", "train.optimizer: AdamW, Muon or TorchOptimizer")
 
 
 def advantage(conversion: Conversion) -> None:
@@ -183,7 +189,7 @@ def advantage(conversion: Conversion) -> None:
         why = "nearest: advantage.scale_by_std batch, the deviation of R - mean rather than of R"
         conversion.note("scale_rewards", why)
     if conversion.get("multi_objective_aggregation", text, "sum_then_normalize") == "normalize_then_sum":
-        conversion.note("multi_objective_aggregation", "advantage GDPO, with the weights of the reward's components")
+        conversion.ask("multi_objective_aggregation", "advantage GDPO, with the weights of the reward's components")
 
 
 def loss(conversion: Conversion) -> None:
@@ -206,7 +212,7 @@ def loss(conversion: Conversion) -> None:
 def _grpo_loss(conversion: Conversion) -> None:
     kind = conversion.get("loss_type", text, "dapo")
     if kind not in AGGREGATION:
-        conversion.note("loss_type", f"expected one of {', '.join(AGGREGATION)}")
+        conversion.ask("loss_type", f"expected one of {', '.join(AGGREGATION)}")
         kind = "dapo"
     conversion.set("train.aggregation", AGGREGATION[kind], "loss_type")
     low = conversion.get("epsilon", number, 0.2)
@@ -263,11 +269,11 @@ def reward(conversion: Conversion) -> None:
             conversion.set("reward", "ModelReward", key)
             conversion.carry("reward.path", key, text, "")
         elif conversion.has(key):
-            conversion.note(key, "reward Composite, of ModelReward and the reward functions")
+            conversion.ask(key, "reward Composite, of ModelReward and the reward functions")
     if functions:
         _functions(conversion, functions)
     elif "reward" not in conversion.recipe:
-        conversion.note("reward_funcs", f"not in this file: {REWARDS}")
+        conversion.ask("reward_funcs", f"not in this file: {REWARDS}")
 
 
 def _functions(conversion: Conversion, functions: list[str]) -> None:
@@ -286,7 +292,7 @@ def _functions(conversion: Conversion, functions: list[str]) -> None:
     if isinstance(weights, list) and len(weights) == len(functions):
         conversion.set("reward.weights", dict(zip(by_name, map(_weight, weights), strict=True)), "reward_weights")
     elif weights is not None:
-        conversion.note("reward_weights", f"expected {len(functions)} weights; set reward.weights by hand")
+        conversion.ask("reward_weights", f"expected {len(functions)} weights; set reward.weights by hand")
 
 
 def _weight(value: object) -> object:
@@ -317,11 +323,10 @@ def engine(conversion: Conversion) -> None:
     """Set the engine and the correction of its mismatch."""
     if not conversion.get("use_vllm", boolean, False):
         return
-    conversion.set("rollout.engine", "SGLangEngine", "use_vllm")
-    conversion.note("use_vllm", "SGLangEngine takes its place; VllmEngine of rlkit-engine-vllm has vLLM")
-    conversion.set("rollout.engine.launch.release_memory", True)
-    if conversion.get("vllm_mode", text, "colocate") == "server":
-        conversion.note("vllm_mode", "rollout.engine: SGLangServer, with first_gpu or urls")
+    is_server = conversion.get("vllm_mode", text, "colocate") == "server"
+    conversion.set("rollout.engine", "VllmServer" if is_server else "VllmEngine", "use_vllm", "vllm_mode")
+    if not is_server:
+        conversion.set("rollout.engine.launch.release_memory", True)
     if conversion.get("vllm_tensor_parallel_size", integer, 1) > 1:
         conversion.carry("rollout.engine.launch.tensor_parallel", "vllm_tensor_parallel_size", integer, 1)
     if trainer(conversion) == "grpo" and conversion.get("vllm_importance_sampling_correction", boolean, True):

@@ -7,6 +7,7 @@ from functools import partial
 from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
 from rlkit_convert.steps import set_steps
 from rlkit_convert.verl import ACTOR, ADVANTAGES, ESTIMATORS, LOSSES, MODEL, ROLLOUT
+from rlkit_convert.verl_reward import reward
 from rlkit_convert.verl_tools import tools
 
 LOSS_OPTIONS = {
@@ -14,19 +15,21 @@ LOSS_OPTIONS = {
     "KLCov": {"kl_cov_ratio": "fraction", "ppo_kl_coef": "coef"},
 }
 """verl's options of a loss and rlkit's names for them."""
+MEGATRON_LAYERS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+"""All linear layers, in Megatron's names."""
+ENGINES = {"vllm": "VllmEngine", "sglang": "SGLangEngine"}
 
 
 def task(conversion: Conversion) -> None:
     """Set the task and the treatment of prompts that are too long."""
     conversion.set("task", "Verl")
-    if conversion.get("data.prompt_key", text, "prompt") != "prompt":
-        conversion.note("data.prompt_key", "the task Verl reads `prompt`; HFDataset has prompt_field and answer_field")
     max_rows = conversion.get("data.train_max_samples", integer, -1)
     if max_rows > 0:
         conversion.set("train.max_rows", max_rows, "data.train_max_samples")
         conversion.note("data.train_max_samples", "train.max_rows takes the first rows, verl random ones")
-    if not conversion.get("data.shuffle", boolean, True):
-        conversion.note("data.shuffle", "curriculum Difficulty orders rows by a column; rlkit shuffles otherwise")
+    generated, trained = conversion.get("data.gen_batch_size", integer, 0), "data.train_batch_size"
+    if generated > conversion.get(trained, integer, 1024):
+        conversion.ask("data.gen_batch_size", "rollout.oversample starts more prompts than a step trains on")
     if conversion.get("data.filter_overlong_prompts", boolean, False):
         conversion.set("rollout.overlong", "drop", "data.filter_overlong_prompts")
     elif conversion.has("data.truncation"):
@@ -73,8 +76,8 @@ def _schedule(conversion: Conversion, prefix: str, section: str) -> None:
         conversion.set(f"{section}.warmup_steps", warmup_steps, steps_key)
     elif conversion.get(ratio_key, number, 0.0):
         conversion.carry(f"{section}.warmup_ratio", ratio_key, number, 0.0)
-    names = {"constant": "Constant", "cosine": "Cosine"}
-    for key in (f"{prefix}.lr_scheduler_type", f"{prefix}.warmup_style"):
+    names = {"constant": "Constant", "cosine": "Cosine", "linear": "Linear"}
+    for key in (f"{prefix}.lr_scheduler_type", f"{prefix}.warmup_style", f"{prefix}.lr_decay_style"):
         if conversion.has(key):
             schedule = conversion.get(key, choice(names), "Constant")
             conversion.set(f"{section}.schedule", schedule, key)
@@ -112,6 +115,10 @@ def critic(conversion: Conversion) -> None:
         conversion.set("critic.path", path, "critic.model.path")
     elif path:
         conversion.note("critic.model.path", "nothing to do: the critic's backbone is the policy's model by default")
+    if conversion.has("critic.optim.betas"):
+        conversion.set("critic.optimizer.betas", conversion.raw("critic.optim.betas"), "critic.optim.betas")
+    if conversion.get("critic.ppo_epochs", integer, 0) not in (0, conversion.get(f"{ACTOR}.ppo_epochs", integer, 1)):
+        conversion.ask("critic.ppo_epochs", "the critic trains on the policy's mini-batches: train.epochs")
     _schedule(conversion, "critic.optim", "critic")
     _adapters(conversion, "critic.model", "critic")
     first_update = conversion.get("trainer.critic_warmup", integer, 0)
@@ -173,99 +180,18 @@ def correction(conversion: Conversion) -> None:
         conversion.carry("correction.high", threshold, number, 2.0)
 
 
-def reward(conversion: Conversion) -> None:
-    """Set the reward; user code is named and not run."""
-    path = "custom_reward_function.path"
-    if conversion.is_unknown(path, "reward_model.enable"):
-        conversion.leave_out("reward")
-        return
-    if conversion.has(path):
-        name = conversion.get("custom_reward_function.name", text, "compute_score")
-        managers = [key for key in conversion.options.values if key.endswith(("reward_manager", "reward_manager.name"))]
-        batch = any(conversion.get(key, text, "") == "batch" for key in managers)
-        cls = "BatchReward" if batch else "PythonReward"
-        conversion.set("reward", cls, path, *(managers if batch else ()))
-        function = f"{conversion.get(path, text, '')}:{name}"
-        sources = (path, "custom_reward_function.name")
-        conversion.set("reward.function", function, *sources)
-        _overlong(conversion, {"score": {"class_path": cls, "init_args": {"function": function}}}, *sources)
-    elif conversion.get("reward_model.enable", boolean, False):
-        conversion.set("reward", "ModelReward", "reward_model.enable")
-        conversion.carry("reward.path", "reward_model.model.path", text, "")
-    else:
-        why = "verl chooses by data_source; this one is for GSM8K, MATH and similar data"
-        conversion.recipe["reward"] = ("MathReward", why)
-        _overlong(conversion, {"math": _programs(conversion)})
-    for key in conversion.options.values:
-        if conversion.carries(key):
-            continue
-        if "overlong_buffer" in key or key.endswith("max_resp_len"):
-            conversion.note(key, "options of Overlong, in a Composite with the reward; recipe dapo_gsm8k has one")
-        elif conversion.has(path):
-            continue
-        elif key.endswith("reward_manager"):
-            prime = conversion.get(key, text, "") == "prime"
-            code = "CodeReward grades programs, by Router where there are other rows too: rlkit docs from-verl"
-            conversion.note(
-                key, code if prime else "nothing to do: rewards run in worker processes with a deadline each"
-            )
-        elif key.startswith("reward_model."):
-            conversion.note(key, "see rlkit plugins show ModelReward for its options")
-
-
-def _programs(conversion: Conversion) -> object:
-    """Return the reward by `data_source` where a Sandbox Fusion service runs programs, and set it; else MathReward."""
-    urls = [key for key in conversion.options.values if key.endswith("sandbox_fusion.url")]
-    if not urls or not conversion.get(urls[0], text, ""):
-        return "MathReward"
-    sources = [urls[0]]
-    options: dict[str, object] = {"allow_code": True, "url": conversion.get(urls[0], text, ""), "partial": True}
-    options |= {"seconds": 10.0, "compile_seconds": 10.0}
-    for theirs, ours in (("max_concurrent", "concurrency"), ("memory_limit_mb", "memory_mb")):
-        key = f"{urls[0].removesuffix('url')}{theirs}"
-        if conversion.has(key):
-            options[ours] = conversion.get(key, integer, 64)
-            sources.append(key)
-    code = {"class_path": "CodeReward", "init_args": options}
-    parts = {**dict.fromkeys(("apps", "codecontests", "codeforces", "taco"), code), "*": "MathReward"}
-    del conversion.recipe["reward"]
-    conversion.set("reward", "Router", urls[0])
-    conversion.set("reward.rewards", parts, *sources)
-    return {"class_path": "Router", "init_args": {"rewards": parts}}
-
-
-def _overlong(conversion: Conversion, scorer: dict[str, object], *sources: str) -> None:
-    """Add the penalty of DAPO's reward manager, under any name that a version of verl has for it."""
-    switches = [key for key in conversion.options.values if key.endswith(".enable") and "overlong_buffer" in key]
-    if not switches or not conversion.get(switches[0], boolean, False):
-        return
-    prefix = switches[0].removesuffix("enable")
-    budget = conversion.get("data.max_response_length", integer, 512)
-    factor = conversion.get(f"{prefix}penalty_factor", number, 1.0)
-    buffer = conversion.get(f"{prefix}len", integer, 0)
-    if conversion.is_unknown("data.max_response_length", f"{prefix}penalty_factor", f"{prefix}len"):
-        return
-    if not 0 < buffer <= budget or factor < 0:
-        return
-    options = {"max_tokens": budget, "buffer": buffer, "factor": factor}
-    parts = {**scorer, "length": {"class_path": "Overlong", "init_args": options}}
-    for key in [key for key in conversion.recipe if key.partition(".")[0] == "reward"]:
-        del conversion.recipe[key]
-    conversion.set("reward", "Composite", switches[0])
-    conversion.set("reward.rewards", parts, *sources, f"{prefix}len", f"{prefix}penalty_factor", switches[0])
-
-
 def engine(conversion: Conversion) -> None:
     """Set the engine, precision and strategy."""
     key, parallel, release = (f"{ROLLOUT}.{end}" for end in ("name", "tensor_model_parallel_size", "free_cache_engine"))
     name = conversion.get(key, text, "")
-    if name.startswith(("vllm", "sglang")):
-        conversion.set("rollout.engine", "SGLangEngine", key)
+    engine_class = ENGINES.get(name.partition("_")[0])
+    if engine_class is not None:
+        conversion.set("rollout.engine", engine_class, key)
         conversion.carry("rollout.engine.launch.release_memory", release, boolean, True)
         if conversion.get(parallel, integer, 1) > 1:
             conversion.carry("rollout.engine.launch.tensor_parallel", parallel, integer, 1)
-    if name.startswith("vllm"):
-        conversion.note(key, "SGLangEngine takes its place; VllmEngine of rlkit-engine-vllm has vLLM")
+    elif conversion.has(key):
+        conversion.ask(key, "rollout.engine: TorchEngine unless you set VllmEngine or SGLangEngine")
     conversion.set("fabric.precision", "bf16-mixed")
     strategy = f"{ACTOR}.strategy"
     divided = f"{ACTOR}.ulysses_sequence_parallel_size"
@@ -284,6 +210,10 @@ def validation(conversion: Conversion) -> None:
     """Set the sampling of validation and the filter of groups."""
     prefix = f"{ROLLOUT}.val_kwargs"
     samples = conversion.get(f"{prefix}.n", integer, 1) if conversion.get(f"{prefix}.do_sample", boolean, False) else 0
+    rows = conversion.get("data.val_max_samples", integer, -1)
+    if rows > 0:
+        conversion.set("validation.limit", rows, "data.val_max_samples")
+        conversion.note("data.val_max_samples", "validation.limit takes the first prompts, verl random ones")
     conversion.set("validation.samples", samples, f"{prefix}.n", f"{prefix}.do_sample")
     for name in ("temperature", "top_p", "top_k"):
         key = f"{prefix}.{name}"
@@ -320,16 +250,31 @@ def model(conversion: Conversion) -> None:
             continue
         option = "model.attention" if name == "attn_implementation" else f"model.config.{name}"
         conversion.set(option, conversion.options.values[key], key)
+    if conversion.has("data.image_key") and not conversion.has(f"{ACTOR}.freeze_vision_tower"):
+        conversion.set("model.vision.train", True, f"{ACTOR}.freeze_vision_tower")
     _adapters(conversion, MODEL, "model")
 
 
 def _adapters(conversion: Conversion, prefix: str, section: str) -> None:
-    rank, alpha, targets = (f"{prefix}.{end}" for end in ("lora_rank", "lora_alpha", "target_modules"))
-    if conversion.get(rank, integer, 0) > 0:
+    """Set adapters from one of verl's two sections: `lora_rank`, or Megatron's `lora.rank`."""
+    sections = (("lora_rank", "lora_alpha", "target_modules"), ("lora.rank", "lora.alpha", "lora.target_modules"))
+    for rank, alpha, targets in (tuple(f"{prefix}.{end}" for end in ends) for ends in sections):
+        if conversion.get(rank, integer, 0) <= 0:
+            continue
         conversion.carry(f"{section}.lora.rank", rank, integer, 0)
-        conversion.carry(f"{section}.lora.alpha", alpha, number, 16.0)
-        if conversion.has(targets):
-            conversion.set(f"{section}.lora.targets", conversion.options.values[targets], targets)
+        conversion.carry(f"{section}.lora.alpha", alpha, number, 32.0 if "lora.alpha" in alpha else 16.0)
+        names = conversion.raw(targets)
+        if names is not None and names == MEGATRON_LAYERS:
+            conversion.set(f"{section}.lora.targets", "all-linear", targets)
+        elif names is not None:
+            conversion.set(f"{section}.lora.targets", names, targets)
+            if "linear_" in str(names):
+                conversion.ask(targets, "Megatron's names of layers; name those of the model, such as q_proj")
+        kind = conversion.get(f"{prefix}.lora.type", text, "lora")
+        if kind == "dora":
+            conversion.set(f"{section}.lora.use_dora", True, f"{prefix}.lora.type")
+        elif kind != "lora":
+            conversion.ask(f"{prefix}.lora.type", "rlkit has LoRA, rsLoRA and DoRA")
 
 
 def loggers(conversion: Conversion) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.cli.parsing.reader import load
-from rlkit_convert.conversion import Conversion, integer, text
+from rlkit_convert.conversion import Conversion, boolean, integer, text
 from rlkit_convert.source import read_text
 from rlkit_convert.verl import ROLLOUT
 
@@ -19,7 +19,7 @@ TOOLS = {
 PACKAGES = {"PythonTool": "rlkit-tool-python", "SearchTool": "rlkit-tool-search, whose server's answers differ"}
 INTERACTIONS = {"Gsm8kInteraction": "Retry"}
 SCORERS = ("Gsm8kTool", "Geo3kTool")
-"""Tools of verl that tell the policy its score."""
+"""Tools of verl that report the score of an answer."""
 
 
 def tools(conversion: Conversion) -> None:
@@ -30,16 +30,21 @@ def tools(conversion: Conversion) -> None:
         name, part, remark = _tool(entry)
         if part is not None:
             parts[name] = part
+        else:
+            conversion.by_hand.add(key)
         if remark:
             conversion.notes[key] = "; ".join(filter(None, (conversion.notes.get(key), f"{name}: {remark}")))
     if parts:
         conversion.set("tools", parts, key)
     interaction = _interaction(conversion)
+    several = f"{MULTI_TURN}.enable"
+    if conversion.get(several, boolean, False) and not parts and not interaction:
+        conversion.ask(several, "a conversation has one turn until `tools:`, `interaction:` or `environment:` is set")
     turns = f"{MULTI_TURN}.max_assistant_turns"
     if conversion.has(turns) and (parts or interaction):
         conversion.carry("conversation.turns", turns, integer, 8)
     elif conversion.has(turns):
-        conversion.note(turns, f"conversation.turns: {conversion.options.values[turns]}, beside the tools")
+        conversion.ask(turns, f"conversation.turns: {conversion.options.values[turns]}, beside the tools")
 
 
 def _entries(conversion: Conversion, key: str, section: str) -> Iterator[Mapping[str, object]]:
@@ -50,11 +55,11 @@ def _entries(conversion: Conversion, key: str, section: str) -> Iterator[Mapping
     try:
         content = load(read_text(path))
     except (RecipeError, ValueError) as error:
-        conversion.note(key, f"{error}; convert where the file is, or name its parts under `{section}:`")
+        conversion.ask(key, f"{error}; convert where the file is, or name its parts under `{section}:`")
         return
     entries = content.get(section) if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        conversion.note(key, f"{path} has {section}={show(entries)}, expected a list of classes")
+        conversion.ask(key, f"{path} has {section}={show(entries)}, expected a list of classes")
         return
     yield from entries
 
@@ -80,8 +85,19 @@ def _tool(entry: Mapping[str, object]) -> tuple[str, object | None, str]:
     if config.get("type") == "mcp":
         return name, None, "McpTool of rlkit-tool-mcp, one for each tool of the server"
     if cls in SCORERS:
-        return name, None, "interaction: Retry says whether an answer is right"
+        return name, {"class_path": "AnswerScore", "init_args": _descriptions(function)}, "AnswerScore of rlkit-convert"
     return name, None, f"a tool of your own in place of {cls}, with @rlkit.tool and the same name; see rlkit docs tools"
+
+
+def _descriptions(function: object) -> dict[str, object]:
+    """Return what the policy reads about a tool and its answer, in the schema of a function."""
+    description = _entry(function, "description")
+    answer = _entry(_entry(_entry(_entry(function, "parameters"), "properties"), "answer"), "description")
+    return {name: text for name, text in (("description", description), ("answer", answer)) if isinstance(text, str)}
+
+
+def _entry(node: object, key: str) -> object:
+    return node.get(key) if isinstance(node, Mapping) else None
 
 
 def _interaction(conversion: Conversion) -> bool:
@@ -92,7 +108,7 @@ def _interaction(conversion: Conversion) -> bool:
     }
     others = [cls for cls in entries.values() if cls not in INTERACTIONS]
     if others:
-        conversion.note(
+        conversion.ask(
             key, f"an interaction of your own in place of {', '.join(others)}: rlkit docs plugins/interaction"
         )
     if not entries or others:

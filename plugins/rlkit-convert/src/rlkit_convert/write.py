@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -27,7 +28,7 @@ Tree = dict[str, "Tree | Leaf"]
 def recipe_text(conversion: Conversion) -> str:
     """Return the recipe in YAML; the comment after an option names the peer's option."""
     tree: Tree = {}
-    for key, leaf in sorted(conversion.recipe.items(), key=lambda option: _rank(option[0])):
+    for key, (value, source) in sorted(conversion.recipe.items(), key=lambda option: _rank(option[0])):
         node = tree
         *parents, last = key.split(".")
         for parent in parents:
@@ -36,7 +37,7 @@ def recipe_text(conversion: Conversion) -> str:
                 child = {CLASS: child}
                 node[parent] = child
             node = child
-        node[last] = leaf
+        node[last] = (value, ", ".join(map(conversion.options.name, source.split(", "))))
     return "\n".join(_lines(tree, "")) + "\n"
 
 
@@ -63,7 +64,8 @@ def _lines(tree: Tree, indent: str) -> Iterator[str]:
 
 def _scalar(value: object) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False)
-    return text.removesuffix("\n").removesuffix("\n...")
+    text = text.removesuffix("\n").removesuffix("\n...")
+    return json.dumps(value, ensure_ascii=False, default=str) if "\n" in text else text  # on one line
 
 
 def _comment(text: str) -> str:
@@ -85,11 +87,32 @@ def remark(conversion: Conversion, key: str) -> str:
     value = ""
     if key in conversion.options.values:
         value = f"={redact_option(key, show(conversion.options.values[key], 60))}"
-    return one_line(f"{key}{value}: {conversion.notes[key]}")
+    return one_line(f"{conversion.options.name(key)}{value}: {conversion.notes[key]}")
 
 
 def recipe_problems(text: str) -> list[str]:
-    """Return what rlkit itself reports about the text of a recipe: missing options and wrong values."""
+    """Return what a recipe needs before it runs: code that its user allows, missing options and wrong values."""
+    code = [
+        f"{part} runs {show(function)}: read it, then set allow_code: true beside it"
+        for part, function in _functions(yaml.safe_load(text))
+    ]
+    return [*map(one_line, code), *(line for line in _parse_problems(text) if "allow_code" not in line)]
+
+
+def _functions(node: object) -> Iterator[tuple[object, object]]:
+    """Yield the class and the function of each part whose code is not allowed to run."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _functions(item)
+    elif isinstance(node, dict):
+        options = node.get("init_args")
+        if isinstance(options, dict) and "function" in options and not options.get("allow_code"):
+            yield node.get("class_path"), options["function"]
+        for item in node.values():
+            yield from _functions(item)
+
+
+def _parse_problems(text: str) -> list[str]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")

@@ -1,0 +1,324 @@
+"""OpenRLHF's options (of `openrlhf.cli.train_ppo_ray`), and the rule of each."""
+
+from __future__ import annotations
+
+from rlkit_convert.conversion import (
+    COMBINED,
+    ByHand,
+    Conversion,
+    Equivalent,
+    NoEquivalent,
+    Rule,
+    boolean,
+    choice,
+    integer,
+    number,
+    text,
+)
+from rlkit_convert.shell import commands, flags
+from rlkit_convert.source import PeerOptions
+from rlkit_convert.steps import set_steps
+
+DEFAULTS: dict[str, object] = {
+    "actor.adam.lr": 1e-6, "actor.adam.betas": [0.9, 0.95], "actor.eps_clip": 0.2, "actor.lr_scheduler": "cosine",
+    "actor.lr_warmup_ratio": 0.03, "actor.min_lr_ratio": 0.1, "algo.advantage.estimator": "gae",
+    "algo.kl.init_coef": 0.01, "data.input_key": "input", "rollout.batch_size": 1024, "train.batch_size": 128,
+    "rollout.n_samples_per_prompt": 1, "train.num_episodes": 1, "train.seed": 42, "ckpt.save_steps": -1,
+}  # fmt: skip
+"""OpenRLHF's defaults that differ from rlkit's."""
+ADVANTAGES = {
+    "gae": "GAE", "reinforce": "ReinforcePP", "rloo": "RLOO", "reinforce_baseline": "ReinforcePPBaseline",
+    "group_norm": "GRPO", "dr_grpo": "GRPO",
+}  # fmt: skip
+SCHEDULES = {"constant": "Constant", "cosine": "Cosine", "cosine_with_min_lr": "Cosine", "linear": "Linear"}
+OLDER_NAMES = {
+    "pretrain": "actor.model_name_or_path", "reward_pretrain": "reward.model_name_or_path",
+    "critic_pretrain": "critic.model_name_or_path", "remote_rm_url": "reward.remote_url",
+    "agent_func_path": "train.agent_func_path", "prompt_data": "data.prompt_dataset", "input_key": "data.input_key",
+    "label_key": "data.label_key", "input_template": "data.input_template", "max_samples": "data.max_samples",
+    "apply_chat_template": "data.apply_chat_template", "prompt_max_len": "rollout.max_prompt_len",
+    "generate_max_len": "rollout.max_new_tokens", "rollout_batch_size": "rollout.batch_size",
+    "train_batch_size": "train.batch_size", "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+    "temperature": "rollout.temperature", "top_p": "rollout.top_p", "max_epochs": "train.max_epochs",
+    "num_episodes": "train.num_episodes", "actor_learning_rate": "actor.adam.lr",
+    "critic_learning_rate": "critic.adam.lr", "eps_clip": "actor.eps_clip", "dual_clip": "actor.dual_clip",
+    "eps_clip_low_high": "actor.eps_clip_low_high", "value_clip": "critic.value_clip",
+    "advantage_estimator": "algo.advantage.estimator", "gamma": "algo.advantage.gamma",
+    "lambd": "algo.advantage.lambd", "init_kl_coef": "algo.kl.init_coef", "kl_estimator": "algo.kl.estimator",
+    "use_kl_loss": "algo.kl.use_loss", "kl_target": "algo.kl.target", "entropy_loss_coef": "actor.entropy_coef",
+    "normalize_reward": "reward.normalize_enable", "dynamic_filtering": "algo.dynamic_filtering_enable",
+    "dynamic_filtering_reward_range": "algo.dynamic_filtering_range", "async_train": "train.async_enable",
+    "lora_rank": "ds.lora.rank", "lora_alpha": "ds.lora.alpha", "target_modules": "ds.lora.target_modules",
+    "lora_dropout": "ds.lora.dropout", "load_in_4bit": "ds.load_in_4bit", "seed": "train.seed",
+    "actor_num_nodes": "actor.num_nodes", "actor_num_gpus_per_node": "actor.num_gpus_per_node",
+    "vllm_num_engines": "vllm.num_engines", "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
+    "gradient_checkpointing": "actor.gradient_checkpointing_enable", "save_steps": "ckpt.save_steps",
+    "eval_steps": "eval.steps", "eval_dataset": "eval.dataset", "use_wandb": "logger.wandb.key",
+    "wandb_project": "logger.wandb.project", "wandb_run_name": "logger.wandb.run_name",
+    "enable_ema": "train.enable_ema", "freezing_actor_steps": "critic.freezing_steps",
+    "overlong_buffer_len": "reward.overlong_buffer_len", "enable_vllm_is_correction":
+    "algo.advantage.is_correction_enable", "policy_loss_type": "actor.policy_loss_type",
+    "no_advantage_std_norm": "algo.advantage.no_std_norm",
+}  # fmt: skip
+"""Names of versions before 0.10, and those of later ones."""
+
+MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default: auto), and the gradient is the same"
+DEVICES = "where a run takes place is set in the section `fabric:`; engines on GPUs of their own are VllmServer"
+OVERLONG = "reward Composite, of yours and Overlong"
+REMEDIES = {
+    "*.micro_batch_size train.dynamic_batch_enable *.max_tokens_per_gpu micro_* use_dynamic_batch": MICRO,
+    "*.num_gpus_per_node *.num_nodes *_num_nodes *_num_gpus_per_node vllm.num_engines": DEVICES,
+    "train.colocate_* colocate_* ds.enable_sleep vllm.enable_sleep *_enable_sleep": DEVICES,
+    "ds.* zero_stage bf16 adam_offload packing_samples flash_attn ring_* zpg": "fabric.strategy: fsdp2 shards over all "
+    "ranks; padding is removed if the model allows it",
+    "*.offload *_offload": "train.offload_during_rollout covers it",
+    "vllm.* vllm_* enforce_eager enable_prefix_caching": "an argument of the engine, in rollout.engine.launch.args",
+    "actor.gradient_checkpointing_reentrant gradient_checkpointing_*": "nothing to do",
+    "ckpt.load_enable load_checkpoint": "rlkit fit --resume RUN, or --resume auto with --out",
+    "ckpt.* save_path ckpt_path save_hf_ckpt": "rlkit fit --out FOLDER; rlkit export writes a Hugging Face folder",
+    "logger.* use_tensorboard": "log.loggers: Wandb or TensorBoard",
+    "local_rank use_ms train.full_determinism_enable data.dataloader_num_workers": "nothing to do",
+    "data.disable_fast_tokenizer": "nothing to do",
+    "critic.save_value_network save_value_network": "nothing to do: a checkpoint also holds the critic",
+    "rollout.vllm_generate_batch_size": "rollout.oversample starts more prompts than a step trains on",
+}  # fmt: skip
+
+RULES: dict[str, Rule] = {
+    "actor.model_name_or_path": Equivalent("model.path", text),
+    "actor.num_gpus_per_node": Equivalent("fabric.devices", integer),
+    "actor.num_nodes": Equivalent("fabric.num_nodes", integer),
+    "actor.adam.lr": Equivalent("train.lr", number),
+    "actor.adam.betas": COMBINED,
+    "actor.adam.eps": Equivalent("train.optimizer.eps", number),
+    "actor.adam.weight_decay": Equivalent("train.weight_decay", number),
+    "actor.max_norm": Equivalent("train.max_grad_norm", number),
+    "actor.lr_scheduler": COMBINED,
+    "actor.lr_warmup_ratio": Equivalent("train.warmup_ratio", number),
+    "actor.min_lr_ratio": COMBINED,
+    "actor.eps_clip*": COMBINED,
+    "actor.dual_clip": COMBINED,
+    "actor.policy_loss_type": COMBINED,
+    "actor.entropy_coef": Equivalent("train.entropy_coef", number),
+    "actor.aux_loss_coef": Equivalent("train.router_aux_loss_coef", number),
+    "actor.gradient_checkpointing_enable": Equivalent("train.checkpoint_activations", boolean),
+    "actor.optim": ByHand("train.optimizer: Muon, with its options", ("adam",)),
+    "*.muon.*": NoEquivalent("options of train.optimizer: Muon"),
+    "actor.freeze_visual_encoder": Equivalent("model.vision.train", lambda frozen: not boolean(frozen)),
+    "critic.model_name_or_path": COMBINED,
+    "critic.adam.lr": COMBINED,
+    "critic.value_clip": COMBINED,
+    "critic.freezing_steps": COMBINED,
+    "critic.*": NoEquivalent("see the section `critic:`"),
+    "algo.advantage.is_correction_*": COMBINED,
+    "algo.advantage.*": COMBINED,
+    "algo.kl.*": COMBINED,
+    "algo.dynamic_filtering_enable": COMBINED,
+    "algo.dynamic_filtering_range": ByHand("ZeroSignal drops groups of equal rewards", ([0.0, 1.0], [0, 1])),
+    "reward.model_name_or_path": COMBINED,
+    "reward.remote_url": COMBINED,
+    "reward.normalize_enable": ByHand("shaping.normalize divides by the running standard deviation"),
+    "reward.clip_range": ByHand("shaping.clip, one bound for both signs"),
+    "reward.overlong_*": ByHand(OVERLONG),
+    "reward.stop_properly_penalty_coef": ByHand("reward Overlong falls as completions approach the limit"),
+    "data.prompt_dataset": Equivalent("task.path", text),
+    "data.prompt_split": Equivalent("task.train_split", text),
+    "data.prompt_probs": ByHand("task Mix mixes several data sets by weight"),
+    "data.input_key": COMBINED,
+    "data.label_key": COMBINED,
+    "data.input_template": COMBINED,
+    "data.apply_chat_template": COMBINED,
+    "data.max_samples": Equivalent("train.max_rows", integer),
+    "data.max_len": COMBINED,
+    "data.image_key": ByHand("the task HFDataset reads the column `images`; rename yours", ("images",)),
+    "data.max_images_per_prompt": NoEquivalent("nothing to do: a prompt may have any number"),
+    "rollout.max_prompt_len": Equivalent("rollout.max_prompt_tokens", integer),
+    "rollout.max_new_tokens": Equivalent("rollout.sampling.max_tokens", integer),
+    "rollout.batch_size": Equivalent("train.prompts_per_step", integer),
+    "rollout.n_samples_per_prompt": Equivalent("rollout.group_size", integer),
+    "rollout.temperature": Equivalent("rollout.sampling.temperature", number),
+    "rollout.top_p": ByHand("rollout.sampling.top_p, with top_k", (1.0,)),
+    "train.batch_size": COMBINED,
+    "train.max_epochs": Equivalent("train.epochs", integer),
+    "train.num_episodes": COMBINED,
+    "train.seed": Equivalent("train.seed", integer),
+    "train.agent_func_path": ByHand("an environment or an agent of your own: rlkit docs tools-and-environments"),
+    "train.async_*": COMBINED,
+    "train.partial_rollout_enable": ByHand("nothing stops a request: engines continue it with new weights"),
+    "train.enable_ema": COMBINED,
+    "train.ema_beta": COMBINED,
+    "ds.lora.rank": COMBINED,
+    "ds.lora.alpha": COMBINED,
+    "ds.lora.target_modules": COMBINED,
+    "ds.lora.dropout": ByHand("rlkit's adapters have no dropout"),
+    "ds.load_in_4bit": Equivalent("model.quantization", lambda value: "nf4" if boolean(value) else None),
+    "vllm.tensor_parallel_size": COMBINED,
+    "eval.steps": COMBINED,
+    "eval.dataset": Equivalent("task.validation_path", text),
+    "eval.n_samples_per_prompt": Equivalent("validation.samples", integer),
+    "eval.temperature": COMBINED,
+    "eval.split": NoEquivalent("task.validation_split"),
+    "ckpt.save_steps": Equivalent("save.every", lambda value: max(integer(value), 0)),
+    "ckpt.max_num": Equivalent("save.keep_last", integer),
+    "logger.wandb.*": COMBINED,
+    **{name: NoEquivalent(remedy) for names, remedy in REMEDIES.items() for name in names.split()},
+}
+
+
+def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
+    """Return the options of the commands in a shell script, those in arrays included; then the overrides."""
+    options = PeerOptions()
+    for words in [*commands(content, name), overrides]:
+        start = next((index + 1 for index, word in enumerate(words) if word.startswith("openrlhf.cli.")), 0)
+        if start or (words and words[0].startswith("--")):
+            for key, values in flags(words[start:]):
+                newer = OLDER_NAMES.get(key, key)
+                if newer != key:
+                    options.names[newer] = key
+                if len(values) > 1:
+                    options.values[newer] = [number(value) if _is_number(value) else value for value in values]
+                else:
+                    options.add(newer, values[0] if values else "true")
+    return options
+
+
+def _is_number(word: str) -> bool:
+    try:
+        number(word)
+    except ValueError:
+        return False
+    return True
+
+
+def task(conversion: Conversion) -> None:
+    """Set the task, its columns, and the chat template."""
+    conversion.set("task", "HFDataset", "data.prompt_dataset")
+    column = conversion.get("data.input_key", text, "input")
+    template = conversion.get("data.input_template", text, "").replace("\\n", "\n")
+    if template:
+        filled = template.replace("{}", f"{{{column}}}")
+        conversion.set("task.template", filled, "data.input_template", "data.input_key")
+    else:
+        conversion.set("task.prompt_field", column, "data.input_key")
+    conversion.set("task.answer_field", conversion.raw("data.label_key"), "data.label_key")
+    if not conversion.get("data.apply_chat_template", boolean, False):
+        conversion.set("model.chat_template", "plain", "data.apply_chat_template")
+    total, completion = conversion.get("data.max_len", integer, 0), conversion.get("rollout.max_new_tokens", integer, 0)
+    if total and not completion:
+        conversion.ask("data.max_len", "it bounds prompt and completion together: set rollout.sampling.max_tokens")
+    elif total > completion and not conversion.has("rollout.max_prompt_len"):
+        conversion.set("rollout.max_prompt_tokens", total - completion, "data.max_len", "rollout.max_new_tokens")
+
+
+def training(conversion: Conversion) -> None:
+    """Set mini-batches, the length of the run, the optimizer and adapters."""
+    prompts = conversion.get("rollout.batch_size", integer, 1024)
+    samples = prompts * conversion.get("rollout.n_samples_per_prompt", integer, 1)
+    update = max(conversion.get("train.batch_size", integer, 128), 1)
+    conversion.set("train.minibatches", max(round(samples / update), 1), "train.batch_size", "rollout.batch_size")
+    if samples % update:
+        conversion.note("train.batch_size", f"{samples} samples of a step are not a multiple of {update}")
+    episodes = conversion.get("train.num_episodes", number, 1.0)
+    set_steps(conversion, "train.num_episodes", episodes, prompts, conversion.raw("data.prompt_dataset"))
+    conversion.set("train.optimizer.betas", conversion.raw("actor.adam.betas", [0.9, 0.95]), "actor.adam.betas")
+    schedule = conversion.get("actor.lr_scheduler", choice(SCHEDULES), "Cosine")
+    conversion.set("train.schedule", schedule, "actor.lr_scheduler")
+    if schedule != "Constant":
+        conversion.carry("train.schedule.min_lr_ratio", "actor.min_lr_ratio", number, 0.1)
+    if conversion.get("train.enable_ema", boolean, False):
+        conversion.carry("train.ema", "train.ema_beta", number, 0.992, "train.enable_ema")
+    if conversion.get("train.async_enable", boolean, False):
+        conversion.carry("rollout.max_staleness", "train.async_queue_size", integer, 1, "train.async_enable")
+    if conversion.get("ds.lora.rank", integer, 0) > 0:
+        conversion.carry("model.lora.rank", "ds.lora.rank", integer, 0)
+        conversion.carry("model.lora.alpha", "ds.lora.alpha", number, 16.0)
+        if conversion.has("ds.lora.target_modules"):
+            conversion.set("model.lora.targets", conversion.raw("ds.lora.target_modules"), "ds.lora.target_modules")
+
+
+def algorithm(conversion: Conversion) -> None:
+    """Set the estimator, the critic, the loss, KL, the correction and the filter of groups."""
+    key = "algo.advantage.estimator"
+    estimator = conversion.get(key, text, "gae")
+    advantage = conversion.get(key, choice(ADVANTAGES), "")
+    if advantage:
+        conversion.set("advantage", advantage, key)
+    if estimator == "dr_grpo" or conversion.get("algo.advantage.no_std_norm", boolean, False):
+        if advantage == "GRPO":
+            conversion.set("advantage.scale_by_std", False, key, "algo.advantage.no_std_norm")
+        else:
+            conversion.ask("algo.advantage.no_std_norm", "an option of advantage GRPO: scale_by_std")
+    if advantage == "GAE":
+        _critic(conversion)
+    bounds = conversion.raw("actor.eps_clip_low_high")
+    single = conversion.get("actor.eps_clip", number, 0.2)
+    low, high = bounds if isinstance(bounds, list) and len(bounds) == 2 else (single, single)
+    is_sequence = conversion.get("actor.policy_loss_type", text, "ppo") == "gspo"
+    conversion.set("loss", "GSPO" if is_sequence else "ClipLoss", "actor.policy_loss_type")
+    for name, bound in (("low", low), ("high", high)):
+        conversion.set(f"loss.clip_{name}", bound, "actor.eps_clip_low_high", "actor.eps_clip")
+    if conversion.has("actor.dual_clip") and not is_sequence:
+        conversion.carry("loss.clip_dual", "actor.dual_clip", number, 3.0)
+    conversion.set("train.aggregation", "seq_mean_token_mean" if is_sequence else "token_mean")
+    if conversion.get("algo.kl.init_coef", number, 0.01) > 0:
+        section = "kl_loss" if conversion.get("algo.kl.use_loss", boolean, False) else "kl_reward"
+        conversion.carry(f"{section}.coef", "algo.kl.init_coef", number, 0.01, "algo.kl.use_loss")
+        conversion.carry(f"{section}.estimator", "algo.kl.estimator", text, "k1")
+        if section == "kl_reward" and conversion.has("algo.kl.target"):
+            conversion.carry("kl_reward.target", "algo.kl.target", number, 0.1)
+            conversion.carry("kl_reward.horizon", "algo.kl.horizon", integer, 10000)
+    if conversion.get("algo.advantage.is_correction_enable", boolean, False):
+        limits = conversion.raw("algo.advantage.is_correction_threshold", [0.5, 5.0])
+        is_pair = isinstance(limits, list) and len(limits) == 2
+        conversion.set("correction.high", limits[1] if is_pair else 5.0, "algo.advantage.is_correction_enable")
+        conversion.ask("algo.advantage.is_correction_enable", "correction.low sets smaller weights to 0 (IcePop)")
+    if conversion.get("algo.dynamic_filtering_enable", boolean, False):
+        conversion.set("rollout.filter", "ZeroSignal", "algo.dynamic_filtering_enable")
+
+
+def _critic(conversion: Conversion) -> None:
+    conversion.carry("advantage.gamma", "algo.advantage.gamma", number, 1.0)
+    conversion.carry("advantage.lam", "algo.advantage.lambd", number, 1.0)
+    conversion.carry("critic.lr", "critic.adam.lr", number, 9e-6)
+    conversion.carry("critic.clip", "critic.value_clip", number, 0.5)
+    if conversion.has("critic.model_name_or_path"):
+        conversion.carry("critic.path", "critic.model_name_or_path", text, "")
+    if conversion.get("critic.freezing_steps", integer, 0) > 0:
+        conversion.carry("critic.policy_delay_steps", "critic.freezing_steps", integer, 0)
+
+
+def reward(conversion: Conversion) -> None:
+    """Set the reward; code and services of the user are named."""
+    model = conversion.get("reward.model_name_or_path", text, "")
+    url = conversion.get("reward.remote_url", text, "")
+    if model and not url:
+        conversion.set("reward", "ModelReward", "reward.model_name_or_path")
+        conversion.set("reward.path", model, "reward.model_name_or_path")
+    elif url.endswith(".py"):
+        conversion.ask("reward.remote_url", "write f(text, answer) to a file; PythonReward with function: file.py:name")
+    elif url:
+        conversion.ask("reward.remote_url", "RemoteReward, whose service answers in another form: rlkit docs servers")
+    elif not conversion.has("train.agent_func_path"):
+        conversion.ask("algo.advantage.estimator", "there is no reward in this file; set `reward:`")
+
+
+def running(conversion: Conversion) -> None:
+    """Set the engine, validation and the loggers."""
+    conversion.set("rollout.engine", "VllmEngine", "vllm.tensor_parallel_size")
+    if conversion.get("vllm.tensor_parallel_size", integer, 1) > 1:
+        key = "vllm.tensor_parallel_size"
+        conversion.carry("rollout.engine.launch.tensor_parallel", key, integer, 1)
+    conversion.set("fabric.precision", "bf16-mixed")
+    steps = conversion.get("eval.steps", integer, -1)
+    if steps > 0:
+        conversion.set("validation.every", steps, "eval.steps")
+    if conversion.has("eval.temperature"):
+        conversion.carry("validation.sampling.temperature", "eval.temperature", number, 0.6)
+    if conversion.has("logger.wandb.key") or conversion.has("logger.wandb.project"):
+        project = conversion.get("logger.wandb.project", text, "openrlhf_train_ppo")
+        options = {"project": project, "name": conversion.get("logger.wandb.run_name", text, "") or None}
+        loggers = [{"class_path": "Wandb", "init_args": options}]
+        sources = (f"logger.wandb.{name}" for name in ("key", "project", "run_name"))
+        conversion.set("log.loggers", loggers, *filter(conversion.has, sources))
+
+
+FUNCTIONS = (task, training, algorithm, reward, running)

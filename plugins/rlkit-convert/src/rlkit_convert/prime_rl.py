@@ -1,0 +1,243 @@
+"""prime-rl's options (of `rl`), and the rule of each."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+
+from rlkit.base.errors import RecipeError
+from rlkit_convert.conversion import (
+    COMBINED,
+    ByHand,
+    Conversion,
+    Equivalent,
+    NoEquivalent,
+    Rule,
+    choice,
+    integer,
+    number,
+    text,
+)
+from rlkit_convert.shell import flags
+from rlkit_convert.source import PeerOptions
+
+DEFAULTS: dict[str, object] = {
+    "orchestrator.group_size": 1, "orchestrator.max_off_policy_steps": 8, "trainer.optim.lr": 1e-6,
+    "trainer.optim.weight_decay": 0.01, "trainer.model.ac": True,
+}  # fmt: skip
+"""prime-rl's defaults that differ from rlkit's."""
+OLDER_NAMES = {
+    "orchestrator.rollouts_per_example": "orchestrator.group_size",
+    "orchestrator.sampling.max_tokens": "orchestrator.train.sampling.max_completion_tokens",
+    "orchestrator.sampling.temperature": "orchestrator.train.sampling.temperature",
+    "orchestrator.env": "orchestrator.train.source", "max_async_level": "orchestrator.max_off_policy_steps",
+    "orchestrator.max_async_level": "orchestrator.max_off_policy_steps", "trainer.max_steps": "max_steps",
+    "wandb.project": "monitors.wandb.project", "wandb.name": "monitors.wandb.name",
+    "trainer.model.name": "model.name", "orchestrator.seq_len": "seq_len", "orchestrator.max_steps": "max_steps",
+    "trainer.model.experimental.lora.rank": "trainer.model.lora.rank",
+    "trainer.model.experimental.lora.alpha": "trainer.model.lora.alpha",
+}  # fmt: skip
+"""Names of earlier versions, and those of later ones."""
+SCHEDULES = {"constant": "Constant", "linear": "Linear", "cosine": "Cosine"}
+ATTENTIONS = {name: name for name in ("auto", "sdpa", "flash_attention_2", "flash_attention_3")}
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
+ENVIRONMENT = "VerifiersTask of rlkit-env-verifiers has one environment; several are mixed by task Mix"
+
+REMEDIES = {
+    "log.* *.log.* slurm.* *.env_vars.* output_dir *.output_dir *.heartbeat.*": "nothing to do: a run has its own "
+    "folder, log and metrics",
+    "weight_broadcast.* *.weight_broadcast.* *.rollout_transport.* *.transport.* *.client.*": "nothing to do: rlkit "
+    "sends weights and samples itself",
+    "orchestrator.renderer.* *.concurrency.* *.num_train_workers *.tasks_per_minute *.env_server_*": "nothing to "
+    "do: conversations are joined token by token; rollout.max_conversations bounds those at once",
+    "deployment.*": "fabric.devices are the trainer's; rollout.engine.first_gpu and servers are the engines'",
+    "inference.* inference": "an argument of the engine, in rollout.engine.launch.args",
+    "orchestrator.train.filter_zero_advantages": "nothing to do: samples of advantage 0 have no gradient",
+    "orchestrator.train.sampling.extra_body.* orchestrator.eval.sampling.*": "see rollout.sampling and "
+    "validation.sampling",
+    "orchestrator.model.lora.* orchestrator.model.*": "nothing to do: engines have the trainer's model",
+    "ckpt.* trainer.ckpt.* orchestrator.ckpt.* ckpt resume.*": "save.every; rlkit fit --resume RUN",
+    "monitors.* *.monitors.*": "log.loggers: Wandb, TensorBoard or MLflow",
+    "trainer.model.compile.* trainer.model.compile trainer.model.seq_len trainer.model.*offload*": "nothing to do: the "
+    "gradient is the same without it",
+    "trainer.model.* trainer.scheduler.decay_steps": "fabric.strategy: fsdp2 shards over all ranks; see also "
+    "`model:` and train.schedule",
+    "trainer trainer.data.* trainer.gc.* trainer.dist_timeout_seconds *.skip_first_step": "nothing to do",
+}  # fmt: skip
+
+RULES: dict[str, Rule] = {
+    "model.name": Equivalent("model.path", text),
+    "max_steps": Equivalent("train.steps", integer),
+    "seq_len": Equivalent("conversation.tokens", integer),
+    "orchestrator.batch_size": COMBINED,
+    "orchestrator.token_batch_size": ByHand("train.prompts_per_step counts prompts"),
+    "orchestrator.group_size": Equivalent("rollout.group_size", integer),
+    "orchestrator.max_off_policy_steps": Equivalent("rollout.max_staleness", integer),
+    "orchestrator.train.sampling.max_completion_tokens": Equivalent("rollout.sampling.max_tokens", integer),
+    "orchestrator.train.sampling.temperature": Equivalent("rollout.sampling.temperature", number),
+    "orchestrator.train.source": COMBINED,
+    "orchestrator.train.curriculum*": ByHand("curriculum: Difficulty or SuccessRate"),
+    "orchestrator.buffer.*": ByHand("curriculum: Difficulty or SuccessRate; rollout.filter"),
+    "orchestrator.algo.*": COMBINED,
+    "orchestrator.advantage.*": ByHand("see the part `advantage:`"),
+    "orchestrator.eval.interval": Equivalent("validation.every", integer),
+    "orchestrator.eval.num_examples": COMBINED,
+    "orchestrator.eval.group_size": Equivalent("validation.samples", integer),
+    "orchestrator.eval.source": ByHand("validation.tasks: a VerifiersTask for each, by name"),
+    "orchestrator.tokenizer.chat_template": Equivalent("model.chat_template", text),
+    "trainer.tokenizer.chat_template": Equivalent("model.chat_template", text),
+    "*tokenizer.*": ByHand("the model's own tokenizer is used; put yours in the model's folder"),
+    "trainer.optim.lr": Equivalent("train.lr", number),
+    "trainer.optim.weight_decay": Equivalent("train.weight_decay", number),
+    "trainer.optim.max_norm": Equivalent("train.max_grad_norm", number),
+    "trainer.optim.type": COMBINED,
+    "trainer.optim.*": ByHand("an option of train.optimizer"),
+    "trainer.scheduler.type": COMBINED,
+    "trainer.scheduler.warmup_steps": Equivalent("train.warmup_steps", integer),
+    "trainer.scheduler.min_lr": ByHand("train.schedule.min_lr_ratio, a share of train.lr"),
+    "trainer.model.lora": COMBINED,
+    "trainer.model.lora.rank": COMBINED,
+    "trainer.model.lora.alpha": COMBINED,
+    "trainer.model.lora.target_modules": COMBINED,
+    "trainer.model.lora.*": ByHand("rlkit's adapters have no dropout and no such targets"),
+    "trainer.model.ac": Equivalent("train.checkpoint_activations", bool),
+    "trainer.model.ac.*": Equivalent("train.checkpoint_activations", bool),
+    "trainer.model.attn": Equivalent("model.attention", choice(ATTENTIONS)),
+    "trainer.model.quantization.*": ByHand("rlkit trains in fabric.precision: bf16-mixed"),
+    "trainer.model.optimization_dtype": ByHand("trained weights are float32", ("float32",)),
+    "trainer.model.freeze_moe_router": ByHand("rlkit trains the router too"),
+    "trainer.loss.type": COMBINED,
+    "trainer.loss.dppo_mask_low": COMBINED,
+    "trainer.loss.dppo_mask_high": COMBINED,
+    "trainer.loss.*": ByHand("see the part `loss:`; kl_tau and adv_tau have no equivalent"),
+    "ckpt.interval": Equivalent("save.every", integer),
+    "ckpt.keep_last": Equivalent("save.keep_last", integer),
+    "monitors.wandb.project": COMBINED,
+    "monitors.wandb.name": COMBINED,
+    "inference.vllm.tensor_parallel_size": COMBINED,
+    "inference.parallel.tp": COMBINED,
+    "deployment.num_train_gpus": Equivalent("fabric.devices", integer),
+    **{name: NoEquivalent(remedy) for names, remedy in REMEDIES.items() for name in names.split()},
+}  # fmt: skip
+
+
+def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
+    """Return the options of a TOML file; an empty table is an option that is on. Then the overrides.
+
+    Raises:
+        RecipeError: It is no TOML.
+    """
+    try:
+        tables = tomllib.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{name} is no TOML: {' '.join(str(error).split())}") from error
+    options = PeerOptions()
+    for key, value in _leaves(tables, ""):
+        options.values[_newer(options, key)] = value
+    for key, values in flags(overrides):
+        options.add(_newer(options, key), values[0] if values else "true")
+    return options
+
+
+def _newer(options: PeerOptions, key: str) -> str:
+    newer = OLDER_NAMES.get(key, key)
+    if newer != key:
+        options.names[newer] = key
+    return newer
+
+
+def _leaves(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value if value != {} else True
+
+
+def environments(conversion: Conversion) -> None:
+    """Set the environment of verifiers, with its task, its agent and its reward."""
+    key = "orchestrator.train.source"
+    sources = conversion.raw(key, [])
+    tables = [source for source in sources if isinstance(source, Mapping)] if isinstance(sources, list) else []
+    if not tables:
+        conversion.ask("model.name", "there is no environment in this file; set `task:` and `reward:`")
+        return
+    environment = tables[0].get("env")
+    if not isinstance(environment, Mapping):  # the form of earlier versions
+        options = tables[0].get("args")
+        environment = {"taskset": {"id": tables[0].get("id"), **(options if isinstance(options, Mapping) else {})}}
+    conversion.set("task", "VerifiersTask", key)
+    conversion.set("task.environment", dict(environment), key)
+    conversion.set("agent", "VerifiersAgent", key)
+    conversion.set("reward", "VerifiersReward", key)
+    conversion.ask(key, "the environment's code runs: read it, then set task.allow_code: true")
+    extra = sorted({name for table in tables for name in table} - {"env", "id", "args", "name"})
+    if len(tables) > 1 or extra:
+        conversion.notes[key] += "; " + "; ".join(filter(None, (ENVIRONMENT, ", ".join(extra))))
+
+
+def training(conversion: Conversion) -> None:
+    """Set prompts of a step, the optimizer, the schedule and adapters."""
+    group = max(conversion.get("orchestrator.group_size", integer, 1), 1)
+    if conversion.has("orchestrator.batch_size"):
+        samples = conversion.get("orchestrator.batch_size", integer, 1)
+        conversion.set("train.prompts_per_step", max(samples // group, 1), "orchestrator.batch_size")
+    key = "trainer.optim.type"
+    if conversion.has(key):
+        conversion.carry("train.optimizer", key, choice(OPTIMIZERS), "AdamW")
+    if conversion.has("trainer.scheduler.type"):
+        conversion.carry("train.schedule", "trainer.scheduler.type", choice(SCHEDULES), "Constant")
+    names = [key for key in conversion.options.values if key.startswith("trainer.model.lora")]
+    if names:
+        conversion.carry("model.lora.rank", "trainer.model.lora.rank", integer, 16, *names)
+        conversion.carry("model.lora.alpha", "trainer.model.lora.alpha", number, 32.0)
+        targets = "trainer.model.lora.target_modules"
+        if conversion.has(targets):
+            conversion.set("model.lora.targets", conversion.raw(targets), targets)
+    conversion.set("fabric.precision", "bf16-mixed")
+
+
+def algorithm(conversion: Conversion) -> None:
+    """Set the estimator and the loss."""
+    key = "orchestrator.algo.type"
+    name = conversion.get(key, text, "grpo")
+    if name == "grpo":
+        conversion.set("advantage", "GRPO", key)
+        conversion.set("advantage.scale_by_std", False, key)
+    elif name == "rae":
+        conversion.set("advantage", "RAE", key)
+        if conversion.has("orchestrator.algo.decay"):
+            conversion.carry("advantage.decay", "orchestrator.algo.decay", number, 0.95)
+    else:
+        why = "the section `teacher:`, rlkit docs distillation" if name in ("opd", "opsd", "sft") else "no equivalent"
+        conversion.ask(key, f"{why}; set `advantage:`")
+    for option in conversion.options.values:
+        if option.startswith("orchestrator.algo.") and not conversion.carries(option) and option != key:
+            conversion.ask(option, "an option of the algorithm: see the parts `advantage:`, `loss:` and `teacher:`")
+    loss = conversion.get("trainer.loss.type", text, "default")
+    if loss == "default":
+        conversion.set("loss", "DPPO", "trainer.loss.type")
+        conversion.set("train.old_logps", "rollout", "trainer.loss.type")  # ratios to the engine's log-probs
+        for side in ("low", "high"):
+            conversion.carry(f"loss.clip_{side}", f"trainer.loss.dppo_mask_{side}", number, 0.2)
+    else:
+        conversion.ask("trainer.loss.type", "see the part `loss:`, or write one as a plugin")
+
+
+def running(conversion: Conversion) -> None:
+    """Set the engine, validation and the logger."""
+    conversion.set("rollout.engine", "VllmServer")
+    for key in filter(conversion.has, ("inference.vllm.tensor_parallel_size", "inference.parallel.tp")):
+        conversion.carry("rollout.engine.launch.tensor_parallel", key, integer, 1)
+    limit = conversion.get("orchestrator.eval.num_examples", integer, -1)
+    if limit > 0:
+        conversion.set("validation.limit", limit, "orchestrator.eval.num_examples")
+    names = ("monitors.wandb.project", "monitors.wandb.name")
+    if any(map(conversion.has, names)):
+        project, name = (conversion.get(key, text, "") or None for key in names)
+        options = {"project": project or "prime-rl", "name": name}
+        conversion.set("log.loggers", [{"class_path": "Wandb", "init_args": options}], *filter(conversion.has, names))
+
+
+FUNCTIONS = (environments, training, algorithm, running)

@@ -1,0 +1,88 @@
+"""The data sets of a Python script: `load_dataset(...)`, and the steps that follow it. Nothing is run."""
+
+from __future__ import annotations
+
+import ast
+
+from rlkit.base.errors import shorten
+from rlkit_convert.script_steps import read_step
+from rlkit_convert.source import PeerOptions
+from rlkit_convert.syntax import Script, Unknown, add, arguments, is_text, name_of
+
+SPLITS = {"train_dataset": "dataset_train_split", "eval_dataset": "dataset_test_split"}
+
+
+def read_dataset(options: PeerOptions, script: Script, key: str, node: ast.expr) -> None:
+    """Read `load_dataset(NAME, CONFIG, split=SPLIT)`, also with a split in brackets, and the steps after it."""
+    data = node
+    split: ast.expr | None = None
+    defaults: dict[str, ast.expr] = {}
+    while not (isinstance(data, ast.Call) and name_of(data.func) == "load_dataset"):
+        if isinstance(data, ast.Subscript):
+            split, data = data.slice, script.resolve(data.value)
+        elif isinstance(data, ast.Call) and isinstance(data.func, ast.Attribute):
+            if data.func.attr == "train_test_split":
+                split = None  # of that step
+            if key == "train_dataset":
+                read_step(options, script, data)
+            data = script.resolve(data.func.value)
+        elif isinstance(data, ast.Call) and (result := _result(script, data)) is not None:
+            defaults = _defaults(script, data)
+            data = script.resolve(result)
+        else:
+            options.unresolved["dataset_name"] = f"{key} is `{shorten(ast.unparse(node), 80)}`, which is not run"
+            return
+    split = defaults.get(name_of(split), split) if isinstance(split, ast.Name) else split
+    keywords = dict(arguments(data, script, ("path", "name")))
+    split = keywords.get("split", split)
+    if "data_files" in keywords:
+        _read_files(options, script, key, keywords["data_files"], split)
+        return
+    for option, argument in (("dataset_name", "path"), ("dataset_config", "name")):
+        if argument in keywords:
+            add(options, script, option, keywords[argument])
+    if split is not None:
+        add(options, script, SPLITS[key], split)
+
+
+def _read_files(options: PeerOptions, script: Script, key: str, node: ast.expr, split: ast.expr | None) -> None:
+    """Read the files of `load_dataset("csv", data_files=...)`: one, several, or those of each split by its name."""
+    files = script.resolve(node)
+    option = "dataset_name" if key == "train_dataset" else "dataset_validation_files"
+    if not isinstance(files, ast.Dict) or not all(map(is_text, files.keys)):
+        add(options, script, option, node)
+        return
+    by_split = {
+        str(ast.literal_eval(name)): value for name, value in zip(files.keys, files.values, strict=True) if name
+    }
+    try:
+        chosen = None if split is None else script.value(split)
+    except Unknown:
+        chosen = None
+    if isinstance(chosen, str) and chosen in by_split:
+        add(options, script, option, by_split[chosen])
+    elif key == "train_dataset" and "train" in by_split:
+        add(options, script, option, by_split["train"])
+    else:
+        options.unresolved[option] = (
+            f"{key} has the files `{shorten(ast.unparse(files), 80)}` without one split of them"
+        )
+    held_out = next((by_split[name] for name in ("validation", "test") if name in by_split), None)
+    if held_out is not None and "dataset_validation_files" not in options.values:
+        add(options, script, "dataset_validation_files", held_out)
+
+
+def _result(script: Script, call: ast.Call) -> ast.expr | None:
+    """Return what a function of the script returns at its end, if it is called without arguments."""
+    definition = script.definitions.get(name_of(call.func))
+    if definition is None or call.args or call.keywords:
+        return None
+    last = definition.body[-1]
+    return last.value if isinstance(last, ast.Return) else None
+
+
+def _defaults(script: Script, call: ast.Call) -> dict[str, ast.expr]:
+    """Return the defaults of a function's arguments by name."""
+    arguments = script.definitions[name_of(call.func)].args
+    names = [argument.arg for argument in arguments.args]
+    return dict(zip(names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=True))

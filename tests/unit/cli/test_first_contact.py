@@ -1,0 +1,86 @@
+"""What newcomers type first: names that are nearly right, runs that are not here, several prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlkit.base.errors import RecipeError
+from rlkit.cli.main import main
+from rlkit.cli.recipe import SENTENCE_END
+from rlkit.models.load import load_policy
+from rlkit.models.source import locate
+from rlkit.ops.logps import Reads
+from rlkit.recipe import Model
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("verb", "meant"),
+    [("train", "fit"), ("trian", "fit"), ("eval", "validate"), ("valdate", "validate"), ("evaluat", "validate")],
+)
+def test_verbs_of_other_toolkits_are_named(verb: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb]) == 2
+    assert f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_the_nearest_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (*"abcdefgh", "sums.csv"):
+        (folder / name).write_text("question,total\n1 + 1 = ?,2\n")
+    task = ("--task=HFDataset", "--task.path=sum.csv", "--task.prompt_field=question", "--task.answer_field=total")
+    assert main(["data", "stats", "--recipe=quickstart", *task]) == 2
+    assert "task.path is 'sum.csv', which does not exist; did you mean 'sums.csv'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fit --resume gone",
+        "validate --checkpoint gone",
+        "generate --checkpoint gone",
+        "report gone",
+        "diff gone lost",
+        "replay gone --step 1",
+        "export --checkpoint gone --out out",
+        "reward try quickstart --rollouts gone --reward ExactReward",
+    ],
+)
+def test_a_missing_run_has_one_exit_status(words: str) -> None:
+    assert main(words.split()) == 2
+
+
+@pytest.mark.parametrize(("path", "recipe"), [("runs/rm", "quick_rm"), ("runs/mine", "NAME")])
+def test_a_run_that_is_not_here_is_not_asked_of_the_hub(path: str, recipe: str) -> None:
+    with pytest.raises(RecipeError, match=f"train it first: rlkit fit --recipe {recipe} --out {path}"):
+        locate(path)
+
+
+def test_several_prompts_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ("2 + 3 = ?", "4 + 4 = ?")
+    assert main(["generate", "quickstart", *(f"--prompt={text}" for text in prompts)]) == 0
+    out = capsys.readouterr().out
+    assert [out.count(text) for text in prompts] == [1, 1]
+
+
+def test_abbreviations_end_no_sentence() -> None:
+    line = "Dr. GRPO, e.g. on GSM8K, on one GPU of 80 GB. It has no division."
+    assert SENTENCE_END.split(line) == ["Dr. GRPO, e.g. on GSM8K, on one GPU of 80 GB.", "It has no division."]
+
+
+def test_outputs_of_the_policy_are_no_views() -> None:
+    """FSDP2 warns on each rank of a module that returns a view."""
+    from rlkit.models.actor import Actor
+
+    actor = Actor(load_policy(Model("tiny")))
+    tokens = torch.arange(2, 14).reshape(2, 6)
+    output = actor(tokens, torch.ones(2, 6, dtype=torch.bool), 1.0, Reads(entropy=True))
+    tensors = [value for value in output if isinstance(value, torch.Tensor)]
+    assert len(tensors) > 1
+    assert all(tensor._base is None for tensor in tensors)
