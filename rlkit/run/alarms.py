@@ -9,6 +9,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from rlkit.recipe import Recipe
+from rlkit.run.rewards import advice_on_prompts
 
 GAP_STEPS = 5
 MAX_GAP = 0.01
@@ -93,11 +94,11 @@ class Alarms:
         share = self._mean("groups/no_signal", EQUAL_STEPS)
         if share is None or share <= MAX_EQUAL or not self.recipe.compares_groups:
             return None
-        reward = self._mean("reward/mean", 1)
+        reward, accuracy = self._mean("reward/mean", 1), self._mean("accuracy", 1)
         earned = "" if reward is None else f", with a mean reward of {reward:.2f}"
         remedy = (
-            "choose easier or harder prompts, draw them by success (curriculum: SuccessRate), replace such groups "
-            "(rollout.filter: ZeroSignal), or raise rollout.group_size"
+            f"{advice_on_prompts(reward if accuracy is None else accuracy)}draw prompts by success (curriculum: "
+            "SuccessRate), replace such groups (rollout.filter: ZeroSignal), or raise rollout.group_size"
         )
         if self.recipe.rollout.engine.recorded:
             remedy = "remove prompts whose answers have equal rewards from the data"

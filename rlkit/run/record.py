@@ -6,13 +6,12 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rlkit.base.errors import RankError, explain, shorten
 from rlkit.base.text import redact
 from rlkit.run.checkpoint.write import Writer
 from rlkit.run.folder import RunFolder
-from rlkit.run.outcome import Outcome, Reporter, WarningKeeper
+from rlkit.run.outcome import Outcome, Reporter, WarningKeeper, next_command
 
 
 @dataclass
@@ -78,22 +77,8 @@ class RunRecord:
             return f"the run is in {path}"
         command = next_command(self.folder.path, self.outcome.status == "ok", writer.section.folder)
         if self.outcome.status == "ok":
-            return f"the run is in {path}; to look at it: rlkit report {path}; to use the model: {command}"
+            use = f"to use the model: {command}"
+            if self.outcome.diagnosis is not None:
+                use = "what may be wrong: rlkit docs why-it-does-not-learn"
+            return f"the run is in {path}; to look at it: rlkit report {path}; {use}"
         return f"the run is in {path}; to continue: {command}"
-
-
-def next_command(run: Path, is_complete: bool, save_folder: str | None) -> str:
-    """Return the command that exports the model of a complete run, or continues another one.
-
-    Args:
-        run: The run folder.
-        is_complete: Whether the run has made all its steps.
-        save_folder: The folder of its checkpoints; None if they are in the run folder.
-    """
-    path = shlex.quote(str(run))
-    if is_complete:
-        return f"rlkit export --checkpoint {path} --out MODEL"
-    if save_folder is None:
-        return f"rlkit fit --resume {path}"
-    options = f"--out {path} --resume auto --save.folder {shlex.quote(save_folder)}"
-    return f"rlkit fit --recipe {path}/recipe.yaml {options}"

@@ -10,8 +10,7 @@ from pathlib import Path
 import yaml
 
 from rlkit.cli.views.display import STYLES
-from rlkit.run.outcome import VERDICT_METRICS
-from rlkit.run.record import next_command
+from rlkit.run.outcome import VERDICT_METRICS, next_command
 from rlkit.types import JsonObject
 
 MAX_NAME = 120

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from rlkit.base.errors import CheckpointError
@@ -18,7 +15,6 @@ from rlkit.models.weights import trainable
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext
-from rlkit.types import JsonObject
 
 
 def tensors(context: TrainContext, saved_names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -92,22 +88,3 @@ def restore(transforms: RewardTransforms, checkpoint: CheckpointRef) -> None:
         kl_penalty.coef = saved.kl_coef
     if shaper is not None and saved.shaper is not None:
         shaper.count, shaper.mean, shaper.squares = saved.shaper
-
-
-def flat(section: object, prefix: str = "") -> dict[str, object]:
-    """Return the values of a recipe by dotted keys, without those that are null."""
-    if not isinstance(section, dict):
-        return {} if section is None else {prefix: section}
-    return {k: v for name, part in section.items() for k, v in flat(part, f"{prefix}.{name}".lstrip(".")).items()}
-
-
-def as_data(recipe_yaml: str) -> JsonObject:
-    """Return a recipe as plain JSON data: without YAML aliases, which may expand to more than fits in memory."""
-    content: JsonObject = json.loads(_as_json(recipe_yaml), parse_constant=str)
-    return content
-
-
-@lru_cache(maxsize=2)
-def _as_json(recipe_yaml: str) -> str:
-    """Return a recipe as JSON; PyYAML takes 40 ms, and a run asks three times."""
-    return json.dumps(yaml.safe_load(recipe_yaml), default=str)

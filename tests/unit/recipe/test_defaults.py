@@ -72,7 +72,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     sections.Profile: {"tool": "torch"},
     RolloutLog: {"every": 1, "limit": 64},
-    Log: {"loggers": list, "rollouts": RolloutLog},
+    Log: {"loggers": list, "rollouts": RolloutLog, "samples": None},
     Recipe: {
         "validation": sections.Validation, "save": sections.Save, "callbacks": list, "log": Log,
         "fabric": sections.Fabric,
