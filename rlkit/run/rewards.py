@@ -20,6 +20,9 @@ WRONG_STEPS = 20
 SAMPLES_LEFT_OUT = ("rollout/failed", "reward/failed", "reward/no_opinion")
 """Metrics that count samples without a reward."""
 
+REWARD_METRICS = ("reward/mean", "reward/min", "reward/max", "accuracy", "rollout/samples", *SAMPLES_LEFT_OUT)
+"""The metrics of a step that tell of its rewards."""
+
 TOO_HARD = (
     "read some completions (rlkit report): if they are right, the reward does not extract their answers; if they are "
     "wrong, choose easier prompts or a stronger model"
@@ -120,10 +123,19 @@ def _mean(rewards: list[float]) -> MeanReward:
     return {"mean": mean, "low": mean - half, "high": mean + half, "steps": len(rewards)}
 
 
+def repeats(warning: str, diagnosis: str | None) -> bool:
+    """Whether a warning says of fewer steps what a diagnosis says at the end."""
+    return diagnosis is not None and warning.startswith(f"warning: {diagnosis.partition(' in all ')[0]} in all ")
+
+
 def mean_text(reward: MeanReward) -> str:
     """Return a mean reward with its interval as text."""
     bounds = "" if reward["low"] is None else f" ({reward['low']:.2f}-{reward['high']:.2f})"
     return f"{reward['mean']:.3f}{bounds}"
+
+
+LOW_SCORE, HIGH_SCORE = 0.2, 0.8
+"""Mean accuracies or rewards up to which prompts are too hard, and from which they are too easy."""
 
 
 def advice_on_prompts(score: float | None) -> str:
@@ -131,7 +143,3 @@ def advice_on_prompts(score: float | None) -> str:
     if score is None or LOW_SCORE < score < HIGH_SCORE:
         return ""
     return "choose easier prompts, " if score <= LOW_SCORE else "choose harder prompts, "
-
-
-LOW_SCORE, HIGH_SCORE = 0.2, 0.8
-"""Mean accuracies or rewards up to which prompts are too hard, and from which they are too easy."""

@@ -18,7 +18,7 @@ from rich.text import Text
 from rlkit.base.errors import shorten
 from rlkit.base.text import counted, safe
 from rlkit.run.outcome import Verdict, p_text
-from rlkit.run.rewards import RewardChange, mean_text
+from rlkit.run.rewards import RewardChange, mean_text, repeats
 from rlkit.run.samples import differing_prompts, sample_text
 from rlkit.types import JsonObject, Trajectory
 
@@ -235,7 +235,7 @@ class Display:
         if before and after:
             self.console.print(comparison(before, after))
         diagnosis, verdict = result.get("diagnosis"), result.get("verdict")
-        warnings = [text for text in result.get("warnings") or [] if not _is_said_by(diagnosis, text)]
+        warnings = [text for text in result.get("warnings") or [] if not repeats(text, diagnosis)]
         if warnings and result["steps"]:
             self.note(f"{counted(len(warnings), 'warning')} in this run:")
             for warning in warnings[:SHOWN_WARNINGS]:
@@ -313,11 +313,6 @@ def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
             bounds = "" if low is None else f" ({low:.2f}-{high:.2f})"
             rows.append((name, f"{value:.3f}{bounds}" if error is None else f"{value:.3f} ± {error:.3f}"))
     return rows
-
-
-def _is_said_by(diagnosis: str | None, warning: str) -> bool:
-    """Whether a diagnosis at the end of a run says what a warning has said of fewer steps."""
-    return diagnosis is not None and warning.startswith(f"warning: {diagnosis.partition(' in all ')[0]} in all ")
 
 
 def _training_reward(change: RewardChange) -> str:

@@ -44,9 +44,7 @@ def test_a_policys_text_cannot_act_on_a_terminal(
     """Escape codes are written out, and no line begins as rlkit's own do, whatever breaks it."""
     monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: is_terminal)
     monkeypatch.setenv("TERM", "dumb")
-    hostile = (
-        "\x1b[2J\x1b]0;title\x07\r\rwarning: a\nwarning: b\x0bwarning: c\u2028warning: d\x9b31m[red]e[/red]\u202ef"
-    )
+    hostile = "\x1b[2J\x1b]0;title\x07\r\rwarning: a\nwarning: b\x0bwarning: c\u2028warning: d\x9b3[red]e[/red]\u202ef"
     Display(4, 1).samples(1, [sample(hostile, hostile)])
     out = capsys.readouterr().out
     assert not set(out) & set("\x1b\x07\r\x0b\u2028\x9b\u202e")
@@ -93,10 +91,7 @@ def test_a_run_whose_rewards_are_all_0_says_so(
     problem = "reward 0 in all 20 samples of 5 steps, so there is nothing to learn: read some completions"
     assert out.count(f"warning: {problem}") == 1
     assert out.count("one of these samples:\n  prompt     | ") == 2
-    assert [line for line in out.splitlines() if "a sample of" in line] == [
-        "a sample of step 1:",
-        "a sample of step 5:",
-    ]
+    assert [line for line in out.splitlines() if "a sample" in line] == ["a sample of step 1:", "a sample of step 5:"]
     assert "easier or harder" not in out
     assert "rlkit export" not in out
     assert out.splitlines()[-1].endswith("what may be wrong: rlkit docs why-it-does-not-learn")
