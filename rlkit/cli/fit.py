@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.base.credentials import withhold
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.garbage import uncollected
 from rlkit.cli.parsing.parser import Parsed, parse, split
 from rlkit.cli.parsing.values import structured
 from rlkit.interfaces.launcher import LaunchedRun, is_launched
+from rlkit.recipe.credentials import withhold
 from rlkit.registry import calling
 from rlkit.run.signals import raised
 

@@ -22,9 +22,9 @@ from rlkit.base.text import redact, redact_option
 from rlkit.cli.parsing.command_line import CommandLine, split
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.display import echo, metric_rows, show
+from rlkit.run.alarms import mean_text
 from rlkit.run.folder import output_path
 from rlkit.run.outcome import VERDICT_METRICS
-from rlkit.run.rewards import mean_text
 from rlkit.types import JsonObject
 
 USAGE = """usage: rlkit sweep --recipe NAME --SECTION.OPTION=VALUE,VALUE,... --out FOLDER [--json]

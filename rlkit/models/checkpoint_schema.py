@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, Field, StringConstraints
 
-from rlkit.base.credentials import withhold
 from rlkit.base.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
+from rlkit.recipe.credentials import withhold
 from rlkit.types import JsonObject
 
 MANIFEST = "manifest.json"

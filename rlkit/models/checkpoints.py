@@ -11,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from rlkit.base.credentials import expand
 from rlkit.base.errors import CheckpointError
 from rlkit.distributed.ranks import Ranks
 from rlkit.distributed.tensor_store import TensorFilesError, load_tensors, load_tensors_alone
@@ -19,6 +18,7 @@ from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.store import Store
 from rlkit.models.tensor_files import TensorReader, first_problem
 from rlkit.recipe import Model
+from rlkit.recipe.credentials import expand
 
 
 @dataclass

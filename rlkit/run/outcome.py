@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlkit.base.text import redact
-from rlkit.run.rewards import RewardChange
+from rlkit.run.alarms import RewardChange
 from rlkit.types import JsonObject, Trajectory
 
 if TYPE_CHECKING:  # the terminal's words need no torch
@@ -33,8 +33,8 @@ class Reporter(Protocol):
     def step(self, number: int, metrics: Metrics) -> None:
         """Show a step's metrics."""
 
-    def samples(self, number: int, trajectories: Sequence[Trajectory]) -> None:
-        """Show a completion of step `number`, if one is due."""
+    def samples(self, number: int, trajectories: Sequence[Trajectory], count: int = 0) -> None:
+        """Show so many completions of step `number`; for a count of 0 one, if it is due."""
 
     def finish(self, result: JsonObject, advice: str) -> None:
         """Show the outcome, and what the user may do next."""
@@ -155,9 +155,9 @@ class WarningKeeper:
         """Show a step's metrics."""
         self._reporter.step(number, metrics)
 
-    def samples(self, number: int, trajectories: Sequence[Trajectory]) -> None:
-        """Show a completion, if one is due."""
-        self._reporter.samples(number, trajectories)
+    def samples(self, number: int, trajectories: Sequence[Trajectory], count: int = 0) -> None:
+        """Show completions."""
+        self._reporter.samples(number, trajectories, count)
 
     def finish(self, result: JsonObject, advice: str) -> None:
         """Show the outcome."""

@@ -10,9 +10,8 @@ from rlkit.base.errors import RecipeError, TrainingError, shorten
 from rlkit.base.text import part_name
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
-from rlkit.run.alarms import Alarms
+from rlkit.run.alarms import Alarms, RewardHistory, advice_on_prompts
 from rlkit.run.preflight.reward_checks import RewardChecks
-from rlkit.run.rewards import RewardHistory, advice_on_prompts
 
 MAX_STALLED = 3
 """Consecutive steps without a usable gradient that end the run."""

@@ -18,9 +18,11 @@ from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Profile, Recipe
+from rlkit.run.alarms import RewardHistory
 from rlkit.run.checkpoint.resume import lacks_optimizer, load, rollout_differences, validation_options, watched
 from rlkit.run.checkpoint.state import numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
+from rlkit.run.folder import as_data
 from rlkit.run.metrics_log import MetricsLog, open_loggers
 from rlkit.run.outcome import Metrics, Replay
 from rlkit.run.preflight import memory
@@ -29,10 +31,7 @@ from rlkit.run.preflight.start import preflight
 from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.profile import NO_GPU, NsightCapture, profiled
 from rlkit.run.progress import Progress
-from rlkit.run.recipe_data import as_data
 from rlkit.run.record import RunRecord
-from rlkit.run.rewards import RewardHistory
-from rlkit.run.samples import differing_prompts, sample_text
 from rlkit.run.signals import Signals
 from rlkit.run.validator import Validator
 from rlkit.train.ahead.beside import BesideStream
@@ -320,5 +319,4 @@ class Session:
         self.record.outcome.training_reward = self.progress.rewards.change()
         self.record.outcome.diagnosis = self.progress.diagnosis()
         if self.progress.diagnosed and not was_diagnosed:
-            for trajectory in differing_prompts(result.rollouts.all, 2):
-                note(f"one of these samples:\n{sample_text(trajectory)}")
+            self.record.reporter.samples(number, result.rollouts.all, 2)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rlkit.base.credentials import withhold
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
+from rlkit.recipe.credentials import withhold
 from tests.conftest import FAST
 
 LOGIN = "me:hunter2"

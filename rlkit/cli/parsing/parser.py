@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit.base.credentials import as_yaml, expand
 from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.cli.parsing.command_line import OwnOptions, split
 from rlkit.cli.parsing.compose import Composer, engine_in
@@ -23,6 +22,7 @@ from rlkit.cli.parsing.objects import plain
 from rlkit.cli.parsing.reader import find, read
 from rlkit.engine_choice import choose_engine, choose_precision
 from rlkit.recipe import Recipe, check
+from rlkit.recipe.credentials import as_yaml, expand
 from rlkit.registry import Registry, load_plugins
 
 __all__ = ["Parsed", "build", "parse", "split"]

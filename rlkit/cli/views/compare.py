@@ -15,12 +15,12 @@ import torch
 import yaml
 from torch import Tensor
 
-from rlkit.base.credentials import withhold
 from rlkit.base.errors import RecipeError, explain
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
-from rlkit.run.recipe_data import as_data, flat
+from rlkit.recipe.credentials import withhold
+from rlkit.run.folder import as_data, flat
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
 

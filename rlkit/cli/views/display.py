@@ -17,9 +17,9 @@ from rich.text import Text
 
 from rlkit.base.errors import shorten
 from rlkit.base.text import counted, safe
+from rlkit.cli.views.samples import differing_prompts, sample_text
+from rlkit.run.alarms import RewardChange, mean_text, repeats
 from rlkit.run.outcome import Verdict, p_text
-from rlkit.run.rewards import RewardChange, mean_text, repeats
-from rlkit.run.samples import differing_prompts, sample_text
 from rlkit.types import JsonObject, Trajectory
 
 SHOWN = (
@@ -217,10 +217,10 @@ class Display:
         self._live.update(table, refresh=True)
         self._line_lengths = [Segment.get_line_length(line) for line in table.lines(self.console, self.console.options)]
 
-    def samples(self, number: int, trajectories: Sequence[Trajectory]) -> None:
-        if self._sample_steps and (number - 1) % self._sample_steps == 0:
-            for trajectory in differing_prompts(trajectories, 1):
-                self.note(f"a sample of step {number}:\n{sample_text(trajectory)}")
+    def samples(self, number: int, trajectories: Sequence[Trajectory], count: int = 0) -> None:
+        is_due = self._sample_steps and (number - 1) % self._sample_steps == 0
+        for trajectory in differing_prompts(trajectories, count or int(is_due)):
+            self.note(f"a sample of step {number}:\n{sample_text(trajectory)}")
 
     def _erase_folded(self) -> None:
         """Erase the rows that a terminal made narrower has added to the last table; `Live` erases the others."""
@@ -316,7 +316,7 @@ def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _training_reward(change: RewardChange) -> str:
-    """Return how the mean reward of a run's own samples has changed, where no validation tells it."""
+    """Return how the mean reward of a run's own samples has changed."""
     first, last = change["first"], change["last"]
     steps = counted(last["steps"], "step")
     return f"training reward {mean_text(first)} in the first {steps} -> {mean_text(last)} in the last"

@@ -11,8 +11,8 @@ import yaml
 
 from rlkit.base.text import counted
 from rlkit.cli.views.display import STYLES
+from rlkit.run.alarms import REWARD_METRICS, RewardHistory, repeats
 from rlkit.run.outcome import VERDICT_METRICS, next_command
-from rlkit.run.rewards import REWARD_METRICS, RewardHistory, repeats
 from rlkit.types import JsonObject
 
 MAX_NAME = 120

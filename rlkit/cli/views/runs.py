@@ -12,11 +12,11 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
-from rlkit.base.credentials import without_credentials
 from rlkit.base.errors import RecipeError, explain
 from rlkit.base.files import MAX_JSON_BYTES, open_inside, read_inside
 from rlkit.cli.views.headline import headline
 from rlkit.cli.views.validation import metrics_of
+from rlkit.recipe.credentials import without_credentials
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
 

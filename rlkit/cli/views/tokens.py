@@ -101,7 +101,7 @@ def _loaded(folder: str) -> TokenTexts:
 def _tokenizer_folder(run: RunFiles) -> str:
     import yaml
 
-    from rlkit.run.recipe_data import as_data
+    from rlkit.run.folder import as_data
 
     final = run.path / "final"
     if os.path.isfile(Path(final, "tokenizer_config.json")):

@@ -8,7 +8,7 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.models.checkpoints import CheckpointRef, load_checkpoint, tensor_shapes
 from rlkit.recipe import Rollout
 from rlkit.run.checkpoint.state import restore, tensors
-from rlkit.run.recipe_data import as_data, flat
+from rlkit.run.folder import as_data, flat
 from rlkit.train.setup import TrainContext
 from rlkit.types import JsonObject
 

@@ -98,7 +98,7 @@ def test_recipes_of_any_shape_are_read(tmp_path: Path, recipe: str) -> None:
 ZERO = {"reward/mean": [0.0] * 6, "reward/min": [0.0] * 6, "reward/max": [0.0] * 6, "rollout/samples": [8.0] * 6}
 
 
-def test_rewards_that_are_all_equal_are_said_of_a_run_in_progress(tmp_path: Path) -> None:
+def test_equal_rewards_are_said_of_a_run_in_progress(tmp_path: Path) -> None:
     """The warning of fewer steps is left out."""
     problem = of(tmp_path, metrics=ZERO)["diagnosis"]
     assert problem.startswith("reward 0 in all 48 samples of 6 steps, so there is nothing to learn")

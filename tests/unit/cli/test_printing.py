@@ -14,8 +14,8 @@ from rich.console import Console
 from rlkit.cli.main import main
 from rlkit.cli.streams import UnfailingStream, unfailing
 from rlkit.cli.views.display import Display, echo, show
+from rlkit.run.alarms import MeanReward
 from rlkit.run.metrics_log import MetricsLog
-from rlkit.run.rewards import MeanReward
 from tests.conftest import read_jsonl
 
 

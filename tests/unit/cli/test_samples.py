@@ -9,7 +9,7 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.cli.views.display import Display
-from rlkit.run.samples import differing_prompts, sample_text
+from rlkit.cli.views.samples import differing_prompts, sample_text
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 
@@ -90,8 +90,7 @@ def test_a_run_whose_rewards_are_all_0_says_so(
     out = capsys.readouterr().out
     problem = "reward 0 in all 20 samples of 5 steps, so there is nothing to learn: read some completions"
     assert out.count(f"warning: {problem}") == 1
-    assert out.count("one of these samples:\n  prompt     | ") == 2
-    assert [line for line in out.splitlines() if "a sample" in line] == ["a sample of step 1:", "a sample of step 5:"]
+    assert [line for line in out.splitlines() if "a sample" in line] == [f"a sample of step {n}:" for n in (1, 5, 5, 5)]
     assert "easier or harder" not in out
     assert "rlkit export" not in out
     assert out.splitlines()[-1].endswith("what may be wrong: rlkit docs why-it-does-not-learn")

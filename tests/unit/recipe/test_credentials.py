@@ -8,10 +8,10 @@ import string
 import pytest
 import yaml
 
-from rlkit.base.credentials import expand, withhold, without_credentials
 from rlkit.base.errors import RecipeError
 from rlkit.base.text import REFERENCE, redact
 from rlkit.models.checkpoint_schema import RunState
+from rlkit.recipe.credentials import expand, withhold, without_credentials
 from tests.conftest import ROOT
 
 TOKENS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.run.rewards import RewardHistory
+from rlkit.run.alarms import RewardHistory
 
 
 def history(steps: int, low: float, high: float, accuracy: float | None = None) -> RewardHistory:
