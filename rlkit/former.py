@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -35,6 +36,7 @@ class FormerPaths(MetaPathFinder, Loader):
         warnings.warn(f"{spec.name} is now {moved.__name__}", DeprecationWarning, stacklevel=2)
         module = ModuleType(spec.name, moved.__doc__)
         vars(module).update({name: value for name, value in vars(moved).items() if not name.startswith("__")})
+        vars(module)["__getattr__"] = partial(getattr, moved)  # of names that it imports when they are asked for
         return module
 
     def exec_module(self, module: ModuleType) -> None:

@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
         if launcher is not None and not is_launched():
             with calling(launcher, "launch"):
                 return launcher.launch(_launch_of(argv, parsed, job.folder))
-        outcome, _ = launch(job, lambda first: Display(train.total_steps, quiet=not first))
+        outcome, _ = launch(job, lambda first: Display(train.total_steps, parsed.recipe.log.samples, quiet=not first))
     return INTERRUPTED if outcome.status == "interrupted" else 0
 
 

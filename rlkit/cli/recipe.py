@@ -15,7 +15,7 @@ from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.new_recipe import GPU, PROMPT, mean_tokens, new_recipe
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.script import as_python
-from rlkit.cli.views.display import echo, show_list
+from rlkit.cli.views.display import echo, show, show_list
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
@@ -225,7 +225,11 @@ def _ranks(fabric: Fabric) -> tuple[int, int]:
 def _estimate(target: Target, setting: estimate.Setting) -> str | None:
     """Print memory, time and cost; return why the run does not fit the GPU that is planned for, if it does not."""
     setting = replace(setting, gpu=target.gpu)
-    for line in (*estimate.lines(setting), *footprint.lines(setting)):
+    for line in estimate.lines(setting):
+        echo(line)
+    table = footprint.table(setting)
+    show(("memory of each rank, estimated", table.unit), table.rows)
+    for line in footprint.lines(setting):
         echo(line)
     gpu, steps = setting.timed_gpu, target.recipe.train.steps
     if target.price is not None and gpu is not None and steps is not None:

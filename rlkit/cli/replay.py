@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
 
         def display(first: bool) -> Display:
             reporters.append(first)
-            return Display(parsed.recipe.train.total_steps, quiet=not first)
+            return Display(parsed.recipe.train.total_steps, samples=0, quiet=not first)
 
         outcome, folder = launch(job, display)
         if outcome.status == "interrupted":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.files import check_run_folder
 from rlkit.cli.views.display import echo
 from rlkit.cli.views.page import MARK, write_page
-from rlkit.cli.views.runs import RunFiles
+from rlkit.cli.views.runs import MOST_STEPS, RunFiles
 from rlkit.cli.views.server import serve
 
 USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
@@ -20,12 +21,14 @@ USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
     the rollouts token by token, recipes and environments; several runs are overlaid, a run in progress is shown so far
     --out FILE     by default report.html in the first run's folder
     --max-mb N     keep the rollouts of every second step, every third and so on, so that they take at most N megabytes;
-                   by default 100, of which a browser still opens the file within seconds
+                   by default 100, and of at most 500 steps, of which a browser opens the file within seconds
     --serve        writes no file: serves the page to browsers on this machine, and renews it while the runs go on
     --port N       of 127.0.0.1, by default 8642; 0 for any that is free
 """
 
 
+MAX_MB = 100.0
+"""Megabytes of rollouts by default."""
 PORT = 8642
 """Where the page is served by default."""
 
@@ -38,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="rlkit report", allow_abbrev=False, exit_on_error=False, add_help=False)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--out")
-    parser.add_argument("--max-mb", type=float, default=100.0)
+    parser.add_argument("--max-mb", type=float)
     parser.add_argument("--serve", action="store_true")
     parser.add_argument("--port", type=int)
     try:
@@ -49,14 +52,19 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit report has no option {unknown[0]!r}; see rlkit report --help")
     _check(options)
     folders = [_folder(name) for name in dict.fromkeys(options.runs)]
-    max_bytes = options.max_mb * 1e6 / len(folders)
+    max_bytes = (MAX_MB if options.max_mb is None else options.max_mb) * 1e6 / len(folders)
+    max_steps = MOST_STEPS if options.max_mb is None else inf
+
+    def open_runs() -> list[RunFiles]:
+        return [RunFiles(folder, max_bytes, max_steps) for folder in folders]
+
     if options.serve:
-        return serve(folders, max_bytes, PORT if options.port is None else options.port)
-    return _write(Path(options.out or folders[0] / "report.html"), [RunFiles(folder, max_bytes) for folder in folders])
+        return serve(open_runs, PORT if options.port is None else options.port)
+    return _write(Path(options.out or folders[0] / "report.html"), open_runs())
 
 
 def _check(options: argparse.Namespace) -> None:
-    if not options.max_mb > 0:
+    if options.max_mb is not None and not options.max_mb > 0:
         raise RecipeError(f"--max-mb is {options.max_mb:g}, expected a number above 0")
     if options.port is not None and not 0 <= options.port <= 65535:
         raise RecipeError(f"--port is {options.port}, expected a whole number from 0 to 65535")

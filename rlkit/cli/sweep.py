@@ -22,13 +22,15 @@ from rlkit.base.text import redact, redact_option
 from rlkit.cli.parsing.command_line import CommandLine, split
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.views.display import echo, metric_rows, show
+from rlkit.run.alarms import mean_text
 from rlkit.run.folder import output_path
 from rlkit.run.outcome import VERDICT_METRICS
 from rlkit.types import JsonObject
 
 USAGE = """usage: rlkit sweep --recipe NAME --SECTION.OPTION=VALUE,VALUE,... --out FOLDER [--json]
     trains with each combination of the values as a run of its own in FOLDER, one after another, and prints their
-    validations, the best first; repeated, the command keeps finished runs, and resumes interrupted ones
+    validations, the best first: by accuracy or reward, without validation by training reward; repeated, the command
+    keeps finished runs, and resumes interrupted ones
     a comma in brackets, or in a value with quotes of its own, is part of a value: --reward.pattern='"a,b",c'
     --json   print the results as JSON, and what the runs print to stderr
     exit status: 0 if all runs have ended well, 1 if one failed, 130 after Ctrl-C, which saves the run in progress
@@ -37,6 +39,8 @@ OPTIONS = (
     ("--out", {"type": str, "help": "The folder of the runs."}),
     ("--json", {"action": "store_true", "help": "Print the results as JSON."}),
 )
+TRAINING_REWARD = "training reward"
+"""What runs without validation are compared by: the mean reward of their own samples, of the first and last steps."""
 LONGEST_NAME = 150
 """Characters of a run folder's name, without the digest of a longer one."""
 
@@ -81,13 +85,23 @@ class SweepRun:
         return (self.result.get("validation") or {}).get(when) or {}
 
     def score(self, when: str, metric: str) -> tuple[float, str]:
-        """Return a metric of a validation, and its text with the interval."""
+        """Return a metric of a validation, or the training reward, and its text with the interval."""
+        if metric == TRAINING_REWARD:
+            change = self.result.get("training_reward")
+            reward = change and change["first" if when == "before" else "last"]
+            return (reward["mean"], mean_text(reward)) if reward else (float("-inf"), "-")
         metrics = self.validation(when)
         return metrics.get(metric, float("-inf")), dict(metric_rows(metrics)).get(metric, "-")
 
+    @property
+    def status_text(self) -> str:
+        """The status, with the error of a failed run, or why it had nothing to learn from."""
+        reason = self.error or str(self.result.get("diagnosis") or "").partition(": ")[0]
+        return f"{self.status}: {reason}" if reason else self.status
+
     def as_json(self) -> JsonObject:
         """Return what `--json` prints of the run."""
-        names = ("steps", "seconds", "validation", "verdict")
+        names = ("steps", "seconds", "validation", "verdict", "training_reward", "diagnosis")
         about = {"options": self.options, "folder": str(self.folder), "status": self.status, "error": self.error}
         return about | {name: self.result.get(name) for name in names}
 
@@ -263,7 +277,7 @@ def _show(runs: Sequence[SweepRun], as_json: bool) -> None:
                 str(sweep_run.result.get("steps", "-")),
                 sweep_run.score("before", metric)[1],
                 sweep_run.score("after", metric)[1],
-                sweep_run.status if sweep_run.error is None else f"{sweep_run.status}: {sweep_run.error}",
+                sweep_run.status_text,
             )
             for sweep_run in ranked
         ],
@@ -271,7 +285,12 @@ def _show(runs: Sequence[SweepRun], as_json: bool) -> None:
 
 
 def _compared(runs: Sequence[SweepRun]) -> str:
-    """Return the metric by which runs are compared: what validation watches, or one that all runs have instead."""
+    """Return the metric by which runs are compared: what validation watches, or one that all runs have instead.
+
+    Runs of which none was validated are compared by their training reward.
+    """
     validated = [sweep_run.validation("after") for sweep_run in runs if sweep_run.validation("after")]
     candidates = (runs[0].watch, *VERDICT_METRICS)
+    if not validated and any(sweep_run.result.get("training_reward") for sweep_run in runs):
+        return TRAINING_REWARD
     return next((name for name in candidates if validated and all(name in m for m in validated)), runs[0].watch)

@@ -21,9 +21,8 @@ from rlkit.data.data import Data, load_data
 from rlkit.distributed.offload import free_cached
 from rlkit.recipe import Recipe
 from rlkit.run.answers import write_answers
-from rlkit.run.checkpoint.state import as_data
 from rlkit.run.evaluate import Evaluation, evaluate, samplings
-from rlkit.run.folder import environment, json_text, new_folder, of_rank, write_atomically
+from rlkit.run.folder import as_data, environment, json_text, new_folder, of_rank, write_atomically
 from rlkit.run.harness import Harness
 from rlkit.train.setup import fabric_for, prepare_rollouts
 

@@ -30,7 +30,7 @@ from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_processor_of, load_tokenizer, stop_ids
 from rlkit.models.processor import image_token_ids
 from rlkit.recipe import Model, Recipe
-from rlkit.recipe.check import check_profile
+from rlkit.recipe.checks import check_profile
 from rlkit.recipe.unscorable import select_scorable, unscorable_training
 from rlkit.registry import calling, require
 from rlkit.rollout.dialogue import Dialogue

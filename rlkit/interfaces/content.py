@@ -134,3 +134,13 @@ def _holds_media(value: object, named: bool) -> bool:
     if type(value).__module__.partition(".")[0] in MEDIA_MODULES:
         return True
     return named and value is not None and value == value and value not in ("", b"")  # noqa: PLR0124 (not NaN)
+
+
+def are_tools(tools: object) -> bool:
+    """Whether it is a list of a prompt's tools: names, and schemas in OpenAI's form."""
+    return isinstance(tools, list) and all(map(_is_tool, tools))
+
+
+def _is_tool(tool: object) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(tool, str) or (isinstance(function, Mapping) and isinstance(function.get("name"), str))

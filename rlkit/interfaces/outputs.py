@@ -13,6 +13,7 @@ import torch
 
 from rlkit.base.errors import show
 from rlkit.base.ranges import LARGEST_FLOAT
+from rlkit.interfaces.content import are_tools
 from rlkit.interfaces.reward import as_number
 from rlkit.types import Batch, Completion, LossOutput, Prompt, RecordedAnswer, Request, StopReason
 
@@ -130,16 +131,6 @@ def of_task(prompt: object) -> str | None:
         return f"returned the recorded answers {show(prompt.recorded)}, expected a list"
     problems = map(_of_recorded, prompt.recorded)
     return next((problem for problem in problems if problem), None)
-
-
-def are_tools(tools: object) -> bool:
-    """Whether it is a list of a prompt's tools: names, and schemas in OpenAI's form."""
-    return isinstance(tools, list) and all(map(_is_tool, tools))
-
-
-def _is_tool(tool: object) -> bool:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    return isinstance(tool, str) or (isinstance(function, Mapping) and isinstance(function.get("name"), str))
 
 
 def _of_recorded(answer: object) -> str | None:

@@ -102,13 +102,16 @@ class RolloutLog:
 
 @dataclass
 class Log:
-    """Loggers of metrics besides `metrics.jsonl`, and the trajectories that are kept.
+    """Loggers of metrics besides `metrics.jsonl`, and the trajectories that are kept and printed.
 
     Args:
         loggers: Loggers of the metrics: `Wandb`, `TensorBoard`, `MLflow`, `Trackio`, `SwanLab`, `ClearML`, `CSV` or one
             from a plugin.
         rollouts: Trajectories that are kept.
+        samples: Steps between completions that are printed with the end of their prompt and their reward; 0 for none,
+            null for 10 on a terminal and none elsewhere.
     """
 
     loggers: list[Logger] = field(default_factory=list)
     rollouts: RolloutLog = field(default_factory=RolloutLog)
+    samples: NonNegativeInt | None = None

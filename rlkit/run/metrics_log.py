@@ -15,6 +15,7 @@ from pathlib import Path
 from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.text import part_name, redact_arguments
 from rlkit.interfaces.callback import LoggedRun, Logger
+from rlkit.run.alarms import RewardHistory
 from rlkit.run.answers import answers_to_log
 from rlkit.run.evaluate import Evaluation
 from rlkit.run.folder import write_atomically
@@ -154,6 +155,10 @@ class MetricsLog:
         write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
         self.earlier = [_metrics(line) for line in lines[-MAX_EARLIER:]]
         """The metrics of the last lines before a resume."""
+        self.rewards = RewardHistory()
+        """The rewards of all lines before a resume."""
+        for line in lines:
+            self.rewards.see(_metrics(line))
         self._path = path
         self._size = path.stat().st_size
         self._unwritten: list[str] = []

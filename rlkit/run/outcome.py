@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlkit.base.text import redact
-from rlkit.types import JsonObject
+from rlkit.recipe.code import allowed_code
+from rlkit.run.alarms import RewardChange
+from rlkit.types import JsonObject, Trajectory
 
 if TYPE_CHECKING:  # the terminal's words need no torch
     from rlkit.train.rollouts import Obtain
@@ -29,6 +33,9 @@ class Reporter(Protocol):
 
     def step(self, number: int, metrics: Metrics) -> None:
         """Show a step's metrics."""
+
+    def samples(self, number: int, trajectories: Sequence[Trajectory], count: int = 0) -> None:
+        """Show so many completions of step `number`; for a count of 0 one, if it is due."""
 
     def finish(self, result: JsonObject, advice: str) -> None:
         """Show the outcome, and what the user may do next."""
@@ -101,7 +108,11 @@ def verdict_on(before: Metrics | None, after: Metrics | None) -> Verdict | None:
 
 @dataclass
 class Outcome:
-    """The outcome of a run: the content of `result.json`."""
+    """The outcome of a run: the content of `result.json`.
+
+    `training_reward` holds the mean rewards of the first and the last steps, `diagnosis` why the run had nothing to
+    learn from.
+    """
 
     status: str = "failed"
     steps: int = 0
@@ -109,6 +120,8 @@ class Outcome:
     seconds: float = 0.0
     error: dict[str, str] | None = None
     verdict: dict[str, object] | None = None
+    training_reward: RewardChange | None = None
+    diagnosis: str | None = None
     warnings: list[str] = field(default_factory=list)
 
     def set_verdict(self) -> None:
@@ -143,6 +156,28 @@ class WarningKeeper:
         """Show a step's metrics."""
         self._reporter.step(number, metrics)
 
+    def samples(self, number: int, trajectories: Sequence[Trajectory], count: int = 0) -> None:
+        """Show completions."""
+        self._reporter.samples(number, trajectories, count)
+
     def finish(self, result: JsonObject, advice: str) -> None:
         """Show the outcome."""
         self._reporter.finish(result, advice)
+
+
+def next_command(run: Path, is_complete: bool, save_folder: str | None, recipe: JsonObject) -> str:
+    """Return the command that exports the model of a complete run, or continues another one.
+
+    Args:
+        run: The run folder.
+        is_complete: Whether the run has made all its steps.
+        save_folder: The folder of its checkpoints; None if they are in the run folder.
+        recipe: The run's recipe as data.
+    """
+    path = shlex.quote(str(run))
+    if is_complete:
+        return f"rlkit export --checkpoint {path} --out MODEL"
+    if save_folder is None:
+        return f"rlkit fit --resume {path}{' --allow-code' * (allowed_code(recipe) is not None)}"
+    options = f"--out {path} --resume auto --save.folder {shlex.quote(save_folder)}"
+    return f"rlkit fit --recipe {path}/recipe.yaml {options}"

@@ -10,7 +10,7 @@ from rlkit.base.errors import RecipeError, TrainingError, shorten
 from rlkit.base.text import part_name
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
-from rlkit.run.alarms import Alarms
+from rlkit.run.alarms import Alarms, RewardHistory, advice_on_prompts
 from rlkit.run.preflight.reward_checks import RewardChecks
 
 MAX_STALLED = 3
@@ -34,22 +34,26 @@ class Progress:
 
     Args:
         recipe: The run's recipe.
+        rewards: The rewards of all steps.
         stalled: Consecutive stalled steps so far.
         without_signal: Consecutive steps without signal so far.
         causes: The cause of each consecutive stalled step.
         errors_shown: Errors of conversations and rewards that were shown.
         waited: The best value of `validation.watch`, and the number of validations since.
         reward: Detects signs that the policy exploits the reward.
+        diagnosed: Whether it was said that there is nothing to learn from.
         alarms: Detects metrics that look wrong.
     """
 
     recipe: Recipe
+    rewards: RewardHistory = field(default_factory=RewardHistory)
     stalled: int = 0
     without_signal: int = 0
     causes: list[str] = field(default_factory=list)
     errors_shown: set[str] = field(default_factory=set)
     waited: tuple[float, int] | None = None
     reward: RewardChecks = field(default_factory=RewardChecks)
+    diagnosed: bool = False
     alarms: Alarms = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,11 +99,17 @@ class Progress:
         Raises:
             TrainingError: Too many steps in a row had no learning signal.
         """
+        self.rewards.see(metrics)
+        diagnosis = self.diagnosis()
+        if diagnosis is not None and not self.diagnosed:
+            self.diagnosed = True
+            self.alarms.warned.add("equal")  # which says less of the same
+            yield f"warning: {diagnosis}"
         yield from self.reward.see(metrics)
         yield from self.alarms.see(metrics)
         if self.quiet(number, metrics):
             self.without_signal += 1
-            yield from self._warn(number)
+            yield from self._warn(number, metrics)
         elif not self.stalls(number, metrics):
             self.without_signal = 0
         if not self.stalls(number, metrics):
@@ -112,6 +122,10 @@ class Progress:
         yield f"warning: step {number} taught nothing: {self.causes[-1]}"
         if self.stalled >= MAX_STALLED:
             raise self.failure(number)
+
+    def diagnosis(self, *, is_over: bool = False) -> str | None:
+        """Return why the run has nothing to learn from; with a teacher, rewards do not decide that."""
+        return None if self.recipe.teacher is not None else self.rewards.problem(is_over=is_over)
 
     def failed(self, metrics: Mapping[str, float]) -> bool:
         """Return whether some conversation or reward failed."""
@@ -146,15 +160,17 @@ class Progress:
         count = "" if times == 1 else f" ({times} times)"
         return TrainingError(f"{self.stalled} steps in a row, up to step {number}, taught nothing: {cause}{count}")
 
-    def _warn(self, number: int) -> Iterator[str]:
-        remedy = "choose easier or harder prompts, or raise rollout.group_size or the sampling temperature"
+    def _warn(self, number: int, metrics: Mapping[str, float]) -> Iterator[str]:
+        advice = advice_on_prompts(metrics.get("accuracy", metrics.get("reward/mean")))
+        remedy = f"{advice}or raise" if advice else "raise"
+        remedy += " rollout.group_size or the sampling temperature"
         if self.recipe.rollout.engine.recorded:
             remedy = "remove prompts whose answers have equal rewards from the data"
         problem = (
             f"{self.without_signal} steps in a row, up to step {number}, had no group with unequal rewards, so there "
             f"was nothing to learn: {remedy}"
         )
-        if self.without_signal == WITHOUT_SIGNAL_WARNING:
+        if self.without_signal == WITHOUT_SIGNAL_WARNING and self.diagnosis() is None:
             yield f"warning: {problem}"
         limit = self.recipe.train.max_steps_without_signal
         if limit is not None and self.without_signal >= limit:

@@ -6,16 +6,12 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rlkit.base.errors import RankError, explain, shorten
 from rlkit.base.text import redact
-from rlkit.recipe.code import allowed_code
-from rlkit.run.checkpoint.state import as_data
 from rlkit.run.checkpoint.write import Writer
-from rlkit.run.folder import RunFolder
-from rlkit.run.outcome import Outcome, Reporter, WarningKeeper
-from rlkit.types import JsonObject
+from rlkit.run.folder import RunFolder, as_data
+from rlkit.run.outcome import Outcome, Reporter, WarningKeeper, next_command
 
 
 @dataclass
@@ -82,23 +78,8 @@ class RunRecord:
         recipe = as_data(self.folder.recipe_yaml)
         command = next_command(self.folder.path, self.outcome.status == "ok", writer.section.folder, recipe)
         if self.outcome.status == "ok":
-            return f"the run is in {path}\nto look at it: rlkit report {path}\nto use the model: {command}"
+            use = f"to use the model: {command}"
+            if self.outcome.diagnosis is not None:
+                use = "what may be wrong: rlkit docs why-it-does-not-learn"
+            return f"the run is in {path}\nto look at it: rlkit report {path}\n{use}"
         return f"the run is in {path}\nto continue: {command}"
-
-
-def next_command(run: Path, is_complete: bool, save_folder: str | None, recipe: JsonObject) -> str:
-    """Return the command that exports the model of a complete run, or continues another one.
-
-    Args:
-        run: The run folder.
-        is_complete: Whether the run has made all its steps.
-        save_folder: The folder of its checkpoints; None if they are in the run folder.
-        recipe: The run's recipe as data.
-    """
-    path = shlex.quote(str(run))
-    if is_complete:
-        return f"rlkit export --checkpoint {path} --out MODEL"
-    if save_folder is None:
-        return f"rlkit fit --resume {path}{' --allow-code' * (allowed_code(recipe) is not None)}"
-    options = f"--out {path} --resume auto --save.folder {shlex.quote(save_folder)}"
-    return f"rlkit fit --recipe {path}/recipe.yaml {options}"

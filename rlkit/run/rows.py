@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 from rlkit.base.errors import RecipeError, explain, shorten, show
 from rlkit.base.files import open_inside
 from rlkit.base.text import redact
-from rlkit.interfaces.outputs import are_tools
+from rlkit.interfaces.content import are_tools
 from rlkit.interfaces.picture import Picture
 from rlkit.types import Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 

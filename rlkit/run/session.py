@@ -18,9 +18,11 @@ from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Profile, Recipe
+from rlkit.run.alarms import RewardHistory
 from rlkit.run.checkpoint.resume import lacks_optimizer, load, rollout_differences, validation_options, watched
-from rlkit.run.checkpoint.state import as_data, numbers, tensors
+from rlkit.run.checkpoint.state import numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
+from rlkit.run.folder import as_data
 from rlkit.run.metrics_log import MetricsLog, open_loggers
 from rlkit.run.outcome import Metrics, Replay
 from rlkit.run.preflight import memory
@@ -93,7 +95,7 @@ class Session:
             TrainingError: Too many steps in a row had no learning signal.
         """
         train, validation = context.recipe.train, context.recipe.validation
-        self.progress = Progress(context.recipe)
+        self.progress = Progress(context.recipe, RewardHistory() if self.log is None else self.log.rewards)
         self.validator = Validator(self.record, self.log, self.progress)
         saver = self._begin(context, resumed)
         outcome = self.record.outcome
@@ -132,6 +134,7 @@ class Session:
             capture.stop()
         if self.stream is not None:
             self.stream.close()
+        outcome.diagnosis = self.progress.diagnosis(is_over=not self.stop_requested)
         saver.end(outcome.steps, content)
         if self.progress.stalled and self.progress.stalled == outcome.steps and not self.stop_requested:
             raise self.progress.failure(outcome.steps)
@@ -289,9 +292,11 @@ class Session:
             self.record.attempt("a step's metrics", lambda: log.write(number, metrics))
 
     def _check_step(self, context: TrainContext, result: StepResult, metrics: Metrics) -> None:
-        """Warn of full memory, of a gradient that is not finite, and of steps without a learning signal."""
+        """Show a completion; warn of full memory, of gradients that are not finite, of steps without a signal."""
         note = self.record.reporter.note
         number = self.record.outcome.steps
+        if not context.recipe.rollout.engine.recorded:  # completions of the data are no samples of the policy
+            self.record.reporter.samples(number, result.rollouts.all)
         memory_share = metrics["memory/share"]
         if memory_share > memory.CLOSE and not self.memory_warned:
             self.memory_warned = True
@@ -308,5 +313,10 @@ class Session:
         errors = result.rollouts.errors
         if self.progress.failed(metrics):  # agreed: by the metrics of all ranks
             errors = sum(context.ranks.gather_dp(errors), Counter())
+        was_diagnosed = self.progress.diagnosed
         for warning in self.progress.see(number, metrics, errors):
             note(warning)
+        self.record.outcome.training_reward = self.progress.rewards.change()
+        self.record.outcome.diagnosis = self.progress.diagnosis()
+        if self.progress.diagnosed and not was_diagnosed:
+            self.record.reporter.samples(number, result.rollouts.all, 2)

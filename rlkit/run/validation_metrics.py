@@ -69,8 +69,9 @@ def metrics(completions: Sequence[GradedCompletion]) -> Iterator[tuple[str, floa
 
     `accuracy` and `reward` are means over prompts of the means over their completions. The bounds of `accuracy` are
     Wilson's if each prompt has one completion, right or wrong, or if all have the same accuracy; otherwise those of a
-    bootstrap over prompts. Truncated completions count as wrong in `finished_accuracy`. `strict_accuracy` is the mean
-    of the reward's component `strict`: those without the expected form count as wrong.
+    bootstrap over prompts. `reward` has bounds where there is no accuracy and prompts earn different rewards. Truncated
+    completions count as wrong in `finished_accuracy`. `strict_accuracy` is the mean of the reward's component `strict`:
+    those without the expected form count as wrong.
     """
     accuracies = by_prompt(completions)
     if accuracies:
@@ -87,6 +88,10 @@ def metrics(completions: Sequence[GradedCompletion]) -> Iterator[tuple[str, floa
     rewards = rewards_by_prompt(completions)
     if rewards:
         yield "reward", fmean(rewards.values())
+        if not accuracies and len(set(rewards.values())) > 1:  # a bootstrap of equal values has no width
+            low, high = _interval([c.reward for c in completions if c.reward is not None], rewards)
+            yield "reward_low", low
+            yield "reward_high", high
     if completions:
         yield "length", fmean(c.length for c in completions)
         yield "stopped", fmean(c.finished for c in completions)
@@ -114,15 +119,15 @@ def rewards_by_prompt(completions: Sequence[GradedCompletion]) -> dict[int, floa
 def _accuracy(completions: Sequence[GradedCompletion], accuracies: Accuracies) -> Iterator[tuple[str, float]]:
     """Yield the accuracy and the bounds of its interval."""
     yield "accuracy", fmean(accuracies.values())
-    low, high = _interval(completions, accuracies)
+    low, high = _interval([c.accuracy for c in completions if c.accuracy is not None], accuracies)
     yield "accuracy_low", low
     yield "accuracy_high", high
 
 
-def _interval(completions: Sequence[GradedCompletion], accuracies: Accuracies) -> tuple[float, float]:
-    graded = [c.accuracy for c in completions if c.accuracy is not None]
-    means = list(accuracies.values())
-    single = len(graded) == len(means) and set(graded) <= {0.0, 1.0}
+def _interval(values: Sequence[float], means_by_prompt: Accuracies) -> tuple[float, float]:
+    """Return the interval of the mean over prompts of the values of all completions."""
+    means = list(means_by_prompt.values())
+    single = len(values) == len(means) and set(values) <= {0.0, 1.0}
     if single or set(means) in ({0.0}, {1.0}):  # a bootstrap of equal values has no width
         return wilson(round(sum(means)), len(means))
     return bootstrap(means)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from itertools import chain
 from math import ceil, isfinite
 
 import torch
@@ -37,11 +38,12 @@ def phase_range(phase: str) -> Iterator[None]:
 
 
 class Meter:
-    """Collects weighted means, sums, maxima, correlations and fits of a step over micro-batches and ranks."""
+    """Collects weighted means, sums, extremes, correlations and fits of a step over micro-batches and ranks."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._maxima: dict[str, float] = {}
+        self._minima: dict[str, float] = {}
         self._pairs: dict[str, Moments] = defaultdict(Moments)
         self._fits: dict[str, Moments] = defaultdict(Moments)
         self._partial: set[str] = set()
@@ -69,6 +71,10 @@ class Meter:
         """Take part in a maximum."""
         self._maxima[name] = max(float(value), self._maxima.get(name, float("-inf")))
 
+    def min(self, name: str, value: float) -> None:
+        """Take part in a minimum."""
+        self._minima[name] = min(value, self._minima.get(name, float("inf")))
+
     def correlate(self, name: str, pairs: Moments) -> None:
         """Add pairs to a correlation, of which there is no metric where one side is constant."""
         self._pairs[name] = self._pairs[name].plus(pairs)
@@ -86,20 +92,22 @@ class Meter:
         before = self._maxima.get(f"time/{phase}", 0.0)
         self.max(f"time/{phase}", before + time.perf_counter() - start)
 
-    def contribution(self) -> tuple[Totals, dict[str, float], Pairs, Pairs, set[str]]:
-        """Return this rank's sums, maxima, correlations, fits and names of partial means, as `result` gathers them."""
-        return dict(self._sums), self._maxima, dict(self._pairs), dict(self._fits), self._partial
+    def contribution(self) -> tuple[Totals, dict[str, float], dict[str, float], Pairs, Pairs, set[str]]:
+        """Return this rank's sums, maxima, minima, correlations, fits and names of partial means for `result`."""
+        return dict(self._sums), self._maxima, self._minima, dict(self._pairs), dict(self._fits), self._partial
 
     def result(self, ranks: Ranks) -> dict[str, float]:
         """Return all metrics over all ranks, the same on each; every rank must call this."""
         total = Meter()
-        for sums, maxima, pairs, fits, partial in ranks.gather_dp(self.contribution()):
+        for sums, maxima, minima, pairs, fits, partial in ranks.gather_dp(self.contribution()):
             total._partial |= partial
             for name, (value, weight) in sums.items():
                 total._sums[name][0] += value
                 total._sums[name][1] += weight
             for name, value in maxima.items():
                 total.max(name, value)
+            for name, value in minima.items():
+                total.min(name, value)
             for name, moments in pairs.items():
                 total.correlate(name, moments)
             for name, moments in fits.items():
@@ -111,7 +119,7 @@ class Meter:
         derived |= {name: moments.explained_variance for name, moments in total._fits.items()}
         metrics |= {name: value for name, value in derived.items() if isfinite(value)}
         # those with the same rows may differ, since the first one samples for all
-        return ranks.broadcast_tp(dict(sorted((metrics | total._maxima).items())))
+        return ranks.broadcast_tp(dict(sorted((metrics | total._maxima | total._minima).items())))
 
 
 MAX_SOURCES = 50
@@ -176,7 +184,11 @@ def _describe_scores(trajectories: Sequence[Trajectory], rewards: Sequence[float
                 roles[sample.role].append(sum(sample.turn_rewards))
         for name, value in trajectory.score.components.items():
             components[name].append(value)
-    meter.means("reward/mean", [reward for reward in rewards if reward is not None])
+    numbers = [reward for reward in rewards if reward is not None]
+    meter.means("reward/mean", numbers)
+    for value in (*numbers, *chain.from_iterable(roles.values())):  # of games that sum to 0, those of roles differ
+        meter.min("reward/min", value)
+        meter.max("reward/max", value)
     for name, values in components.items():
         meter.means("accuracy" if name == "accuracy" else f"reward/{name}", values, partial=True)
     for role, values in roles.items():

@@ -20,7 +20,7 @@ from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
 from rlkit.recipe.credentials import withhold
-from rlkit.run.checkpoint.state import as_data, flat
+from rlkit.run.folder import as_data, flat
 from rlkit.run.rows import read_lines
 from rlkit.types import JsonObject
 

@@ -17,8 +17,10 @@ from rich.text import Text
 
 from rlkit.base.errors import shorten
 from rlkit.base.text import counted, safe
+from rlkit.cli.views.samples import differing_prompts, sample_text
+from rlkit.run.alarms import RewardChange, mean_text, repeats
 from rlkit.run.outcome import Verdict, p_text
-from rlkit.types import JsonObject
+from rlkit.types import JsonObject, Trajectory
 
 SHOWN = (
     ("policy/loss", "loss", ".4f"),
@@ -43,6 +45,9 @@ RECENT = 20
 
 BAR = 24
 """Cells of the bar of steps."""
+
+SAMPLE_STEPS = 10
+"""Steps between completions that are shown on a terminal, if the recipe does not say."""
 
 LONGEST = 20_000
 """Characters of a text that are shown."""
@@ -165,15 +170,17 @@ class Display:
 
     Args:
         steps: How many there will be.
+        samples: Steps between completions that are shown; 0 for none, None for `SAMPLE_STEPS` on a terminal alone.
         quiet: Show nothing: on ranks other than 0.
     """
 
-    def __init__(self, steps: int, quiet: bool = False) -> None:
+    def __init__(self, steps: int, samples: int | None = None, *, quiet: bool = False) -> None:
         # a notebook is none, whatever its environment says of colours: it gets lines
         self.console = Console(
             quiet=quiet, highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=_on_terminal()
         )
         self.steps = steps
+        self._sample_steps = samples if samples is not None else SAMPLE_STEPS * self.console.is_terminal
         self._start = time.monotonic()
         self._pace = Pace()
         self._rewards: deque[float] = deque(maxlen=RECENT)
@@ -210,6 +217,11 @@ class Display:
         self._live.update(table, refresh=True)
         self._line_lengths = [Segment.get_line_length(line) for line in table.lines(self.console, self.console.options)]
 
+    def samples(self, number: int, trajectories: Sequence[Trajectory], count: int = 0) -> None:
+        is_due = self._sample_steps and (number - 1) % self._sample_steps == 0
+        for trajectory in differing_prompts(trajectories, count or int(is_due)):
+            self.note(f"a sample of step {number}:\n{sample_text(trajectory)}")
+
     def _erase_folded(self) -> None:
         """Erase the rows that a terminal made narrower has added to the last table; `Live` erases the others."""
         width = max(self.console.width, 1)
@@ -222,14 +234,18 @@ class Display:
         before, after = (result["validation"][when] or {} for when in ("before", "after"))
         if before and after:
             self.console.print(comparison(before, after))
-        warnings = result.get("warnings") or []
+        diagnosis, verdict = result.get("diagnosis"), result.get("verdict")
+        warnings = [text for text in result.get("warnings") or [] if not repeats(text, diagnosis)]
         if warnings and result["steps"]:
             self.note(f"{counted(len(warnings), 'warning')} in this run:")
             for warning in warnings[:SHOWN_WARNINGS]:
                 self.note(f"- {warning.partition(': ')[2] or warning}")
-        verdict = result.get("verdict")
+        if verdict is None and result.get("training_reward") and not diagnosis:
+            self.note(_training_reward(result["training_reward"]))
+        if diagnosis:
+            self.console.print(Text(printable(diagnosis), style="bold red"))
         if verdict is not None:
-            sentence = f"{Verdict(**verdict)}{REMEDIES[verdict['change']]}"
+            sentence = f"{Verdict(**verdict)}{'' if diagnosis else REMEDIES[verdict['change']]}"
             self.console.print(Text(sentence, style=STYLES[verdict["change"]]))
         is_worse = verdict is not None and verdict["change"] == "worse" and result["status"] == "ok"
         steps = counted(result["steps"], "step")
@@ -299,6 +315,13 @@ def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     return rows
 
 
+def _training_reward(change: RewardChange) -> str:
+    """Return how the mean reward of a run's own samples has changed."""
+    first, last = change["first"], change["last"]
+    steps = counted(last["steps"], "step")
+    return f"training reward {mean_text(first)} in the first {steps} -> {mean_text(last)} in the last"
+
+
 def _phases(metrics: Mapping[str, float]) -> str:
     """Return the seconds of a step, and each phase's share."""
     seconds = {phase: metrics[f"time/{phase}"] for phase in PHASES if f"time/{phase}" in metrics}
@@ -310,7 +333,8 @@ def _phases(metrics: Mapping[str, float]) -> str:
 def _validation(metrics: Mapping[str, float]) -> str:
     """Return the main metrics of a validation."""
     rows = dict(metric_rows(metrics))
-    return "  ".join(f"{name} {rows[name]}" for name in ("accuracy", "sampled_accuracy", "reward") if name in rows)
+    names = ("accuracy", "sampled_accuracy", "reward") if "accuracy" in rows else ("reward", "sampled_reward")
+    return "  ".join(f"{name} {rows[name]}" for name in names if name in rows)
 
 
 def _memory(metrics: Mapping[str, float]) -> str:

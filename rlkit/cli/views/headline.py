@@ -9,10 +9,11 @@ from pathlib import Path
 
 import yaml
 
+from rlkit.base.text import counted
 from rlkit.cli.views.display import STYLES
 from rlkit.recipe.yaml_text import load_yaml
-from rlkit.run.outcome import VERDICT_METRICS
-from rlkit.run.record import next_command
+from rlkit.run.alarms import REWARD_METRICS, RewardHistory, repeats
+from rlkit.run.outcome import VERDICT_METRICS, next_command
 from rlkit.types import JsonObject
 
 MAX_NAME = 120
@@ -42,8 +43,10 @@ def headline(run: Path, recipe_text: str, environment: JsonObject, result: JsonO
         "recipe": _recipe_name(environment),
         "devices": environment.get("devices"),
     }
-    verdict = result.get("verdict")
+    verdict, history = result.get("verdict"), _history(metrics)
     change = verdict.get("change") if isinstance(verdict, dict) else None
+    diagnosis = _diagnosis(history, recipe, is_over=status == "ok")
+    warnings = [text for text in _list(result.get("warnings")) if isinstance(text, str)]
     error = result.get("error")
     return {
         "status": status if isinstance(status, str) else "in progress",
@@ -51,8 +54,9 @@ def headline(run: Path, recipe_text: str, environment: JsonObject, result: JsonO
         "seconds": result.get("seconds"),
         "facts": {name: value[:MAX_NAME] for name, value in facts.items() if value and isinstance(value, str)},
         "verdict": change if isinstance(change, str) and change in STYLES else None,
-        "changes": _changes(metrics),
-        "warnings": [text for text in _list(result.get("warnings")) if isinstance(text, str)],
+        "changes": _changes(metrics) or _reward_changes(history),
+        "diagnosis": diagnosis,
+        "warnings": [text for text in warnings if not repeats(text, diagnosis)],
         "error": error.get("message") if isinstance(error, dict) else None,
         "command": _command(run, recipe, status == "ok"),
     }
@@ -118,6 +122,33 @@ def _changes(metrics: Columns) -> list[JsonObject]:
         row = None if is_accuracy else _change(name, metrics)
         changes += [] if row is None else [row]
     return changes
+
+
+def _history(metrics: Columns) -> RewardHistory:
+    """Return the rewards of all steps so far."""
+    history = RewardHistory()
+    names = [name for name in REWARD_METRICS if name in metrics]
+    for values in zip(*(metrics[name] for name in names), strict=True):
+        history.see({name: value for name, value in zip(names, values, strict=True) if isinstance(value, int | float)})
+    return history
+
+
+def _diagnosis(history: RewardHistory, recipe: JsonObject, *, is_over: bool) -> str | None:
+    """Return why the run has nothing to learn from; with a teacher, rewards do not decide that."""
+    return None if isinstance(recipe.get("teacher"), dict) else history.problem(is_over=is_over)
+
+
+def _reward_changes(history: RewardHistory) -> list[JsonObject]:
+    """Return how the mean reward of the run's own samples has changed."""
+    change = history.change()
+    if change is None:
+        return []
+    rows = {
+        side: {"value": mean["mean"], "bounds": None if mean["low"] is None else [mean["low"], mean["high"]]}
+        for side, mean in (("before", change["first"]), ("after", change["last"]))
+    }
+    steps = counted(change["last"]["steps"], "step")
+    return [{"name": f"training reward, first and last {steps}", **rows, "p_value": None}]
 
 
 def _change(name: str, metrics: Columns) -> JsonObject | None:

@@ -20,8 +20,8 @@ from rlkit.cli.views.runs import RunFiles
 from rlkit.cli.views.tokens import texts_of
 
 HERE = Path(__file__).parent
-SCRIPTS = ("core", "address", "charts", "headline", "curves", "timeline", "conversation", "session", "details",
-           "rollouts", "about", "main")  # fmt: skip
+SCRIPTS = ("core", "address", "charts", "headline", "answers", "difference", "curves", "timeline", "conversation",
+           "session", "details", "rollouts", "about", "main")  # fmt: skip
 """The files of `web/`, in the order in which they are joined into one script."""
 
 WATCH = "watch"

@@ -32,33 +32,38 @@ class Numbering:
     """Numbers names from 0 in the order in which they come."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
+        self._numbers: dict[object, int] = {}
         self.excerpts: list[str] = []
 
     def number(self, name: object, *qualifiers: object) -> int:
         """Return the number of a name; `qualifiers` tell apart what has the same name."""
-        key = blake2b(repr((name, qualifiers)).encode("utf-8", "backslashreplace"), digest_size=16).digest()
+        is_short = isinstance(name, str) and len(name) <= EXCERPT and not qualifiers
+        key = name if is_short else _digest(name, qualifiers)
         if key not in self._numbers:
             self._numbers[key] = len(self.excerpts)
             self.excerpts.append(_short(name))
         return self._numbers[key]
 
 
-COLUMNS = ("run", "when", "order", "prompt", "group", "sample", "reward", "length", "stop", "source", "page", "offset")
+def _digest(*content: object) -> bytes:
+    return blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16).digest()
+
+
+COLUMNS = ("run", "when", "order", "kind", "prompt", "group", "sample", "reward", "accuracy", "length", "stop",
+           "source", "page", "offset")  # fmt: skip
+NAMED = ("when", "kind", "prompt", "group", "stop", "source")
 
 
 @dataclass
 class PageIndex:
     """What rows are found, filtered and sorted by: a list for each column, in the order of the rows.
 
-    Columns `when`, `prompt`, `group`, `stop` and `source` are numbers of `names`.
+    Columns of `NAMED` are numbers of `names`.
     """
 
     columns: dict[str, list[float | None]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     excerpts: list[str] = field(default_factory=list)
-    names: dict[str, Numbering] = field(
-        default_factory=lambda: {name: Numbering() for name in ("when", "prompt", "group", "stop", "source")}
-    )
+    names: dict[str, Numbering] = field(default_factory=lambda: {name: Numbering() for name in NAMED})
     prompts: dict[int, str] = field(default_factory=dict)
     """The beginning of a prompt's text by its number."""
     samples: Counter[int] = field(default_factory=Counter)
@@ -74,10 +79,12 @@ class PageIndex:
             "run": run,
             "when": self.names["when"].number(f"{file.kind} {file.when.lstrip('0') or '0'}"),
             "order": 1e9 if file.when == "after" else file.step or 0,
+            "kind": self.names["kind"].number(row.get("kind") or file.kind),
             "prompt": prompt,
             "group": group,
             "sample": self.samples[group],
             "reward": _number(row.get("reward")),
+            "accuracy": _accuracy(row),
             "length": chosen(row),
             "stop": self.names["stop"].number(row.get("stop")),
             "source": self.names["source"].number(_source(row)),
@@ -174,6 +181,11 @@ def _number(value: object) -> float | None:
     """Return a finite number, None for anything else."""
     is_finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return value if is_finite and isinstance(value, int | float) else None
+
+
+def _accuracy(row: JsonObject) -> float | None:
+    components = row.get("components")
+    return _number(components.get("accuracy")) if isinstance(components, dict) else None
 
 
 def _source(row: JsonObject) -> object:

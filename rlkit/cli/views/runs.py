@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ from rlkit.types import JsonObject
 NAME = re.compile(r"(step|validation)-(\w+?)(?:\.rank(\d+))?\.jsonl\.gz")
 MAX_PROFILES, MAX_TEXT = 200, 65_536
 """Files of profiles that are listed, and bytes of a text that is shown."""
+
+MOST_STEPS = 500
+"""Steps whose rollouts are shown, unless their size is asked for: a browser opens 32,000 rows within seconds."""
 
 NOT_PHASES = re.compile(r"_per_|_share$|^time/mfu$")
 """Metrics of `time/` that are no seconds of a phase."""
@@ -61,11 +65,13 @@ class RunFiles:
     Args:
         path: The folder.
         max_bytes: How much of rollouts is read, as compressed; of more, those of every second step are, and so on.
+        max_steps: Of how many steps rollouts are read.
         notes: What could not be read, and what was left out.
     """
 
     path: Path
     max_bytes: float
+    max_steps: float = MOST_STEPS
     notes: list[str] = field(default_factory=list)
 
     def overview(self) -> JsonObject:
@@ -156,7 +162,8 @@ class RunFiles:
         rollout_files = [RolloutFile(path, m[1], m[2], int(m[3] or 0)) for path, m in matches if m]
         rollout_files.sort(key=lambda file: file.order)
         steps = sorted({file.step for file in rollout_files if file.kind == "step" and file.step is not None})
-        stride = -int(-sum(sum(_stamp(file.path)[2:]) for file in rollout_files) // self.max_bytes)
+        size = sum(sum(_stamp(file.path)[2:]) for file in rollout_files)
+        stride = max(ceil(size / self.max_bytes), ceil(len(steps) / self.max_steps))
         if stride > 1:
             shown_steps = {*steps[::stride], *steps[-1:]}
             rollout_files = [file for file in rollout_files if file.kind != "step" or file.step in shown_steps]
@@ -222,7 +229,7 @@ def samples_of(row: JsonObject) -> list[JsonObject]:
 def token_ids(row: JsonObject) -> list[int]:
     """Return a row's token ids, those of all its samples; none where they are not whole numbers."""
     lists = (sample.get("tokens") for sample in samples_of(row))
-    valid = (tokens for tokens in lists if isinstance(tokens, list) and all(type(x) is int for x in tokens))
+    valid = (tokens for tokens in lists if isinstance(tokens, list) and {*map(type, tokens)} <= {int})
     return [token for tokens in valid for token in tokens]
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
@@ -198,15 +197,14 @@ def _path(address: str) -> str | None:
         return None
 
 
-def serve(folders: Sequence[Path], max_bytes: float, port: int) -> int:
+def serve(open_runs: Callable[[], Sequence[RunFiles]], port: int) -> int:
     """Serve the report of runs until it is interrupted.
 
     Args:
-        folders: Of the runs.
-        max_bytes: How much of each run's rollouts is read, as compressed.
+        open_runs: Returns the runs, to be read from the beginning.
         port: Where it listens; 0 for any that is free.
     """
-    pages = Pages(lambda: [RunFiles(folder, max_bytes) for folder in folders])
+    pages = Pages(open_runs)
     with raised(), ReportServer(pages, port) as server:
         built = pages.newest()
         echo(f"{server.url}: {built.size / 1e6:.1f} MB, read again as the runs go on; Ctrl-C ends it")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -14,11 +12,9 @@ from rlkit.models.checkpoint_schema import Numbers
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.optimizer_state import materialize_state
 from rlkit.models.weights import trainable
-from rlkit.recipe.yaml_text import load_yaml
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext
-from rlkit.types import JsonObject
 
 
 def tensors(context: TrainContext, saved_names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -92,27 +88,3 @@ def restore(transforms: RewardTransforms, checkpoint: CheckpointRef) -> None:
         kl_penalty.coef = saved.kl_coef
     if shaper is not None and saved.shaper is not None:
         shaper.count, shaper.mean, shaper.squares = saved.shaper
-
-
-def flat(section: object, prefix: str = "") -> dict[str, object]:
-    """Return the values of a recipe by dotted keys, without those that are null."""
-    if not isinstance(section, dict):
-        return {} if section is None else {prefix: section}
-    return {k: v for name, part in section.items() for k, v in flat(part, f"{prefix}.{name}".lstrip(".")).items()}
-
-
-def as_data(recipe_yaml: str) -> JsonObject:
-    """Return a recipe as plain JSON data, without YAML's aliases.
-
-    Raises:
-        ValueError: Its aliases expand to too much.
-        YAMLError: It is not YAML.
-    """
-    content: JsonObject = json.loads(_as_json(recipe_yaml), parse_constant=str)
-    return content
-
-
-@lru_cache(maxsize=2)
-def _as_json(recipe_yaml: str) -> str:
-    """Return a recipe as JSON; PyYAML takes 40 ms, and a run asks three times."""
-    return json.dumps(load_yaml(recipe_yaml), default=str)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
 
 from rlkit.base.text import part_name
 from rlkit.interfaces.engine import COPIES_SHARE
@@ -15,6 +18,7 @@ from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.ops.quantization import BITS
 from rlkit.registry import calling
 from rlkit.run.preflight.estimate import Setting
+from rlkit.run.preflight.memory import limit_mb
 
 STATES = "weights and optimizer"
 SAMPLING = "sampling, besides"
@@ -26,14 +30,43 @@ CONTEXT_MB = 1024
 """MiB that CUDA's context, its libraries and fragments take besides tensors."""
 
 
-def lines(setting: Setting) -> Iterator[str]:
-    """Yield the memory by phase, and whether it fits the GPU that is asked about."""
+class MemoryTable(NamedTuple):
+    """The estimated memory of a rank: the unit of sizes, and names with sizes, at last what the device has."""
+
+    unit: str
+    rows: list[tuple[str, str]]
+
+
+def table(setting: Setting) -> MemoryTable:
+    """Return the memory by phase, its peak, and what that is compared with: the GPU asked about, or this machine."""
     phases = memory(setting)
-    for phase, size in phases.items():
-        condition = ", if they fit a quarter of a GPU" if phase == COPIES and setting.gpu is None else ""
-        yield f"memory, estimated: {size:,.0f} MiB for {phase}{condition}"
+    device, device_mb, is_gpu = _device(setting)
+    sizes = {
+        phase if phase != COPIES or setting.gpu is not None else f"{phase}, if they fit a quarter of a GPU": size
+        for phase, size in phases.items()
+    }
+    sizes |= {"CUDA": CONTEXT_MB} if is_gpu else {}
+    sizes["at the peak of a step"] = peak(phases) + CONTEXT_MB * is_gpu
+    sizes[f"memory of {device}"] = device_mb
+    if sizes["at the peak of a step"] < 2**10:
+        return MemoryTable("MiB", [(name, f"{size:,.0f}") for name, size in sizes.items()])
+    return MemoryTable("GiB", [(name, f"{size / 2**10:,.1f}") for name, size in sizes.items()])
+
+
+def _device(setting: Setting) -> tuple[str, float, bool]:
+    """Return the name of the device that is planned for, its memory in MiB, and whether it is a GPU."""
+    if setting.gpu is not None:
+        return setting.gpu.name, setting.gpu.memory / 2**20, True
+    if setting.recipe.fabric.accelerator != "cpu" and torch.cuda.is_available():
+        return "this machine's GPU", torch.cuda.get_device_properties(0).total_memory / 2**20, True
+    return "this machine (--gpu h100 plans for a GPU)", limit_mb(), False
+
+
+def lines(setting: Setting) -> Iterator[str]:
+    """Yield whether the memory fits the GPU that is asked about, and what it does not include."""
     if setting.gpu is None:
         return
+    phases = memory(setting)
     gpu_gib = setting.gpu.memory / 2**30
     peak_gib = (peak(phases) + CONTEXT_MB) / 2**10
     is_enough = peak_gib <= gpu_gib

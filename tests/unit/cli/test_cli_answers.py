@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from contextlib import suppress
@@ -208,7 +209,8 @@ def test_a_check_plans_with_the_ranks_that_share_the_data(capsys: pytest.Capture
         assert main(["recipe", "check", "quickstart", *four, f"--fabric.strategy={strategy}", *tensor]) == 0
         text = capsys.readouterr().out
         assert f"{2 if tensor else 4} ranks: " in text
-        weights[strategy] = float(text.partition(" MiB for weights and optimizer")[0].rpartition(" ")[2])
+        [size] = re.findall(r"weights and optimizer +│ +([\d.]+)", text)
+        weights[strategy] = float(size)
     assert weights["ddp"] == pytest.approx(4 * weights["FSDP2"], abs=2)
 
 

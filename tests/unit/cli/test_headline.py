@@ -95,3 +95,35 @@ def test_results_of_any_shape_are_read(tmp_path: Path, name: str, value: object)
                                     "task: {class_path: 4}\nloss: []\nrollout: 1\nsave: {folder: 2}"])  # fmt: skip
 def test_recipes_of_any_shape_are_read(tmp_path: Path, recipe: str) -> None:
     assert of(tmp_path, recipe)["facts"].keys() <= {"recipe", "devices", "model", "task", "method"}
+
+
+ZERO = {"reward/mean": [0.0] * 6, "reward/min": [0.0] * 6, "reward/max": [0.0] * 6, "rollout/samples": [8.0] * 6}
+
+
+def test_equal_rewards_are_said_of_a_run_in_progress(tmp_path: Path) -> None:
+    """The warning of fewer steps is left out."""
+    problem = of(tmp_path, metrics=ZERO)["diagnosis"]
+    assert problem.startswith("reward 0 in all 48 samples of 6 steps, so there is nothing to learn")
+    warnings = ["warning: reward 0 in all 40 samples of 5 steps, so", "warning: slow"]
+    assert of(tmp_path, metrics=ZERO, warnings=warnings)["warnings"] == ["warning: slow"]
+    few = {name: values[:3] for name, values in ZERO.items()}
+    assert of(tmp_path, metrics=few)["diagnosis"] is None
+    assert of(tmp_path, metrics=few, status="ok")["diagnosis"].startswith("reward 0 in all 24 samples")
+    assert of(tmp_path, "teacher: {path: tiny}", metrics=ZERO)["diagnosis"] is None
+
+
+def test_a_reward_that_is_no_number_claims_nothing(tmp_path: Path) -> None:
+    metrics = {name: ["NaN", None, *values[2:]] for name, values in ZERO.items()}
+    assert of(tmp_path, metrics=metrics, status="ok")["diagnosis"].startswith("reward 0 in all 32 samples of 4 steps")
+    assert of(tmp_path, metrics={"reward/min": ["NaN"], "reward/mean": [0.0]}, status="ok")["diagnosis"] is None
+
+
+def test_without_validation_the_training_reward_is_the_change(tmp_path: Path) -> None:
+    [change] = of(tmp_path, metrics={"reward/mean": [0.0, 0.5, 0.5, 1.0]})["changes"]
+    assert change["name"] == "training reward, first and last 2 steps"
+    assert (change["before"]["value"], change["after"]["value"]) == (0.25, 0.75)
+    assert change["before"]["bounds"] == [pytest.approx(0.25 - 0.49), pytest.approx(0.25 + 0.49)]
+    validated = {"reward/mean": [0.0, 0.5], "validation/reward": [0.25, 0.5], "validation/reward_low": [0.125, 0.25],
+                 "validation/reward_high": [0.375, 0.75]}  # fmt: skip
+    [change] = of(tmp_path, metrics=validated)["changes"]
+    assert (change["name"], change["after"]) == ("greedy reward", {"value": 0.5, "bounds": [0.25, 0.75]})

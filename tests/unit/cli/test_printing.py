@@ -14,6 +14,7 @@ from rich.console import Console
 from rlkit.cli.main import main
 from rlkit.cli.streams import UnfailingStream, unfailing
 from rlkit.cli.views.display import Display, echo, show
+from rlkit.run.alarms import MeanReward
 from rlkit.run.metrics_log import MetricsLog
 from tests.conftest import read_jsonl
 
@@ -161,10 +162,46 @@ def test_the_comparison_leaves_out_what_did_not_happen(capsys: pytest.CaptureFix
     assert lines[-1] == "ok: 1 step in 1:01:40; x"
 
 
+def test_without_validation_the_training_reward_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    first: MeanReward = {"mean": 0.25, "low": 0.125, "high": 0.375, "steps": 20}
+    result = {"status": "ok", "steps": 50, "seconds": 9, "validation": {"before": None, "after": None}}
+    change = {"first": first, "last": first | {"mean": 0.5, "low": None, "high": None}}
+    Display(50).finish({**result, "training_reward": change}, "x")
+    [line, _] = capsys.readouterr().out.splitlines()
+    assert line == "training reward 0.250 (0.12-0.38) in the first 20 steps -> 0.500 in the last"
+    Display(50).finish({**result, "training_reward": change, "verdict": VERDICT}, "x")
+    assert "training reward" not in capsys.readouterr().out
+
+
+def test_a_run_without_a_signal_gets_no_other_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    """The warning of fewer steps is not shown again, and the verdict has no remedy of its own."""
+    validation = {"before": {"reward": 0.0}, "after": {"reward": 0.0}}
+    result = {"status": "ok", "steps": 9, "seconds": 9, "validation": validation, "verdict": VERDICT}
+    warnings = ["warning: reward 0 in all 8 samples of 5 steps, so", "warning: slow"]
+    Display(9).finish({**result, "warnings": warnings, "diagnosis": "reward 0 in all 20 samples: read them"}, "x")
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("1 warning in this run:")
+    assert lines[start + 1 :] == [
+        "- slow",
+        "reward 0 in all 20 samples: read them",
+        "unchanged: greedy reward 0.000 -> 0.000 (p-value 1)",
+        "ok: 9 steps in 0:09; x",
+    ]
+
+
+def test_validations_show_reward_where_there_is_no_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"reward": 0.5, "reward_low": 0.25, "reward_high": 0.75, "sampled_reward": 0.375}
+    Display(4).validated(2, metrics)
+    assert capsys.readouterr().out == "validation after 2 steps: reward 0.500 (0.25-0.75)  sampled_reward 0.375\n"
+
+
 def test_the_last_line_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     result = {"status": "interrupted", "steps": 3, "seconds": 61.0, "validation": {"before": None, "after": None}}
     Display(9).finish(result, "the run is in 'a [red] b'")
     assert capsys.readouterr().out == "interrupted: 3 steps in 1:01; the run is in 'a [red] b'\n"
+
+
+VERDICT = {"metric": "reward", "before": 0.0, "after": 0.0, "p_value": 1.0, "change": "unchanged"}
 
 
 class Logger:

@@ -112,16 +112,9 @@ def test_tokens_have_the_texts_of_the_tokenizer(tmp_path: Path) -> None:
 
 
 def test_parts_of_characters_are_shown_as_their_bytes() -> None:
-    class Bytes:
-        pieces = ("\u0120a", "\u00e2\u0124", "<0xE2>")  # of byte-level vocabularies, and of SentencePiece
-
-        def decode(self, ids: list[int], **_: bool) -> str:
-            return (" a", "\ufffd", "\ufffd")[ids[0]]
-
-        def convert_ids_to_tokens(self, ids: int) -> str | None:
-            return self.pieces[ids]
-
-    assert TokenTexts(Bytes()).of([0, 1, 2, 3]) == {"0": " a", "1": "⟨e2 82⟩", "2": "<0xE2>"}
+    pieces = ("\u0120a", "\u00e2\u0124", "<0xE2>")  # of byte-level vocabularies, and of SentencePiece
+    texts = TokenTexts((" a", "\ufffd", "\ufffd").__getitem__, pieces.__getitem__)
+    assert texts.of([0, 1, 2, 3]) == {"0": " a", "1": "⟨e2 82⟩", "2": "<0xE2>"}
 
 
 def test_without_a_tokenizer_ids_stay(tmp_path: Path) -> None:

@@ -100,6 +100,28 @@ def test_runs_without_the_watched_metric_are_compared_by_another(
     assert "accuracy before" in capsys.readouterr().out
 
 
+def test_runs_without_validation_are_ordered_by_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run that earned 0 in all samples says so; the one that failed is last."""
+    runs = [SweepRun({"train.lr": "9"}, [], tmp_path, status="failed", error="no disk")]
+    for rate, mean in (("1", 0.0), ("2", 0.75)):
+        last = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "steps": 20}
+        result: JsonObject = {"steps": 40, "training_reward": {"first": {**last, "low": None}, "last": last}}
+        runs.append(SweepRun({"train.lr": rate}, [], tmp_path, status="ok", result=result))
+    runs[1].result["diagnosis"] = "reward 0 in all 9 samples of 40 steps, so there is nothing to learn: read them"
+    _show(runs, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "training reward" in lines[0]
+    assert [line.split()[0] for line in lines if line.split()[0].isdigit()] == ["2", "1", "9"]
+    assert "0.750 (0.65-0.85)" in " ".join(lines)
+    _show(runs, as_json=True)
+    assert json.loads(capsys.readouterr().out)[1]["diagnosis"].startswith("reward 0 in all 9 samples")
+
+
+def test_a_run_that_had_nothing_to_learn_from_says_so(tmp_path: Path) -> None:
+    sweep_run = SweepRun({}, [], tmp_path, status="ok", result={"diagnosis": "reward 0 in all 9 samples: read them"})
+    assert sweep_run.status_text == "ok: reward 0 in all 9 samples"
+
+
 @pytest.mark.parametrize(
     ("text", "values"),
     [

@@ -72,7 +72,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     sections.Profile: {"tool": "torch"},
     RolloutLog: {"every": 1, "limit": 64},
-    Log: {"loggers": list, "rollouts": RolloutLog},
+    Log: {"loggers": list, "rollouts": RolloutLog, "samples": None},
     Recipe: {
         "validation": sections.Validation, "save": sections.Save, "callbacks": list, "log": Log,
         "fabric": sections.Fabric,
@@ -94,6 +94,6 @@ def test_an_option_that_is_left_out_means_what_it_always_meant() -> None:
 
 
 def test_the_defaults_of_every_section_are_listed() -> None:
-    made = {cls for cls in map(vars(sections).get, sections.__all__) if isinstance(cls, type)}
+    made = {cls for name in sections.__all__ if isinstance(cls := getattr(sections, name), type)}
     assert len(made) > 10
     assert made - DEFAULTS.keys() == set()

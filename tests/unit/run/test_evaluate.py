@@ -40,6 +40,18 @@ def test_greedy_answers() -> None:
     }  # fmt: skip
 
 
+def test_a_reward_without_accuracy_has_an_interval() -> None:
+    """Prompts earn 0.5, 1.5 and 2 on average; where all earn the same, an interval would have no width."""
+    rewards = ((0, 0.0), (0, 1.0), (1, 1.5), (2, 2.0))
+    found = dict(metrics([GradedCompletion(i, "", False, True, 9, x, None) for i, x in rewards]))
+    assert found["reward"] == pytest.approx(4 / 3)
+    assert (found["reward_low"], found["reward_high"]) == bootstrap([0.5, 1.5, 2.0])
+    right = dict(metrics([GradedCompletion(i, "", False, True, 9, float(i < 2), None) for i in range(3)]))
+    assert (right["reward_low"], right["reward_high"]) == wilson(2, 3)
+    equal = dict(metrics([GradedCompletion(i, "", False, True, 9, 0.5, None) for i in range(3)]))
+    assert "reward_low" not in equal
+
+
 def test_sampled_answers_are_means_over_prompts() -> None:
     """Of three samples of prompt 0 two are right, of four of prompt 1 one is: pass@2 is 1 and 1 - 3/6."""
     given = [answer(0, x) for x in (1.0, 1.0, 0.0)] + [answer(1, x) for x in (1.0, 0.0, 0.0, 0.0)]

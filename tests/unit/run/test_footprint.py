@@ -60,6 +60,10 @@ def test_a_gpu_is_planned_for_where_there_is_none(check: Callable[..., str]) -> 
     assert large.startswith("0 ")
     assert large.endswith("ok, as far as it could be checked\n")  # nothing of Lightning's on stderr
     assert "fits H100, 79 GiB: yes, 43.0 GiB free at the peak of 36.0 GiB" in large
+    table = " ".join(large.split())
+    for name, gib in (("learning, besides", "27.6"), ("CUDA", "1.0"), ("at the peak of a step", "36.0")):
+        assert f"{name} │ {gib}" in table
+    assert "memory of H100 │ 79.0" in table
     assert "cost, estimated: 4.8 GPU hours at 2.5 = 11.90" in large
     small = check("grpo_gsm8k", "--gpu", "4090")
     assert "fits RTX 4090, 23 GiB: yes" in small  # smaller micro-batches

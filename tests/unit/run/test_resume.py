@@ -16,7 +16,8 @@ from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store
 from rlkit.recipe import KLReward, Shaping
 from rlkit.run.checkpoint.resume import compare
-from rlkit.run.checkpoint.state import as_data, numbers, restore
+from rlkit.run.checkpoint.state import numbers, restore
+from rlkit.run.folder import as_data
 from rlkit.train.credit import RewardTransforms
 from tests.conftest import FAST
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from rlkit.base.errors import show
-from rlkit.recipe.check import MOST_CANDIDATES
+from rlkit.recipe.checks import MOST_CANDIDATES
 from rlkit_convert.source import LARGEST, PeerOptions
 
 T = TypeVar("T")

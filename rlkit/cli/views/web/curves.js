@@ -198,6 +198,14 @@ function enlarger(state) {
   };
 }
 
+/** Return what the lines and the dots of the charts mean. */
+function chartKey(runs) {
+  const stroke = (kind) => el("span", { class: `stroke ${kind}` });
+  const isValidated = runs.some((run) => Object.keys(run.metrics).some((name) => name.startsWith("validation/")));
+  return el("ul", { class: "key muted" }, el("li", {}, stroke("thin"), "each step"), el("li", {}, stroke("thick"), "smoothed"),
+    isValidated ? el("li", {}, stroke("dotted"), "a validation, with its 95% interval") : null);
+}
+
 function curves(root, state) {
   state.enlarge = enlarger(state);
   const slider = el("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: String(state.smoothing) });
@@ -219,7 +227,7 @@ function curves(root, state) {
     value: address.get("metric") ?? "" });
   const count = el("span", { class: "muted", role: "status", id: "metrics" });
   add(root, el("p", { class: "controls" }, el("label", {}, "smoothing ", slider), el("label", {}, "by ", axis), search,
-    count));
+    count), chartKey(state.runs));
   const opened = (address.get("open") ?? "overview").split("/");
   const all = [...groups(state.runs)].filter(([, names]) => names.length > 0)
     .map(([name, names]) => new ChartGroup(name, names, state));

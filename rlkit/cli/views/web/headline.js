@@ -1,26 +1,45 @@
 // The headline of each run: what it trained, how far it is, what has changed, its warnings, the command that goes on.
 
 function headlines(root, state) {
-  add(root, state.runs.map((run, i) => headline(run, state.labels[i], i)));
+  add(root, state.runs.map((run, i) => headline(run, state, i)));
 }
 
-function headline(run, label, i) {
-  const { facts, verdict, changes, warnings, error, command } = run.headline;
+function headline(run, state, i) {
+  const { facts, verdict, changes, warnings, error, command, diagnosis } = run.headline;
   const mark = el("span", { class: "mark" });
   mark.style.background = colour(i);
   const badges = [verdict, run.headline.status].filter((text) => text).map((text) => el("b", { class: `badge ${text}` }, text));
   const rows = [...Object.entries(facts), ["progress", progress(run)]];
   const terms = rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
   const noted = [...warnings, ...run.notes].map((text) => el("li", {}, text));
+  const isUsable = run.headline.status !== "ok" || !diagnosis;
   const goOn = run.headline.status === "ok" ? "to use the model" : "to continue";
   return el("article", { class: "headline" },
-    el("h2", {}, mark, label, " ", badges),
+    el("h2", {}, mark, state.labels[i], " ", badges),
     error ? el("p", { class: "notes" }, error) : null,
+    diagnosis ? el("div", { class: "diagnosis" }, el("p", {}, diagnosis), twoSamples(state, i)) : null,
     el("div", { class: "changes" }, changes.map(change)),
+    changes.some(({ before, after }) => before && after) ? beforeAfter() : null,
     el("dl", { class: "facts" }, terms),
     noted.length ? el("details", { class: "notes", open: noted.length <= 5 },
       el("summary", {}, `${noted.length} warning${noted.length === 1 ? "" : "s"}`), el("ul", {}, noted)) : null,
-    command ? el("p", { class: "command" }, el("span", { class: "muted" }, `${goOn}: `), el("code", {}, command)) : null);
+    command && isUsable ? el("p", { class: "command" }, el("span", { class: "muted" }, `${goOn}: `), el("code", {}, command)) : null);
+}
+
+/** Return two samples of a run's last step, of different prompts where there are. */
+function twoSamples(state, run) {
+  const { index } = state;
+  const rows = rowsOf(index, run, "step");
+  const lastStep = rows.filter((i) => index.order[i] === index.order[rows.at(-1)]);
+  const first = lastStep[0];
+  const second = lastStep.find((i) => index.prompt[i] !== index.prompt[first]) ?? lastStep[1];
+  return el("div", { class: "side" }, [first, second].filter((i) => i !== undefined).map((i) => answerCard(state, i)));
+}
+
+/** Return what the marks on a headline's lines mean. */
+function beforeAfter() {
+  const mark = (side) => el("span", { class: "sign" }, el("span", { class: `interval ${side}` }), el("span", { class: `dot ${side}` }));
+  return el("p", { class: "key muted" }, el("span", {}, mark("before"), "before"), el("span", {}, mark("after"), "after, with 95% intervals"));
 }
 
 /** Return how far a run is, in words. */

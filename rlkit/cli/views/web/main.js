@@ -46,11 +46,13 @@ async function main() {
   const visible = runs.map((_, i) => !hidden.includes(String(i)));
   const smoothing = Number(address.get("smoothing") ?? 0.6);
   const axis = address.get("axis") in X_AXES ? address.get("axis") : "step";
-  const state = { runs, labels: labels(runs), visible, smoothing, axis, curves: [] };
+  const state = { runs, index, labels: labels(runs), visible, smoothing, axis, curves: [] };
   const part = (name) => document.getElementById(name);
   links();
   legend(state);
   headlines(part("summary"), state);
+  difference(part("difference"), state);
+  answers(part("answers"), state);
   curves(part("curves"), state);
   timeline(part("timeline"), state);
   state.list = new List(part("rollouts"), state, index);

@@ -34,7 +34,8 @@ class List {
     const left = el("div", { id: "list" }, this.count, el("div", { class: "scroll" }, this.table),
       el("p", { class: "controls" }, this.moves.map(([, button]) => button)));
     this.browser = el("div", { class: "browser" }, left, this.panel);
-    add(root, this.controls(), this.browser);
+    this.filters = this.controls();
+    add(root, this.filters, this.browser);
     NARROW.addEventListener("change", () => this.placePanel());
     this.update();
   }
@@ -43,10 +44,29 @@ class List {
   async restore() {
     if (address.get("text")) await this.find(address.get("text"));
     const row = this.details.find(address.get("row") ?? "");
-    if (row === undefined) return;
+    if (row !== undefined) await this.reach(row, address.get("view"));
+  }
+
+  /** Open a row on the page of the list that has it; filters that leave it out are removed. */
+  async reach(row, view = null) {
+    if (!this.rows.includes(row)) {
+      this.clear();
+      this.update();
+    }
     this.show(Math.floor(this.rows.indexOf(row) / PER_LIST) * PER_LIST);
-    await this.open(row, address.get("view"));
+    await this.open(row, view);
     this.reveal(row);
+  }
+
+  /** Remove all filters. */
+  clear() {
+    for (const name of Object.keys(this.filter)) this.filter[name] = "";
+    this.matches = null;
+    this.search += 1; // one in progress ends
+    address.set({ ...Object.fromEntries(Object.keys(this.filter).map((name) => [name, null])), text: null });
+    const controls = this.controls();
+    this.filters.replaceWith(controls);
+    this.filters = controls;
   }
 
   controls() {

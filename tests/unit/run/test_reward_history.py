@@ -1,0 +1,84 @@
+"""What the rewards of a run's samples tell: that there is nothing to learn, and how their mean has changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlkit.run.alarms import RewardHistory
+
+
+def history(steps: int, low: float, high: float, accuracy: float | None = None) -> RewardHistory:
+    """Return the history of steps of 128 samples, of which 28 have no reward."""
+    rewards = RewardHistory()
+    metrics = {"reward/mean": (low + high) / 2, "reward/min": low, "reward/max": high, "rollout/samples": 128.0}
+    metrics |= {"rollout/failed": 20.0, "reward/failed": 3.0, "reward/no_opinion": 5.0}
+    for _ in range(steps):
+        rewards.see(metrics | ({} if accuracy is None else {"accuracy": accuracy}))
+    return rewards
+
+
+@pytest.mark.parametrize(
+    ("reward", "accuracy", "remedy"),
+    [
+        (0.0, None, "if they are right, the reward does not extract their answers; if they are wrong, choose easier"),
+        (0.1, 0.0, "choose easier prompts or a stronger model"),
+        (1.0, None, "nothing to learn: choose harder prompts"),
+        (0.9, 1.0, "nothing to learn: choose harder prompts"),
+        (0.1, None, "nothing to learn: choose a reward that tells completions apart"),
+    ],
+)
+def test_equal_rewards_are_counted_with_what_to_do(reward: float, accuracy: float | None, remedy: str) -> None:
+    assert history(4, reward, reward, accuracy).problem() is None
+    problem = history(5, reward, reward, accuracy).problem() or ""
+    assert problem.startswith(f"reward {reward:g} in all 500 samples of 5 steps, so there is nothing to learn: ")
+    assert remedy in problem
+    assert "easier or harder" not in problem
+
+
+def test_at_the_end_a_single_step_tells() -> None:
+    assert "in all 100 samples of 1 step, so" in (history(1, 0.0, 0.0).problem(is_over=True) or "")
+    assert RewardHistory().problem(is_over=True) is None
+
+
+def test_nothing_right_is_told_where_rewards_differ() -> None:
+    assert history(19, 0.0, 0.2, accuracy=0.0).problem() is None
+    problem = history(20, 0.0, 0.2, accuracy=0.0).problem() or ""
+    assert problem.startswith("accuracy 0 in all 2,000 samples of 20 steps, although rewards differ (0 to 0.2): read")
+    assert history(99, 0.0, 0.2, accuracy=0.001).problem(is_over=True) is None
+
+
+def test_one_other_reward_is_enough() -> None:
+    rewards = history(9, 0.0, 0.0)
+    rewards.see({"reward/mean": 0.01, "reward/min": 0.0, "reward/max": 1.0, "rollout/samples": 100.0})
+    assert rewards.problem(is_over=True) is None
+
+
+def test_steps_of_an_earlier_version_claim_nothing() -> None:
+    rewards = RewardHistory()
+    for _ in range(9):
+        rewards.see({"reward/mean": 0.0, "rollout/samples": 8.0})
+        rewards.see({"policy/loss": 0.0})
+    assert rewards.steps == 9
+    assert rewards.problem(is_over=True) is None
+
+
+def test_the_first_and_the_last_steps_have_intervals() -> None:
+    """0, 1, 0, 1 have the variance 1/3, so that the half of the interval is 1.96 / sqrt(12) = 0.5658."""
+    rewards = RewardHistory()
+    for mean in (0, 1, 0, 1, 5, 2, 3, 2, 3):
+        rewards.see({"reward/mean": float(mean)})
+    change = rewards.change()
+    assert change is not None
+    bounds = {"low": pytest.approx(0.5 - 0.5658, abs=1e-4), "high": pytest.approx(0.5 + 0.5658, abs=1e-4)}
+    assert change["first"] == {"mean": 0.5, "steps": 4, **bounds}
+    assert (change["last"]["mean"], change["last"]["steps"]) == (2.5, 4)
+    assert RewardHistory().change() is None
+
+
+def test_long_runs_compare_twenty_steps() -> None:
+    rewards = RewardHistory()
+    for step in range(100):
+        rewards.see({"reward/mean": float(step)})
+    change = rewards.change()
+    assert change is not None
+    assert (change["first"]["mean"], change["last"]["mean"], change["last"]["steps"]) == (9.5, 89.5, 20)
