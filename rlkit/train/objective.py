@@ -165,6 +165,9 @@ class Objective:
             budget=self.budget,
         )
         loss = masked_sum(per_token * weights, batch.accepted)
+        if any(x is not None and x.requires_grad for x in out) and not loss.requires_grad:
+            detached = "returned a loss without a gradient, expected one that is computed from the policy's output: "
+            require(self.loss, "__call__", detached + "leave out `.detach()`, `.item()` and `torch.no_grad()`")
         if out.router_loss is not None:
             metrics["router_aux_loss"] = out.router_loss
             part = self.denominator(batch).sum() / counts.tokens
@@ -179,7 +182,8 @@ class Objective:
         if self.strict:
             read = (out.logps, batch.old_logps, batch.advantages, result.per_token)
             *sound, finite = (bool(x[batch.mask].isfinite().all()) for x in read)
-            require(self.loss, "__call__", "returned a loss that is not finite" if all(sound) and not finite else None)
+            odd = "returned a loss that is not finite, expected a finite one, since all that it reads is"
+            require(self.loss, "__call__", odd if all(sound) and not finite else None)
         return result
 
     def _terms(self, result: LossOutput, out: PolicyOutput, batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:
