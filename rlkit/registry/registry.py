@@ -20,6 +20,7 @@ from rlkit.base.errors import PartError, PluginError, RlkitError, explain_foreig
 from rlkit.base.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
 from rlkit.base.text import part_name
 from rlkit.commands import VERBS
+from rlkit.former import take_imported
 from rlkit.interfaces.runtime import RunPart
 from rlkit.registry import checks
 
@@ -152,6 +153,7 @@ def _load_entry_points(registry: Registry) -> None:
             registry.plugins.append(plugin)
         else:
             _note_slow_import(plugin, time.monotonic() - start)
+            _note_former_paths(plugin)
             _add(registry, plugin, module)
 
 
@@ -161,6 +163,12 @@ def _note_slow_import(plugin: Plugin, seconds: float) -> None:
             f"importing {plugin.module} took {seconds:.1f} s, which delays most commands; import heavy packages in "
             "the functions that use them"
         )
+
+
+def _note_former_paths(plugin: Plugin) -> None:
+    note = take_imported()
+    if note is not None:
+        plugin.warnings.append(note)
 
 
 def _shadowed(plugin: Plugin) -> Iterator[str]:
