@@ -1,4 +1,7 @@
-"""Prints the packages that rlkit needs, for pip: `bounds.py lowest` at their lower bounds, `newest` as pyproject.toml has them."""
+"""Prints the packages that rlkit needs, for pip: `bounds.py lowest|newest`.
+
+`lowest` are their lower bounds, `newest` their ranges in pyproject.toml.
+"""
 
 from __future__ import annotations
 

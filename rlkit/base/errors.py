@@ -58,8 +58,8 @@ def explain_foreign(error: BaseException) -> str:
 
     It is the innermost line of the package, or of the file, that rlkit has called.
     """
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f"{type(error).__name__}: {error.msg}{_location(error.filename, error.lineno)}"
+    if isinstance(error, SyntaxError) and error.lineno and os.path.isfile(error.filename or ""):
+        return f"{type(error).__name__}: {error.msg}{_location(str(error.filename), error.lineno)}"
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_foreign(frame)]
     if not frames:
         return explain(error)
@@ -76,24 +76,25 @@ def with_definition(text: str, owner: object, method: str = "") -> str:
         owner: A function, a part, its class, or a module; nothing is added for those of rlkit.
         method: The part's or the module's; a part's class is named if it does not define the method itself.
     """
+    if LOCATED.search(text):
+        return text
     named = owner if isinstance(owner, type | FunctionType | ModuleType) else type(owner)
     for member in (getattr(named, method, None), named):
-        definition = None if LOCATED.search(text) else _definition(member)
-        if definition is not None and not _is_ours(definition[0]):
-            return text + _location(*definition)
+        path, line = _definition(member)
+        if path and not _is_ours(path):
+            return text + _location(path, line)
     return text
 
 
-def _definition(member: object) -> tuple[str, int] | None:
-    """Return the file and the line of a function or a class; None if there are none, as for code in C."""
+def _definition(member: object) -> tuple[str, int]:
+    """Return the file and the line of a function or a class; an empty name if there is none, as for code in C."""
     try:
         function = inspect.unwrap(member)  # type: ignore[arg-type]
-        path = inspect.getsourcefile(function)  # type: ignore[arg-type]
         lines, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+        decorators = next((i for i, line in enumerate(lines) if DEFINITION.match(line)), 0)
+        return inspect.getsourcefile(function) or "", first + decorators  # type: ignore[arg-type]
     except (TypeError, OSError, ValueError):
-        return None
-    decorators = next((i for i, line in enumerate(lines) if DEFINITION.match(line)), 0)
-    return None if path is None else (path, first + decorators)
+        return "", 0
 
 
 def locate_frame(frame: FrameType) -> str:

@@ -165,15 +165,22 @@ class Objective:
             budget=self.budget,
         )
         loss = masked_sum(per_token * weights, batch.accepted)
-        if any(x is not None and x.requires_grad for x in out) and not loss.requires_grad:
-            detached = "returned a loss without a gradient, expected one that is computed from the policy's output: "
-            require(self.loss, "__call__", detached + "leave out `.detach()`, `.item()` and `torch.no_grad()`")
         if out.router_loss is not None:
             metrics["router_aux_loss"] = out.router_loss
             part = self.denominator(batch).sum() / counts.tokens
             loss = loss + self.router_aux_loss_coef * part * out.router_loss
         by_row = result.metrics.keys() if isinstance(self.loss, SequenceLoss) else ()
         return LossShare(loss, {name: metric.detach() for name, metric in metrics.items()}, by_row)
+
+    def check_gradient(self, loss: Tensor) -> None:
+        """Refuse a loss that nothing can be learned from, in a pass with a gradient.
+
+        Raises:
+            PartError: It has no gradient.
+        """
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            problem = "returned a loss without a gradient, expected one that is computed from the policy's output"
+            require(self.loss, "__call__", f"{problem}: leave out `.detach()`, `.item()` and `torch.no_grad()`")
 
     def _call(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         with calling(self.loss, "__call__"):

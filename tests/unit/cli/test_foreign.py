@@ -161,7 +161,10 @@ def test_options_of_jsonargparse_are_redirected(words: list[str], remedy: str) -
 @pytest.mark.parametrize(
     ("option", "example"),
     [
-        ("--log.loggers=Wandb", "`log.loggers: [Wandb]`; a class with options is {class_path: Wandb, init_args: {...}}"),
+        (
+            "--log.loggers=Wandb",
+            "`log.loggers: [Wandb]`; a class with options is {class_path: Wandb, init_args: {...}}",
+        ),
         ("--log.loggers={class_path: CSV}", "`log.loggers: [CSV]`"),
         ("--log.loggers={csv: CSV}", "`log.loggers: [CSV]`"),
         ("--callbacks=Mine", "`callbacks: [MyClass]`"),

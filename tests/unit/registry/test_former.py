@@ -39,16 +39,17 @@ def test_plugins_of_former_paths_train_with_one_note_each(
     for name in ("First", "Second"):
         write_plugin(tmp_path, f"former_{name.lower()}", SOURCE.format(name=name))
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["fit", "--recipe=quickstart", *FAST, "--reward=First", "--validation=null", f"--out={tmp_path}/out"]) == 0
+    assert (
+        main(["fit", "--recipe=quickstart", *FAST, "--reward=First", "--validation=null", f"--out={tmp_path}/out"]) == 0
+    )
     notes = [line for line in capsys.readouterr().err.splitlines() if "former paths" in line]
     paths = (
         "rlkit.errors (now rlkit.base.errors), rlkit.ranges (now rlkit.base.ranges), "
         "rlkit.roles.reward (now rlkit.interfaces.reward)"
     )
-    assert notes == [
-        f"note: plugin 'former_{name}' of rlkit-former_{name} 2.1: it imports {paths}; the former paths end in rlkit 0.2"
-        for name in ("first", "second")
-    ]
+    for note, name in zip(notes, ("first", "second"), strict=True):
+        assert note.startswith(f"note: plugin 'former_{name}' of rlkit-former_{name} 2.1: it imports ")
+        assert note.endswith(f"{paths}; the former paths end in rlkit 0.2")
 
 
 @pytest.mark.parametrize("former", FORMER)
