@@ -1,4 +1,4 @@
-"""Import paths that modules had before they moved, for packages that still use them."""
+"""Import paths that modules had before they moved, for packages that still use them, until `REMOVED_IN`."""
 
 from __future__ import annotations
 
@@ -15,35 +15,67 @@ FORMER = {
     "rlkit.errors": "rlkit.base.errors",
     "rlkit.names": "rlkit.base.names",
     "rlkit.ranges": "rlkit.base.ranges",
+    "rlkit.roles": "rlkit.interfaces",
     "rlkit.sections": "rlkit.recipe",
     "rlkit.text": "rlkit.base.text",
 }
-"""The module that each former path leads to."""
+"""The module that each former path leads to; a package's modules have moved with it."""
+
+REMOVED_IN = "0.2"
+"""The version of rlkit in which the former paths end."""
+
+
+def moved(name: str) -> str | None:
+    """Return the path of a module that moved, by its former one; None for any other."""
+    for former, path in FORMER.items():
+        if name == former or name.startswith(f"{former}."):
+            return path + name.removeprefix(former)
+    return None
 
 
 class FormerPaths(MetaPathFinder, Loader):
     """Finds a module by a former path, after all other finders, and warns about the path."""
 
+    def __init__(self) -> None:
+        self.imported: dict[str, str] = {}
+        """The former paths that were imported since the last `take_imported`, and those that they lead to."""
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for a former path; None for any other."""
-        return ModuleSpec(name, self) if name in FORMER else None
+        return None if moved(name) is None else ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return a module whose names are looked up in the one that moved."""
-        moved = import_module(FORMER[spec.name])
-        warnings.warn(f"{spec.name} is now {moved.__name__}", DeprecationWarning, stacklevel=2)
-        module = ModuleType(spec.name, moved.__doc__)
-        vars(module).update({name: value for name, value in vars(moved).items() if not name.startswith("__")})
-        vars(module)["__getattr__"] = partial(getattr, moved)  # of names that it imports when they are asked for
+        path = str(moved(spec.name))
+        module, target = ModuleType(spec.name), import_module(path)
+        self.imported[spec.name] = path
+        warnings.warn(f"{spec.name} is now {path}, and ends in rlkit {REMOVED_IN}", DeprecationWarning, stacklevel=2)
+        vars(module).update({name: value for name, value in vars(target).items() if not name.startswith("__")})
+        vars(module)["__getattr__"] = partial(getattr, target)  # of names that it imports when they are asked for
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: the module that moved has run."""
 
 
+_PATHS = FormerPaths()
+
+
 def serve_former_paths() -> None:
     """Let `import` find the former paths."""
-    if not any(isinstance(finder, FormerPaths) for finder in sys.meta_path):
-        sys.meta_path.append(FormerPaths())
+    if _PATHS not in sys.meta_path:
+        sys.meta_path.append(_PATHS)
+
+
+def take_imported() -> str | None:
+    """Return what was imported by former paths since the last call, as a note; None if nothing was."""
+    paths = {name: path for name, path in _PATHS.imported.items() if path != "rlkit.interfaces"}
+    for name in _PATHS.imported:
+        sys.modules.pop(name, None)  # so that the next import is seen, too
+    _PATHS.imported.clear()
+    if not paths:
+        return None
+    listed = ", ".join(f"{name} (now {path})" for name, path in paths.items())
+    return f"it imports {listed}; the former paths end in rlkit {REMOVED_IN}"

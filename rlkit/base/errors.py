@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
 import traceback
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 
 PACKAGE = str(Path(__file__).parents[1]) + "/"
 LIBRARY = str(Path(os.__file__).parent) + "/"
@@ -17,6 +18,11 @@ INTERRUPTED = 130
 
 LONGEST = 2000
 """Maximum characters of a line of a message."""
+
+LOCATED = re.compile(r", line \d+: ")
+"""Where a message names a line."""
+
+DEFINITION = re.compile(r"\s*(async def|def|class)\b")
 
 LONG_WORD = re.compile(r"\S{301,}")
 """A word without spaces that a message shortens, such as a flag of some kilobytes."""
@@ -52,20 +58,62 @@ def explain_foreign(error: BaseException) -> str:
 
     It is the innermost line of the package, or of the file, that rlkit has called.
     """
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_foreign(frame)]
+    if isinstance(error, SyntaxError) and error.lineno and os.path.isfile(error.filename or ""):
+        return f"{type(error).__name__}: {error.msg}{_location(str(error.filename), error.lineno)}"
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_foreign(frame)]
     if not frames:
         return explain(error)
     package = _package(frames[0][0])
     frame, line = next(pair for pair in reversed(frames) if _package(pair[0]) == package)
-    path = frame.f_code.co_filename
-    return f"{explain(error)} ({path}, line {line}: {shorten(linecache.getline(path, line).strip(), 200)})"
+    return explain(error) + _location(frame.f_code.co_filename, line)
 
 
-def _is_foreign(frame: FrameType) -> bool:
+def with_definition(text: str, owner: object, method: str = "") -> str:
+    """Return a message with the file, the line and the code at which a plugin defines what it is about.
+
+    Args:
+        text: A message; one that names a line already is returned as it is.
+        owner: A function, a part, its class, or a module; nothing is added for those of rlkit.
+        method: The part's or the module's; a part's class is named if it does not define the method itself.
+    """
+    if LOCATED.search(text):
+        return text
+    named = owner if isinstance(owner, type | FunctionType | ModuleType) else type(owner)
+    for member in (getattr(named, method, None), named):
+        path, line = _definition(member)
+        if path and not _is_ours(path):
+            return text + _location(path, line)
+    return text
+
+
+def _definition(member: object) -> tuple[str, int]:
+    """Return the file and the line of a function or a class; an empty name if there is none, as for code in C."""
+    try:
+        function = inspect.unwrap(member)  # type: ignore[arg-type]
+        lines, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+        decorators = next((i for i, line in enumerate(lines) if DEFINITION.match(line)), 0)
+        return inspect.getsourcefile(function) or "", first + decorators  # type: ignore[arg-type]
+    except (TypeError, OSError, ValueError):
+        return "", 0
+
+
+def locate_frame(frame: FrameType) -> str:
+    """Return the file, the line and the code at which a frame runs."""
+    return _location(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _location(path: str, line: int) -> str:
+    return f" ({path}, line {line}: {shorten(linecache.getline(path, line).strip(), 200)})"
+
+
+def is_foreign(frame: FrameType) -> bool:
     """Whether a frame is of a file that is neither rlkit's nor of the standard library."""
-    path = frame.f_code.co_filename
+    return not _is_ours(frame.f_code.co_filename)
+
+
+def _is_ours(path: str) -> bool:
     in_library = path.startswith(LIBRARY) and "site-packages" not in path
-    return not (path.startswith((PACKAGE, "<")) or in_library)
+    return path.startswith((PACKAGE, "<")) or in_library
 
 
 def _package(frame: FrameType) -> str:

@@ -31,7 +31,7 @@ class Plugin:
     version: str
     module: str = ""
     made_for: str = ""
-    """The versions of rlkit that its distribution requires, such as `>=0.1,<0.2`; empty for any."""
+    """The versions of rlkit that its distribution requires, such as `>=0.1,<0.3`; empty for any."""
     error: str | None = None
     warnings: list[str] = field(default_factory=list)
     """Problems that do not prevent loading."""

@@ -94,7 +94,7 @@ def outside(owner: object, key: str = "") -> Iterator[str]:
                 words = expected(key_type, child_name)
                 if words is not None:
                     yield f"{option_key} has the name {child_name!r}, expected {words}"
-        elif _is_checked(hint):
+        elif is_checked(hint):
             words = expected(hint, value)
             if words is not None:
                 yield f"{option_key} is {value!r}, expected {words}"
@@ -150,10 +150,10 @@ def _key_type(hint: object) -> object:
     return str
 
 
-def _is_checked(hint: object) -> bool:
+def is_checked(hint: object) -> bool:
     """Whether a type has a range of numbers or a rule for names in it."""
     rules = getattr(hint, "__metadata__", ())
-    return any(isinstance(rule, _Number | NameRule) for rule in rules) or any(map(_is_checked, get_args(hint)))
+    return any(isinstance(rule, _Number | NameRule) for rule in rules) or any(map(is_checked, get_args(hint)))
 
 
 def _words(kind: str, bounds: Mapping[str, float], complete: bool = False) -> str:

@@ -191,13 +191,22 @@ def _redacted(before: str, argument: str) -> str:
 
 
 def part_name(part: object) -> str:
-    """Return a part's class for messages; of a plugin's, with the plugin and the distribution that it comes from."""
-    cls = type(part)
-    return cls.__name__ + _source(cls.__module__.partition(".")[0])
+    """Return a part's class for messages; of a plugin's, with the plugin and the distribution that it comes from.
+
+    Args:
+        part: A part, or its class.
+    """
+    cls = part if isinstance(part, type) else type(part)
+    return cls.__name__ + source_of(cls.__module__)
+
+
+def source_of(module: str) -> str:
+    """Return ` of plugin NAME`, with its distribution, for a plugin's module; nothing for one of rlkit."""
+    return _source_of_package(module.partition(".")[0])
 
 
 @functools.cache
-def _source(package: str) -> str:
+def _source_of_package(package: str) -> str:
     """Return where a top-level package comes from; looking that up takes longer than many a part's call."""
     from rlkit.base.installed import PARTS, entry_points
 

@@ -14,7 +14,7 @@ from rlkit.cli.parsing.parser import Parsed, parse, split
 from rlkit.cli.parsing.values import structured
 from rlkit.interfaces.launcher import LaunchedRun, is_launched
 from rlkit.recipe.credentials import withhold
-from rlkit.registry import calling
+from rlkit.registry import calling, require
 from rlkit.run.signals import raised
 
 OPTIONS = (
@@ -42,8 +42,13 @@ def run(argv: Sequence[str]) -> int:
         job = Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, options.out, options.resume, options.force)
         launcher = parsed.recipe.launcher
         if launcher is not None and not is_launched():
+            from rlkit.interfaces import outputs
+
+            launched_run = _launch_of(argv, parsed, job.folder)
             with calling(launcher, "launch"):
-                return launcher.launch(_launch_of(argv, parsed, job.folder))
+                status = launcher.launch(launched_run)
+            require(launcher, "launch", outputs.of_launcher(status))
+            return status
         outcome, _ = launch(job, lambda first: Display(train.total_steps, parsed.recipe.log.samples, quiet=not first))
     return INTERRUPTED if outcome.status == "interrupted" else 0
 

@@ -18,7 +18,7 @@ from rlkit.data.checks import check_retokenize, check_sources, check_tokenizers,
 from rlkit.data.lengths import PromptLengths
 from rlkit.data.mixtures import naming_mixture, recipe_of
 from rlkit.data.order import Order, RowOrder
-from rlkit.data.prompts import held_out, make_prompt, rows_of
+from rlkit.data.prompts import check_ids, held_out, make_prompt, rows_of
 from rlkit.data.retokenize import Vocabularies
 from rlkit.data.teacher import TeacherPrompts, teacher_prompts
 from rlkit.interfaces import outputs
@@ -154,6 +154,7 @@ class Data:
         measures_all = drops or rollout.unscorable == "drop" or by_outcome
         rows = list(self.order.rows) if measures_all else self._used_rows()
         prompts = [self.complete_prompt(row) for row in rows]
+        check_ids(self.recipe.task, prompts)
         if len(rows) == self.row_count:
             check_sources(self.recipe, prompts)
         if Needs.REFERENCE_REWARDS in self.recipe.needs:

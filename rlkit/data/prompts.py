@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import RecipeError, with_definition
+from rlkit.base.text import part_name
 from rlkit.interfaces import outputs
 from rlkit.interfaces.task import Split, Task
 from rlkit.recipe import Recipe
@@ -76,6 +77,19 @@ def rows_of(task: Task, split: Split) -> Sequence[Row]:
     """
     with calling(task, "rows"):
         rows = task.rows(split)
+    require(task, "rows", outputs.of_rows(rows))
     if len(rows) == 0:
-        raise RecipeError(f"task {type(task).__name__} has no {split} rows, expected at least one")
+        problem = f"task {part_name(task)} has no {split} rows, expected at least one"
+        raise RecipeError(with_definition(problem, task, "rows"))
     return rows
+
+
+def check_ids(task: Task, prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts that all have one id, by which logs and random numbers tell them apart.
+
+    Raises:
+        PartError: They have.
+    """
+    if len(prompts) > 1 and len({prompt.id for prompt in prompts}) == 1:
+        problem = f"gave all {len(prompts)} prompts the id {prompts[0].id!r}, expected an id of its own for each row"
+        require(task, "prompt", f"{problem}: write str(index)")

@@ -163,6 +163,9 @@ class SequenceLoss(PolicyLoss):
         from rlkit.ops.masked import at_last
 
         loss, metrics = self.per_sequence(out, batch)
+        if loss.shape != batch.mask.shape[:1]:
+            expected = f"expected one number for each of the {len(batch.mask)} rows"
+            raise ValueError(f"the loss of the sequences has shape {tuple(loss.shape)}, {expected}")
         return LossOutput(at_last(loss, batch.mask), metrics)
 
 

@@ -71,9 +71,10 @@ def of_estimator(batch: Batch) -> str | None:
 
 
 def of_loss(out: object, mask: torch.Tensor) -> str | None:
-    """Check a loss's output: a `LossOutput` with a floating-point loss [B,T] and metrics of one number each."""
+    """Check a loss's output: a `LossOutput` with a floating-point loss [B,T], and detached metrics of one number."""
     if not isinstance(out, LossOutput) or not isinstance(out.per_token, torch.Tensor):
-        return f"returned {show(out)}, expected a LossOutput of shape {tuple(mask.shape)}"
+        actual = f"a {type(out).__name__}" if isinstance(out, torch.Tensor) else show(out)
+        return f"returned {actual}, expected a LossOutput of shape {tuple(mask.shape)}"
     if out.per_token.shape != mask.shape:
         return (
             f"returned a loss of shape {tuple(out.per_token.shape)}, "
@@ -87,6 +88,8 @@ def of_loss(out: object, mask: torch.Tensor) -> str | None:
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             actual = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else show(value)
             return f"returned the metric {name!r} as {actual}, expected a tensor of one number"
+        if value.requires_grad:
+            return f"returned the metric {name!r} with a gradient, expected a detached tensor: write {name}.detach()"
     return None
 
 
@@ -103,6 +106,26 @@ def of_filter(verdict: object) -> str | None:
     return None if isinstance(verdict, bool) else f"returned {show(verdict)} for a group, expected True or False"
 
 
+def of_tool(parameters: object) -> str | None:
+    """Check the schema of a tool's arguments."""
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
+
+    if not isinstance(parameters, Mapping):
+        return f"is {show(parameters)}, expected a JSON schema of the arguments, an object"
+    try:
+        validator_for(parameters).check_schema(parameters)
+    except SchemaError as error:
+        return f"is {show(parameters)}, expected a JSON schema of the arguments: {error.message}"
+    return None
+
+
+def of_launcher(status: object) -> str | None:
+    """Check what a launcher returned: an exit status."""
+    fine = isinstance(status, int) and not isinstance(status, bool)
+    return None if fine else f"returned {show(status)}, expected the exit status of the command, 0 for success"
+
+
 def of_schedule(factor: object) -> str | None:
     """Check a share of the learning rate: finite and not negative."""
     return None if _is_factor(factor) else f"returned {show(factor)}, expected a finite number of 0 or more"
@@ -117,12 +140,21 @@ def _is_factor(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
+def of_rows(rows: object) -> str | None:
+    """Check a task's rows: a sequence, such as a list or a `datasets.Dataset`."""
+    if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):
+        return None
+    return f"returned {show(rows)}, expected a sequence, with len(rows) and rows[index], such as a list"
+
+
 def of_task(prompt: object) -> str | None:
     """Check a prompt: an id, and messages with role and content."""
     if not isinstance(prompt, Prompt) or not isinstance(prompt.id, str):
         return f"returned {show(prompt)}, expected a Prompt with an id"
     if not _messages(prompt.messages) or not (prompt.messages or prompt.recorded):
         return f"returned the messages {show(prompt.messages)}, expected messages with role and content"
+    if not isinstance(prompt.answer, str | None):
+        return f"returned the answer {show(prompt.answer)}, expected text or None: write str(...) or put it into meta"
     if not isinstance(prompt.meta, Mapping):
         return f"returned the meta {show(prompt.meta)}, expected values by name"
     if prompt.tools is not None and not are_tools(prompt.tools):

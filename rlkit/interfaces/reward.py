@@ -10,7 +10,7 @@ from math import nan
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
-from rlkit.base.errors import shorten, show
+from rlkit.base.errors import shorten, show, with_definition
 from rlkit.base.ranges import LARGEST_FLOAT
 from rlkit.base.text import part_name
 from rlkit.interfaces.runtime import BoundPart
@@ -128,7 +128,12 @@ def sum_counts(rewards: Iterable[RewardManager]) -> Counter[str]:
     return totals
 
 
-def as_score(value: object, source: str = "the reward") -> Score:
+def scoring_method(reward: RewardManager) -> str:
+    """Return the name of the method in which a reward scores."""
+    return "grade" if isinstance(reward, RewardFunction) else "score"
+
+
+def as_score(value: object, source: RewardManager | str = "the reward") -> Score:
     """Convert what `source` returned to a score of plain data; anything but numbers of float32 becomes an error.
 
     None is no opinion, as the reward or as a component.
@@ -142,7 +147,7 @@ def as_score(value: object, source: str = "the reward") -> Score:
         if wrong is not None or len(components) > MAX_COMPONENTS:
             problem = f"{len(components):,} components" if wrong is None else f"the component {show(wrong, 80)}"
             expected = f"at most {MAX_COMPONENTS} names of at most 64 letters, digits, spaces and _ . @ : % ( ) + = - /"
-            return Score(None, error=f"{source} returned {problem}, expected {expected}")
+            return _refused(source, f"{problem}, expected {expected}")
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
         answer = None if score.answer is None else as_text(score.answer, LONGEST_ANSWER)
         feedback = None if score.feedback is None else as_text(score.feedback, LONGEST_FEEDBACK) or None
@@ -152,7 +157,15 @@ def as_score(value: object, source: str = "the reward") -> Score:
         texts = {"an answer": score.answer, "feedback": score.feedback}
         named = "".join(f", and text as {name}" for name, text in texts.items() if text is not None)
         expected = f"finite numbers up to {LARGEST_FLOAT:g}{named}"
-        return Score(None, error=f"{source} returned {show(value)}, expected {expected}")
+        return _refused(source, f"{show(value)}, expected {expected}")
+
+
+def _refused(source: RewardManager | str, returned: str) -> Score:
+    if isinstance(source, str):
+        return Score(None, error=f"{source} returned {returned}")
+    return Score(
+        None, error=with_definition(f"{part_name(source)} returned {returned}", source, scoring_method(source))
+    )
 
 
 def as_text(value: object, longest: int) -> str:
@@ -186,7 +199,7 @@ def as_number(value: object) -> float:
 
 def grade_as_data(reward: RewardFunction, trajectory: Trajectory) -> dict[str, object]:
     """Grade a trajectory in a worker; return the fields of the score, since a worker returns only data."""
-    return vars(as_score(reward.grade(trajectory), part_name(reward)))
+    return vars(as_score(reward.grade(trajectory), reward))
 
 
 def grade_control(call: tuple[RewardFunction, Trajectory]) -> dict[str, object] | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from rlkit import hooks
+from rlkit.base.errors import with_definition
 
 SLOW_IMPORT = 3.0
 """Seconds of a plugin's import beyond which a note names it."""
@@ -37,15 +38,16 @@ def _method_problems(cls: type) -> Iterator[str]:
         function = override.__func__ if isinstance(override, staticmethod | classmethod) else override
         method = f"{cls.__name__}.{name}"
         if not callable(function):
-            yield f"{method} is a {type(function).__name__}, expected a method"
+            yield with_definition(f"{method} is a {type(function).__name__}, expected a method", cls)
             continue
         if inspect.iscoroutinefunction(base) and not _awaitable(function):
-            yield f"{method} is a plain function, expected a coroutine: write `async def {name}`"
+            problem = f"{method} is a plain function, expected a coroutine: write `async def {name}`"
+            yield with_definition(problem, cls, name)
         elif inspect.iscoroutinefunction(function) and not _awaitable(base):
-            yield f"{method} is a coroutine, which is never awaited: write `def {name}`"
-        problem = _signature_problem(override, function, base)
-        if problem is not None:
-            yield f"{method}{problem}"
+            yield with_definition(f"{method} is a coroutine, which is never awaited: write `def {name}`", cls, name)
+        mismatch = _signature_problem(override, function, base)
+        if mismatch is not None:
+            yield with_definition(f"{method}{mismatch}", cls, name)
 
 
 def misspelt_methods(cls: type) -> Iterator[str]:
@@ -62,7 +64,8 @@ def misspelt_methods(cls: type) -> Iterator[str]:
             continue
         similar = difflib.SequenceMatcher(None, name, near[0]).ratio() >= SIMILAR and near[0] not in members
         if similar or (event_methods and name.startswith("on_")):
-            yield f"{cls.__name__}.{name} is never called; did you mean `{near[0]}`?"
+            problem = f"{cls.__name__}.{name} is never called; did you mean `{near[0]}`?"
+            yield with_definition(problem, cls, name)
 
 
 def duplicate_hooks(module: object) -> Iterator[str]:
@@ -74,7 +77,8 @@ def duplicate_hooks(module: object) -> Iterator[str]:
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     for name, count in Counter(names).items():
         if name in HOOKS and count > 1:
-            yield f"it defines {name} {count} times, and Python keeps only the last; merge them into one function"
+            problem = f"it defines {name} {count} times, and Python keeps only the last; merge them into one function"
+            yield with_definition(problem, module, name)
 
 
 def unmarked_hooks(module: object) -> Iterator[str]:
@@ -84,7 +88,8 @@ def unmarked_hooks(module: object) -> Iterator[str]:
         marked = hasattr(member, "rlkit_impl") or hasattr(member, "rlkit_spec")
         if near and inspect.isfunction(member) and not marked:
             hint = "" if name in HOOKS else f" and named `{near[0]}`"
-            yield f"its function {name} is never called; it must be marked with `@hookimpl` of rlkit{hint}"
+            problem = f"its function {name} is never called; it must be marked with `@hookimpl` of rlkit{hint}"
+            yield with_definition(problem, member)
 
 
 def _interface_methods(cls: type) -> dict[str, object]:

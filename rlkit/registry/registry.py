@@ -16,10 +16,11 @@ from typing import NamedTuple
 import pluggy
 
 from rlkit import hooks
-from rlkit.base.errors import PartError, PluginError, RlkitError, explain_foreign, show
+from rlkit.base.errors import PartError, PluginError, RlkitError, explain_foreign, show, with_definition
 from rlkit.base.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
 from rlkit.base.text import part_name
 from rlkit.commands import VERBS
+from rlkit.former import take_imported
 from rlkit.interfaces.runtime import RunPart
 from rlkit.registry import checks
 
@@ -84,9 +85,9 @@ def calling(part: object, method: str) -> Iterator[None]:
     except Exception as error:
         if type(part).__module__.partition(".")[0] == "rlkit" or "OutOfMemory" in type(error).__name__:
             raise
+        problem = with_definition(f"{part_name(part)}: `{method}` raised {explain_foreign(error)}", part, method)
         raise PartError(
-            f"{part_name(part)}: `{method}` raised {explain_foreign(error)}; "
-            "--debug shows the traceback, `rlkit plugins test` checks the plugin by itself"
+            f"{problem}; --debug shows the traceback, `rlkit plugins test` checks the plugin by itself"
         ) from error
 
 
@@ -110,10 +111,10 @@ def require(part: object, method: str, problem: str | None) -> None:
     """Refuse what a part returned if it has a problem.
 
     Raises:
-        PartError: There is a problem; the message names the part, its plugin and distribution.
+        PartError: There is a problem; the message names the part, its plugin and where the method is.
     """
     if problem is not None:
-        raise PartError(f"{part_name(part)}: `{method}` {problem}")
+        raise PartError(with_definition(f"{part_name(part)}: `{method}` {problem}", part, method))
 
 
 def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = True) -> Registry:
@@ -152,6 +153,7 @@ def _load_entry_points(registry: Registry) -> None:
             registry.plugins.append(plugin)
         else:
             _note_slow_import(plugin, time.monotonic() - start)
+            _note_former_paths(plugin)
             _add(registry, plugin, module)
 
 
@@ -161,6 +163,12 @@ def _note_slow_import(plugin: Plugin, seconds: float) -> None:
             f"importing {plugin.module} took {seconds:.1f} s, which delays most commands; import heavy packages in "
             "the functions that use them"
         )
+
+
+def _note_former_paths(plugin: Plugin) -> None:
+    note = take_imported()
+    if note is not None:
+        plugin.warnings.append(note)
 
 
 def _shadowed(plugin: Plugin) -> Iterator[str]:
@@ -188,12 +196,12 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
         manager.check_pending()
         _check_module(module)
         manager.hook.rlkit_register(register=lambda cls: parts.append(Part(_kind_of(cls), cls, plugin)))
-        recipes = _recipes_in(manager.hook.rlkit_recipes())
+        recipes = _recipes_in(manager.hook.rlkit_recipes(), module)
     except PluginError as error:
         plugin.error = str(error)
         return
     except pluggy.PluginValidationError as error:
-        plugin.error = _hook_problem(str(error))
+        plugin.error = _hook_problem(str(error), module)
         return
     except Exception as error:  # a plugin's own code may raise anything
         plugin.error = explain_foreign(error)
@@ -245,7 +253,7 @@ def _withdraw(registry: Registry, plugin: Plugin) -> None:
     registry.recipes = {name: recipe for name, recipe in registry.recipes.items() if recipe.plugin is not plugin}
 
 
-def _recipes_in(folder: object) -> dict[str, Path]:
+def _recipes_in(folder: object, module: object) -> dict[str, Path]:
     """Return the recipes in a plugin's folder by name; none if it has no folder.
 
     Raises:
@@ -254,7 +262,8 @@ def _recipes_in(folder: object) -> dict[str, Path]:
     if folder is None:
         return {}
     if not isinstance(folder, str | Path) or not os.path.isdir(folder):
-        raise PluginError(f"rlkit_recipes returned {show(folder)}, expected a folder of recipes; is it in the wheel?")
+        problem = f"rlkit_recipes returned {show(folder)}, expected a folder of recipes; is it in the wheel?"
+        raise PluginError(with_definition(problem, module, "rlkit_recipes"))
     return {path.stem: path for path in sorted(Path(folder).glob("*.yaml"))}
 
 
@@ -265,33 +274,31 @@ def _kind_of(cls: type) -> str:
         PluginError: It is no class, is abstract, or does not subclass exactly one interface.
     """
     if not isinstance(cls, type):
-        raise PluginError(f"rlkit_register registers {show(cls)}, expected a class")
+        raise PluginError(with_definition(f"rlkit_register registers {show(cls)}, expected a class", cls))
+    registered = f"rlkit_register registers {cls.__name__}"
     kinds = hooks.kinds_of(cls)
     if len(kinds) != 1:
         bases = [hooks.KINDS[kind].interface.__name__ for kind in kinds]
         interfaces = ", ".join(kind.interface.__name__ for kind in hooks.KINDS.values())
         subclassed = f"the interfaces {' and '.join(bases)}" if bases else "no interface of rlkit"
-        raise PluginError(
-            f"rlkit_register registers {cls.__name__}, which subclasses {subclassed}, expected exactly one of: "
-            f"{interfaces}"
-        )
+        problem = f"{registered}, which subclasses {subclassed}, expected exactly one of: {interfaces}"
+        raise PluginError(with_definition(problem, cls))
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        raise PluginError(
-            f"rlkit_register registers {cls.__name__}, which does not implement {missing} of "
-            f"{hooks.KINDS[kinds[0]].interface.__name__}"
-        )
+        problem = f"{registered}, which does not implement {missing} of {hooks.KINDS[kinds[0]].interface.__name__}"
+        raise PluginError(with_definition(problem, cls))
     problems = checks.method_problems(cls)
     if problems:
-        raise PluginError(f"rlkit_register registers {cls.__name__}: {'; '.join(problems)}")
+        raise PluginError(f"{registered}: {'; '.join(problems)}")
     return kinds[0]
 
 
-def _hook_problem(message: str) -> str:
+def _hook_problem(message: str, module: object) -> str:
     """Return pluggy's error in one line, with the signatures that are expected."""
     lines = " ".join(line.strip() for line in message.splitlines() if line.strip())
     signatures = ", ".join(f"{name}{_arguments(name)}" for name in checks.HOOKS)
-    return f"{lines}; hooks: {signatures}"
+    hook = next((name for name in checks.HOOKS if f"{name!r}" in message), "")
+    return with_definition(f"{lines}; hooks: {signatures}", module, hook)
 
 
 def _arguments(hook: str) -> str:

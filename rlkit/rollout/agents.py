@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -37,6 +37,8 @@ from rlkit.types import Completion, JsonObject, Message, Prompt, Request, Sample
 
 KEPT_TEMPLATES = 8
 """Sets of tools whose templates are kept; an agent may describe others in each request."""
+MAX_PROBLEMS = 5
+"""Different errors of an agent's code that are shown."""
 LONGEST_OUTPUT = 4000
 """Characters of an agent's output in an error."""
 
@@ -105,7 +107,7 @@ class TemplateBackend:
         codec = self.dialogue.template.codec
         if not tools or self.parser is None:
             return ParsedTurn(codec.plain(text))
-        with errors_of(self.parser):
+        with errors_of(self.parser, "parse"):
             thinking, turn = parse_after_thinking(self.parser, text, codec.opened_thinking(prompt))
         functions = [tool["function"] for tool in tools]
         schemas = {function["name"]: function.get("parameters") for function in functions}
@@ -194,13 +196,22 @@ class AgentHost:
         agent: The part.
         dialogue: What conversations are made with.
         limits: The recipe's limits of conversations.
+        note: Shows a warning.
     """
 
-    def __init__(self, agent: Agent, dialogue: Dialogue, limits: ConversationLimits) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        dialogue: Dialogue,
+        limits: ConversationLimits,
+        note: Callable[[str], None] = print,
+    ) -> None:
         self.agent = agent
         self.dialogue = dialogue
         self.limits = limits
+        self.note = note
         self.gateway = Gateway()
+        self._problems: set[str] = set()
         self._root: Path | None = None
 
     async def converse(self, setup: ConversationSetup, prompt: Prompt, group: int, sample: int) -> Trajectory:
@@ -270,7 +281,7 @@ class AgentHost:
                 failing = asyncio.ensure_future(session.failed.wait())
                 try:
                     await asyncio.wait((running, failing), return_when=asyncio.FIRST_COMPLETED)
-                    with errors_of(self.agent):
+                    with errors_of(self.agent, "run"):
                         result = AgentResult(1) if session.fatal else await running
                         if not isinstance(result, AgentResult):
                             raise TypeError(f"it returned {show(result)}, expected AgentResult")
@@ -283,9 +294,16 @@ class AgentHost:
             result = AgentResult(-9, f"it did not finish within {seconds:g} s")
         except GuardError as error:
             result = AgentResult(1, error.problem)
+            self._warn(str(error))
         if session.fatal is not None:
             raise session.fatal
         return result, client
+
+    def _warn(self, problem: str) -> None:
+        """Show each of the first problems of the agent once."""
+        if problem not in self._problems and len(self._problems) < MAX_PROBLEMS:
+            self._problems.add(problem)
+            self.note(f"warning: {problem}; its rollout is scored as it is, and counted as conversation/agent_failed")
 
     def _trajectory(self, prompt: Prompt, samples: Sequence[Sample], counts: Mapping[str, int]) -> Trajectory:
         """Return the main sample as a trajectory, which has the others as branches."""

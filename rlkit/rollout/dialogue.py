@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlkit.base.errors import RecipeError
+from rlkit.interfaces import outputs
 from rlkit.interfaces.model import Tokenizer
 from rlkit.interfaces.parser import ToolParser
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
+from rlkit.registry import require
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.template import USER, ChatTemplate
@@ -53,10 +55,13 @@ class Dialogue:
         """Add the recipe's participants, whose tools must be bound, and check that the chat template renders them.
 
         Raises:
+            PartError: A tool has no JSON schema.
             RecipeError: No parser is known for the tool calls of this model, or it does not read those that the chat
                 template writes, or the template cannot continue after a turn.
         """
         recipe = self.recipe
+        for tool in (recipe.tools or {}).values():
+            require(tool, "parameters", outputs.of_tool(getattr(tool, "parameters", None)))
         parser = recipe.parser
         if parser is None and (recipe.tools or recipe.agent):
             parser = self._detected()

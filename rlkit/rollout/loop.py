@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for
+from contextlib import closing
 from functools import partial
 from typing import TypeVar
 
 from rlkit.interfaces.runtime import RunPart
 from rlkit.registry import close_parts
+from rlkit.rollout.blocking import BlockWatch
 
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self._counted = self._last = time.monotonic()
+        self.iterations = 0
 
     def time(self) -> float:
         """Return the seconds until now, those of stalls left out."""
@@ -38,6 +41,7 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for input and output until the next tick at most, if any deadline runs."""
         self._tick()
+        self.iterations += 1
         events = super().select(None if timeout is None else min(timeout, TICK_SECONDS))
         self._tick()
         return events
@@ -56,6 +60,11 @@ class _Loop(asyncio.SelectorEventLoop):
         self._clock = _Selector()
         super().__init__(self._clock)
 
+    @property
+    def iterations(self) -> int:
+        """How often it has looked for events."""
+        return self._clock.iterations
+
     def time(self) -> float:
         """Return the loop's clock in seconds."""
         return self._clock.time()
@@ -68,11 +77,12 @@ class EventLoop:
 
     Args:
         prepare: Called once in the thread.
+        warn: Shows a warning of code that blocks the loop; called from any thread.
     """
 
-    def __init__(self, prepare: Callable[[], None]) -> None:
+    def __init__(self, prepare: Callable[[], None], warn: Callable[[str], None] = print) -> None:
         self._loop = _Loop()
-        self._prepare = prepare
+        self._prepare, self._warn = prepare, warn
         self._tasks: dict[object, asyncio.Task[object]] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._serve, daemon=True, name="rlkit-rollouts")
@@ -121,11 +131,12 @@ class EventLoop:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._prepare()
-        while not self._closing:
-            try:
-                self._loop.run_forever()
-            except (SystemExit, KeyboardInterrupt):  # of a part: it is its task's exception as well
-                continue
+        with closing(BlockWatch(lambda: self._loop.iterations, self._warn)):
+            while not self._closing:
+                try:
+                    self._loop.run_forever()
+                except (SystemExit, KeyboardInterrupt):  # of a part: it is its task's exception as well
+                    continue
 
     def _submit(self, work: Coroutine[object, None, T], future: Future[T]) -> Future[T]:
         self._loop.call_soon_threadsafe(self._start, work, future)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import jsonschema
 
 from rlkit.base.deadlines import slot
-from rlkit.base.errors import RolloutError, show
+from rlkit.base.errors import RolloutError, show, with_definition
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
 from rlkit.interfaces.content import content_of
@@ -106,19 +106,20 @@ class ParticipantSession:
         for name, tool in self.tools.items():
             state = self._states[name] = {}
             try:
-                await guard(partial(self._enter, name, "create", tool.create, state), tool)
+                await guard(partial(self._enter, name, "create", tool.create, state), tool, method="create")
             except GuardError as error:
                 raise RolloutError(f"tool {name!r} cannot begin for prompt {prompt.id!r}: {error.problem}") from error
         user = self.participants.interaction
         if user is not None:
             self._started.append("interaction")
-            await _participant(user, lambda: user.start(prompt, self._user))
+            await _participant(user, "start", lambda: user.start(prompt, self._user))
         environment = self.participants.environment
         if environment is not None:
             self._started.append("environment")
             seed = SampleKey(self.key.seed, self.key.step, self.key.prompt, 0).hash()
             expected = object if self.participants.pictures else str
-            observed = await _participant(environment, lambda: environment.reset(prompt, seed, self._episode), expected)
+            reset = partial(environment.reset, prompt, seed, self._episode)
+            observed = await _participant(environment, "reset", reset, expected)
             return self._observation(environment, observed)
         return []
 
@@ -136,7 +137,7 @@ class ParticipantSession:
         if parser is None or not self.tools:
             return ParsedTurn(text)
         try:
-            with errors_of(parser):
+            with errors_of(parser, "parse"):
                 turn = parse_after_thinking(parser, text, opened)[1]
         except GuardError as error:
             raise ParticipantError(str(error)) from error
@@ -161,14 +162,15 @@ class ParticipantSession:
         """
         environment = self.participants.environment
         if environment is not None:
-            observation = await _participant(environment, lambda: environment.step(text, self._episode), Observation)
-            self.conversation.reward(_number(observation.reward))
+            step = partial(environment.step, text, self._episode)
+            observation = await _participant(environment, "step", step, Observation)
+            self.conversation.reward(_number(observation.reward, environment, "step"))
             return self._observation(environment, observation.text), observation.done
         user = self.participants.interaction
         if user is None:
             return [], True
-        reply = await _participant(user, lambda: user.reply(self.messages, self._user), Reply)
-        self.conversation.reward(_number(reply.reward))
+        reply = await _participant(user, "reply", partial(user.reply, self.messages, self._user), Reply)
+        self.conversation.reward(_number(reply.reward, user, "reply"))
         return _messages(user, reply.messages, self.participants.pictures), reply.done
 
     def _observation(self, environment: Environment, observed: object) -> list[Message]:
@@ -187,7 +189,8 @@ class ParticipantSession:
         """Add the tools' rewards of the whole conversation."""
         for name, tool in self.tools.items():
             try:
-                value = await guard(partial(self._enter, name, "reward", tool.reward, self._states[name]), tool)
+                enter = partial(self._enter, name, "reward", tool.reward, self._states[name])
+                value = await guard(enter, tool, method="reward")
             except GuardError:
                 self.conversation.count("tool_errors")
             else:
@@ -213,8 +216,8 @@ class ParticipantSession:
     def _reward(self, value: object) -> None:
         """Take a tool's reward; one that is no number is counted and does not count."""
         try:
-            self.conversation.reward(_number(value))
-        except ParticipantError:
+            self.conversation.reward(as_number(value))
+        except Exception:  # foreign objects may raise anything
             self.conversation.count("tool_errors")
 
     def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: object) -> Awaitable[T]:
@@ -249,8 +252,9 @@ class ParticipantSession:
     async def _call_tool(self, call: ToolCall) -> ToolReply:
         tool, state = self.tools[call.name], self._states[call.name]
         async with self.participants.slot(call.name):
-            answer = await guard(partial(self._enter, call.name, "call", tool.call, call.arguments, state), tool)
-        with errors_of(tool):  # its text may be any object
+            enter = partial(self._enter, call.name, "call", tool.call, call.arguments, state)
+            answer = await guard(enter, tool, method="call")
+        with errors_of(tool, "call"):  # its text may be any object
             reply = answer if isinstance(answer, ToolReply) else ToolReply(answer)
             return reply._replace(text=_content(reply.text, self.participants.pictures))
 
@@ -273,10 +277,10 @@ class ParticipantSession:
 
 
 async def _participant(
-    participant: Interaction | Environment, work: Callable[[], Awaitable[T]], expected: type | None = None
+    participant: Interaction | Environment, method: str, work: Callable[[], Awaitable[T]], expected: type | None = None
 ) -> T:
     try:
-        return await guard(work, participant, expected)
+        return await guard(work, participant, expected, method)
     except GuardError as error:
         raise ParticipantError(str(error)) from error
 
@@ -301,7 +305,8 @@ def _messages(user: Interaction, reply: object, pictures: bool) -> list[Message]
     if not isinstance(reply, Sequence) or not all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in reply
     ):
-        raise ParticipantError(f"{part_name(user)}: it replied {show(reply)}, expected messages with role and content")
+        problem = f"{part_name(user)}: it replied {show(reply)}, expected messages with role and content"
+        raise ParticipantError(with_definition(problem, user, "reply"))
     try:
         return [{**message, "content": content_of(message["content"], pictures)} for message in reply]
     except ValueError as error:
@@ -309,7 +314,7 @@ def _messages(user: Interaction, reply: object, pictures: bool) -> list[Message]
         raise ParticipantError(f"{part_name(user)}: it replied with {error}{reads}") from error
 
 
-def _number(value: object) -> float:
+def _number(value: object, part: Interaction | Environment, method: str) -> float:
     """Return a reward as a number.
 
     Raises:
@@ -318,4 +323,5 @@ def _number(value: object) -> float:
     try:
         return as_number(value)
     except Exception as error:  # foreign objects may raise anything
-        raise ParticipantError(f"a reward is {show(value)}, expected a finite number") from error
+        problem = f"{part_name(part)}: a reward is {show(value)}, expected a finite number"
+        raise ParticipantError(with_definition(problem, part, method)) from error

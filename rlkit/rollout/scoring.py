@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlkit.base.deadlines import paused
-from rlkit.base.errors import RolloutError, show
+from rlkit.base.errors import RolloutError, show, with_definition
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
 from rlkit.interfaces.reward import (
@@ -16,6 +16,7 @@ from rlkit.interfaces.reward import (
     as_score,
     grade_as_data,
     grade_control,
+    scoring_method,
 )
 from rlkit.registry import calling
 from rlkit.rollout.guard import GuardError, guard
@@ -95,13 +96,13 @@ async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], worke
     if isinstance(reward, RewardFunction):
         return await _grade(reward, trajectories, workers)
     try:
-        scores = await guard(lambda: _listed(reward, trajectories), reward)
+        scores = await guard(lambda: _listed(reward, trajectories), reward, method="score")
     except GuardError as error:
         return [Score(None, error=str(error))] * len(trajectories)
     if len(scores) != len(trajectories):
         problem = f"returned {len(scores)} scores for {len(trajectories)} trajectories"
         return [_failure(reward, problem)] * len(trajectories)
-    return [as_score(s, part_name(reward)) for s in scores]
+    return [as_score(s, reward) for s in scores]
 
 
 async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
@@ -109,19 +110,18 @@ async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> 
 
 
 async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    name = part_name(reward)
-    scores = [_grade_at_once(reward, trajectory, name) for trajectory in trajectories]
+    scores = [_grade_at_once(reward, trajectory) for trajectory in trajectories]
     sent = [t for t, score in zip(trajectories, scores, strict=True) if score is None]
     worker_scores = iter(await _grade_in_workers(reward, sent, workers) if sent else ())
     return [next(worker_scores) if score is None else score for score in scores]
 
 
-def _grade_at_once(reward: RewardFunction, trajectory: Trajectory, name: str) -> Score | None:
+def _grade_at_once(reward: RewardFunction, trajectory: Trajectory) -> Score | None:
     try:
         score = reward.grade_at_once(trajectory)
     except Exception:  # a worker's to report
         return None
-    return None if score is None else as_score(score, name)
+    return None if score is None else as_score(score, reward)
 
 
 async def _grade_in_workers(
@@ -157,4 +157,4 @@ async def _grade_control(reward: RewardFunction, trajectory: Trajectory, workers
 
 
 def _failure(reward: RewardManager, what: str) -> Score:
-    return Score(None, error=f"{part_name(reward)}: {what}")
+    return Score(None, error=with_definition(f"{part_name(reward)}: {what}", reward, scoring_method(reward)))

@@ -50,10 +50,18 @@ class RolloutService:
         actor: The policy, whose weights the engine is synced with.
         ranks: This rank among the others.
         offload: What leaves the device while the engine samples.
+        note: Shows a warning; called from any thread.
     """
 
     def __init__(
-        self, recipe: Recipe, dialogue: Dialogue, actor: Actor, ranks: Ranks, offload: HostOffload | None = None
+        self,
+        recipe: Recipe,
+        dialogue: Dialogue,
+        actor: Actor,
+        ranks: Ranks,
+        offload: HostOffload | None = None,
+        *,
+        note: Callable[[str], None] = print,
     ) -> None:
         self.recipe = recipe
         self.dialogue = dialogue
@@ -64,7 +72,7 @@ class RolloutService:
         """Of the policy's weights: the number of steps that changed them."""
         self._offload = offload
         self._on_device = False
-        self._loop = EventLoop(partial(use_device, ranks.fabric.device))
+        self._loop = EventLoop(partial(use_device, ranks.fabric.device), note)
         concurrent = recipe.rollout.max_conversations or self.engine.capacity
         self.admission: AbstractAsyncContextManager[object]
         self.admission = nullcontext() if concurrent is None else asyncio.Semaphore(concurrent)
@@ -72,7 +80,7 @@ class RolloutService:
         self.agents: AgentHost | None = None
         if recipe.agent is not None:
             limits = recipe.conversation or ConversationLimits(turns=AGENT_TURNS, tool_calls=None)
-            self.agents = AgentHost(recipe.agent, dialogue, limits)
+            self.agents = AgentHost(recipe.agent, dialogue, limits, note)
         self.reward_counts = RewardCounts(recipe.reward)
         self._workers = Workers(recipe.concurrency or min(4, cpus))
 

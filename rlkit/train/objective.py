@@ -172,6 +172,16 @@ class Objective:
         by_row = result.metrics.keys() if isinstance(self.loss, SequenceLoss) else ()
         return LossShare(loss, {name: metric.detach() for name, metric in metrics.items()}, by_row)
 
+    def check_gradient(self, loss: Tensor) -> None:
+        """Refuse a loss that nothing can be learned from, in a pass with a gradient.
+
+        Raises:
+            PartError: It has no gradient.
+        """
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            problem = "returned a loss without a gradient, expected one that is computed from the policy's output"
+            require(self.loss, "__call__", f"{problem}: leave out `.detach()`, `.item()` and `torch.no_grad()`")
+
     def _call(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
         with calling(self.loss, "__call__"):
             result = self.loss(out, batch)
@@ -179,7 +189,8 @@ class Objective:
         if self.strict:
             read = (out.logps, batch.old_logps, batch.advantages, result.per_token)
             *sound, finite = (bool(x[batch.mask].isfinite().all()) for x in read)
-            require(self.loss, "__call__", "returned a loss that is not finite" if all(sound) and not finite else None)
+            odd = "returned a loss that is not finite, expected a finite one, since all that it reads is"
+            require(self.loss, "__call__", odd if all(sound) and not finite else None)
         return result
 
     def _terms(self, result: LossOutput, out: PolicyOutput, batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -163,7 +163,7 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     offload = None
     if recipe.train.offload_during_rollout:
         offload = models.offload(fabric.device, keep_policy=recipe.rollout.engine.reads_policy)
-    rollouts = RolloutService(recipe, data.dialogue, models.actor, ranks, offload)
+    rollouts = RolloutService(recipe, data.dialogue, models.actor, ranks, offload, note=note)
     bind_parts(recipe, data, rollouts)
     transforms = RewardTransforms(recipe.shaping, recipe.kl_reward)
     return TrainContext(recipe, data, ranks, models, rollouts, transforms, Callbacks(recipe.callbacks, ranks, note))

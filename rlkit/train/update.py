@@ -256,6 +256,7 @@ def policy_term(
             record_logps(batch, micro, part, out.logps.detach())
         record_entropy(batch, micro, out.entropy)
         share = objective.share(out, part, counts)
+        objective.check_gradient(share.loss)
         log_share(share, part, meter, prefix)
         return share.loss
 

@@ -76,7 +76,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 class VirtualEventLoop:
     """What `RolloutService` needs of an event loop, in the caller's thread: the loop runs while the caller waits."""
 
-    def __init__(self, prepare: Callable[[], None]) -> None:
+    def __init__(self, prepare: Callable[[], None], warn: Callable[[str], None] = print) -> None:
         self.loop = VirtualLoop()
         self.errors: list[Any] = []
         self.interrupt_after: float | None = None

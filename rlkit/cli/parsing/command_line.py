@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
+from rlkit.cli.parsing.foreign import FOREIGN, JSONARGPARSE, NO_OPTION
 
 ALL = "all"
 """The key of `--help-all`."""
@@ -74,6 +74,8 @@ def _set_flag(line: CommandLine, flag: str, value: str | None, keywords_of: Mapp
     attribute = _attribute(flag)
     if flag.endswith(".help"):
         line.help.append((flag.removeprefix("--").removesuffix(".help"), value))
+    elif flag in JSONARGPARSE:
+        line.problems.append(f"{flag} is not an option of rlkit: {JSONARGPARSE[flag]}")
     elif value is not None and not _is_decoded(value):
         line.problems.append(f"{flag!a} {_UNDECODED}")
     elif value is None and flag.rpartition(".")[2].removeprefix("--") in (*FOREIGN, *NO_OPTION):

@@ -13,6 +13,7 @@ from typing import Any
 from rlkit.base.names import is_user_only
 from rlkit.base.ranges import expected, outside
 from rlkit.cli.parsing import suggest
+from rlkit.cli.parsing.constructor import check_constructor, without_type
 from rlkit.cli.parsing.instantiate import missing
 from rlkit.cli.parsing.objects import as_data, is_described
 from rlkit.cli.parsing.problems import Mistake, Problems
@@ -23,7 +24,6 @@ from rlkit.cli.parsing.schema import (
     Option,
     Section,
     Shape,
-    Untyped,
     import_paths,
     options,
     shape,
@@ -144,7 +144,8 @@ class Composer:
             self._note_source(key, option, value)
             node[name] = self._set(key, option.hint, node.get(name), value)
         except Mistake as mistake:
-            self.problems.note(mistake.key, mistake.problem)
+            remedy = "" if option.untyped_in is None else f"; {without_type(name, option.untyped_in)}"
+            self.problems.note(mistake.key, mistake.problem + remedy)
 
     def _note_unknown(self, key: str, value: object, siblings: Mapping[str, Option], part: Part | None) -> None:
         parent = key.rpartition(".")[0]
@@ -230,9 +231,9 @@ class Composer:
         part = choice.find(name)
         if part is None:
             raise Mistake(key, suggest.unknown_class(key, name, choice, self.registry))
-        _require_types(key, part)
         class_path = import_paths(part.cls)[0]
         options_before = before["init_args"] if before["class_path"] == class_path else {}
+        check_constructor(key, part, {*options_before, *(str(name).partition(".")[0] for name in arguments)})
         return {"class_path": class_path, "init_args": self._fill(part.cls, key, options_before, arguments, part)}
 
     def _dict(self, key: str, structure: DictOf, old: object, value: Mapping[str, object]) -> Tree:
@@ -282,21 +283,6 @@ def _name_and_arguments(key: str, value: object, name_before: object) -> tuple[o
     if isinstance(value, SingleOption):
         arguments = structured(arguments)
     return value.get("class_path", name_before), {} if arguments is None else arguments
-
-
-def _require_types(key: str, part: Part) -> None:
-    """Refuse a part with a required argument that has no type.
-
-    Raises:
-        Mistake: It has one.
-    """
-    for name, option in options(part.cls).items():
-        if option.required and option.hint is Untyped:
-            raise Mistake(
-                key,
-                f"{key} cannot be {part.name} of the plugin {part.plugin.name!r}, whose argument {name!r} has no type; "
-                "annotate it there",
-            )
 
 
 def _without_class(value: object, cls: type) -> object:

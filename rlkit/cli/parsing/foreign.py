@@ -110,3 +110,9 @@ NO_OPTION = {
     "wandb": "--log.loggers='[{class_path: Wandb, init_args: {project: NAME}}]' logs to Weights & Biases",
 }
 """Names that are no option of rlkit's, and what to do instead."""
+
+JSONARGPARSE = {
+    "--config": "write --recipe FILE, several times to stack recipes",
+    "--print_config": "`rlkit recipe show RECIPE` prints a recipe with every option filled in",
+}
+"""Options of command lines that jsonargparse makes, and what does the same here."""

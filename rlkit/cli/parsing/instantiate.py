@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from rlkit.base.errors import RecipeError, RlkitError, explain_foreign, with_definition
+from rlkit.base.text import part_name
 from rlkit.cli.parsing.objects import PYTHON, is_described
 from rlkit.cli.parsing.problems import Mistake
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, options, options_in, shape
@@ -52,4 +54,13 @@ def instantiate(hint: object, node: object, registry: Registry) -> object:
     if described is None:
         return node
     cls, values = described
-    return cls(**{name: instantiate(options(cls)[name].hint, child, registry) for name, child in values.items()})
+    arguments = {name: instantiate(options(cls)[name].hint, child, registry) for name, child in values.items()}
+    try:
+        return cls(**arguments)
+    except RlkitError:
+        raise
+    except Exception as error:  # a plugin's constructor may raise anything
+        problem = f"the recipe cannot be built: {part_name(cls)} raised {explain_foreign(error)}"
+        raise RecipeError(
+            f"{with_definition(problem, cls, '__init__')}; its constructor only stores options"
+        ) from error

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit.base.errors import RecipeError, RlkitError, explain
+from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.command_line import OwnOptions, split
 from rlkit.cli.parsing.compose import Composer, engine_in
 from rlkit.cli.parsing.help import print_help
@@ -116,11 +116,6 @@ def build(composer: Composer, problems: Sequence[str] = (), *, for_gpu: bool = F
 
 
 def _instantiate(tree: dict[str, object], registry: Registry) -> Recipe:
-    try:
-        recipe = instantiate(Recipe, expand(tree), registry)
-    except RlkitError:
-        raise
-    except Exception as error:  # a plugin's constructor may raise anything
-        raise RecipeError(f"the recipe cannot be built: {explain(error)}") from error
+    recipe = instantiate(Recipe, expand(tree), registry)
     assert isinstance(recipe, Recipe)
     return recipe

@@ -22,20 +22,18 @@ from rlkit.registry import Part, Registry
 UNIONS = (Union, types.UnionType)
 
 
-class Untyped:
-    """The type of an argument without an annotation."""
-
-
 class Option(NamedTuple):
     """An option of a section or of a part.
 
     Args:
         hint: Its type.
         default: Its default; `MISSING` if it is required.
+        untyped_in: The class that states no type for it, so that its default's counts; None if the type is stated.
     """
 
     hint: object
     default: object = MISSING
+    untyped_in: type | None = None
 
     @property
     def required(self) -> bool:
@@ -102,7 +100,7 @@ class Shape(NamedTuple):
 
 def shape(hint: object, registry: Registry) -> Shape:
     """Return what a type allows."""
-    members = tuple(Any if member is Untyped else member for member in union_members(hint))
+    members = union_members(hint)
     structures = {member: _structure(member, registry) for member in members if member is not type(None)}
     plain = [member for member, structure in structures.items() if structure is None and _is_data(member)]
     structure = next((structure for structure in structures.values() if structure is not None), None)
@@ -179,16 +177,17 @@ def options(cls: type) -> dict[str, Option]:
         parameters = list(inspect.signature(init).parameters.values())[1:]
         for p in parameters:
             if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in by_name:
-                by_name[p.name] = Option(_hint(p, init), MISSING if p.default is p.empty else p.default)
+                default = MISSING if p.default is p.empty else p.default
+                by_name[p.name] = Option(_hint(p, init), default, base if p.annotation is p.empty else None)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return by_name
 
 
 def _hint(parameter: inspect.Parameter, init: object) -> object:
-    """Return a parameter's type; `Any` if only type checkers can resolve it."""
+    """Return a parameter's type, or that of its default; `Any` if only type checkers can resolve it."""
     if parameter.annotation is parameter.empty:
-        return Untyped
+        return {bool: bool, int: int | float, float: float, str: str}.get(type(parameter.default), Any)
     stub = types.SimpleNamespace(__annotations__={"x": parameter.annotation})
     try:
         return get_type_hints(stub, getattr(init, "__globals__", {}), include_extras=True)["x"]

@@ -63,12 +63,30 @@ def wrong_value(key: str, value: object, hint: object, registry: Registry) -> st
     if key == "model" and isinstance(value, str):
         remedy = f"; a model's name or folder is --model.path={value}"
     shown = HIDDEN if is_credential(key, str(value)) else quote(value)
-    return f"{key} is {shown}, expected {describe(hint, registry, value)}{remedy}"
+    return f"{key} is {shown}, expected {describe(hint, registry, value)}{remedy}{_example(key, value, hint, registry)}"
 
 
 def wrong_class(key: str, name: object, hint: object, registry: Registry) -> str:
     """Return the message about a class where an option takes none."""
-    return f"{key} names the class {name!r}, expected {describe(hint, registry)}"
+    problem = f"{key} names the class {name!r}, expected {describe(hint, registry)}"
+    return problem + _example(key, name, hint, registry)
+
+
+def _example(key: str, value: object, hint: object, registry: Registry) -> str:
+    """Return the list or the mapping that a key takes, with the part that was given; nothing for other keys."""
+    structure = shape(hint, registry).structure
+    if not isinstance(structure, ListOf | DictOf):
+        return ""
+    choice = shape(structure.hint, registry).structure
+    if not isinstance(choice, Choice):
+        return ""
+    while isinstance(value, Mapping | list) and value:
+        children = list(value.values() if isinstance(value, Mapping) else value)
+        value = value["class_path"] if isinstance(value, Mapping) and "class_path" in value else children[0]
+    known = choice.find(value)
+    name = next(iter(choice.parts), "MyClass") if known is None else known.name
+    text = f"[{name}]" if isinstance(structure, ListOf) else f"{{{name.lower()}: {name}}}"
+    return f"; for example `{key}: {text}`; a class with options is {{class_path: {name}, init_args: {{...}}}}"
 
 
 def settable(key: str) -> str:

@@ -120,7 +120,7 @@ def test_parts_of_plugins_that_are_not_there_are_named(monkeypatch: pytest.Monke
     )
     unregistered = f"--reward={__name__}.Unregistered"
     assert "which the plugin 'mine' does not register; known rewards: " in refusal("quickstart", unregistered)
-    assert "argument 'depth' has no type; annotate it there" in refusal("quickstart", "--reward=NoType")
+    assert "argument 'depth' of NoType of tests has no type; annotate it (" in refusal("quickstart", "--reward=NoType")
 
 
 class Unregistered(MathReward):

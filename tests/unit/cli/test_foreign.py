@@ -141,3 +141,40 @@ def test_every_suggestion_is_an_option() -> None:
     }  # fmt: skip
     assert {key for key in FOREIGN.values() if not key.startswith("--")} - set(known_keys(registry, tree)) == set()
     assert {key for key in FOREIGN.values() if key.startswith("--")} == {"--out", "--resume"}
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["--config", "mine.yaml"], "--config is not an option of rlkit: write --recipe FILE"),
+        (["--config=mine.yaml"], "--config is not an option of rlkit: write --recipe FILE"),
+        (["--print_config"], "`rlkit recipe show RECIPE` prints a recipe with every option filled in"),
+        (["quickstart", "--print_config=skip_default"], "`rlkit recipe show RECIPE` prints a recipe"),
+    ],
+)
+def test_options_of_jsonargparse_are_redirected(words: list[str], remedy: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        parse("fit", words)
+    assert remedy in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "example"),
+    [
+        (
+            "--log.loggers=Wandb",
+            "`log.loggers: [Wandb]`; a class with options is {class_path: Wandb, init_args: {...}}",
+        ),
+        ("--log.loggers={class_path: CSV}", "`log.loggers: [CSV]`"),
+        ("--log.loggers={csv: CSV}", "`log.loggers: [CSV]`"),
+        ("--callbacks=Mine", "`callbacks: [MyClass]`"),
+        ("--tools=Calculator", "`tools: {calculator: Calculator}`"),
+        ("--tools=[Calculator]", "`tools: {calculator: Calculator}`"),
+        ("--tools=[{class_path: Calculator}]", "`tools: {calculator: Calculator}`"),
+        ("--tools=[null]", "`tools: {calculator: Calculator}`"),
+    ],
+)
+def test_lists_and_mappings_of_parts_show_their_form(option: str, example: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        parse("fit", ["quickstart", option])
+    assert f"; for example {example}" in str(raised.value)

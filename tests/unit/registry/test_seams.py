@@ -83,7 +83,11 @@ def rlkit_register(register):
 def test_what_a_constructor_raises_is_an_error(option: str, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.install("broken", "[rlkit]\nbroken = broken_parts\n", broken_parts=BROKEN)
     assert main(["fit", "--recipe=quickstart", option]) == 2
-    assert capsys.readouterr().err == "error: the recipe cannot be built: KeyError: 'colour'\n"
+    name = option.partition("=")[2]
+    printed = capsys.readouterr().err
+    assert f"error: the recipe cannot be built: {name} of plugin 'broken' (rlkit-broken 2.1) raised" in printed
+    assert "KeyError: 'colour' (" in printed
+    assert ': raise KeyError("colour")); its constructor only stores options\n' in printed
 
 
 def test_the_example_of_a_command_is_run_by_the_command_line(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

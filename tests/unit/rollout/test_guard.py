@@ -64,13 +64,13 @@ def test_the_guard_says_what_went_wrong() -> None:
         return 5
 
     for work, message in (
-        (never, "did not finish within 0.05 s$"),
+        (never, r"did not finish within 0.05 s \(.*test_guard.py, line \d+: class Part:\)$"),
         (fails, r"TimeoutError: of a socket \(.*test_guard.py, line \d+: raise TimeoutError\(.of a socket.\)\)$"),
         (lambda: fails(1), "TypeError: .* takes 0 positional arguments but 1 was given \\("),  # type: ignore[call-arg]
         (lambda: 5, "TypeError: object int can't be used in 'await' expression"),
         (leaves, r"SystemExit: 3 \("),
         (gives_up, r"CancelledError: of its own \("),
-        (returns, "it returned 5, expected str$"),
+        (returns, r"it returned 5, expected str \(.*test_guard.py, line \d+: class Part:\)$"),
     ):
         with pytest.raises(GuardError, match=f"^Part of tests: {message}"):
             run(guard(work, Part(0.05), str))  # type: ignore[arg-type]

@@ -182,7 +182,7 @@ def test_a_pause_of_the_trainer_costs_no_conversation(kind: type[Slow], hangs: b
         assert (done.error, done.counts.get("tool_errors", 0)) == (None, int(hangs))
     else:
         late = f"ParticipantError: {kind.__name__} of tests: did not finish within 0.5 s"
-        assert done.error == (late if hangs else None)
+        assert (done.error or "").startswith(late) if hangs else done.error is None
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -190,8 +190,10 @@ def test_a_pause_of_the_trainer_loses_no_score(hangs: bool) -> None:
     made, reward = service(), SlowReward(hangs)
     work = run_concurrently(*(made.score(reward, [example_trajectory("a")] * 2) for _ in range(4)))
     groups = with_a_paused_trainer(made, work)
-    error = "SlowReward of tests: did not finish within 0.5 s" if hangs else None
-    assert [(s.reward, s.error) for scores in groups for s in scores] == [(None if hangs else 1.0, error)] * 8
+    error = "SlowReward of tests: did not finish within 0.5 s" if hangs else ""
+    for score in (score for scores in groups for score in scores):
+        assert score.reward == (None if hangs else 1.0)
+        assert (score.error or "").partition(" (")[0] == error
 
 
 def test_a_conversations_deadline_holds_during_a_pause() -> None:

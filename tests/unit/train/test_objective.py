@@ -25,12 +25,12 @@ COUNTS = Counts(torch.tensor(8.0), torch.tensor(4.0))
 
 
 class Ones(PolicyLoss):
-    """A loss of 1 at each token, also outside the mask, with a metric that has a gradient."""
+    """A loss of 1 at each token, also outside the mask, with a metric."""
 
     aggregation = "token_sum"
 
     def __call__(self, out: PolicyOutput, batch: TrainBatch) -> LossOutput:
-        return LossOutput(torch.ones_like(out.logps) + 0 * out.logps, {"metric": out.logps.sum()})
+        return LossOutput(torch.ones_like(out.logps) + 0 * out.logps, {"metric": out.logps.detach().sum()})
 
 
 class Weighted(Ones):
