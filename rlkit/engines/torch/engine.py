@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PREFIX_SHARE = 0.25
+"""What keys and values of conversations between their turns may take, as a share of the cache of rows."""
+
 ROWS = 256
 """The largest batch by default."""
 ROWS_ON_GPU = 512
@@ -101,7 +104,10 @@ class TorchEngine(RolloutEngine):
             self._sampler: Sampler = GenerateSampler(self._runtime, self._queue, self.capacity)
         else:
             max_tokens = self.max_kv_tokens or _cache_tokens(self._runtime)
-            self._sampler = DecoderSampler(decoder, self._queue, self._worker, self.capacity, max_tokens)
+            kept = _prefix_bytes(self._runtime, max_tokens) if decoder.continues else 0
+            self._sampler = DecoderSampler(
+                decoder, self._queue, self._worker, self.capacity, max_tokens, prefix_bytes=kept
+            )
         self._loop = DecodeLoop(self._runtime.policy, self._runtime.device, self._sampler, self._queue, self._worker)
 
     @contextmanager
@@ -163,9 +169,10 @@ class TorchEngine(RolloutEngine):
 def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
     """Return the fastest decoder that supports the policy, or None for `generate`; warn unless it is the fastest."""
     from rlkit.engines.torch.blocks import why_not_fused
-    from rlkit.engines.torch.decoder import Decoder, why_not
+    from rlkit.engines.torch.decoder import Decoder
     from rlkit.engines.torch.fused import FusedDecoder
     from rlkit.engines.torch.graphs import GraphDecoder
+    from rlkit.engines.torch.probe import why_not, why_not_continued
 
     policy, model_class = runtime.policy, type(runtime.policy).__name__
     unfused = why_not_fused(policy)
@@ -177,8 +184,8 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
     unsupported = why_not(policy)
     if unsupported is not None:
         warnings.warn(
-            "TorchEngine samples through transformers' generate, prompts of one length at a time, which is slow: "
-            f"its own decoder does not support {model_class}: {unsupported}",
+            "TorchEngine samples through transformers' generate, prompts of one length at a time and each turn from its "
+            f"conversation's beginning, which is slow: its own decoder does not support {model_class}: {unsupported}",
             stacklevel=3,
         )
         return None
@@ -187,7 +194,12 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
         f"its weights: {unfused}",
         stacklevel=3,
     )
-    return Decoder(policy, runtime.autocast, runtime.context)
+    decoder = Decoder(policy, runtime.autocast, runtime.context)
+    problem = why_not_continued(policy, decoder)
+    if problem is not None:
+        warnings.warn(f"TorchEngine runs each turn from the beginning of its conversation: {problem}", stacklevel=3)
+        decoder.continues = False
+    return decoder
 
 
 def _has_room(runtime: Runtime) -> bool:
@@ -210,6 +222,15 @@ def _cache_tokens(runtime: Runtime) -> int:
     policy = runtime.policy
     width = 2 if _half(runtime) else next(policy.parameters()).element_size()
     return cache_tokens(policy.config.get_text_config(), width, _gpu_bytes(runtime))
+
+
+def _prefix_bytes(runtime: Runtime, max_kv_tokens: int) -> int:
+    """Return how much of keys and values is kept between turns: a share of the cache in which rows are decoded."""
+    from rlkit.models.size import kv_bytes
+
+    policy = runtime.policy
+    width = 2 if _half(runtime) and runtime.device.type != "cpu" else next(policy.parameters()).element_size()
+    return int(PREFIX_SHARE * kv_bytes(policy.config.get_text_config(), max_kv_tokens, width))
 
 
 def _half(runtime: Runtime) -> bool:
