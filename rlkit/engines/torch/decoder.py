@@ -217,11 +217,11 @@ class Decoder:
         """Return the layers of a prefill whose first `cached` columns hold the prefixes, each from its row's begin."""
         if not prefixes:
             return [_CacheLayer(None) for _ in self.layers]
-        stacked = [prefix.keys_values() for prefix in prefixes]
-        layers, two, heads, _, size = stacked[0].shape
-        columns = stacked[0].new_zeros(layers, two, len(prefixes), heads, cached, size)
-        for i, (begin, keys_values) in enumerate(zip(begins, stacked, strict=True)):
-            columns[:, :, i, :, begin:] = keys_values[:, :, :, : max(0, cached - begin)]
+        like = prefixes[0].parts[0]
+        layers, two, heads, _, size = like.shape
+        columns = like.new_zeros(layers, two, len(prefixes), heads, cached, size)
+        for i, (begin, prefix) in enumerate(zip(begins, prefixes, strict=True)):
+            prefix.write(columns[:, :, i, :, begin:])
         return [_CacheLayer(None, prefix) for prefix in columns]
 
     def _offset(self, prompt: Sequence[int], media: Media | None) -> int:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PREFIX_SHARE = 0.25
-"""What keys and values of conversations between their turns may take, as a share of the cache of rows."""
-
 ROWS = 256
 """The largest batch by default."""
 ROWS_ON_GPU = 512
@@ -42,16 +39,17 @@ ROWS_ON_GPU = 512
 class TorchEngine(RolloutEngine):
     """Continuous batching over the policy in this process: no server, no second copy, nothing to sync.
 
-    Requests that arrive between two decode steps join the batch; equal prompts are run once. A sampled token depends
-    only on its request's key and its position, whatever else is in the batch (except for floating-point noise).
-    Log-probs are those of the full softmax at the request's temperature, even if sampling is truncated. The model runs
-    in one worker thread, so that a decode step never blocks the event loop.
+    Requests that arrive between two decode steps join the batch. Equal prompts are run once, and of a conversation's
+    next turn only what is new: its keys and values are kept until the weights change. A sampled token depends only on
+    its request's key and its position, whatever else is in the batch (except for floating-point noise). Log-probs are
+    those of the full softmax at the request's temperature, even if sampling is truncated. The model runs in one worker
+    thread, so that a decode step never blocks the event loop.
 
     Args:
         max_rows: Largest number of requests in the batch; further requests wait. Null for 256, or 512 where there is
             a GPU.
         max_kv_tokens: Largest size of the key-value cache, as rows times the longest row. Null for 262,144, or on a GPU
-            for what 20% of its memory holds.
+            for what 20% of its memory holds. A quarter as much more is kept between turns.
     """
 
     reads_policy = True
@@ -104,9 +102,9 @@ class TorchEngine(RolloutEngine):
             self._sampler: Sampler = GenerateSampler(self._runtime, self._queue, self.capacity)
         else:
             max_tokens = self.max_kv_tokens or _cache_tokens(self._runtime)
-            kept = _prefix_bytes(self._runtime, max_tokens) if decoder.continues else 0
+            prefix_bytes = _prefix_bytes(self._runtime, max_tokens) if decoder.continues else 0
             self._sampler = DecoderSampler(
-                decoder, self._queue, self._worker, self.capacity, max_tokens, prefix_bytes=kept
+                decoder, self._queue, self._worker, self.capacity, max_tokens, prefix_bytes=prefix_bytes
             )
         self._loop = DecodeLoop(self._runtime.policy, self._runtime.device, self._sampler, self._queue, self._worker)
 
@@ -184,7 +182,7 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
     unsupported = why_not(policy)
     if unsupported is not None:
         warnings.warn(
-            "TorchEngine samples through transformers' generate, prompts of one length at a time and each turn from its "
+            "TorchEngine samples through transformers' generate, prompts of one length at a time, each turn from its "
             f"conversation's beginning, which is slow: its own decoder does not support {model_class}: {unsupported}",
             stacklevel=3,
         )
@@ -225,8 +223,8 @@ def _cache_tokens(runtime: Runtime) -> int:
 
 
 def _prefix_bytes(runtime: Runtime, max_kv_tokens: int) -> int:
-    """Return how much of keys and values is kept between turns: a share of the cache in which rows are decoded."""
-    from rlkit.models.size import kv_bytes
+    """Return the bytes of keys and values that are kept between turns."""
+    from rlkit.models.size import PREFIX_SHARE, kv_bytes
 
     policy = runtime.policy
     width = 2 if _half(runtime) and runtime.device.type != "cpu" else next(policy.parameters()).element_size()

@@ -77,10 +77,11 @@ class _LayerCache:
             columns = self.reserve(rows, 0)[:, :, :, :width]
             columns[:, to] = columns[:, old]
 
-    def move_prompts(self, to: Tensor, old: Tensor) -> None:
-        """Copy prompts `old` to prompts `to`."""
-        if self.prompts is not None:
-            self.prompts[:, to] = self.prompts[:, old]
+    def move_prompts(self, to: Tensor, old: Tensor, width: int) -> None:
+        """Copy the first `width` columns of prompts `old` to prompts `to`."""
+        assert self.prompts is not None
+        columns = self.prompts[:, :, :, :width]
+        columns[:, to] = columns[:, old]
 
 
 class _Admission:
@@ -156,6 +157,7 @@ class FusedDecoder:
         self.lengths: list[int] = []
         """The number of tokens of each prompt."""
         self.layers = [_LayerCache() for _ in range(self.config.num_hidden_layers)]
+        self._indexed = False
 
     def refresh(self) -> None:
         """Drop the copies of the weights: the weights have changed, or nothing is decoded for now."""
@@ -176,6 +178,7 @@ class FusedDecoder:
 
     def positions(self) -> Tensor:
         """Return the position [R] i64 of each row's next token."""
+        self._index_rows()
         return self._offsets + self.end
 
     @torch.inference_mode()
@@ -203,7 +206,7 @@ class FusedDecoder:
         self.lengths += map(len, prompts)
         self.row_prompts += [first + i for i, n in enumerate(copies) for _ in range(n)]
         self.starts += [self.end - (end - start) for start, end in new.rows]
-        self._index_rows()
+        self._indexed = False
         return logits
 
     def _prefill(self, new: _Admission) -> Callable[[int, Tensor], Tensor]:
@@ -239,13 +242,13 @@ class FusedDecoder:
         real = is_real.nonzero(as_tuple=True)
         width = max(new.positions) + 1
         visible = torch.arange(width, device=self.device) <= positions[indices][:, None, :, None]  # [P,1,Q,W]
-        stacked = [prefix.keys_values() for prefix in prefixes]
-        mask = additive_mask(visible, stacked[0].dtype)
+        like = prefixes[0].parts[0]
+        mask = additive_mask(visible, like.dtype)
 
         def attend(index: int, projected: Tensor) -> Tensor:
-            cache = self.layers[index].add_prompts(before, len(prefixes), width, stacked[0])
-            for i, keys_values in enumerate(stacked):
-                cache[:, i, :, : keys_values.shape[3]] = keys_values[index]
+            cache = self.layers[index].add_prompts(before, len(prefixes), width, like)
+            for i, prefix in enumerate(prefixes):
+                prefix.write(cache[:, i], index)
             cache[:, real[0], :, positions] = _as_cached(projected[:, heads:].unflatten(1, (2, -1)))
             # a GPU's kernels take no mask where heads share keys
             k, v = cache if on_cpu else (x.repeat_interleave(heads // x.shape[1], 1) for x in cache)
@@ -310,14 +313,14 @@ class FusedDecoder:
         if moved_prompts:
             to, old = torch.tensor(moved_prompts, device=self.device).unbind(-1)
             for layer in self.layers:
-                layer.move_prompts(to, old)
+                layer.move_prompts(to, old, max(self.lengths))
         new_index = {prompt: prompt for prompt in used} | {old: new for new, old in moved_prompts}
         lengths = {new_index[prompt]: self.lengths[prompt] for prompt in used}
         self.row_prompts = [new_index[self.row_prompts[r]] for r in rows]
         self.starts = [self.starts[r] - first for r in rows]
         self.lengths = [lengths[prompt] for prompt in range(len(used))]
         self.end -= first
-        self._index_rows()
+        self._indexed = False
 
     @torch.inference_mode()
     def keys_values(self, row: int, start: int, end: int) -> Tensor:
@@ -342,8 +345,10 @@ class FusedDecoder:
         return self._fused
 
     def _index_rows(self) -> None:
-        """Update what depends on the rows and their prompts, after either has changed."""
-        device = self.device
+        """Update what depends on the rows and their prompts, if either has changed."""
+        if self._indexed:
+            return
+        self._indexed, device = True, self.device
         self._attention = RowAttention(self.row_prompts, self.lengths, self.config, self._dtype(), device)
         starts = torch.tensor(self.starts, dtype=torch.long, device=device)
         prompt_lengths = torch.tensor([self.lengths[p] for p in self.row_prompts], dtype=torch.long, device=device)

@@ -27,9 +27,13 @@ class Prefix:
     length: int
     parts: list[Tensor]
 
-    def keys_values(self) -> Tensor:
-        """Return the keys and values [L,2,H,length,D] of all layers."""
-        return torch.cat(self.parts, 3)[:, :, :, : self.length]
+    def write(self, target: Tensor, layers: int | slice = slice(None)) -> None:
+        """Copy keys and values of one layer to a tensor [2,H,n,D], or of all to [L,2,H,n,D], as many as it holds."""
+        start, room = 0, min(self.length, target.shape[-2])
+        for part in self.parts:
+            end = min(start + part.shape[3], room)
+            target[..., start:end, :] = part[layers, :, :, : end - start]
+            start = end
 
 
 @dataclass(eq=False)
@@ -85,10 +89,14 @@ class PrefixCache:
             shared = length - sum(len(node.tokens) for node in path[:-1])
             if path and shared < len(parent.tokens):
                 path[-1] = parent = self._split(parent, shared)
-            node = _Node(keys[length:], keys_values(length, len(keys)), parent)
-            parent.children[keys[length]] = node
-            self.bytes += node.keys_values.nbytes
-            path.append(node)
+            new = keys_values(length, len(keys))
+            self.bytes += new.nbytes
+            if path and not parent.children:  # a conversation goes on: few nodes are fast
+                parent.tokens += keys[length:]
+                parent.keys_values = torch.cat((parent.keys_values, new), 3)
+            else:
+                parent.children[keys[length]] = _Node(keys[length:], new, parent)
+                path.append(parent.children[keys[length]])
         self._touch(path)
         while self.bytes > self.max_bytes:
             self._evict()

@@ -31,6 +31,9 @@ PREFILL_TOKENS = 16384
 MAX_DELAY = 32
 """Decode steps after which waiting rows join, however few they are."""
 
+TURN_SHARE, TURN_DELAY = 1 / 2, 8
+"""`refill` and `MAX_DELAY` for the next turns of conversations: a pass over few tokens takes as long as a step."""
+
 
 class Sampler(ABC):
     """Selects waiting rows, and samples those of a batch."""
@@ -95,7 +98,7 @@ class DecoderSampler(Sampler):
     def select(self, rows: Sequence[Row]) -> list[Row]:
         joined: list[Row] = []
         waiting = self._queue.waiting
-        if len(waiting) < self.decoder.refill * len(rows) and self._steps < MAX_DELAY:
+        if self._too_few(rows):
             return joined
         widest = max((len(r.request.tokens) + r.budget for r in rows), default=0)
         while waiting and len(rows) + len(joined) < self._max_rows:
@@ -120,7 +123,8 @@ class DecoderSampler(Sampler):
         while batch.rows and not ended:
             ended = batch.sample(self.decoder.step(batch.last), queue.version)
             self._steps += 1
-            if (queue.waiting and has_room) or self._worker.has_calls or queue.interrupting:
+            joinable = queue.waiting and has_room and not self._too_few(batch.rows)
+            if joinable or self._worker.has_calls or queue.interrupting:
                 break
         self._store(batch, ended)
         self.compact(batch)
@@ -153,6 +157,13 @@ class DecoderSampler(Sampler):
         gauges = {"rows_peak": self._peak, "slow_path": 0, "prefilled_tokens": prefilled}
         return {**{name: float(gauge) for name, gauge in gauges.items()}, **self.decoder.health()}
 
+    def _too_few(self, rows: Sequence[Row]) -> bool:
+        """Whether waiting rows wait for others, to join `rows` together."""
+        share, delay = self.decoder.refill, MAX_DELAY
+        if self.prefixes.bytes and share < TURN_SHARE:
+            share, delay = TURN_SHARE, TURN_DELAY
+        return len(self._queue.waiting) < share * len(rows) and self._steps < delay
+
     def _admit(self, batch: DecodeBatch, joined: Sequence[Row]) -> list[Row]:
         """Run each distinct prompt once and sample the next token of each row; return the rows that ended."""
         if joined and self.decoder.outdated():
@@ -161,6 +172,8 @@ class DecoderSampler(Sampler):
         ended: list[Row] = []
         for chunk in passes(groups):
             rows = [row for group in chunk for row in group.rows]
+            for row in rows:
+                row.weights = self._weights
             own = [row.request.tokens[len(group.prompt) :] for group in chunk for row in group.rows]
             logits = self.decoder.admit(
                 [g.prompt for g in chunk],
@@ -172,20 +185,19 @@ class DecoderSampler(Sampler):
             self._prefilled += sum(group.tokens for group in chunk)
             first = len(batch.rows)
             batch.add(rows)
-            self._store_prompts(chunk, first)
             batch.cancelled |= any(row.future.done() for row in rows)  # while other prompts were run
             ended += batch.sample(logits, self._queue.version, first)
+            self._store_prompts(chunk, first)
         self._peak = max(self._peak, len(batch.rows))
         self._steps = 0 if joined else self._steps
         return ended
 
     def _store_prompts(self, groups: Sequence[PrefillGroup], first: int) -> None:
-        """Keep the keys and values of prompts that may be continued, whose rows begin at `first`."""
+        """Keep the keys and values of new prompts that may be continued, whose rows begin at `first`."""
         for group in groups:
-            if any(row.request.continues for row in group.rows):
+            continues = any(row.request.continues and row.failure is None for row in group.rows)
+            if continues and group.prefix is None:
                 self.prefixes.store(group.prompt, group.media, partial(self.decoder.keys_values, first))
-            for row in group.rows:
-                row.weights = self._weights
             first += len(group.rows)
 
     def _store(self, batch: DecodeBatch, ended: Sequence[Row]) -> None:
