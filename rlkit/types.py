@@ -210,6 +210,7 @@ class Request:
         deadline: Seconds from the call; None for no deadline.
         resumable: Whether the completion may be INTERRUPTED; the caller then requests the missing tokens.
         resumed: Number of the last tokens that come from interrupted requests for the same completion.
+        continues: Whether requests for later turns may follow, for which an engine may keep keys and values.
     """
 
     tokens: tuple[int, ...]
@@ -220,6 +221,7 @@ class Request:
     deadline: float | None = None
     resumable: bool = False
     resumed: int = 0
+    continues: bool = False
 
 
 @dataclass

@@ -34,6 +34,9 @@ CACHE_TOKENS = 262_144
 CACHE_SHARE = 0.2
 """The largest share of a GPU's memory that TorchEngine fills with its cache, by default."""
 
+PREFIX_SHARE = 0.25
+"""What TorchEngine keeps of conversations between their turns, as a share of its cache."""
+
 
 @dataclass(frozen=True)
 class Size:

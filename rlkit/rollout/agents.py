@@ -85,7 +85,7 @@ class TemplateBackend:
         budget = min(limit for limit in (setup.sampling.max_tokens, max_tokens, room) if limit is not None)
         key = self.key._replace(prompt=f"{self.key.prompt}/{label}")
         session = f"{self.key.step}/{self.key.prompt}/{self.key.sample}"
-        request = Request(tuple(tokens), setup.sampling.within(budget), key, session, media)
+        request = Request(tuple(tokens), setup.sampling.within(budget), key, session, media, continues=True)
         if gate is not None and self._asking:
             gate.count(1)  # the gate counts a conversation once: it is busy while none of its requests waits
         self._asking += 1

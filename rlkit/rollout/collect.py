@@ -250,6 +250,7 @@ async def _ask(setup: ConversationSetup, conversation: Conversation, key: Sample
         key,
         session=f"{key.step}/{key.prompt}/{key.sample}",
         media=Media.of(conversation.media),
+        continues=len(conversation.rewards) + 1 < conversation.limits.turns,
     )
     return await ask_engine(setup, request)
 

@@ -18,9 +18,10 @@ from rlkit.base.errors import EngineError
 from rlkit.engines import TorchEngine
 from rlkit.engines.torch import blocks, decoder, engine, samplers
 from rlkit.engines.torch.blocks import FusedModel, why_not_fused
-from rlkit.engines.torch.decoder import Decoder, _CacheLayer, why_not
+from rlkit.engines.torch.decoder import Decoder, _CacheLayer
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.engines.torch.graphs import GraphDecoder
+from rlkit.engines.torch.probe import why_not
 from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora, base_model
@@ -138,7 +139,7 @@ def test_models_without_a_plain_cache_go_through_generate() -> None:
     prompts = PROMPTS[:3]
     with pytest.warns(UserWarning, match=r"slow: its own decoder does not support MambaForCausalLM: it keeps a"):
         engine = bound("mamba")
-    assert engine.health() == {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0}
+    assert engine.health() == {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0, "prefilled_tokens": 0.0}
     answers = ask(engine, [request(p, temperature=0.0) for p in prompts])
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = torch.tensor([prompt])

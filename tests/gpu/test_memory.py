@@ -12,7 +12,7 @@ import torch
 
 from rlkit.engines.server.transports import serialize
 from rlkit.engines.sglang_transports import SGLangTensors
-from rlkit.engines.torch.decoder import why_not
+from rlkit.engines.torch.probe import why_not
 from rlkit.testing import random_model
 
 pytestmark = pytest.mark.gpu

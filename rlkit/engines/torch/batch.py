@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlkit.base.errors import EngineError, RolloutError
+from rlkit.engines.torch.prefixes import Prefix, PrefixCache
 from rlkit.engines.torch.structure import StructureMatcher, exclude
 from rlkit.media import Media
 from rlkit.ops.random import uniform
@@ -35,6 +36,8 @@ class Row:
     future: asyncio.Future[Completion]
     key: int
     matcher: StructureMatcher | None = None
+    weights: int = 0
+    """How often the weights had changed when it was admitted."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """For each version of the weights that sampled tokens: the number of tokens before it, and the version."""
     completion: Completion | None = None
@@ -83,31 +86,38 @@ class PrefillGroup:
     Args:
         prompt: Its ids.
         rows: In the order of their admission.
-        tokens: Those of a pass over the prompt and the rows' own tokens.
+        tokens: Those of a pass over the prompt, but for its prefix, and the rows' own tokens.
         media: The pictures.
+        prefix: The tokens that have been run before; None if there are none.
     """
 
     prompt: tuple[int, ...]
     rows: list[Row]
     tokens: int
     media: Media | None = None
+    prefix: Prefix | None = None
 
 
-def group_by_prompt(rows: Sequence[Row], resumed: bool, max_tokens: int) -> list[PrefillGroup]:
+def group_by_prompt(
+    rows: Sequence[Row], resumed: bool, max_tokens: int, prefixes: PrefixCache | None = None
+) -> list[PrefillGroup]:
     """Group rows by their prompts, in the order of each prompt's first row.
 
-    If `resumed`, tokens that a row sampled before are not part of its prompt. A prompt gets another group if a pass
-    would otherwise take more than `max_tokens`.
+    If `resumed`, tokens that a row without a prefix sampled before are not part of its prompt. A prompt gets another
+    group if a pass would otherwise take more than `max_tokens`.
     """
     groups: list[PrefillGroup] = []
     latest: dict[tuple[object, ...], PrefillGroup] = {}
     for row in rows:
-        own = row.request.resumed if resumed else 0
-        prompt, media = row.request.tokens[: len(row.request.tokens) - own], row.request.media
+        media = row.request.media
+        prefix = None if prefixes is None else prefixes.find(row.request.tokens, media)
+        own = row.request.resumed if resumed and prefix is None else 0
+        prompt = row.request.tokens[: len(row.request.tokens) - own]
         key = (prompt, None if media is None else media.key)
         group = latest.get(key)
         if group is None or (own and group.tokens + own > max_tokens):
-            group = latest[key] = PrefillGroup(prompt, [], len(prompt), media)
+            cached = 0 if prefix is None else prefix.length
+            group = latest[key] = PrefillGroup(prompt, [], len(prompt) - cached, media, prefix)
             groups.append(group)
         group.rows.append(row)
         group.tokens += own

@@ -6,14 +6,16 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.packing import masked_attention
-from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset
+from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, ModelConfig
@@ -25,27 +27,27 @@ GROWTH = 64
 SPARE = 1 / 32
 """`spare` on a CPU: in a small model, dropping a row costs as much as its share of a step."""
 
-MAX_GAPS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""The largest accepted distance of a probe's logits from a plain forward's, in standard deviations, by dtype.
-
-A wrong mask yields 0.24 or more in tiny random models of five architectures.
-"""
-
 
 class _CacheLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values [R,H,C,D]; all rows end at the same column."""
 
     is_sliding = False
 
-    def __init__(self, decoder: Decoder | None) -> None:
+    def __init__(self, decoder: Decoder | None, prefix: Tensor | None = None) -> None:
         super().__init__()
         self.decoder = decoder
+        self.prefix = prefix
+        """Keys and values [2,R,H,K,D] in the columns before a prefill's."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         key_states = key_states.to(value_states.dtype)  # under autocast, rotations return them in float32
-        if self.decoder is None:  # prefill: the cache is empty
+        if self.decoder is None:  # prefill
+            if self.prefix is not None:
+                key_states, value_states = (
+                    torch.cat(columns, 2) for columns in zip(self.prefix, (key_states, value_states), strict=True)
+                )
             self.keys, self.values = key_states, value_states
             return key_states, value_states
         rows, start, end = self.decoder.rows, self.decoder.first, self.decoder.end
@@ -56,7 +58,9 @@ class _CacheLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
     def get_seq_length(self) -> int:
-        return 0 if self.decoder is None else self.decoder.end
+        if self.decoder is not None:
+            return self.decoder.end
+        return 0 if self.prefix is None else self.prefix.shape[3]
 
     def get_max_length(self) -> int:
         return -1
@@ -77,8 +81,13 @@ class AnyDecoder(Protocol):
     refill: float
     """The share of finished rows from which on waiting rows replace them; fewer waiting rows join later, together."""
 
+    device: torch.device
+
     resumes: bool
     """Whether rows may be admitted with their own tokens after a shared prompt."""
+
+    continues: bool
+    """Whether prompts may be admitted with prefixes, from `keys_values` of the same weights."""
 
     few_sizes: bool
     """Whether finished rows are dropped down to few numbers of rows: see `rounded_rows`."""
@@ -94,11 +103,16 @@ class AnyDecoder(Protocol):
         copies: Sequence[int],
         own: Sequence[Sequence[int]] = (),
         media: RowMedia = (),
+        prefixes: Sequence[Prefix] = (),
     ) -> Tensor: ...
 
     def step(self, tokens: Tensor) -> Tensor: ...
 
     def keep(self, rows: Sequence[int]) -> None: ...
+
+    def keys_values(self, row: int, start: int, end: int) -> Tensor: ...
+
+    def outdated(self) -> bool: ...
 
     def refresh(self) -> None: ...
 
@@ -115,7 +129,7 @@ class Decoder:
     All rows end at column `end`; row `r` begins at `starts[r]`, and the columns before it are masked.
 
     Args:
-        model: A causal language model with a plain key-value cache; see `why_not`.
+        model: A causal language model with a plain key-value cache; see `probe.why_not`.
         autocast: Returns the precision context of a forward pass.
         context: The largest number of tokens of a row that is not finished.
     """
@@ -124,6 +138,7 @@ class Decoder:
     refill = 0.0
     resumes = False
     few_sizes = False
+    continues = True
 
     def __init__(
         self,
@@ -143,6 +158,7 @@ class Decoder:
         """What to add to the index of a row's next token, for its position."""
         self.layers: list[_CacheLayer]
         self.release()
+        self.refresh()
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # its name before transformers 5.24
@@ -167,27 +183,53 @@ class Decoder:
         copies: Sequence[int],
         own: Sequence[Sequence[int]] = (),
         media: RowMedia = (),
+        prefixes: Sequence[Prefix] = (),
     ) -> Tensor:
-        """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
+        """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V].
+
+        If they have `prefixes`, only what comes after these is run: the last columns, as many as the longest needs.
+        """
         assert not any(own)
-        if any(media):
+        if any(media) and not prefixes:
             each = zip(prompts, copies, media, strict=True)
             return torch.cat([self._admit_one(prompt, count, pictures) for prompt, count, pictures in each])
         width = max(map(len, prompts))
+        begins = [width - len(prompt) for prompt in prompts]
+        cached = min((begin + prefix.length for begin, prefix in zip(begins, prefixes, strict=False)), default=0)
         tokens = torch.zeros(len(prompts), width, dtype=torch.long)
-        for i, prompt in enumerate(prompts):
-            tokens[i, width - len(prompt) :] = torch.tensor(prompt)
-        starts = torch.tensor([width - len(p) for p in prompts], device=self.device)
+        for row, prompt, begin in zip(tokens, prompts, begins, strict=True):
+            row[begin:] = torch.tensor(prompt)
+        starts = torch.tensor(begins, device=self.device)
         columns = torch.arange(width, device=self.device)
-        visible = (columns[None, None] >= starts[:, None, None]) & (columns[None, :, None] >= columns[None, None])
-        visible = visible | torch.eye(width, dtype=torch.bool, device=self.device)
-        positions = (columns[None] - starts[:, None]).clamp(min=0)
-        layers = [_CacheLayer(None) for _ in self.layers]
-        logits = self._forward(tokens.to(self.device), visible, positions, Cache(layers=list(layers)))
+        queries = columns[cached:]
+        visible = (columns[None, None] >= starts[:, None, None]) & (queries[None, :, None] >= columns[None, None])
+        visible = visible | (queries[:, None] == columns)
+        offsets = [self._offset(prompt, pictures) for prompt, pictures in zip_longest(prompts, media)]
+        positions = (queries - starts[:, None]).clamp(min=0) + torch.tensor(offsets, device=self.device)[:, None]
+        layers = self._prefill_layers(prefixes, begins, cached)
+        logits = self._forward(tokens[:, cached:].to(self.device), visible, positions, Cache(layers=list(layers)))
         repeats = torch.tensor(copies, device=self.device)
-        begins = [width - len(p) for p, n in zip(prompts, copies, strict=True) for _ in range(n)]
-        self._append(layers, repeats, begins, offset=0)
+        rows = [i for i, count in enumerate(copies) for _ in range(count)]
+        self._append(layers, repeats, [begins[i] for i in rows], [offsets[i] for i in rows])
         return logits.repeat_interleave(repeats, dim=0)
+
+    def _prefill_layers(self, prefixes: Sequence[Prefix], begins: Sequence[int], cached: int) -> list[_CacheLayer]:
+        """Return the layers of a prefill whose first `cached` columns hold the prefixes, each from its row's begin."""
+        if not prefixes:
+            return [_CacheLayer(None) for _ in self.layers]
+        like = prefixes[0].parts[0]
+        layers, two, heads, _, size = like.shape
+        columns = like.new_zeros(layers, two, len(prefixes), heads, cached, size)
+        for i, (begin, prefix) in enumerate(zip(begins, prefixes, strict=True)):
+            prefix.write(columns[:, :, i, :, begin:])
+        return [_CacheLayer(None, prefix) for prefix in columns]
+
+    def _offset(self, prompt: Sequence[int], media: Media | None) -> int:
+        """Return what to add to the index of a token behind a prompt's pictures, for its position."""
+        if media is None:
+            return 0
+        tokens = torch.tensor([prompt], device=self.device)
+        return position_offset(rotary_positions(backbone_of(self.model), tokens, [media]), len(prompt))
 
     def _admit_one(self, prompt: Sequence[int], copies: int, media: Media | None) -> Tensor:
         """Run a prompt alone: the model makes its own mask, in which pictures may be seen in both directions."""
@@ -204,7 +246,7 @@ class Decoder:
                 **self._last_only,
             )
         offset = position_offset(inputs.get("position_ids"), len(prompt))
-        self._append(layers, torch.tensor([copies], device=self.device), [0] * copies, offset)
+        self._append(layers, torch.tensor([copies], device=self.device), [0] * copies, [offset] * copies)
         logits: Tensor = output.logits[:, -1]
         return logits.expand(copies, -1)
 
@@ -233,8 +275,19 @@ class Decoder:
         if not rows:
             self.end = 0
 
+    @torch.inference_mode()
+    def keys_values(self, row: int, start: int, end: int) -> Tensor:
+        """Return a copy of the keys and values [L,2,H,n,D] of a row's tokens from `start` to `end`."""
+        columns = slice(self.starts[row] + start, self.starts[row] + end)
+        return torch.stack([torch.stack((x.keys[row, :, columns], x.values[row, :, columns])) for x in self.layers])
+
+    def outdated(self) -> bool:
+        """Whether the model's weights have been written since `refresh`."""
+        return self._versions != [weight._version for weight in self.model.parameters()]
+
     def refresh(self) -> None:
-        """Do nothing: the model's own weights are read."""
+        """Note that the weights have changed: the model's own are read."""
+        self._versions = [weight._version for weight in self.model.parameters()]
 
     def health(self) -> dict[str, float]:
         return {"fused": 0.0}
@@ -261,7 +314,9 @@ class Decoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def _append(self, layers: Sequence[_CacheLayer], repeats: Tensor, starts: list[int], offset: int) -> None:
+    def _append(
+        self, layers: Sequence[_CacheLayer], repeats: Tensor, starts: Sequence[int], offsets: Sequence[int]
+    ) -> None:
         width = layers[0].keys.shape[2]
         if width > self.end:
             self._shift(width - self.end)
@@ -274,7 +329,7 @@ class Decoder:
                 rows = slice(self.rows, self.rows + len(starts))
                 buffer[rows, :, self.end - width : self.end] = x.repeat_interleave(repeats, dim=0)
         self.starts += [self.end - width + s for s in starts]
-        self.offsets += [offset] * len(starts)
+        self.offsets += offsets
         self.rows += len(starts)
 
     def _shift(self, by: int) -> None:
@@ -307,42 +362,6 @@ class Decoder:
                 grown = old.new_zeros(new_rows, old.shape[1], new_columns, old.shape[3])
                 grown[:row_capacity, :, :column_capacity] = old
                 setattr(layer, name, grown)
-
-
-def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -> str | None:
-    """Return why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
-
-    Differences are measured relative to the spread of the logits, since half-precision weights round at every layer.
-    """
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if getattr(model, "_is_stateful", False):
-        return "it keeps a state instead of keys and values"
-    unknown = kinds - {"full_attention", "sliding_attention"}
-    if unknown:
-        return f"it has layers of type {', '.join(sorted(unknown))}"
-    try:
-        with masked_attention(model):
-            decoded, plain = _probe(model, make(model))
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"a probe failed with {type(error).__name__}: {error}"
-    gap = float((decoded - plain).square().mean().sqrt())
-    spread = max(float(plain.std()), 1e-6)
-    limit = MAX_GAPS.get(next(model.parameters()).dtype, 1e-3)
-    if gap <= limit * spread:
-        return None
-    return f"a probe's logits are {gap / spread:.2g} of their spread away, expected at most {limit:g}"
-
-
-@torch.inference_mode()
-def _probe(model: CausalLM, decoder: AnyDecoder) -> tuple[Tensor, Tensor]:
-    """Return the logits [2,V] f32 of a decode step of two rows of different lengths, and of plain forward passes."""
-    prompts, last = [[3, 5, 4, 6, 7], [5, 3]], [4, 6]
-    decoder.admit(prompts, [1, 1])
-    device = next(model.parameters()).device
-    decoded = decoder.step(torch.tensor(last, device=device))
-    rows = [torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, last, strict=True)]
-    return decoded.float(), torch.stack([model(input_ids=row).logits[0, -1] for row in rows]).float()
 
 
 def attention_masks(config: ModelConfig, visible: Tensor) -> Tensor | dict[str, Tensor]:

@@ -39,16 +39,17 @@ ROWS_ON_GPU = 512
 class TorchEngine(RolloutEngine):
     """Continuous batching over the policy in this process: no server, no second copy, nothing to sync.
 
-    Requests that arrive between two decode steps join the batch; equal prompts are run once. A sampled token depends
-    only on its request's key and its position, whatever else is in the batch (except for floating-point noise).
-    Log-probs are those of the full softmax at the request's temperature, even if sampling is truncated. The model runs
-    in one worker thread, so that a decode step never blocks the event loop.
+    Requests that arrive between two decode steps join the batch. Equal prompts are run once, and of a conversation's
+    next turn only what is new: its keys and values are kept until the weights change. A sampled token depends only on
+    its request's key and its position, whatever else is in the batch (except for floating-point noise). Log-probs are
+    those of the full softmax at the request's temperature, even if sampling is truncated. The model runs in one worker
+    thread, so that a decode step never blocks the event loop.
 
     Args:
         max_rows: Largest number of requests in the batch; further requests wait. Null for 256, or 512 where there is
             a GPU.
         max_kv_tokens: Largest size of the key-value cache, as rows times the longest row. Null for 262,144, or on a GPU
-            for what 20% of its memory holds.
+            for what 20% of its memory holds. A quarter as much more is kept between turns.
     """
 
     reads_policy = True
@@ -101,7 +102,10 @@ class TorchEngine(RolloutEngine):
             self._sampler: Sampler = GenerateSampler(self._runtime, self._queue, self.capacity)
         else:
             max_tokens = self.max_kv_tokens or _cache_tokens(self._runtime)
-            self._sampler = DecoderSampler(decoder, self._queue, self._worker, self.capacity, max_tokens)
+            prefix_bytes = _prefix_bytes(self._runtime, max_tokens) if decoder.continues else 0
+            self._sampler = DecoderSampler(
+                decoder, self._queue, self._worker, self.capacity, max_tokens, prefix_bytes=prefix_bytes
+            )
         self._loop = DecodeLoop(self._runtime.policy, self._runtime.device, self._sampler, self._queue, self._worker)
 
     @contextmanager
@@ -163,9 +167,10 @@ class TorchEngine(RolloutEngine):
 def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
     """Return the fastest decoder that supports the policy, or None for `generate`; warn unless it is the fastest."""
     from rlkit.engines.torch.blocks import why_not_fused
-    from rlkit.engines.torch.decoder import Decoder, why_not
+    from rlkit.engines.torch.decoder import Decoder
     from rlkit.engines.torch.fused import FusedDecoder
     from rlkit.engines.torch.graphs import GraphDecoder
+    from rlkit.engines.torch.probe import why_not, why_not_continued
 
     policy, model_class = runtime.policy, type(runtime.policy).__name__
     unfused = why_not_fused(policy)
@@ -177,8 +182,8 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
     unsupported = why_not(policy)
     if unsupported is not None:
         warnings.warn(
-            "TorchEngine samples through transformers' generate, prompts of one length at a time, which is slow: "
-            f"its own decoder does not support {model_class}: {unsupported}",
+            "TorchEngine samples through transformers' generate, prompts of one length at a time, each turn from its "
+            f"conversation's beginning, which is slow: its own decoder does not support {model_class}: {unsupported}",
             stacklevel=3,
         )
         return None
@@ -187,7 +192,12 @@ def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
         f"its weights: {unfused}",
         stacklevel=3,
     )
-    return Decoder(policy, runtime.autocast, runtime.context)
+    decoder = Decoder(policy, runtime.autocast, runtime.context)
+    problem = why_not_continued(policy, decoder)
+    if problem is not None:
+        warnings.warn(f"TorchEngine runs each turn from the beginning of its conversation: {problem}", stacklevel=3)
+        decoder.continues = False
+    return decoder
 
 
 def _has_room(runtime: Runtime) -> bool:
@@ -210,6 +220,15 @@ def _cache_tokens(runtime: Runtime) -> int:
     policy = runtime.policy
     width = 2 if _half(runtime) else next(policy.parameters()).element_size()
     return cache_tokens(policy.config.get_text_config(), width, _gpu_bytes(runtime))
+
+
+def _prefix_bytes(runtime: Runtime, max_kv_tokens: int) -> int:
+    """Return the bytes of keys and values that are kept between turns."""
+    from rlkit.models.size import PREFIX_SHARE, kv_bytes
+
+    policy = runtime.policy
+    width = 2 if _half(runtime) and runtime.device.type != "cpu" else next(policy.parameters()).element_size()
+    return int(PREFIX_SHARE * kv_bytes(policy.config.get_text_config(), max_kv_tokens, width))
 
 
 def _half(runtime: Runtime) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from rlkit.engines.torch.blocks import FusedModel
 from rlkit.engines.torch.decoder import SPARE
+from rlkit.engines.torch.prefixes import Prefix
 from rlkit.engines.torch.row_attention import RowAttention, additive_mask
 from rlkit.models.vision import RowMedia
 from rlkit.ops.attention import Layout, packed_attention, token_indices, widened
@@ -23,17 +24,33 @@ GROWTH = 16
 
 
 class _LayerCache:
-    """One layer's keys and values: of prompts [2,P,H,W,D], and of rows' own tokens [2,R,H,C,D]."""
+    """One layer's keys and values: of prompts [2,P,H,W,D], and of rows' own tokens [2,R,H,C,D], with room for more."""
 
     def __init__(self) -> None:
         self.prompts: Tensor | None = None
         self.rows: Tensor | None = None
 
-    def add_prompts(self, new: Tensor) -> None:
-        """Append prompts [2,P,H,W,D]."""
-        old = new[:, :0] if self.prompts is None else self.prompts
-        width = max(old.shape[3], new.shape[3])
-        self.prompts = torch.cat([pad(x, (0, 0, 0, width - x.shape[3])) for x in (old, new)], 1)
+    def add_prompts(self, before: int, count: int, width: int, like: Tensor) -> Tensor:
+        """Return 0 for the keys and values [2,count,H,width,D] of more prompts after the `before` ones there are.
+
+        Args:
+            before: The number of prompts to keep.
+            count: The number of new ones.
+            width: The tokens of the longest new one.
+            like: [...,H,n,D] of the same dtype.
+        """
+        heads, _, size = like.shape[-3:]
+        old = like.new_zeros(2, 0, heads, 0, size) if self.prompts is None else self.prompts
+        _, capacity, _, columns, _ = old.shape
+        if before + count <= capacity and width <= columns:
+            old[:, before : before + count] = 0
+            self.prompts = old
+        else:
+            rows = capacity if before + count <= capacity else max(before + count, capacity * 3 // 2)
+            wider = columns if width <= columns else max(width, columns * 5 // 4)
+            self.prompts = like.new_zeros(2, rows, heads, wider, size)
+            self.prompts[:, :before, :, :columns] = old[:, :before]
+        return self.prompts[:, before : before + count, :, :width]
 
     def add_rows(self, new: Tensor, before: int, width: int) -> None:
         """Append rows [2,R,H,C,D] after the `before` rows there are, which use `width` columns."""
@@ -60,32 +77,40 @@ class _LayerCache:
             columns = self.reserve(rows, 0)[:, :, :, :width]
             columns[:, to] = columns[:, old]
 
+    def move_prompts(self, to: Tensor, old: Tensor, width: int) -> None:
+        """Copy the first `width` columns of prompts `old` to prompts `to`."""
+        assert self.prompts is not None
+        columns = self.prompts[:, :, :, :width]
+        columns[:, to] = columns[:, old]
+
 
 class _Admission:
-    """One packed sequence of new tokens: each prompt, followed by its rows' own tokens."""
+    """One packed sequence of new tokens: each prompt, but for its first `cached` ones, and its rows' own tokens."""
 
     def __init__(
         self,
         prompts: Sequence[Sequence[int]],
         copies: Sequence[int],
         own: Sequence[Sequence[int]],
+        cached: Sequence[int],
         device: torch.device,
     ) -> None:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.prompts: list[Span] = []
-        """The span of each prompt."""
+        """The span of each prompt's new tokens."""
         self.rows: list[Span] = []
         """The span of each row's own tokens."""
         self.lasts: list[int] = []
         """The index of each row's last token."""
         shared = []
         remaining = iter(own or [()] * sum(copies))
-        for prompt, count in zip(prompts, copies, strict=True):
-            start, end = self._add(prompt, 0)
+        for i, (prompt, count) in enumerate(zip(prompts, copies, strict=True)):
+            first = cached[i] if cached else 0
+            start, end = self._add(prompt[first:], first)
             self.prompts.append((start, end))
             self.rows += (self._add(tokens, len(prompt)) for tokens in islice(remaining, count))
-            self.lasts += (end - 1 if first == last else last - 1 for first, last in self.rows[len(self.lasts) :])
+            self.lasts += (end - 1 if a == b else b - 1 for a, b in self.rows[len(self.lasts) :])
             shared.append((start, end, len(self.tokens)))
         segments = sorted(span for span in (*self.prompts, *self.rows) if span[0] < span[1])
         self.layout = Layout(segments, [s for s in shared if s[1] < s[2]], device)
@@ -101,7 +126,7 @@ class FusedDecoder:
     """Decodes rows as `Decoder` does, without the model's modules and in fewer passes over memory.
 
     The copies of the weights, adapters merged, have autocast's dtype if it is enabled. They are renewed at the first
-    pass after `refresh`, and when a prompt is admitted after the model's weights were written. Rows attend to one copy
+    pass after `refresh`. Rows attend to one copy
     of the prompt that they share, and to their own tokens, of which row `r` has `end - starts[r]`.
 
     Args:
@@ -113,6 +138,7 @@ class FusedDecoder:
     refill = 0.0
     resumes = True
     few_sizes = True
+    continues = True
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model
@@ -131,6 +157,7 @@ class FusedDecoder:
         self.lengths: list[int] = []
         """The number of tokens of each prompt."""
         self.layers = [_LayerCache() for _ in range(self.config.num_hidden_layers)]
+        self._indexed = False
 
     def refresh(self) -> None:
         """Drop the copies of the weights: the weights have changed, or nothing is decoded for now."""
@@ -151,6 +178,7 @@ class FusedDecoder:
 
     def positions(self) -> Tensor:
         """Return the position [R] i64 of each row's next token."""
+        self._index_rows()
         return self._offsets + self.end
 
     @torch.inference_mode()
@@ -160,24 +188,25 @@ class FusedDecoder:
         copies: Sequence[int],
         own: Sequence[Sequence[int]] = (),
         media: RowMedia = (),
+        prefixes: Sequence[Prefix] = (),
     ) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V].
 
-        `own` holds each row's own tokens after its prompt, any number of them; if it is empty, no row has any.
+        `own` holds each row's own tokens after its prompt, any number of them; if it is empty, no row has any. If the
+        prompts have `prefixes`, only what comes after these is run, and no row has tokens of its own.
         """
-        if self._fused is not None and self._fused.outdated():
-            self.refresh()
-        new = _Admission(prompts, copies, own, self.device)
+        new = _Admission(prompts, copies, own, [prefix.length for prefix in prefixes], self.device)
         model = self._model()
         tokens, positions = (torch.tensor(x, device=self.device) for x in (new.tokens, new.positions))
-        hidden = model(tokens, positions, max(new.positions) + 1, self._prefill(new))
+        attend = self._continue(new, prefixes, positions) if prefixes else self._prefill(new)
+        hidden = model(tokens, positions, max(new.positions) + 1, attend)
         lasts = {last: i for i, last in enumerate(sorted(set(new.lasts)))}
         logits = model.logits(hidden[list(lasts)])[[lasts[last] for last in new.lasts]]
         first = len(self.lengths)
         self.lengths += map(len, prompts)
         self.row_prompts += [first + i for i, n in enumerate(copies) for _ in range(n)]
         self.starts += [self.end - (end - start) for start, end in new.rows]
-        self._index_rows()
+        self._indexed = False
         return logits
 
     def _prefill(self, new: _Admission) -> Callable[[int, Tensor], Tensor]:
@@ -192,7 +221,8 @@ class FusedDecoder:
             queries = projected[:, :heads]
             keys_values = projected[:, heads:].view(len(projected), 2, -1, projected.shape[-1]).transpose(0, 1)
             prompts = keys_values[:, prompt_indices].transpose(2, 3)
-            self.layers[index].add_prompts(_as_cached(prompts))
+            cached = _as_cached(prompts)
+            self.layers[index].add_prompts(len(self.lengths), cached.shape[1], cached.shape[3], cached).copy_(cached)
             if not new.layout.shared:
                 q, (k, v) = queries[prompt_indices].transpose(1, 2), prompts
                 k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
@@ -200,6 +230,31 @@ class FusedDecoder:
             rows = _as_cached(keys_values[:, row_indices].transpose(2, 3))
             self.layers[index].add_rows(rows, self.rows, self.width)
             return packed(queries, keys_values[0], keys_values[1], 1.0, new.layout)
+
+        return attend
+
+    def _continue(
+        self, new: _Admission, prefixes: Sequence[Prefix], positions: Tensor
+    ) -> Callable[[int, Tensor], Tensor]:
+        """Return the attention of a pass over what comes after prefixes, which adds both to the cache."""
+        heads, before, on_cpu = self.config.num_attention_heads, len(self.lengths), self.device.type == "cpu"
+        indices, is_real = token_indices(new.prompts, self.device)  # [P,Q]
+        real = is_real.nonzero(as_tuple=True)
+        width = max(new.positions) + 1
+        visible = torch.arange(width, device=self.device) <= positions[indices][:, None, :, None]  # [P,1,Q,W]
+        like = prefixes[0].parts[0]
+        mask = additive_mask(visible, like.dtype)
+
+        def attend(index: int, projected: Tensor) -> Tensor:
+            cache = self.layers[index].add_prompts(before, len(prefixes), width, like)
+            for i, prefix in enumerate(prefixes):
+                prefix.write(cache[:, i], index)
+            cache[:, real[0], :, positions] = _as_cached(projected[:, heads:].unflatten(1, (2, -1)))
+            # a GPU's kernels take no mask where heads share keys
+            k, v = cache if on_cpu else (x.repeat_interleave(heads // x.shape[1], 1) for x in cache)
+            q = projected[indices, :heads].transpose(1, 2).to(k.dtype)
+            output = scaled_dot_product_attention(q, k, v, mask, scale=1.0, enable_gqa=on_cpu)
+            return output.transpose(1, 2)[real].to(projected.dtype)
 
         return attend
 
@@ -234,7 +289,8 @@ class FusedDecoder:
             else:
                 own[:, self._row_indices, :, last] = new
             assert layer.prompts is not None
-            return self._attention(projected[:, :heads], layer.prompts, own[:, :rows, :, :width], mask)
+            prompts = layer.prompts[:, : len(self.lengths), :, : max(self.lengths)]
+            return self._attention(projected[:, :heads], prompts, own[:, :rows, :, :width], mask)
 
         model = self._model()
         return model.logits(model(tokens, positions, max(self.lengths) + width, attend))
@@ -247,21 +303,41 @@ class FusedDecoder:
         """
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
         used = sorted({self.row_prompts[r] for r in rows})
+        gaps = sorted(set(range(len(used))).difference(used))
+        moved_prompts = list(zip(gaps, used[len(used) - len(gaps) :], strict=True))
         first = min((self.starts[r] for r in rows), default=self.end)
         if moved and first < self.end:
             to, old = torch.tensor(moved, device=self.device).unbind(-1)
             for layer in self.layers:
                 layer.move(to, old, self.rows, self.end - first)
-        new_index = {prompt: i for i, prompt in enumerate(used)}
-        lengths = [self.lengths[p] for p in used]
-        for layer in self.layers if len(used) < len(self.lengths) else ():
-            if layer.prompts is not None:
-                layer.prompts = layer.prompts[:, used, :, : max(lengths, default=0)]
+        if moved_prompts:
+            to, old = torch.tensor(moved_prompts, device=self.device).unbind(-1)
+            for layer in self.layers:
+                layer.move_prompts(to, old, max(self.lengths))
+        new_index = {prompt: prompt for prompt in used} | {old: new for new, old in moved_prompts}
+        lengths = {new_index[prompt]: self.lengths[prompt] for prompt in used}
         self.row_prompts = [new_index[self.row_prompts[r]] for r in rows]
         self.starts = [self.starts[r] - first for r in rows]
-        self.lengths = lengths
+        self.lengths = [lengths[prompt] for prompt in range(len(used))]
         self.end -= first
-        self._index_rows()
+        self._indexed = False
+
+    @torch.inference_mode()
+    def keys_values(self, row: int, start: int, end: int) -> Tensor:
+        """Return a copy of the keys and values [L,2,H,n,D] of a row's tokens from `start` to `end`."""
+        prompt = self.row_prompts[row]
+        length = self.lengths[prompt]
+        parts = []
+        if start < length:
+            parts.append([layer.prompts[:, prompt, :, start : min(end, length)] for layer in self.layers])  # type: ignore[index]
+        if end > length:
+            own = slice(max(start - length, 0), end - length)
+            parts.append([layer.rows[:, row, :, own] for layer in self.layers])  # type: ignore[index]
+        return torch.cat([torch.stack(part) for part in parts], 3)
+
+    def outdated(self) -> bool:
+        """Whether the model's weights have been written since they were copied."""
+        return self._fused is not None and self._fused.outdated()
 
     def _model(self) -> FusedModel:
         if self._fused is None:
@@ -269,8 +345,10 @@ class FusedDecoder:
         return self._fused
 
     def _index_rows(self) -> None:
-        """Update what depends on the rows and their prompts, after either has changed."""
-        device = self.device
+        """Update what depends on the rows and their prompts, if either has changed."""
+        if self._indexed:
+            return
+        self._indexed, device = True, self.device
         self._attention = RowAttention(self.row_prompts, self.lengths, self.config, self._dtype(), device)
         starts = torch.tensor(self.starts, dtype=torch.long, device=device)
         prompt_lengths = torch.tensor([self.lengths[p] for p in self.row_prompts], dtype=torch.long, device=device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engines.torch.fused import FusedDecoder
+from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.vision import RowMedia
 
 if TYPE_CHECKING:
@@ -139,10 +140,11 @@ class GraphDecoder(FusedDecoder):
         copies: Sequence[int],
         own: Sequence[Sequence[int]] = (),
         media: RowMedia = (),
+        prefixes: Sequence[Prefix] = (),
     ) -> Tensor:
         """Run the prompts, add `copies[i]` rows for each, in order, and return the rows' next logits [N,V]."""
         self._forget()
-        return super().admit(prompts, copies, own, media)
+        return super().admit(prompts, copies, own, media, prefixes)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep the rows at these indices; drop all others, and the prompts that no row uses."""

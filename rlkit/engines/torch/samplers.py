@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rlkit.engines.torch.batch import DecodeBatch, Row, group_by_prompt
+from rlkit.engines.torch.batch import DecodeBatch, PrefillGroup, Row, group_by_prompt
+from rlkit.engines.torch.prefixes import PrefixCache
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.worker import Worker
 from rlkit.ops.batching import micro_batches, rounded_rows
@@ -28,6 +30,9 @@ PREFILL_TOKENS = 16384
 
 MAX_DELAY = 32
 """Decode steps after which waiting rows join, however few they are."""
+
+TURN_SHARE, TURN_DELAY = 1 / 2, 8
+"""`refill` and `MAX_DELAY` for the next turns of conversations: a pass over few tokens takes as long as a step."""
 
 
 class Sampler(ABC):
@@ -64,12 +69,24 @@ class DecoderSampler(Sampler):
         worker: Runs this sampler; its other calls interrupt decoding.
         max_rows: Largest number of rows in the batch.
         max_kv_tokens: Largest size of the key-value cache, as rows times the longest row.
+        prefix_bytes: Largest size of the keys and values that are kept between turns.
     """
 
     def __init__(
-        self, decoder: AnyDecoder, queue: RequestQueue, worker: Worker, max_rows: int, max_kv_tokens: int
+        self,
+        decoder: AnyDecoder,
+        queue: RequestQueue,
+        worker: Worker,
+        max_rows: int,
+        max_kv_tokens: int,
+        *,
+        prefix_bytes: int = 0,
     ) -> None:
         self.decoder = decoder
+        self.prefixes = PrefixCache(prefix_bytes)
+        self._weights = 0
+        """How often the weights have changed."""
+        self._prefilled = 0
         self._queue = queue
         self._worker = worker
         self._max_rows = max_rows
@@ -81,7 +98,7 @@ class DecoderSampler(Sampler):
     def select(self, rows: Sequence[Row]) -> list[Row]:
         joined: list[Row] = []
         waiting = self._queue.waiting
-        if len(waiting) < self.decoder.refill * len(rows) and self._steps < MAX_DELAY:
+        if self._too_few(rows):
             return joined
         widest = max((len(r.request.tokens) + r.budget for r in rows), default=0)
         while waiting and len(rows) + len(joined) < self._max_rows:
@@ -106,8 +123,10 @@ class DecoderSampler(Sampler):
         while batch.rows and not ended:
             ended = batch.sample(self.decoder.step(batch.last), queue.version)
             self._steps += 1
-            if (queue.waiting and has_room) or self._worker.has_calls or queue.interrupting:
+            joinable = queue.waiting and has_room and not self._too_few(batch.rows)
+            if joinable or self._worker.has_calls or queue.interrupting:
                 break
+        self._store(batch, ended)
         self.compact(batch)
         return ended
 
@@ -127,31 +146,76 @@ class DecoderSampler(Sampler):
 
     def refresh(self) -> None:
         self.decoder.refresh()
+        self.prefixes.clear()
+        self._weights += 1
 
     def release(self) -> None:
         self.decoder.release()
 
     def health(self) -> dict[str, float]:
-        return {"rows_peak": float(self._peak), "slow_path": 0.0, **self.decoder.health()}
+        prefilled, self._prefilled = self._prefilled, 0
+        gauges = {"rows_peak": self._peak, "slow_path": 0, "prefilled_tokens": prefilled}
+        return {**{name: float(gauge) for name, gauge in gauges.items()}, **self.decoder.health()}
+
+    def _too_few(self, rows: Sequence[Row]) -> bool:
+        """Whether waiting rows wait for others, to join `rows` together."""
+        share, delay = self.decoder.refill, MAX_DELAY
+        if self.prefixes.bytes and share < TURN_SHARE:
+            share, delay = TURN_SHARE, TURN_DELAY
+        return len(self._queue.waiting) < share * len(rows) and self._steps < delay
 
     def _admit(self, batch: DecodeBatch, joined: Sequence[Row]) -> list[Row]:
         """Run each distinct prompt once and sample the next token of each row; return the rows that ended."""
-        groups = group_by_prompt(joined, self.decoder.resumes, PREFILL_TOKENS)
+        if joined and self.decoder.outdated():
+            self.refresh()
+        groups = group_by_prompt(joined, self.decoder.resumes, PREFILL_TOKENS, self.prefixes)
         ended: list[Row] = []
-        for indices in micro_batches([group.tokens for group in groups], PREFILL_TOKENS):
-            chunk = [groups[i] for i in indices]
+        for chunk in passes(groups):
             rows = [row for group in chunk for row in group.rows]
+            for row in rows:
+                row.weights = self._weights
             own = [row.request.tokens[len(group.prompt) :] for group in chunk for row in group.rows]
             logits = self.decoder.admit(
-                [g.prompt for g in chunk], [len(g.rows) for g in chunk], own, [g.media for g in chunk]
+                [g.prompt for g in chunk],
+                [len(g.rows) for g in chunk],
+                own,
+                [g.media for g in chunk],
+                [g.prefix for g in chunk if g.prefix is not None],
             )
+            self._prefilled += sum(group.tokens for group in chunk)
             first = len(batch.rows)
             batch.add(rows)
             batch.cancelled |= any(row.future.done() for row in rows)  # while other prompts were run
             ended += batch.sample(logits, self._queue.version, first)
+            self._store_prompts(chunk, first)
         self._peak = max(self._peak, len(batch.rows))
         self._steps = 0 if joined else self._steps
         return ended
+
+    def _store_prompts(self, groups: Sequence[PrefillGroup], first: int) -> None:
+        """Keep the keys and values of new prompts that may be continued, whose rows begin at `first`."""
+        for group in groups:
+            continues = any(row.request.continues and row.failure is None for row in group.rows)
+            if continues and group.prefix is None:
+                self.prefixes.store(group.prompt, group.media, partial(self.decoder.keys_values, first))
+            first += len(group.rows)
+
+    def _store(self, batch: DecodeBatch, ended: Sequence[Row]) -> None:
+        """Keep the keys and values of rows that may be continued, but for the last token, which has not been run."""
+        rows = set(ended)
+        for index, row in enumerate(batch.rows if rows else ()):
+            ready = row in rows and row.failure is None and row.weights == self._weights
+            if ready and row.request.continues and row.completion is not None and not row.future.done():
+                tokens = row.request.tokens + tuple(row.completion.tokens[:-1])
+                self.prefixes.store(tokens, row.request.media, partial(self.decoder.keys_values, index))
+
+
+def passes(groups: Sequence[PrefillGroup]) -> Iterator[list[PrefillGroup]]:
+    """Divide groups into passes over their prompts: those with a prefix apart from the others."""
+    for continued in (False, True):
+        alike = [group for group in groups if (group.prefix is not None) == continued]
+        for indices in micro_batches([group.tokens for group in alike], PREFILL_TOKENS):
+            yield [alike[i] for i in indices]
 
 
 class GenerateSampler(Sampler):
@@ -167,6 +231,7 @@ class GenerateSampler(Sampler):
         self._runtime = runtime
         self._queue = queue
         self._max_rows = max_rows
+        self._prefilled = 0
 
     def select(self, rows: Sequence[Row]) -> list[Row]:
         queue = self._queue
@@ -189,6 +254,7 @@ class GenerateSampler(Sampler):
             return batch.last, torch.tensor(finished, device=logits.device)
 
         prompts = [row.request.tokens for row in joined]
+        self._prefilled += sum(map(len, prompts))
         budget = max(row.budget for row in joined)
         try:
             pictures = [row.request.media for row in joined]
@@ -199,7 +265,8 @@ class GenerateSampler(Sampler):
         return joined
 
     def health(self) -> dict[str, float]:
-        return {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0}
+        prefilled, self._prefilled = self._prefilled, 0
+        return {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0, "prefilled_tokens": float(prefilled)}
 
 
 def _together(request: Request, first: Request) -> bool:

@@ -13,7 +13,7 @@ from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, token_limit
 from rlkit.models.optimizer_state import state_size
-from rlkit.models.size import Size, cache_tokens, kv_bytes
+from rlkit.models.size import PREFIX_SHARE, Size, cache_tokens, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.ops.quantization import BITS
 from rlkit.registry import calling
@@ -137,6 +137,8 @@ def memory(setting: Setting) -> dict[str, float]:
     if cached is None:
         cached = cache_tokens(setting.policy.config, width, gpu_bytes)
     cached = min(cached, step_tokens)
+    if recipe.tools or recipe.interaction or recipe.environment or recipe.agent:
+        cached += int(PREFIX_SHARE * cached)
     limit = token_limit(train, recipe.model, recipe.fabric, gpu_bytes)
     tokens = min(max(limit, indivisible), step_tokens)
     activations = max(_activations(setting, model, tokens) for model in models)

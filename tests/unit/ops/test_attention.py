@@ -11,7 +11,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.engines.torch.decoder import Decoder, why_not
+from rlkit.engines.torch.decoder import Decoder
+from rlkit.engines.torch.probe import why_not
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.recipe import Fabric, Model, Recipe, check, check_model

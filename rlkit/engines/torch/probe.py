@@ -1,0 +1,84 @@
+"""Whether a decoder computes what a model does: its logits are compared with those of plain forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlkit.engines.torch.decoder import AnyDecoder, Decoder
+from rlkit.engines.torch.prefixes import Prefix
+from rlkit.models.packing import masked_attention
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM
+
+MAX_GAPS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""The largest accepted distance of a probe's logits from a plain forward's, in standard deviations, by dtype.
+
+A wrong mask yields 0.24 or more in tiny random models of five architectures.
+"""
+
+
+def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -> str | None:
+    """Return why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
+
+    Differences are measured relative to the spread of the logits, since half-precision weights round at every layer.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if getattr(model, "_is_stateful", False):
+        return "it keeps a state instead of keys and values"
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown:
+        return f"it has layers of type {', '.join(sorted(unknown))}"
+    return _problem(model, lambda: _step(make(model)))
+
+
+def why_not_continued(model: CausalLM, decoder: AnyDecoder) -> str | None:
+    """Return why a decoder, which supports a model, cannot run what comes after keys and values that were kept."""
+    problem = _problem(model, lambda: _continue(decoder))
+    decoder.release()
+    return problem
+
+
+def _problem(model: CausalLM, decode: Callable[[], tuple[Tensor, list[list[int]]]]) -> str | None:
+    """Return how far a probe's logits are from plain ones, or why it failed; None if they are near enough."""
+    try:
+        with masked_attention(model):
+            decoded, rows = decode()
+            plain = _plain(model, rows)
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        return f"a probe failed with {type(error).__name__}: {error}"
+    gap = float((decoded.float() - plain).square().mean().sqrt())
+    spread = max(float(plain.std()), 1e-6)
+    limit = MAX_GAPS.get(next(model.parameters()).dtype, 1e-3)
+    if gap <= limit * spread:
+        return None
+    return f"a probe's logits are {gap / spread:.2g} of their spread away, expected at most {limit:g}"
+
+
+def _step(decoder: AnyDecoder) -> tuple[Tensor, list[list[int]]]:
+    """Return the logits [2,V] of a decode step of two rows of different lengths, and the rows."""
+    prompts, last = [[3, 5, 4, 6, 7], [5, 3]], torch.tensor([4, 6])
+    decoder.admit(prompts, [1, 1])
+    logits = decoder.step(last.to(decoder.device))
+    return logits, [[*prompt, token] for prompt, token in zip(prompts, last.tolist(), strict=True)]
+
+
+def _continue(decoder: AnyDecoder) -> tuple[Tensor, list[list[int]]]:
+    """Return the logits [2,V] of two prompts that continue a row's prefixes of different lengths, and the prompts."""
+    tokens = [3, 5, 4, 6, 7]
+    decoder.admit([tokens], [1])
+    rows = [[*tokens, 4], [*tokens[:2], 6, 3, 7]]
+    prefixes = [Prefix(count, [decoder.keys_values(0, 0, count)]) for count in (5, 2)]
+    return decoder.admit(rows, [1, 1], (), (), prefixes), rows
+
+
+@torch.inference_mode()
+def _plain(model: CausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return the last logits [R,V] f32 of plain forward passes over rows."""
+    device = next(model.parameters()).device
+    return torch.stack([model(input_ids=torch.tensor([row], device=device)).logits[0, -1] for row in rows]).float()
