@@ -6,15 +6,20 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lightning.fabric import Fabric
 
 from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.base.installed import DISTRIBUTION
-from rlkit.cli.new_recipe import GPU, PROMPT, mean_tokens, new_recipe
+from rlkit.cli.parsing.annotate import annotated
+from rlkit.cli.parsing.command_line import split
+from rlkit.cli.parsing.own_recipe import SAVINGS, own_recipe
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.script import as_python
+from rlkit.cli.streams import new_file
 from rlkit.cli.views.display import echo, show, show_list
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2Strategy
@@ -28,6 +33,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.run.preflight import estimate, footprint, plan
 from rlkit.run.preflight.adapter_check import check_adapters
 from rlkit.run.preflight.dryrun import dry_run
+from rlkit.run.preflight.gpus import GPUS
 from rlkit.run.preflight.target import Target
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import prepare_training
@@ -58,6 +64,18 @@ SENTENCE_END = re.compile(r"(?<=\.)(?<!\bDr\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bvs
 LONGEST = 500
 """Characters of a recipe's summary."""
 
+FROM = "--from"
+
+GPU = (
+    "--gpu",
+    {"help": f"Plan for this GPU: {', '.join(GPUS)}, or its memory, such as 24GB. This machine needs none."},
+)
+
+PROMPT = 128
+"""Tokens of a prompt, as assumed where there is neither tokenizer nor data."""
+
+EXAMPLES = 64
+"""Prompts that are measured for the mean length of all."""
 PYTHON = ("--python", {"action": "store_true", "help": "Print a Python script that runs the same."})
 DEEP = ("--deep", {"action": "store_true", "help": "Load models, run code of the user's, measure a step's memory."})
 PRICE = ("--price", {"help": "Price of a GPU per hour, to estimate the cost of the run."})
@@ -75,7 +93,7 @@ def run(argv: Sequence[str]) -> int:
         if any(word in ("-h", "--help") for word in arguments):
             print(USAGE, end="")
             return 0
-        return new_recipe(arguments)
+        return _new(arguments)
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
     parsed = parse(f"recipe {verb}", arguments, [DEEP, GPU, PRICE] if verb == "check" else [PYTHON])
@@ -95,6 +113,96 @@ def run(argv: Sequence[str]) -> int:
     except UnavailableError as error:
         return _check_without_data(target, error)
     return _check(target, data)
+
+
+def _new(argv: Sequence[str]) -> int:
+    """Write a recipe to a file that does not exist yet."""
+    file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
+    if not file:
+        raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
+    text = _of_own_data(words_after) if _names_own_data(words_after) else _with_every_option(words_after)
+    with new_file(file) as out:
+        out.write(text)
+    echo(f"{file}: change what you like, then rlkit recipe check {file}, and rlkit fit --recipe {file}")
+    return 0
+
+
+def _with_every_option(argv: Sequence[str]) -> str:
+    words = [("--recipe" + word.removeprefix(FROM)) if word.partition("=")[0] == FROM else word for word in argv]
+    if not any(word.partition("=")[0] == "--recipe" for word in words):
+        raise RecipeError(
+            f"rlkit recipe new needs {FROM} NAME, the recipe to begin with (see rlkit recipe list), or your data and "
+            "reward: --task mine.csv --reward reward.py:score"
+        )
+    parsed = parse("recipe new", words, [])
+    header = f"# {FROM.lstrip('-')} {parsed.name}: every option, as it is there"
+    return f"{header}\n\n{annotated(parsed.yaml, parsed.registry)}"
+
+
+def _names_own_data(argv: Sequence[str]) -> bool:
+    """Whether the words name a file of rows, and no recipe to begin with."""
+    options = [word.partition("=")[0] for word in argv]
+    return "--task" in options and not {FROM, "--recipe"}.intersection(options)
+
+
+def _of_own_data(argv: Sequence[str]) -> str:
+    line = split(argv, [("--task", {}), ("--reward", {}), ("--model", {}), GPU])
+    options = line.options
+    reward_options = [(key, value) for key, value in line.overrides if key.startswith("reward.")]
+    has_stray_words = line.problems or line.recipes or len(reward_options) < len(line.overrides)
+    if has_stray_words or options.task is None or options.reward is None:
+        raise RecipeError(
+            "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION, or --reward NAME with "
+            "--reward.OPTION=VALUE, --model NAME and --gpu NAME; change the rest in the file that it writes"
+        )
+    model = options.model or "tiny"
+    texts = [own_recipe(options.task, options.reward, model, reward_options, saving) for saving in SAVINGS]
+    return texts[0] if options.gpu is None else _fitting(texts, model, options.gpu)
+
+
+def _fitting(texts: Sequence[str], model: str, gpu: str) -> str:
+    """Return the first of several recipes that fits a GPU, and say what it saves memory by.
+
+    Raises:
+        RecipeError: None fits, or the model's shape is unknown.
+    """
+    lengths: tuple[float, int] | None = None
+    first_misfit = misfit = ""
+    for text, saving in zip(texts, SAVINGS, strict=True):
+        if "quantization" in saving.model and find_spec("bitsandbytes") is None:
+            continue  # `misfit` names it as a remedy
+        target = Target.of(_parsed(text, gpu), False, gpu, None)
+        lengths = lengths or _prompt_tokens(target.recipe)
+        setting = replace(estimate.setting(target.recipe, *lengths), gpu=target.gpu)
+        misfit = footprint.misfit(setting) or ""
+        first_misfit = first_misfit or misfit.partition(";")[0]
+        if not misfit:
+            if first_misfit:
+                echo(f"{saving.name}, for with all weights of {model} {first_misfit}")
+            return text
+    raise RecipeError(f"{misfit}; take a smaller model, or a GPU with more memory")
+
+
+def _parsed(text: str, gpu: str) -> Recipe:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        return parse("recipe new", ["--recipe", str(path), "--gpu", gpu], [GPU]).recipe
+
+
+def _prompt_tokens(recipe: Recipe) -> tuple[float, int]:
+    """Return the mean and the greatest number of tokens of a prompt; without tokenizer or data, those assumed."""
+    try:
+        data = load_data(recipe)
+    except UnavailableError:
+        return PROMPT, PROMPT
+    return _mean_tokens(data), data.longest
+
+
+def _mean_tokens(data: Data) -> float:
+    """Return the mean number of tokens of a sample of the prompts."""
+    measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
+    return sum(measured) / len(measured)
 
 
 def _list(registry: Registry) -> int:
@@ -131,7 +239,7 @@ def _check(target: Target, data: Data) -> int:
         echo(f"template: {fact}")
     for warning in (*template_check.warnings, *data.dialogue.warnings):
         echo(f"warning: {warning}")
-    prompt = mean_tokens(data)
+    prompt = _mean_tokens(data)
     misfit = _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
     if target.deep:  # agreed: from the command line
         _measure(recipe, data, fabric)

@@ -53,7 +53,10 @@ def gpu_named(text: str) -> Gpu:
     if gpu is not None:
         return gpu
     size = SIZE.fullmatch(text)
-    mib = 0 if size is None else (int(size[1]) - 1) * 2**10 if size[2] else int(size[1])
-    if 0 < mib < 2**24:
-        return Gpu(f"GPU of {int(size[1])} GB" if size[2] else f"GPU of {mib:,} MiB", mib * 2**20)
+    if size is not None and 0 < int(size[1]) < 2**24:
+        number = int(size[1])
+        if not size[2]:
+            return Gpu(f"GPU of {number:,} MiB", number * 2**20)
+        if number > 1:
+            return Gpu(f"GPU of {number} GB", (number - 1) * GIB)
     raise RecipeError(f"--gpu is {show(text)}, expected {', '.join(GPUS)} or its memory, such as 24GB or 24000 MiB")

@@ -218,18 +218,17 @@ async def try_reward(score: Scorer, prompts: Sequence[Prompt], structure: Struct
         return Trial([str(error)], failed=True)
     trial = Trial([])
     remarks: set[str] = set()
-    for prompt, (text, other), (right, wrong) in zip(prompts, tried, scores, strict=True):
+    for prompt, (text, wrong_text), (right, wrong) in zip(prompts, tried, scores, strict=True):
         if right.error is not None or wrong.error is not None:
-            completion = text if right.error is not None else other
+            completion = text if right.error is not None else wrong_text
             line = f"the reward fails on {show(completion, 60)} in answer to {_question(prompt)}"
             return Trial([f"{line}: {right.error or wrong.error}"], failed=True)
         if right.reward is None or wrong.reward is None:
             trial.lines.append(f"reward: no opinion (None) on an answer to {_question(prompt)}")
             continue
         reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(text, 60)}"
-        line = (
-            f"reward: {right.reward:g} for {reference} to {_question(prompt)}, {wrong.reward:g} for {show(other, 60)}"
-        )
+        wrong_answer = f"{wrong.reward:g} for {show(wrong_text, 60)}"
+        line = f"reward: {right.reward:g} for {reference} to {_question(prompt)}, {wrong_answer}"
         remark = _remark(right.reward, wrong.reward)
         is_warning = remark and (right.reward < wrong.reward or right.reward > 0)
         trial.lines.append(f"{'warning: ' if is_warning else ''}{line}{'' if remark in remarks else remark}")

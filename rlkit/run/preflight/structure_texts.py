@@ -22,10 +22,10 @@ def structured_texts(structure: Structure, reference: str) -> tuple[str, str] | 
     """
     is_json = structure.json_schema is not None
     right = _as_it_is(structure, reference) or _text(structure, min, reference, is_json)
-    others = [_text(structure, choose, "", is_json) for choose in (min, max)]
-    if right is None or others[0] is None:
+    alternatives = [_text(structure, choose, "", is_json) for choose in (min, max)]
+    if right is None or alternatives[0] is None:
         return None
-    return right, next((text for text in others if text is not None and text != right), others[0])
+    return right, next((text for text in alternatives if text is not None and text != right), alternatives[0])
 
 
 def _matcher(structure: Structure) -> Any:

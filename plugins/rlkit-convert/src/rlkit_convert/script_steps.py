@@ -39,15 +39,15 @@ def _is_text(node: ast.expr, *texts: str) -> bool:
 
 def _read_map(options: PeerOptions, script: Script, function: ast.expr) -> bool:
     """Read the columns that a function makes of a row; return whether all of its prompt could be read."""
-    row, made = _row_and_result(script, function)
-    if not row or made is None:
+    row, mapping = _row_and_result(script, function)
+    if not row or mapping is None:
         return False
     columns = {
         str(key.value): value
-        for key, value in zip(made.keys, made.values, strict=True)
+        for key, value in zip(mapping.keys, mapping.values, strict=True)
         if isinstance(key, ast.Constant)
     }
-    if len(columns) != len(made.keys) or ("prompt" in columns and not _read_prompt(options, script, columns, row)):
+    if len(columns) != len(mapping.keys) or ("prompt" in columns and not _read_prompt(options, script, columns, row)):
         return False
     for name, value in columns.items():
         column = _template(script, value, row)

@@ -150,7 +150,7 @@ def _referenced(key: str, raw: object, values: Mapping[str, object]) -> object:
             name = ".".join([*key.split(".")[: -(len(name) - len(name.lstrip(".")))], name.lstrip(".")])
         if name in values:
             value = values[name]
-        elif any(other.startswith(f"{name}.") for other in values):
+        elif any(option.startswith(f"{name}.") for option in values):
             return None
         elif default is None:
             break

@@ -171,6 +171,7 @@ def arguments(call: ast.Call, script: Script, names: Sequence[str] = ()) -> Iter
 
 
 def is_text(node: ast.expr | None) -> bool:
+    """Return whether an expression is a text."""
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 

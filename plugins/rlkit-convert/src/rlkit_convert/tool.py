@@ -53,6 +53,6 @@ class AnswerScore(Tool):
 
 
 def _is_right(answers: tuple[str, str]) -> bool:
-    given, expected = answers
-    answer, _ = final_answer(given)
+    answer_text, expected = answers
+    answer, _ = final_answer(answer_text)
     return answer is not None and equal(answer, expected)

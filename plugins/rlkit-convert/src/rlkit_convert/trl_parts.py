@@ -32,11 +32,11 @@ def trainer(conversion: Conversion) -> str:
 
 def task(conversion: Conversion) -> None:
     """Set the task; a prompt that a script makes of other columns needs their names."""
-    made = [key for key in ("map.prompt", "map.template") if conversion.has(key)]
-    conversion.set("task", "HFDataset" if made else "TRL", *made)
-    if made and not conversion.has("map.answer"):
-        conversion.note(made[0], "task.answer_field is `answer`; name the column, or null if there is none")
-    elif conversion.has("map.answer") and not made:
+    prompt_options = [key for key in ("map.prompt", "map.template") if conversion.has(key)]
+    conversion.set("task", "HFDataset" if prompt_options else "TRL", *prompt_options)
+    if prompt_options and not conversion.has("map.answer"):
+        conversion.note(prompt_options[0], "task.answer_field is `answer`; name the column, or null if there is none")
+    elif conversion.has("map.answer") and not prompt_options:
         conversion.ask("map.answer", "task HFDataset has answer_field; TRL reads `answer`")
         conversion.leave_out("task.answer_field")
 
