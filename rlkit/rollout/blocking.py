@@ -8,12 +8,17 @@ from collections.abc import Callable
 from types import FrameType
 
 from rlkit.base.errors import is_foreign, locate_frame
-from rlkit.base.text import source_of
+from rlkit.base.text import redact, safe, source_of
 
 LOOK_SECONDS = 0.25
 """How often the loop's thread is looked at."""
 BLOCK_LOOKS = 4
 """Looks in a row at which a plugin's code runs and the loop does nothing else, after which a warning names it."""
+
+
+def warn_on_stderr(text: str) -> None:
+    """Show a warning where no reporter of a run does."""
+    print(safe(redact(text)), file=sys.stderr)
 
 
 class BlockWatch:
