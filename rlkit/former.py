@@ -72,7 +72,7 @@ def take_imported() -> str | None:
     imported, _PATHS.imported = _PATHS.imported, {}
     for name in imported:
         sys.modules.pop(name, None)  # so that the next import is seen, too
-    modules = [name for name in imported if not any(other.startswith(f"{name}.") for other in imported)]
+    modules = [name for name in imported if not any(path.startswith(f"{name}.") for path in imported)]
     if not modules:
         return None
     listed = ", ".join(f"{name} (now {imported[name]})" for name in modules)

@@ -62,8 +62,8 @@ def _plugin_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    outer = next((f for f in reversed(frames) if _is_of_a_plugin(f)), None)
-    return None if outer is None else next(f for f in frames if _package(f) == _package(outer))
+    called = next((f for f in reversed(frames) if _is_of_a_plugin(f)), None)
+    return None if called is None else next(f for f in frames if _package(f) == _package(called))
 
 
 def _is_of_a_plugin(frame: FrameType) -> bool:

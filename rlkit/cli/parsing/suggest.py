@@ -85,8 +85,8 @@ def _example(key: str, value: object, hint: object, registry: Registry) -> str:
             value = value.get("class_path", next(iter(value.values()), None))
         elif isinstance(value, list):
             value = next(iter(value), None)
-    known = choice.find(value)
-    name = next(iter(choice.parts), "MyClass") if known is None else known.name
+    named_part = choice.find(value)
+    name = next(iter(choice.parts), "MyClass") if named_part is None else named_part.name
     text = f"[{name}]" if isinstance(structure, ListOf) else f"{{{name.lower()}: {name}}}"
     return f"; for example `{key}: {text}`; a class with options is {{class_path: {name}, init_args: {{...}}}}"
 
