@@ -71,11 +71,11 @@ def serve_former_paths() -> None:
 
 def take_imported() -> str | None:
     """Return what was imported by former paths since the last call, as a note; None if nothing was."""
-    paths = {name: path for name, path in _PATHS.imported.items() if path != "rlkit.interfaces"}
-    for name in _PATHS.imported:
+    imported, _PATHS.imported = _PATHS.imported, {}
+    for name in imported:
         sys.modules.pop(name, None)  # so that the next import is seen, too
-    _PATHS.imported.clear()
-    if not paths:
+    modules = [name for name in imported if not any(path.startswith(f"{name}.") for path in imported)]
+    if not modules:
         return None
-    listed = ", ".join(f"{name} (now {path})" for name, path in paths.items())
+    listed = ", ".join(f"{name} (now {imported[name]})" for name in modules)
     return f"it imports {listed}; the former paths end in rlkit {REMOVED_IN}"

@@ -90,9 +90,9 @@ def _definition(member: object) -> tuple[str, int]:
     """Return the file and the line of a function or a class; an empty name if there is none, as for code in C."""
     try:
         function = inspect.unwrap(member)  # type: ignore[arg-type]
-        lines, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+        lines, first = inspect.getsourcelines(function)
         decorators = next((i for i, line in enumerate(lines) if DEFINITION.match(line)), 0)
-        return inspect.getsourcefile(function) or "", first + decorators  # type: ignore[arg-type]
+        return inspect.getsourcefile(function) or "", first + decorators
     except (TypeError, OSError, ValueError):
         return "", 0
 

@@ -145,6 +145,7 @@ def _load_entry_points(registry: Registry) -> None:
         if plugin.disabled or plugin.error is not None or plugin.hooks is None:
             registry.plugins.append(plugin)
             continue
+        take_imported()  # by others
         start = time.monotonic()
         try:
             module = plugin.hooks.load()

@@ -28,6 +28,7 @@ from rlkit.interfaces.parser import ParsedTurn, ToolParser, parse_after_thinking
 from rlkit.media import Media, Rendered
 from rlkit.parsers.arguments import with_types
 from rlkit.recipe import ConversationLimits
+from rlkit.rollout.blocking import warn_on_stderr
 from rlkit.rollout.collect import ConversationSetup, ask_engine
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
@@ -204,7 +205,7 @@ class AgentHost:
         agent: Agent,
         dialogue: Dialogue,
         limits: ConversationLimits,
-        note: Callable[[str], None] = print,
+        note: Callable[[str], None] = warn_on_stderr,
     ) -> None:
         self.agent = agent
         self.dialogue = dialogue

@@ -8,12 +8,17 @@ from collections.abc import Callable
 from types import FrameType
 
 from rlkit.base.errors import is_foreign, locate_frame
-from rlkit.base.text import source_of
+from rlkit.base.text import redact, safe, source_of
 
 LOOK_SECONDS = 0.25
 """How often the loop's thread is looked at."""
 BLOCK_LOOKS = 4
 """Looks in a row at which a plugin's code runs and the loop does nothing else, after which a warning names it."""
+
+
+def warn_on_stderr(text: str) -> None:
+    """Show a warning where no reporter of a run does."""
+    print(safe(redact(text)), file=sys.stderr)
 
 
 class BlockWatch:
@@ -57,8 +62,8 @@ def _plugin_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    outer = next((f for f in reversed(frames) if _is_of_a_plugin(f)), None)
-    return None if outer is None else next(f for f in frames if _package(f) == _package(outer))
+    called = next((f for f in reversed(frames) if _is_of_a_plugin(f)), None)
+    return None if called is None else next(f for f in frames if _package(f) == _package(called))
 
 
 def _is_of_a_plugin(frame: FrameType) -> bool:

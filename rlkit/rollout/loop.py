@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from rlkit.interfaces.runtime import RunPart
 from rlkit.registry import close_parts
-from rlkit.rollout.blocking import BlockWatch
+from rlkit.rollout.blocking import BlockWatch, warn_on_stderr
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class EventLoop:
         warn: Shows a warning of code that blocks the loop; called from any thread.
     """
 
-    def __init__(self, prepare: Callable[[], None], warn: Callable[[str], None] = print) -> None:
+    def __init__(self, prepare: Callable[[], None], warn: Callable[[str], None] = warn_on_stderr) -> None:
         self._loop = _Loop()
         self._prepare, self._warn = prepare, warn
         self._tasks: dict[object, asyncio.Task[object]] = {}

@@ -19,6 +19,7 @@ from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import ConversationLimits, Recipe
 from rlkit.rollout.agents import AgentHost
+from rlkit.rollout.blocking import warn_on_stderr
 from rlkit.rollout.collect import BusyTimer, ConversationSetup
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
@@ -61,7 +62,7 @@ class RolloutService:
         ranks: Ranks,
         offload: HostOffload | None = None,
         *,
-        note: Callable[[str], None] = print,
+        note: Callable[[str], None] = warn_on_stderr,
     ) -> None:
         self.recipe = recipe
         self.dialogue = dialogue

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import MISSING
 
 from rlkit.base.errors import with_definition
 from rlkit.base.ranges import expected, is_checked
 from rlkit.base.text import part_name
 from rlkit.cli.parsing.problems import Mistake
-from rlkit.cli.parsing.schema import MISSING, options
+from rlkit.cli.parsing.schema import options
 from rlkit.registry import Part
 
 
-def check_constructor(key: str, part: Part, given: Collection[str]) -> None:
+def check_constructor(key: str, part: Part, set_options: Collection[str]) -> None:
     """Check a part's arguments, and the defaults of those that are not given.
 
     Raises:
@@ -21,7 +22,7 @@ def check_constructor(key: str, part: Part, given: Collection[str]) -> None:
     for name, option in options(part.cls).items():
         if option.required and option.untyped_in is not None:
             raise Mistake(key, f"{key} cannot be {part.name}: {without_type(name, option.untyped_in)}")
-        if name in given or option.default is MISSING or not is_checked(option.hint):
+        if name in set_options or option.default is MISSING or not is_checked(option.hint):
             continue
         words = expected(option.hint, option.default)
         if words is not None:

@@ -80,11 +80,13 @@ def _example(key: str, value: object, hint: object, registry: Registry) -> str:
     choice = shape(structure.hint, registry).structure
     if not isinstance(choice, Choice):
         return ""
-    while isinstance(value, Mapping | list) and value:
-        children = list(value.values() if isinstance(value, Mapping) else value)
-        value = value["class_path"] if isinstance(value, Mapping) and "class_path" in value else children[0]
-    known = choice.find(value)
-    name = next(iter(choice.parts), "MyClass") if known is None else known.name
+    for _ in range(2):  # a list or a mapping of parts, each of them by its name or with options
+        if isinstance(value, Mapping):
+            value = value.get("class_path", next(iter(value.values()), None))
+        elif isinstance(value, list):
+            value = next(iter(value), None)
+    named_part = choice.find(value)
+    name = next(iter(choice.parts), "MyClass") if named_part is None else named_part.name
     text = f"[{name}]" if isinstance(structure, ListOf) else f"{{{name.lower()}: {name}}}"
     return f"; for example `{key}: {text}`; a class with options is {{class_path: {name}, init_args: {{...}}}}"
 
