@@ -36,7 +36,7 @@ SECRET_NAME = re.compile(rf"(?:{_LONG}|{_KEYS}|(?:^|[_.-])(?:token|{_SHORT}))(?:
 _WORDS = (
     rf"[\w.-]*?(?:{_LONG}|{_KEYS}|(?<![^\W_])token)",
     rf"(?-i:[A-Z0-9_]*(?<![A-Z0-9])(?:{_SHORT.upper()}|KEY))",  # in small letters they are words of prose
-    rf"[\w.-]*\.(?:{'|'.join(ENVIRONMENTS)})\.[\w.-]+",
+    rf"[\w.-]*\.(?:{'|'.join(ENVIRONMENTS)})\.[\w.-]{{1,256}}+",
 )
 _NAME = f"(?:{'|'.join(_WORDS)})"
 _MIXED = r"(?:(?=[\w-]*[0-9A-Z])[\w-]{10,256}|[\w-]{20,256})"

@@ -65,6 +65,52 @@ def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
 
 
+def test_steps_go_on_while_one_of_two_servers_is_dead(tmp_path: Path) -> None:
+    """The new server is stopped until three more steps are made, and then takes part again."""
+    options = ("--recipe=quickstart", "--rollout.engine=SGLangServer", "--rollout.engine.servers=2", *FAST)
+    words = ("--train.steps=5000", "--validation=null", "--out=out")
+    with subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *options, *words), cwd=tmp_path) as run:
+        try:
+            wait_for_steps(run, tmp_path, 2)
+            before = supervisors(run.pid)
+            assert len(before) == 2
+            os.kill(children(before[1])[0], signal.SIGKILL)
+            new = new_server(run, before)
+            os.kill(new, signal.SIGSTOP)
+            held = len(wait_for_steps(run, tmp_path, 3))
+            rows = wait_for_steps(run, tmp_path, held + 3)
+            assert [row["engine/servers_down"] for row in rows[held:]] == [1] * len(rows[held:])
+            os.kill(new, signal.SIGCONT)
+            while rows[-1]["engine/servers_down"]:
+                rows = wait_for_steps(run, tmp_path, len(rows) + 1)
+            run.send_signal(signal.SIGINT)
+            assert run.wait(120) == 130
+        finally:
+            run.kill()
+    assert {row["engine/servers"] for row in rows} == {2}
+    assert all(row["rollout/failed"] == 0 and row["mismatch/max"] < 1e-4 for row in rows)
+    check_versions(tmp_path / "out", len(rows))
+
+
+def wait_for_steps(run: subprocess.Popen[bytes], folder: Path, steps: int) -> list[dict[str, Any]]:
+    """Return the metrics of a run once it has made so many steps."""
+    metrics = folder / "out" / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < steps:
+        assert run.poll() is None
+        time.sleep(0.05)
+    return read_jsonl(metrics)
+
+
+def new_server(run: subprocess.Popen[bytes], supervisors_before: list[int]) -> int:
+    """Return the server that a run has started in place of another one."""
+    while True:
+        for supervisor in supervisors(run.pid):
+            if supervisor not in supervisors_before and children(supervisor):
+                return children(supervisor)[0]
+        assert run.poll() is None
+        time.sleep(0.01)
+
+
 def send_changes(folder: Path, *engine: str) -> None:
     """Run `fit` in bfloat16 at a low rate; a checksum that is not the trainer's would count as a restart."""
     words = ("--recipe=quickstart", *engine, "--rollout.engine.transport=changes", *FAST)

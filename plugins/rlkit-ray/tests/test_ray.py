@@ -255,15 +255,63 @@ def test_a_server_is_moved_when_its_node_dies(new_cluster: Cluster, tmp_path: Pa
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), name
 
 
-def node_of_bundle(cluster: Cluster, bundle: int) -> Any:
-    """Return the node that has a bundle of the run's placement group."""
+@pytest.mark.slow
+@pytest.mark.stress
+@pytest.mark.parametrize("new_cluster", [(8, False)], indirect=True)
+def test_a_run_outlives_five_raylets(new_cluster: Cluster, tmp_path: Path) -> None:
+    """With Ray's default health checks: three under a server, one in the server's next start, one under a rank."""
+    engine = ("--rollout.engine=HttpEngine", "--rollout.engine.retry.hang_seconds=5", "--fabric.strategy=ddp")
+    on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", "--launcher.grace_seconds=5", *SIZES)
+    log = tmp_path / "log"
+    with open(log, "w", encoding="utf-8") as file:
+        words = ("fit", *SHORT, "--train.steps=100000", "--save.every=1", *engine, *on_ray, "--out=run")
+        run = subprocess.Popen((sys.executable, "-m", "rlkit", *words), cwd=tmp_path, stdout=file, stderr=file)
+    try:
+        goes_on(run, tmp_path)
+        for _ in range(3):
+            kill_raylet(node_of_bundle(new_cluster, 0))
+            goes_on(run, tmp_path)
+        before = node_of_bundle(new_cluster, 0)
+        kill_raylet(before)
+        kill_raylet(node_of_bundle(new_cluster, 0, other_than=before))
+        goes_on(run, tmp_path)
+        kill_raylet(node_of_bundle(new_cluster, 1))
+        goes_on(run, tmp_path)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(120) == 130, log.read_text()
+    finally:
+        run.kill()
+    rows = metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert all(row["rollout/failed"] == 0 and row["mismatch/max"] < 1e-4 for row in rows)
+
+
+def goes_on(run: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until a run has made three more steps."""
+    steps = len(metrics(folder / "run"))
+    assert wait_until(lambda: len(metrics(folder / "run")) >= steps + 3 or run.poll() is not None, 400)
+    assert run.poll() is None, (folder / "log").read_text()
+
+
+def node_of_bundle(cluster: Cluster, bundle: int, other_than: Any = None) -> Any:
+    """Return the node that has a bundle of the run's placement group, once that is another one than a dead one."""
+    nodes = {node.node_id: node for node in cluster.worker_nodes if node is not other_than}
     ray.init(address=cluster.address, log_to_driver=False)
     try:
-        [group] = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+
+        def placed() -> list[Any]:
+            groups = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+            return [nodes[i] for group in groups if (i := group["bundles_to_node_id"][bundle]) in nodes]
+
+        assert wait_until(lambda: bool(placed()), 400)
+        [node] = placed()
+        return node
     finally:
         ray.shutdown()
-    [node] = [node for node in cluster.worker_nodes if node.node_id == group["bundles_to_node_id"][bundle]]
-    return node
+
+
+def kill_raylet(node: Any) -> None:
+    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 
 
 def end_machine(node: Any) -> None:

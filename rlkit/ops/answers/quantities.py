@@ -62,9 +62,10 @@ def _with_unit(value: Fraction, suffix: str, currency: str | None) -> Number | N
     if scale is not None:
         value, suffix = value * _SCALES[scale[1].lower()], suffix[scale.end() :]
     if currency is not None:
-        name = unit_of(currency.strip())
-        agrees = unit_of(suffix.removeprefix("-")) in ("", name) or suffix.strip().startswith(("per ", "/"))
-        return Number((value,), name or "") if agrees else None
+        name = unit_of(currency.strip()) or ""
+        if suffix.strip().startswith(("per ", "/")):
+            return Number((value,), unit_of(f"{name} {suffix.strip()}") or name)
+        return Number((value,), name) if unit_of(suffix.removeprefix("-")) in ("", name) else None
     unit = _unit_in(suffix)
     if unit == "percent":
         return Number((value, value / 100), unit)
