@@ -34,7 +34,8 @@ def titles(page: Tab, where: str = "#answers") -> list[str]:
 
 
 def cards(page: Tab, selector: str) -> list[str]:
-    return list(page.run(f"[...document.querySelectorAll('{selector} .card')].map((card) => card.textContent)"))
+    every = f"[...document.querySelectorAll({json.dumps(f'{selector} .card')})]"
+    return list(page.run(f"{every}.map((card) => card.textContent)"))
 
 
 def test_answers_that_were_fixed_broken_and_stay_wrong(page: Tab, tmp_path: Path) -> None:
@@ -97,6 +98,7 @@ def test_a_run_without_a_signal_says_so_at_its_head(page: Tab, tmp_path: Path) -
     assert len(cards(page, ".diagnosis")) == 2
     assert cards(page, ".diagnosis")[0].startswith("What is 0 + 2? 0#### 7")
     assert page.run("document.querySelector('.headline code')") is None
+    assert text(page, '[data-metric="reward/mean"] .readout') == "0 at step 2"  # although it never changes
     assert page.run("document.documentElement.scrollWidth") <= 390
 
 

@@ -108,7 +108,7 @@ function answers(root, state) {
     const [pairs, periods] = [answerPairs(state.index, run), rewardPeriods(state.index, run)];
     if (pairs.length === 0 && periods.length === 0) return null;
     const content = [pairs.length > 0 ? answerColumns(state, pairs) : null, periods.length > 0 ? histogram(periods) : null];
-    return state.runs.length === 1 ? content : el("details", { class: "group" }, el("summary", {}, state.labels[run]), content);
+    return state.runs.length === 1 ? content : el("details", { class: "fold" }, el("summary", {}, state.labels[run]), content);
   }).filter((part) => part !== null);
   root.hidden = parts.length === 0;
   add(root, parts);

@@ -4,6 +4,7 @@ const FIRST = ["reward/mean", "accuracy", "validation/accuracy", "validation/rew
   "policy/margin", "teacher/kl", "rollout/length", "policy/entropy", "policy/kl_ref", "policy/kl_old", "mismatch/kl",
   "grad_norm", "groups/no_signal", "lr"];
 const BOUNDS = /_(low|high|stderr)$/;
+const ALWAYS_DRAWN = ["reward/mean", "accuracy", "validation/accuracy", "validation/reward"]; // also where they never change
 const EXACT = /^(validation\/|memory\/|lr$|version$)/; // without noise that an average would remove
 
 /** Return an exponential moving average without a bias to 0, in which missing values are skipped. */
@@ -143,7 +144,8 @@ class ChartGroup {
   constructor(name, metrics, state) {
     this.name = name;
     this.state = state;
-    const constants = new Map(metrics.map((metric) => [metric, constantOf(state.runs, metric)]));
+    const isDrawn = (metric) => name === "overview" && ALWAYS_DRAWN.includes(metric);
+    const constants = new Map(metrics.map((metric) => [metric, isDrawn(metric) ? null : constantOf(state.runs, metric)]));
     this.constants = metrics.filter((metric) => constants.get(metric) !== null).map((metric) => [metric,
       el("button", { type: "button", "data-constant": metric, onclick: () => state.enlarge(metric) },
         `${metric} ${shown(constants.get(metric))}`)]);
