@@ -56,6 +56,16 @@ class Plugin:
             )
 
 
+def extra_command(extra: str) -> str:
+    """Return the command that installs what an extra of rlkit needs, for messages."""
+    return f"pip install -e '.[{extra}]' in a checkout of rlkit"
+
+
+def plugin_command(distribution: str) -> str:
+    """Return the command that installs one of rlkit's own plugins, for messages."""
+    return f"pip install ./plugins/{distribution} in a checkout of rlkit"
+
+
 def disabled_names() -> set[str]:
     """Return the names of plugins that the environment disables."""
     return {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")} - {""}

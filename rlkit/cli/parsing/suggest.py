@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from rlkit.base.installed import DISABLE_VARIABLE
+from rlkit.base.installed import DISABLE_VARIABLE, plugin_command
 from rlkit.base.text import HIDDEN, is_credential
 from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
@@ -205,7 +205,7 @@ def _state(distribution: str, registry: Registry) -> str:
             return f"the plugin {plugin.name!r} offers, but {DISABLE_VARIABLE} disables it; unset it"
         if plugin.distribution == distribution:
             return f"{distribution} {plugin.version} does not offer; see rlkit plugins list"
-    return f"{distribution} offers, which is not installed: pip install ./plugins/{distribution} in a checkout"
+    return f"{distribution} offers, which is not installed: {plugin_command(distribution)}"
 
 
 def classes_at(key: str, registry: Registry) -> Choice | Section | None:

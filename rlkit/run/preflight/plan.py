@@ -21,7 +21,7 @@ from rlkit.rewards import RubricReward
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
-"""The smallest useful learning rate of adapters, which need at least ten times that of full fine-tuning."""
+"""The smallest useful learning rate of adapters, which need 10 to 20 times that of full fine-tuning."""
 
 MAX_FULL_RATE = 5e-5
 """The highest learning rate that is plausible where all weights of a large model are trained."""

@@ -477,7 +477,7 @@ def test_the_notebook_is_the_page_and_replaces_no_file(folder: Path, capsys: pyt
     nbformat.validate(written)
     cells = written.cells
     assert [cell.cell_type for cell in cells[:4]] == ["code", "markdown", "code", "markdown"]
-    assert cells[0].source.startswith("%pip install -q rlkit-fabric")
+    assert cells[0].source.startswith("%pip install -q -e .")
     [*shown] = blocks("python")
     code = [cell.source.removeprefix("%%bash\n") + "\n" for cell in cells[1:] if cell.cell_type == "code"]
     assert code == [block.text for block in shown]
