@@ -232,7 +232,8 @@ def report(comparison: RewardComparison, files: int) -> None:
     if comparison.unsaved:
         shown = zip(comparison.unsaved, comparison.unsaved_texts, strict=False)
         show(("reward", "completion"), [(f"{reward:.4f}", text) for reward, text in shown])
-        echo(f"{len(comparison.unsaved):,} rows without a saved reward earn {metrics['new_without_saved']:.4f} on average")
+        mean = _number(metrics["new_without_saved"])
+        echo(f"{len(comparison.unsaved):,} rows without a saved reward earn {mean} on average")
     if comparison.saved or not comparison.unsaved:
         rows = [("reward", _number(metrics["saved"]), _number(metrics["new"]))]
         rows += [(name, _number(x["saved"]), _number(x["new"])) for name, x in metrics["components"].items()]

@@ -140,7 +140,8 @@ def test_completions_written_by_hand_are_shown_with_rewards(tmp_path: Path, caps
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["reward", "try", "--recipe=quickstart", f"--rollouts={path}"]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines() if "####" in line] == ["1.0000", "0.0000", "0.0000", "1.0000"]
+    rewards = [line.split()[0] for line in shown.splitlines() if "####" in line]
+    assert rewards == ["1.0000", "0.0000", "0.0000", "1.0000"]
     assert "4 rows without a saved reward earn 0.5000 on average" in shown
     assert "saved  " not in shown
 
