@@ -11,11 +11,13 @@ import sys
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 import yaml
 from nbclient import NotebookClient
+from PIL import Image
 
 from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
@@ -30,6 +32,8 @@ from rlkit.ops.correction import LogpMismatch
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
+from rlkit.rewards import MathReward
+from rlkit.testing import ExampleRuntime, check_agent, check_reward, check_task
 from tests.conftest import FAST, ROOT
 from tests.flow.test_architectures import KINDS as KINDS_OF_MODELS
 from tests.gates.test_words import WORDS
@@ -141,7 +145,9 @@ def test_recipes_of_pages_name_what_there_is(topic: str) -> None:
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_the_page_on_a_kind_shows_the_package_that_is_written(kind: str, folder: Path) -> None:
     """Its code and its recipe are those of `plugins new`, whose packages are trained with in test_written_packages."""
-    found = {block.language: block.text for block in blocks(PLUGINS + kind)}
+    found: dict[str, str] = {}
+    for block in blocks(PLUGINS + kind):
+        found.setdefault(block.language, block.text)
     for words in commands(Block(kind, "bash", found["bash"], None)):
         assert main(words[1:]) == 0
     [module] = folder.glob("rlkit-*/src/*/__init__.py")
@@ -154,6 +160,24 @@ def test_the_page_on_a_kind_shows_the_package_that_is_written(kind: str, folder:
         exec(compile(found["python"], str(module), "exec"), names)
         assert KINDS[PLURALS[kind]].key.partition(".")[0] in found["yaml"]
     assert [path.read_text(encoding="utf-8") for path in recipes] == ([found["yaml"]] if kind == "recipe" else [])
+
+
+@pytest.mark.parametrize("kind", ["task", "agent", "reward"])
+def test_further_classes_of_a_page_keep_their_contract(kind: str, folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(PLUGINS + kind):
+        if block.language == "python":
+            exec(compile(block.text, kind, "exec"), names)
+    if kind == "task":
+        Image.new("RGB", (8, 8)).save("squares.png")
+        assert len(check_task(names["CountSquares"]())) == 2
+    elif kind == "agent":
+        check_agent(names["Adder"])
+        check_agent(names["Debate"])
+    else:
+        reward = names["ShortEnough"](MathReward(), limit=6)
+        reward.bind(ExampleRuntime())
+        assert [score.reward for score in check_reward(reward, ("#### 4", "#### 12345"))] == [1.0, 0.0]
 
 
 @pytest.mark.slow
