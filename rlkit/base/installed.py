@@ -110,7 +110,7 @@ def _entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> metadata.
 
 
 def _installed_at(folder: str) -> int:
-    """Return when files of a folder with distributions were last added or removed, in ns; 0 for other folders."""
+    """Return the time in ns at which a folder's distributions last changed; 0 for folders without any."""
     try:
         has_distributions = any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(folder or "."))
         return os.stat(folder or ".").st_mtime_ns if has_distributions else 0

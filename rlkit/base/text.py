@@ -198,7 +198,7 @@ def part_name(part: object) -> str:
 
 @functools.cache
 def _source(package: str) -> str:
-    """Return where a top-level package comes from; looking that up takes longer than many a part's call."""
+    """Return the origin of a top-level package; looking it up takes longer than many a part's call."""
     from rlkit.base.installed import PARTS, entry_points
 
     if package == "rlkit":

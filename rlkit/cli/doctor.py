@@ -69,7 +69,7 @@ def _examine(model: Model) -> int:
 
 
 def facts() -> list[tuple[str, str]]:
-    """Return what matters about this machine."""
+    """Return the facts about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [(name, torch.__version__ if name == "torch" else metadata.version(name)) for name in PACKAGES]
     checks: dict[str, Callable[[str], str]] = {"wandb": str, "tensorboard": str, **OPTIONAL_PACKAGES}

@@ -86,7 +86,7 @@ class SweepRun:
         return metrics.get(metric, float("-inf")), dict(metric_rows(metrics)).get(metric, "-")
 
     def as_json(self) -> JsonObject:
-        """Return what `--json` prints of the run."""
+        """Return the run as `--json` prints it."""
         names = ("steps", "seconds", "validation", "verdict")
         about = {"options": self.options, "folder": str(self.folder), "status": self.status, "error": self.error}
         return about | {name: self.result.get(name) for name in names}

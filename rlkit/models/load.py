@@ -352,7 +352,7 @@ def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
 
 
 def why_not_quantized(policy: CausalLM) -> str | None:
-    """Return why a model cannot be quantized; None if it can."""
+    """Return the reason why a model cannot be quantized; None if it can."""
     if reads_pictures(policy.config):
         return "the model reads pictures"
     if any(parameter.dim() > 2 for parameter in policy.parameters()):

@@ -49,7 +49,7 @@ REFUSED = {
 
 
 def refusal(name: str) -> str | None:
-    """Return why `model.config` may not set a key, or what to do instead; None if it may."""
+    """Return the reason why `model.config` may not set a key, or what to do instead; None if it may."""
     if name.startswith("_") or name.endswith("_implementation"):
         return REFUSED.get(name, _CODE)
     if name.endswith(("_token_id", "_token_index")):

@@ -52,7 +52,7 @@ class Order:
         self._difficulty = difficulty
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint holds, by name."""
+        """Return the state for a checkpoint, by name."""
         return {"due": self.due, "epoch": self.epoch}
 
     def draw(self, count: int) -> list[Drawn]:

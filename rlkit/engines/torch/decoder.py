@@ -310,7 +310,7 @@ class Decoder:
 
 
 def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -> str | None:
-    """Return why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
+    """Explain why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
 
     Differences are measured relative to the spread of the logits, since half-precision weights round at every layer.
     """

@@ -253,7 +253,7 @@ def simple_rewards(reward: RewardManager) -> Iterator[RewardManager]:
 
 
 def _remark(right: float, wrong: float) -> str:
-    """Return what is remarkable about the rewards of a right and a wrong answer; empty if the right one earns more."""
+    """Return a remark on the rewards of a right and a wrong answer; empty if the right one earns more."""
     if right > wrong:
         return ""
     if right < wrong:

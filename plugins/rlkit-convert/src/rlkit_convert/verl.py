@@ -77,7 +77,7 @@ def interval(value: object) -> int:
 
 
 def has_optimizer(contents: object) -> bool:
-    """Return whether verl's contents of a checkpoint include optimizers.
+    """Check whether verl's contents of a checkpoint include optimizers.
 
     Raises:
         ValueError: They are no list.

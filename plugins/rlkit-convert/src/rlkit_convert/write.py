@@ -89,7 +89,7 @@ def remark(conversion: Conversion, key: str) -> str:
 
 
 def recipe_problems(text: str) -> list[str]:
-    """Return what rlkit itself reports about the text of a recipe: missing options and wrong values."""
+    """Check the text of a recipe with rlkit itself; return the missing options and wrong values."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")
