@@ -18,7 +18,7 @@ import pytest
 from rlkit.cli.docs import PLUGINS, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.commands import VERBS
+from rlkit.commands import VERBS, plugin_verbs
 from rlkit.recipe import Recipe
 from tests import forks
 from tests.conftest import ROOT, read_jsonl, write_metadata
@@ -44,6 +44,8 @@ SHORT = ("--train.steps=2", "--train.warmup_steps=0", "--validation.limit=4", "-
 PORT = "30000"
 TRAINING = r"^rlkit (fit|sweep|validate|replay|data prepare|generate|recipe check)\b(?!.*help)"
 """Commands that take seconds."""
+MANY = 3
+"""Commands of a page that runs with the fast tests."""
 
 
 def not_here(line: str) -> bool:
@@ -56,9 +58,11 @@ def lines_of(topic: str) -> list[str]:
     return [shlex.join(words) for block in shown for words in commands(block) if words]
 
 
-def trains(topic: str) -> bool:
-    code = any(block.language == "python" and "fit(" in block.text for block in blocks(topic))
-    return code or topic in GIVEN or any(re.search(TRAINING, line) and not not_here(line) for line in lines_of(topic))
+def is_slow(topic: str) -> bool:
+    """Whether a page trains, or has many commands."""
+    trains = any(block.language == "python" and "fit(" in block.text for block in blocks(topic))
+    lines = [line for line in lines_of(topic) if not not_here(line)]
+    return trains or topic in GIVEN or len(lines) > MANY or any(re.search(TRAINING, line) for line in lines)
 
 
 class Reader:
@@ -132,7 +136,7 @@ class Reader:
         return done.stdout
 
 
-@pytest.mark.parametrize("topic", [pytest.param(t, marks=pytest.mark.slow if trains(t) else ()) for t in PAGES])
+@pytest.mark.parametrize("topic", [pytest.param(t, marks=pytest.mark.slow if is_slow(t) else ()) for t in PAGES])
 def test_a_page_runs_from_its_first_block_to_its_last(topic: str, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -160,7 +164,7 @@ def check_options(words: list[str]) -> None:
     if "rlkit" not in words:
         return
     verb, *rest = words[words.index("rlkit") + 1 :]
-    assert verb in VERBS
+    assert verb in {*VERBS, *plugin_verbs()}
     if verb not in ("fit", "validate"):
         return
     names = {place for place, word in enumerate(rest) if word in ("--out", "--resume", "--checkpoint", "--harness")}
