@@ -191,7 +191,7 @@ def fit(
 
 
 def _has_peers() -> bool:
-    """Return whether other processes make the same run."""
+    """Check whether other processes make the same run."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 

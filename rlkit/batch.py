@@ -110,7 +110,7 @@ class RolloutBatch:
             raise ValueError(f"{type(self).__name__}.media has {len(self.media)} rows, expected {rows}")
 
     def columns(self, name: str, width: int) -> int:
-        """Return how many columns a field has where there are `width` tokens."""
+        """Return the number of columns of a field where there are `width` tokens."""
         return width
 
     def tensors(self) -> dict[str, Tensor]:
@@ -189,7 +189,7 @@ class Batch(RolloutBatch):
     metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
 
     def columns(self, name: str, width: int) -> int:
-        """Return how many columns a field has where there are `width` tokens."""
+        """Return the number of columns of a field where there are `width` tokens."""
         if name == "reference_rewards":
             return int(self.required(name).shape[1])
         return len(self.component_names) if name == "components" else width

@@ -124,8 +124,9 @@ def _unknown_verb(verb: str, verbs: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     if verb in SEPARATE:
-        install = f"pip install ./plugins/{SEPARATE[verb]} in a checkout"
-        return f"{verb!r} is an unknown verb; {SEPARATE[verb]} provides it: {install}"
+        from rlkit.base.installed import plugin_command
+
+        return f"{verb!r} is an unknown verb; {SEPARATE[verb]} provides it: {plugin_command(SEPARATE[verb])}"
     near = [verb] if verb in SYNONYMS else get_close_matches(verb, [*verbs, *SEPARATE, *SYNONYMS], 1)
     hint = f"did you mean {SYNONYMS.get(near[0], near[0])!r}?" if near else f"verbs: {', '.join(verbs)}"
     return f"{verb!r} is no verb of rlkit; {hint}"

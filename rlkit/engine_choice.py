@@ -30,7 +30,7 @@ BFLOAT16 = ("avx512_bf16", "amx_bf16")
 
 
 def choose_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:
-    """Return what `fabric.precision: auto` is on this machine: `bf16-mixed` if it is the faster one there.
+    """Resolve `fabric.precision: auto` on this machine: `bf16-mixed` if it is the faster one there.
 
     Args:
         accelerator: That of the recipe.
@@ -65,7 +65,7 @@ def choose_engine(recipe: Recipe, parts: Iterable[type]) -> tuple[type[DeviceEng
 
 
 def _misfit(recipe: Recipe, engine: type[DeviceEngine]) -> str | None:
-    """Return why an engine does not fit a recipe, if it does not."""
+    """Return the reason why an engine does not fit a recipe; None if it does."""
     from rlkit.models.activations import precision_of
     from rlkit.models.config import load_config
     from rlkit.models.size import size_of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.files import read_inside
+from rlkit.base.installed import extra_command
 from rlkit.base.names import FileName, OutputPath
 from rlkit.interfaces.callback import LoggedRun, Logger
 
@@ -116,8 +117,8 @@ class PackagedLogger(Logger):
         except ModuleNotFoundError as error:
             name = type(self).__name__
             raise RecipeError(
-                f"log.loggers has {name}, which needs the package {self.package}; install it, or rlkit with "
-                f"its extra `{name.lower()}`: pip install {self.package} ({error})"
+                f"log.loggers has {name}, which needs the package {self.package}, which is not installed ({error}): "
+                f"{extra_command(name.lower())}"
             ) from error
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.installed import extra_command
 from rlkit.cli.parsing.suggest import nearest
 from rlkit.types import JsonObject
 
@@ -70,7 +71,7 @@ class Result:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise RecipeError("Result.plot needs matplotlib; install it, or rlkit with its extra `plot`") from error
+            raise RecipeError(f"Result.plot needs matplotlib: {extra_command('plot')}") from error
         curves = self._curves()
         for name in names:
             if name not in curves:

@@ -237,7 +237,7 @@ class Command:
         return json.dumps(spec if self.confined else spec | {"sandbox": None}).encode() + b"\n"
 
     def _result(self, report: bytes) -> CommandResult | str:
-        """Return how the command ended, or why it did not begin, by the supervisor's report."""
+        """Return the command's end, or the reason why it did not begin, from the supervisor's report."""
         try:
             fields = json.loads(report)
         except ValueError:
@@ -364,7 +364,7 @@ def _run_now(spec: bytes) -> bytes:
 
 
 def _system() -> list[str]:
-    """Return what every confined command may read."""
+    """Return the paths that every confined command may read."""
     return [*sandbox.readable(), *filter(os.path.exists, SYSTEM)]
 
 

@@ -63,7 +63,7 @@ def paused() -> AbstractContextManager[None]:
 
 
 async def in_executor(executor: Executor, work: Callable[[Callable[[], object]], T]) -> T:
-    """Return what work returns in an executor's thread; until it calls its argument, it counts as queued.
+    """Run work in an executor's thread; until it calls its argument, it counts as queued.
 
     Work that has begun runs to its end, be the caller cancelled.
     """
@@ -85,7 +85,7 @@ async def in_executor(executor: Executor, work: Callable[[Callable[[], object]],
 
 
 async def in_thread(executor: Executor, function: Callable[[], T]) -> T:
-    """Return what a function returns in an executor's thread; the time until it is called counts as queued."""
+    """Call a function in an executor's thread; the time until it is called counts as queued."""
 
     def work(started: Callable[[], object]) -> T:
         started()

@@ -71,7 +71,7 @@ def load_once(function: str) -> Callable[..., object]:
 
 
 def missing_function(function: str) -> str | None:
-    """Return why a file does not define a function; None if it does, or if only running the file would show it.
+    """Explain why a file does not define a function; None if it does, or if only running the file would show it.
 
     Args:
         function: `file.py:name`; a module is not examined, since finding it may import its packages.
@@ -96,7 +96,7 @@ def missing_function(function: str) -> str | None:
 
 
 def coroutine_problem(function: str, arguments: Sequence[str]) -> str | None:
-    """Return why a function is no coroutine function that takes arguments by position; None if it may be one.
+    """Explain why a function is no coroutine function that takes arguments by position; None if it may be one.
 
     Args:
         function: As `require_function` has accepted it; the packages of a module, but not itself, are imported.

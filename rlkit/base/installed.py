@@ -56,6 +56,16 @@ class Plugin:
             )
 
 
+def extra_command(extra: str) -> str:
+    """Return the command that installs what an extra of rlkit needs, for messages."""
+    return f"pip install -e '.[{extra}]' in a checkout of rlkit"
+
+
+def plugin_command(distribution: str) -> str:
+    """Return the command that installs one of rlkit's own plugins, for messages."""
+    return f"pip install ./plugins/{distribution} in a checkout of rlkit"
+
+
 def disabled_names() -> set[str]:
     """Return the names of plugins that the environment disables."""
     return {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")} - {""}
@@ -100,7 +110,7 @@ def _entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> metadata.
 
 
 def _installed_at(folder: str) -> int:
-    """Return when files of a folder with distributions were last added or removed, in ns; 0 for other folders."""
+    """Return the time in ns at which a folder's distributions last changed; 0 for folders without any."""
     try:
         has_distributions = any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(folder or "."))
         return os.stat(folder or ".").st_mtime_ns if has_distributions else 0

@@ -276,7 +276,7 @@ def fetch(url: str, max_bytes: int, seconds: float, *, private: bool = False) ->
 
 
 def run_now(work: Coroutine[object, object, T]) -> T:
-    """Return what a coroutine returns, from code that is not asynchronous, within an event loop or not."""
+    """Run a coroutine from code that is not asynchronous, within an event loop or not."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 

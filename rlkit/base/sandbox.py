@@ -76,7 +76,7 @@ def kernel(name: str, *arguments: Any) -> int:
 
 
 def readable() -> list[str]:
-    """Return what the code may read: this Python with its packages, and the system's programs and libraries."""
+    """Return the paths that the code may read: this Python with its packages, the system's programs and libraries."""
     python = {p for prefix in (sys.prefix, sys.base_prefix) for p in (prefix, os.path.realpath(prefix))}
     system = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
     return [path for path in (*system, *sorted(python)) if os.path.exists(path)]

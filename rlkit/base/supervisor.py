@@ -265,7 +265,7 @@ class Watch:
         self._next = self._next_disk = 0.0
 
     def excess(self) -> str | None:
-        """Return which limit the command exceeds, if any; looks at most once in a while."""
+        """Return the limit that the command exceeds, if any; checks at most once in a while."""
         now = time.monotonic()
         if now < self._next:
             return None

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def run_concurrently(*work: Coroutine[object, None, T]) -> list[T]:
-    """Return what the coroutines return, in order; after an error the others are cancelled and have ended.
+    """Gather the results of coroutines in order; after an error the others are cancelled and have ended.
 
     Raises:
         BaseException: The first error itself, without a group around it.
@@ -26,7 +26,7 @@ async def run_concurrently(*work: Coroutine[object, None, T]) -> list[T]:
 
 
 async def run_first(count: int, *work: Coroutine[object, None, T]) -> list[T | None]:
-    """Return what the coroutines return, in order; None for those that are cancelled once `count` others have ended.
+    """Gather the results of coroutines in order; None for those that are cancelled once `count` others have ended.
 
     Raises:
         BaseException: The first error itself, without a group around it; all have ended then.

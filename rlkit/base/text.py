@@ -207,7 +207,7 @@ def source_of(module: str) -> str:
 
 @functools.cache
 def _source_of_package(package: str) -> str:
-    """Return where a top-level package comes from; looking that up takes longer than many a part's call."""
+    """Return the origin of a top-level package; looking it up takes longer than many a part's call."""
     from rlkit.base.installed import PARTS, entry_points
 
     if package == "rlkit":

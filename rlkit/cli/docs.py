@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.streams import new_file
 
 USAGE = """usage: rlkit docs            the topics
@@ -24,11 +23,12 @@ USAGE = """usage: rlkit docs            the topics
 """
 NOTEBOOK = "--notebook"
 ORDER = (
-    "first-run", "data-and-rewards", "pictures", "json-and-format-rewards", "judges", "programs", "my-first-gpu-run",
-    "why-it-does-not-learn", "out-of-memory", "recipes", "commands", "algorithms", "supervised", "distillation",
-    "looking-at-a-run", "metrics", "evaluation", "checkpoints", "lora", "several-gpus", "clusters", "scaling",
-    "servers", "asynchronous", "tools-and-environments", "agents", "self-play", "plugins", "data-types", "python",
-    "architecture", "developing", "from-trl", "from-verl",
+    "first-run", "tutorial", "faq", "data-and-rewards", "system-prompts", "pictures", "json-and-format-rewards",
+    "judges", "programs", "my-first-gpu-run", "why-it-does-not-learn", "out-of-memory", "recipes", "commands",
+    "algorithms", "supervised", "distillation", "looking-at-a-run", "metrics", "evaluation", "checkpoints",
+    "use-your-model", "tested-models", "lora", "several-gpus", "clusters", "scaling", "servers", "asynchronous",
+    "tools-and-environments", "agents", "self-play", "plugins", "data-types", "python", "architecture", "developing",
+    "from-trl", "from-verl",
 )  # fmt: skip
 """The topics, as a newcomer reads them."""
 PLUGINS = "plugins/"
@@ -73,7 +73,7 @@ def _write_notebook(argv: Sequence[str]) -> int:
 
 def notebook(text: str) -> dict[str, object]:
     """Return a page as a notebook (nbformat 4.4), after a cell that installs rlkit; code blocks are cells."""
-    cells = [_cell("code", f"%pip install -q {DISTRIBUTION}  # in a checkout: %pip install -q -e .")]
+    cells = [_cell("code", "%pip install -q -e .  # in a checkout of rlkit")]
     prose, *blocks = re.split(r"^```(?=\w)", text, flags=re.M)
     cells.append(_cell("markdown", prose))
     for block in blocks:

@@ -10,6 +10,7 @@ from importlib import metadata
 import torch
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.installed import extra_command
 from rlkit.cli.plugins import show_plugins
 from rlkit.cli.views.display import echo, show
 from rlkit.engines import OPTIONAL_PACKAGES
@@ -68,7 +69,7 @@ def _examine(model: Model) -> int:
 
 
 def facts() -> list[tuple[str, str]]:
-    """Return what matters about this machine."""
+    """Return the facts about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [(name, torch.__version__ if name == "torch" else metadata.version(name)) for name in PACKAGES]
     checks: dict[str, Callable[[str], str]] = {"wandb": str, "tensorboard": str, **OPTIONAL_PACKAGES}
@@ -76,7 +77,7 @@ def facts() -> list[tuple[str, str]]:
         try:
             rows.append((name, check(metadata.version(name))))
         except metadata.PackageNotFoundError:
-            rows.append((name, f"not installed (install it, or rlkit with its extra `{name}`)"))
+            rows.append((name, f"not installed ({extra_command(name)})"))
     rows.append(("CPUs", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows.append(("GPUs", ", ".join(gpus) or "none: runs use the CPU"))

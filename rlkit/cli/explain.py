@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Return what the run optimises, line by line: (what, how)."""
+    """Describe the run's objective, line by line: (term, formula)."""
     yield from _data(recipe)
     yield from _reward(recipe)
     if recipe.advantage is not None:
@@ -142,7 +142,7 @@ def _mixtures(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _normaliser(recipe: Recipe) -> str:
-    """Return what the loss of a mini-batch is divided by."""
+    """Return the divisor of a mini-batch's loss."""
     if Inputs.GROUPS in recipe.loss.inputs:
         return "mean over the pairs of each group, mean over the groups that have some"
     mode = recipe.train.aggregation or recipe.loss.aggregation

@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun:
-    """Return what a launcher starts: this command, with its recipes by absolute path, and without credentials.
+    """Return the command for a launcher: this one, with its recipes by absolute path, and without credentials.
 
     Scripts of jobs are kept, and others see command lines; the credentials are in the environment instead.
 

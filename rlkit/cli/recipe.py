@@ -279,7 +279,7 @@ def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabri
 
 
 def _untried(reward: RewardManager) -> str | None:
-    """Return why a reward, or one inside of it, is not to be called without being asked to; None if it may be."""
+    """Explain why a reward, or one inside of it, is not to be called without being asked to; None if it may be."""
     for part in plan.simple_rewards(reward):
         if isinstance(part, PythonReward | BatchReward):
             return f"runs {part.function}"

@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _job(home: Path, parsed: Parsed) -> Job:
-    """Return what makes the step again, from the newest checkpoint before it.
+    """Build the run that repeats the step from the newest checkpoint before it.
 
     Raises:
         RecipeError: The run has no such step, or nothing from which it can be reached.

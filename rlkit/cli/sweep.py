@@ -100,7 +100,7 @@ class SweepRun:
         return f"{self.status}: {reason}" if reason else self.status
 
     def as_json(self) -> JsonObject:
-        """Return what `--json` prints of the run."""
+        """Return the run as `--json` prints it."""
         names = ("steps", "seconds", "validation", "verdict", "training_reward", "diagnosis")
         about = {"options": self.options, "folder": str(self.folder), "status": self.status, "error": self.error}
         return about | {name: self.result.get(name) for name in names}

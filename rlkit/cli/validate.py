@@ -186,7 +186,7 @@ def _open(checkpoints: list[str], parsed: Parsed) -> tuple[Report, Fabric]:
 
 
 def _run(job: ValidationJob, name: str, fabric: Fabric) -> Validated:
-    """Return what came of a job."""
+    """Run a validation job and return its result."""
     model, work = job.parsed.recipe.model, job.work
     entry: dict[str, object] = {
         "checkpoint": name or None,

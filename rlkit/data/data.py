@@ -268,7 +268,7 @@ def load_data(recipe: Recipe) -> Data:
 
 
 def picture_reader(model: Model) -> PictureReader | None:
-    """Return what reads pictures for a model; None if it reads texts alone."""
+    """Return the processor of a model's pictures; None if it reads texts alone."""
     processor = load_processor_of(model)
     if processor is None:
         return None

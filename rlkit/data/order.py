@@ -57,7 +57,7 @@ class Order:
         self._difficulty = difficulty
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint holds, by name."""
+        """Return the state for a checkpoint, by name."""
         return {"due": self.due, "epoch": self.epoch}
 
     def draw(self, count: int) -> list[Drawn]:
@@ -133,7 +133,7 @@ class RowOrder:
         return self.rows[int(permutation_of(self.recipe.train.seed, position // count, count)[position % count])]
 
     def drawn(self) -> list[Drawn]:
-        """Return what is drawn for the next step, in the order of its prompts; nothing if the seed decides alone."""
+        """Return the draws for the next step, in the order of its prompts; nothing if the seed decides alone."""
         return [] if self.by_outcome is None else self.by_outcome.draw(self.count)
 
     def record(self, drawn: Sequence[Drawn], rates: Mapping[int, float | None]) -> None:

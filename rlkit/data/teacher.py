@@ -39,7 +39,7 @@ NO_TEXTS = AttemptTexts()
 
 
 def attempt_texts(attempts: Attempts, trajectories: Sequence[Trajectory]) -> list[AttemptTexts]:
-    """Return what a teacher reads of each trajectory's attempts.
+    """Return the attempts of each trajectory, as the teacher reads them.
 
     Args:
         attempts: The recipe's.
@@ -139,7 +139,7 @@ class TeacherPrompts:
         }
 
     def fits(self, template: ChatTemplate, prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[bool]:
-        """Return which prompts leave the teacher room for an answer, or are shortened until they do.
+        """Select the prompts that leave the teacher room for an answer, or shorten them until they do.
 
         Args:
             template: The policy's, which renders them unless the teacher has its own.
@@ -187,7 +187,7 @@ def _text_of(message: Message) -> str:
 
 
 def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
-    """Return what makes the prompts of a recipe's teachers, for the shortest of their contexts; None if it has none.
+    """Return the builder of the teachers' prompts, for the shortest of their contexts; None without teachers.
 
     Raises:
         RecipeError: A model's configuration cannot be had, or `teacher.context` is no template.

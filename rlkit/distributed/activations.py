@@ -73,7 +73,7 @@ class ActivationOffload:
         return saved.copy.to(self.device, non_blocking=True) if isinstance(saved, _OnHost) else saved
 
     def _is_weight(self, tensor: Tensor) -> bool:
-        """Return whether a tensor has the shape of a weight: linear layers save theirs transposed, unlike activations.
+        """Check whether a tensor has the shape of a weight: linear layers save theirs transposed, unlike activations.
 
         Storages cannot be compared: sharded weights and those in autocast's type have others in each pass.
         """
@@ -84,7 +84,7 @@ class ActivationOffload:
 
 
 def _are_same(first: Tensor, second: Tensor) -> bool:
-    """Return whether two live tensors are the same values in the same memory."""
+    """Check whether two live tensors are the same values in the same memory."""
     return (
         first.data_ptr() == second.data_ptr()
         and first._version == second._version

@@ -118,11 +118,11 @@ class Ranks:
         return float(wrapped)
 
     def any(self, flag: bool) -> bool:
-        """Return whether a flag is true on any rank, those with the same rows included."""
+        """Check whether a flag is true on any rank, those with the same rows included."""
         return self.all_reduce_max(flag) > 0
 
     def all(self, flag: bool) -> bool:
-        """Return whether a flag is true on every rank, those with the same rows included."""
+        """Check whether a flag is true on every rank, those with the same rows included."""
         return not self.any(not flag)
 
     def same(self, value: T) -> T:
@@ -191,7 +191,7 @@ class SideGroup:
         return values
 
     async def any_async(self, flag: bool) -> bool:
-        """Return whether a flag is true on any rank, without blocking the event loop; all ranks must call this."""
+        """Check whether a flag is true on any rank, without blocking the event loop; all ranks must call this."""
         if self.group is None:
             return flag
         wrapped = torch.tensor(float(flag))

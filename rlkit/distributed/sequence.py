@@ -164,7 +164,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 def division_problem(config: Any) -> str | None:
-    """Return why the tokens of a model cannot be divided among ranks; None if nothing in its configuration forbids it.
+    """Explain why the tokens of a model cannot be divided among ranks; None if nothing in its configuration forbids it.
 
     Args:
         config: The model's configuration.

@@ -109,7 +109,7 @@ class SGLangRollouts(ServerEngine):
         return await super().generate(request)
 
     def command(self, gpu: int | None, key: str = "") -> ServerCommand:
-        """Return how a server is started.
+        """Return the launch command.
 
         Args:
             gpu: The index of its first GPU on this machine; None for a CPU.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 
 from rlkit.base.errors import EngineError
+from rlkit.base.installed import extra_command
 from rlkit.base.names import USER_ONLY
 from rlkit.base.ranges import Count, ShareBelowOne
 from rlkit.engines.server.transports import is_local
@@ -75,8 +76,8 @@ def release(version: str) -> tuple[int, ...]:
     if not FIRST <= numbers <= LAST:
         first, last = (".".join(map(str, x)) for x in (FIRST, LAST))
         raise EngineError(
-            f"SGLang is {version}, but rlkit works with {first} to {last}; install a supported release, or "
-            "rlkit with its extra `sglang`"
+            f"SGLang is {version}, but rlkit works with {first} to {last}; install a supported release: "
+            f"{extra_command('sglang')}"
         )
     return numbers
 
@@ -91,8 +92,8 @@ def require_sglang() -> None:
         version = metadata.version("sglang")
     except metadata.PackageNotFoundError:
         raise EngineError(
-            "sglang is not installed in this environment; install it, or rlkit with its extra `sglang`, set the urls "
-            "of running servers, or choose rollout.engine: TorchEngine"
+            f"sglang is not installed in this environment: {extra_command('sglang')}, set the urls of running servers, "
+            "or choose rollout.engine: TorchEngine"
         ) from None
     release(version)
 

@@ -81,7 +81,7 @@ def tools_of(body: JsonObject) -> list[object]:
 
 
 def tool_choice(body: JsonObject) -> object:
-    """Return how a body of OpenAI wants tools to be chosen, such as "auto".
+    """Return the tool choice of a request in OpenAI's form, such as "auto".
 
     Raises:
         RequestError: It is neither a text nor an object.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.installed import extra_command
 from rlkit.interfaces.agent import AgentClient, AgentTask
 from rlkit.tools import Calculator, evaluate
 
@@ -10,9 +11,7 @@ try:
     from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 except ImportError as error:
-    raise RecipeError(
-        f"rlkit.gateway.example needs openai-agents ({error}); pip install 'rlkit-fabric[agents]'"
-    ) from error
+    raise RecipeError(f"rlkit.gateway.example needs openai-agents ({error}): {extra_command('agents')}") from error
 
 TURNS = 3
 

@@ -112,7 +112,7 @@ def _event(kind: str, **fields: object) -> bytes:
 
 
 def _continued(body: JsonObject, recall: Recall) -> ChatRequest | None:
-    """Return what a body's thread continues, which keeps its system prompt and tools; None if there is nothing."""
+    """Return the thread that a body continues, with its system prompt and tools; None if it begins one."""
     thread: JsonObject = optional(body.get("thread"), {}, "thread")
     if thread.get("type", "create") == "create":
         return None

@@ -133,13 +133,13 @@ def assistant(text: str, calls: Sequence[Call] = ()) -> Message:
 
 
 def canonical(message: Message) -> str:
-    """Return what two messages must share to be the same: ids of calls and blanks around texts do not count."""
+    """Return the key by which messages are equal: ids of calls and blanks around texts do not count."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     return json.dumps([message["role"], _content(message["content"]), message.get("name"), calls], sort_keys=True)
 
 
 def _content(content: str | list[JsonObject]) -> str | list[str | list[str]]:
-    """Return what two contents must share: texts without the blanks around them, and pictures by their files."""
+    """Return the key by which contents are equal: texts without outer blanks, and pictures by their files."""
     if isinstance(content, str):
         return content.strip()
     return [part["text"].strip() if part["type"] == "text" else ["picture", part["image"].digest] for part in content]

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.installed import extra_command
 from rlkit.gateway.chat import ChatCompletions
 from rlkit.gateway.connections import CLOSE_SECONDS, Connections
 from rlkit.gateway.dialect import Dialect
@@ -90,7 +91,7 @@ class Gateway:
                 from aiohttp import web
             except ImportError as error:
                 raise RecipeError(
-                    "`agent:` needs aiohttp, which is not installed; pip install 'rlkit-fabric[agents]'"
+                    f"`agent:` needs aiohttp, which is not installed: {extra_command('agents')}"
                 ) from error
             self._runner = web.AppRunner(
                 self._application(),

@@ -106,7 +106,7 @@ class AgentSession:
         return replace(request, messages=list(request.messages))
 
     async def read(self, function: Callable[[], T]) -> T:
-        """Return what a function returns that reads a request: in a thread, and one request of the session at a time.
+        """Run a function that reads a request in a thread, one request of the session at a time.
 
         Raises:
             RequestError: The session has ended, or the function raises it.

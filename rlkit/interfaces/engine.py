@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import EngineError, RecipeError
+from rlkit.base.installed import extra_command
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Completion, Request, Structure
 
@@ -185,9 +186,7 @@ def check_followed(structure: Structure) -> None:
     try:
         from llguidance import LLMatcher
     except ImportError as error:
-        raise RecipeError(
-            "llguidance, which follows it, is not installed; pip install 'rlkit-fabric[structure]'"
-        ) from error
+        raise RecipeError(f"llguidance, which follows it, is not installed: {extra_command('structure')}") from error
     try:
         problem = LLMatcher.validate_grammar(grammar_of(structure))
     except ValueError as error:  # such as NaN in a schema

@@ -99,14 +99,14 @@ class PolicyLoss(ReducingPart):
         """Return the loss [B,T] f32 of a micro-batch, with a gradient, and metrics without one."""
 
     def usable_rows(self, batch: TrainBatch) -> Tensor:
-        """Return which rows [B] bool the loss is a mean over; other rows count nowhere and need no backward pass.
+        """Select the rows [B] bool over which the loss is a mean; other rows count nowhere and need no backward pass.
 
         Called with complete groups.
         """
         return batch.mask.any(-1)
 
     def select(self, logps: Tensor, batch: TrainBatch) -> Tensor:
-        """Return which tokens [B,T] bool of this rank's mini-batch the loss treats apart, as `batch.selected`.
+        """Select the tokens [B,T] bool of this rank's mini-batch that the loss treats apart, as `batch.selected`.
 
         A loss that overrides this is called once a mini-batch, on every rank, with the current log-probs [B,T] without
         a gradient. It may keep statistics of the mini-batch for the calls that follow.

@@ -85,7 +85,7 @@ _THOUGHT = re.compile("|".join(rf"{re.escape(begin)}.*?(?:{re.escape(end)}|\Z)" 
 
 
 def opened_thinking(prompt: str) -> str:
-    """Return what begins the thinking in which the policy's turn starts, as the prompt ends with it; else nothing."""
+    """Return the opening of thinking with which the prompt ends, so that the turn starts in it; else empty."""
     return next((begin for begin, _ in THINKING if prompt.rstrip().endswith(begin)), "")
 
 
@@ -124,13 +124,13 @@ def parse_after_thinking(parser: ToolParser, text: str, opened: str = "") -> tup
 
 
 def _begin(text: str) -> str:
-    """Return what begins thinking at the start of a text, if it does."""
+    """Return the opening of thinking at the start of a text; empty if there is none."""
     begin = _BEGIN.match(text.lstrip())
     return begin.group() if begin else ""
 
 
 def _unopened_end(parser: ToolParser, text: str) -> int:
-    """Return where thinking ends whose begin neither the prompt nor the turn has; 0 if there is none.
+    """Find the end of thinking that neither the prompt nor the turn opens; 0 if there is none.
 
     An end in an argument of a call shows by more calls that are read across it than on both sides.
     """

@@ -179,7 +179,7 @@ def as_rgb(image: Image) -> Image:
 
 
 def animated(image: Image) -> str:
-    """Return why an animated image is refused."""
+    """Return the reason why an animated image is refused."""
     frames = getattr(image, "n_frames", 1)
     return f"the picture is animated, with {frames} frames; give one of them, or all in a column `videos`"
 

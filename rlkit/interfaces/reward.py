@@ -65,7 +65,7 @@ class RewardManager(BoundPart):
         """
 
     def unscorable(self, prompt: Prompt) -> str | None:
-        """Return why no completion of a prompt can be scored, such as an unreadable reference; None if it can be.
+        """Explain why no completion of a prompt can be scored, such as an unreadable reference; None if it can be.
 
         Called in the trainer's process for the rows that a run uses, before any model is loaded and before `bind`.
         """

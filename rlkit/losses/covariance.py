@@ -26,7 +26,7 @@ class _Covariance(TokenLoss):
         return (batch.advantages - (advantages / count).float()) * (logps - (log_probs / count).float()), float(tokens)
 
     def _largest(self, x: Tensor, eligible: Tensor, count: int) -> Tensor:
-        """Return where x [B,T] is among the `count` (at least one) largest of the eligible tokens of all ranks."""
+        """Return a mask [B,T] of the `count` (at least one) largest x among the eligible tokens of all ranks."""
         values = self.gather(x[eligible])
         if len(values) == 0:
             return torch.zeros_like(eligible)

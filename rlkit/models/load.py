@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.base.installed import extra_command
 from rlkit.base.text import counted
 from rlkit.models.checkpoints import load_checkpoint_alone, verify
 from rlkit.models.config import AutoClass, auto_class_of, explained, load_config
@@ -303,7 +304,8 @@ class _Loader:
         try:
             replace_layers(policy, nn.Linear, QuantizedLinear, but=score_head(policy) or policy.get_output_embeddings())
         except ImportError as error:
-            raise RecipeError(f"model.quantization is {quantization!r}: {error}; install rlkit-fabric[4bit]") from error
+            remedy = extra_command("4bit")
+            raise RecipeError(f"model.quantization is {quantization!r}: {error}: {remedy}") from error
         return policy
 
     def _pretrained(self, source: Source, dtype: torch.dtype) -> CausalLM:
@@ -350,7 +352,7 @@ def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
 
 
 def why_not_quantized(policy: CausalLM) -> str | None:
-    """Return why a model cannot be quantized; None if it can."""
+    """Return the reason why a model cannot be quantized; None if it can."""
     if reads_pictures(policy.config):
         return "the model reads pictures"
     if any(parameter.dim() > 2 for parameter in policy.parameters()):

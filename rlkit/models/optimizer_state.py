@@ -72,7 +72,7 @@ def state_bytes(state: Mapping[str, object]) -> int:
 
 
 def problem_of(optimizer: object, groups: Sequence[WeightGroup]) -> str | None:
-    """Return why an object is no optimizer of exactly these weights; None if it is."""
+    """Return the reason why an object is no optimizer of exactly these weights; None if it is."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return f"returned {show(optimizer)}, expected a torch.optim.Optimizer"
     expected = sorted(id(weight) for group in groups for weight in group.weights)

@@ -96,14 +96,14 @@ class PackedPasses:
             self.division_problem = _division_problem(backbone, self.sequence, device)
 
     def sum_slices(self, x: Tensor) -> Tensor:
-        """Return what all ranks together have computed of [B,T,...], which is 0 where another rank has computed it.
+        """Sum [B,T,...] over ranks, each of which has 0 where another has computed it.
 
         All ranks must call this.
         """
         return x if self.sequence is None else self.sequence.sum_slices(x)  # agreed: set on all ranks by the strategy
 
     def packs(self, media: RowMedia | None) -> bool:
-        """Return whether rows with these pictures are packed."""
+        """Check whether rows with these pictures are packed."""
         return self.packed and (self.packs_pictures or not any(media or ()))
 
     def take_counts(self) -> tuple[int, int]:
@@ -272,7 +272,7 @@ def embedding_noise(model: CausalLM, noise: RowNoise | None, rows: Tensor, posit
 
 @torch.no_grad()
 def _packing_problem(backbone: Backbone, device: torch.device) -> str | None:
-    """Return why passes cannot be packed: they fail or differ from plain ones on 3 rows, 2 of which share a prompt."""
+    """Explain why passes cannot be packed: they fail or differ from plain ones on 3 rows, 2 of which share a prompt."""
     config = backbone.config.get_text_config()
     if device.type == "meta":
         return "its weights are not loaded"
@@ -297,7 +297,7 @@ def _packing_problem(backbone: Backbone, device: torch.device) -> str | None:
 
 
 def _difference(name: str, actual: Tensor, expected: Tensor) -> str | None:
-    """Return how hidden states [N,H] differ from expected ones; None if they are equal but for rounding."""
+    """Describe the difference of hidden states [N,H] from expected ones; None if they are equal but for rounding."""
     tolerance = TOLERANCES.get(autocasted(expected).dtype, 1e-3)  # by the type of products, not of the residual stream
     difference = (actual - expected).float().square().mean().sqrt()
     std = expected.float().std()
@@ -309,7 +309,7 @@ def _difference(name: str, actual: Tensor, expected: Tensor) -> str | None:
 
 @torch.no_grad()
 def _division_problem(backbone: Backbone, sequence: SequenceGroup, device: torch.device) -> str | None:
-    """Return why tokens cannot be divided: passes fail or differ from undivided ones on 2 rows; all must call this."""
+    """Explain why tokens cannot be divided: passes fail or differ from undivided ones on 2 rows; all must call this."""
     vocabulary = backbone.config.get_text_config().vocab_size
     tokens = torch.arange(3, 3 + 8 * sequence.size, device=device).view(2, -1) % vocabulary
     mask = torch.ones_like(tokens, dtype=torch.bool)

@@ -287,7 +287,7 @@ def _adapter(folder: Path, depth: int) -> Source:
 
 
 def _unsupported(config: JsonObject) -> str | None:
-    """Return what of an adapter's configuration is not that of plain LoRA; None if all is."""
+    """Return the option of an adapter's configuration that is not plain LoRA; None if all are."""
     names = [name for name in UNSUPPORTED if config.get(name)]
     if config.get("init_lora_weights") not in PLAIN_INITS:
         names.append("init_lora_weights")

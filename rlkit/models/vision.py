@@ -163,7 +163,7 @@ def sees_pictures_both_ways(backbone: Backbone) -> bool:
 
 
 def position_offset(positions: Tensor | None, tokens: int) -> int:
-    """Return what to add to the index of tokens behind a prompt, for their position.
+    """Return the offset from the index of tokens behind a prompt to their position.
 
     Args:
         positions: [3,1,T] of the prompt; None for plain ones.

@@ -20,7 +20,7 @@ from rlkit.ops.fusion import Fused
 
 @cache
 def has_onednn(dtype: torch.dtype) -> bool:
-    """Return whether this build of PyTorch and this CPU have oneDNN's products in a dtype."""
+    """Check whether this build of PyTorch and this CPU have oneDNN's products in a dtype."""
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):
         return False
     if dtype == torch.bfloat16:

@@ -232,7 +232,7 @@ def _probs_(logits: Tensor, temperature: float, lse: Tensor) -> Tensor:
 def _statistics_(
     logits: Tensor, targets: Tensor, temperature: float, reads: Reads, ids: Tensor | None
 ) -> tuple[list[Tensor], Tensor, tuple[Tensor, Tensor]]:
-    """Return what `_softmax_` does, probabilities [n,V], and token ids [n,K] with their log-probs [n,K+1]."""
+    """Compute the results of `_softmax_`, probabilities [n,V], and token ids [n,K] with their log-probs [n,K+1]."""
     probs = _scaled_(logits, temperature)
     top_ids = _top_ids(probs, reads, ids)
     top = probs.gather(-1, top_ids)

@@ -111,7 +111,7 @@ def _by_beginning(rows_by_prompt: dict[Prompt, list[int]], tokens: int) -> dict[
 
 
 def _shared_key(media: Media | None, prompt: int, row: int) -> tuple[str, ...]:
-    """Return what rows have alike whose prompts may be computed once: their pictures in so many first tokens.
+    """Return the key of rows whose prompts may be computed once: their pictures in so many first tokens.
 
     A row shares nothing if a picture ends with the last token of its prompt, which is not computed with the others.
     """

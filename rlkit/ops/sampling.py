@@ -25,7 +25,7 @@ class Truncation(NamedTuple):
     min_p: Tensor
 
     def applies(self) -> bool:
-        """Return whether any row's tokens are truncated."""
+        """Check whether any row's tokens are truncated."""
         return bool(((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0)).any())
 
 

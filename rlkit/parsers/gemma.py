@@ -47,7 +47,7 @@ def _read(text: str, opening: re.Match[str]) -> Reading:
 
 
 def _as_json(text: str, start: int) -> tuple[str, int]:
-    """Return what is written from `start` to the bracket that closes the first one, as JSON, and its end."""
+    """Return the text from `start` to its closing bracket as JSON, and the index of its end."""
     pieces: list[str] = []
     depth, end = 0, start
     for piece in _PIECE.finditer(text, start):

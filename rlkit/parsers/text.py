@@ -213,7 +213,7 @@ def find_edge(text: str, start: int, edge: re.Pattern[str]) -> tuple[int, int]:
 
 
 def balanced(text: str, start: int, quotes: str = '"', limit: int | None = None) -> int:
-    """Return where the bracket at `start` is closed, ignoring strings; the limit or end of the text if it never is."""
+    """Find the end of the bracket at `start`, ignoring strings; the limit or end of the text if it never closes."""
     strings = "|".join(rf"{q}[^{q}\\]*(?:\\.[^{q}\\]*)*{q}?" for q in quotes)
     depth, end = 0, len(text) if limit is None else limit
     for mark in re.compile(rf"{strings}|[][(){{}}]", re.DOTALL).finditer(text, start, end):

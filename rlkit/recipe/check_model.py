@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from rlkit.base.errors import show
+from rlkit.base.installed import extra_command
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe.fabric import FSDP2
 from rlkit.recipe.recipe import Recipe, option
@@ -48,7 +49,7 @@ REFUSED = {
 
 
 def refusal(name: str) -> str | None:
-    """Return why `model.config` may not set a key, or what to do instead; None if it may."""
+    """Return the reason why `model.config` may not set a key, or what to do instead; None if it may."""
     if name.startswith("_") or name.endswith("_implementation"):
         return REFUSED.get(name, _CODE)
     if name.endswith(("_token_id", "_token_index")):
@@ -166,7 +167,7 @@ def _check_quantization(recipe: Recipe) -> Iterator[str]:
             "TorchEngine, or set it to null"
         )
     if find_spec("bitsandbytes") is None:
-        yield f"{quantized} bitsandbytes is not installed; install rlkit-fabric[4bit]"
+        yield f"{quantized} bitsandbytes is not installed: {extra_command('4bit')}"
 
 
 def _check_router(recipe: Recipe) -> Iterator[str]:

@@ -123,7 +123,7 @@ def _awaitable(function: object) -> bool:
 
 
 def _signature_problem(override: object, function: object, base: object) -> str | None:
-    """Return why a signature does not take the positional arguments that rlkit passes; None if it does."""
+    """Return the reason why a signature does not take the positional arguments that rlkit passes; None if it does."""
     parameters = list(inspect.signature(base).parameters.values())[1:]  # type: ignore[arg-type]
     passed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     try:

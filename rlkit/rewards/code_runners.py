@@ -139,7 +139,7 @@ class SandboxRunner:
         self.command = Command("CodeReward", line, limits, confined=confined, readable=[str(ROOT / "rlkit")])
 
     def lacks(self, tests: Tests) -> str | None:
-        """Return what programs need for these tests and cannot have; None if that is nothing."""
+        """Return the requirement of these tests that cannot be met; None if all can."""
         language = LANGUAGES[tests.language]
         if tests.language != "python" and not all("input" in case for case in tests.cases):
             return "tests with inputs and outputs; calls and assertions are for Python"
@@ -207,7 +207,7 @@ class ServiceRunner:
         self.concurrency = concurrency or REQUESTS
 
     def lacks(self, tests: Tests) -> str | None:
-        """Return what programs need for these tests and cannot have; None if that is nothing."""
+        """Return the requirement of these tests that cannot be met; None if all can."""
         if all("input" in case for case in tests.cases):
             return None
         return "tests with inputs and outputs; calls and assertions need the sandbox of this machine, without `url`"

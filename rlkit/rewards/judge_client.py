@@ -66,7 +66,7 @@ class JudgeClient:
         self._http = HttpClient(server.url.rstrip("/"), headers)
 
     async def ask(self, question: Question, read: Callable[[JsonObject], T]) -> T:
-        """Return what `read` makes of the judge's answer.
+        """Ask the judge and return the result of `read` on its answer.
 
         Args:
             question: Prompt and schema.
@@ -222,7 +222,7 @@ def final_object(text: str) -> JsonObject:
 
 
 def _start_of_last_object(text: str) -> int:
-    """Return where the object begins whose brace ends the text.
+    """Find the start of the object whose brace ends the text.
 
     Raises:
         ValueError: No brace begins it.

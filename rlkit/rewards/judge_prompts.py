@@ -86,7 +86,7 @@ class JudgePrompt:
 
 
 def response_of(trajectory: Trajectory) -> str:
-    """Return what a judge reads of a trajectory: the text of its one turn, or all messages after the prompt."""
+    """Return the response for a judge: the text of the one turn, or all messages after the prompt."""
     messages = trajectory.messages[len(trajectory.prompt.messages) :]
     return trajectory.text if len(messages) == 1 else _rendered(messages)
 

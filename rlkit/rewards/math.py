@@ -104,7 +104,7 @@ class Judgement(NamedTuple):
 
 
 def _judge(text: str, expected: str, same: Callable[[str, str], bool | None]) -> Judgement | None:
-    """Return whether a text is right; None if `same` cannot decide.
+    """Check whether a text is right; None if `same` cannot decide.
 
     Raises:
         UngradableError: The answer is too large to be compared.

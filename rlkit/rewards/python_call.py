@@ -52,7 +52,7 @@ class Grader(NamedTuple):
         return [self._score(value) for value in self._listed(values, len(trajectories))]
 
     def call(self, trajectory: Trajectory) -> Any:
-        """Return what the function returns for a trajectory; an awaitable if it is a coroutine function."""
+        """Call the function on a trajectory; an awaitable results if it is a coroutine function."""
         parameters = _parameters(self.function)
         if self._in_lists:
             available = _columns([trajectory], self.completions)

@@ -148,7 +148,7 @@ class RubricReward(RewardManager):
         return Score(min(1.0, max(0.0, share)), {**rewards, **judged})
 
     async def _ask(self, trajectory: Trajectory, criteria: Sequence[str]) -> list[bool]:
-        """Return whether a completion satisfies each criterion."""
+        """Check whether a completion satisfies each criterion."""
         assert self._client is not None
         listed = "\n" + "\n".join(f"{number}. {text}" for number, text in enumerate(criteria, 1))
         prompt = JudgePrompt(trajectory.prompt, self.template, listed)

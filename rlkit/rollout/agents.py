@@ -184,7 +184,7 @@ class SessionRole:
         return await self.client.chat(messages, tools, max_tokens)
 
     def problem(self) -> str | None:
-        """Return what is wrong with the reward; None if it is a finite number."""
+        """Return the problem with the reward; None if it is a finite number."""
         if isinstance(self.reward, int | float) and isfinite(self.reward):
             return None
         return f"role {self.name!r} has reward {show(self.reward)}, expected a finite number: the agent sets it"

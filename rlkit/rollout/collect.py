@@ -176,7 +176,7 @@ async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample:
 
 
 def _opened_thinking(codec: TokenCodec, trajectory: Trajectory) -> str:
-    """Return what begins the thinking of the policy's last turn, if what is before it ends so."""
+    """Return the opening of thinking before the policy's last turn; empty if there is none."""
     starts = [turn.start for turn in trajectory.turns if turn.role == "assistant"]
     return codec.opened_thinking(trajectory.tokens[: starts[-1]]) if starts else ""
 
@@ -215,7 +215,7 @@ async def _turn(
 
 
 async def _rendered(render: Callable[..., Rendered], messages: list[Message], *tools: Tools | None) -> Rendered:
-    """Return what the policy reads next; pictures are read in another thread, since that takes time.
+    """Render the policy's next input; pictures are read in another thread, since that takes time.
 
     Raises:
         RolloutError: A picture of a participant cannot be read.

@@ -84,7 +84,7 @@ class Conversation:
             self.fail("the prompt leaves no room in the context for an answer")
 
     def budget(self, turn: int) -> int:
-        """Return how many tokens the policy may sample now, at most `turn` of them."""
+        """Return the number of tokens that the policy may sample now, at most `turn`."""
         limits = [turn, self.limits.context - len(self.tokens)]
         if self.limits.tokens is not None:
             limits.append(self.limits.tokens - sum(self.mask))

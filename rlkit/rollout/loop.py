@@ -93,7 +93,7 @@ class EventLoop:
         return self._submit(work, Future())
 
     def run(self, work: Coroutine[object, None, T]) -> T:
-        """Return what the work returns; tasks that it leaves behind go on.
+        """Run the work and return its result; tasks that it leaves behind go on.
 
         Whatever interrupts the caller, such as a Ctrl-C, cancels the work, and is raised once that has ended.
         """

@@ -259,7 +259,7 @@ class ParticipantSession:
             return reply._replace(text=_content(reply.text, self.participants.pictures))
 
     def _refuse(self, call: ToolCall) -> str | None:
-        """Return why a call cannot be made as it was written, None if it can.
+        """Return the reason why a call cannot be made as it was written; None if it can.
 
         Raises:
             GuardError: The tool's schema is none.
@@ -286,7 +286,7 @@ async def _participant(
 
 
 def _content(value: object, pictures: bool) -> Content:
-    """Return what a tool or an environment returned: a text, or typed parts if these hold pictures.
+    """Convert the reply of a tool or an environment: a text, or typed parts if these hold pictures.
 
     Raises:
         ValueError: A part is neither, or is a picture that the policy does not read.

@@ -241,7 +241,7 @@ def turns_of(answer: RecordedAnswer) -> Iterator[tuple[str, list[Message]]]:
 
 
 def _continued_length(template: ChatTemplate, sample: RecordedSample, rendered: str, opening: str) -> int | None:
-    """Return how much of an opening a sample has already; None if it does not continue the sample.
+    """Return the length of an opening that a sample already has; None if it does not continue the sample.
 
     A sample whose last turn begins with an empty thought that the opening has not got loses it.
     """
@@ -257,7 +257,7 @@ def _continued_length(template: ChatTemplate, sample: RecordedSample, rendered: 
 
 
 def _turn(template: ChatTemplate, messages: Sequence[Message], opening: str, tools: Tools | None) -> str:
-    """Return what the template writes for the last message after an opening, up to the token that ends the turn."""
+    """Render the last message after an opening, up to the token that ends the turn."""
     continuation = _continuation(template.text, messages, tools, opening)
     if continuation is None:  # rendering the turn may leave out thoughts of earlier ones that the opening has
         continuation = _continuation(template.text, [*map(_without_thought, messages[:-1]), messages[-1]], tools)
@@ -281,7 +281,7 @@ def _continuation(
     tools: Tools | None,
     opening: str | None = None,
 ) -> str | None:
-    """Return what a rendering has for the last message after the opening of those before; None if that differs."""
+    """Return the last message of a rendering, after the opening of those before; None if the opening differs."""
     if opening is None:
         opening = render(messages[:-1], generate=True, tools=tools)
     rendered = render(messages, generate=False, tools=tools)
@@ -295,7 +295,7 @@ def _without_thought(message: Message) -> Message:
 
 
 def _remedy(template: ChatTemplate, messages: Sequence[Message], tools: Tools | None) -> str:
-    """Return what to do about a turn that the template does not write after its generation prompt."""
+    """Return the remedy for a turn that the template does not write after its generation prompt."""
     remedies = [
         f"set model.chat_template_kwargs: {{enable_thinking: {str(value).lower()}}}"
         for value in (False, True)
@@ -308,7 +308,7 @@ def _remedy(template: ChatTemplate, messages: Sequence[Message], tools: Tools | 
 
 
 def _difference(first: str, second: str) -> dict[str, str]:
-    """Return where two texts differ: what they have in common before, and each from there."""
+    """Split two texts at their first difference: the common beginning, and the rest of each."""
     index = len(commonprefix((first, second)))  # noqa: RUF071 (no paths)
     before, first_rest, second_rest = first[:index][-SHOWN:], first[index:][:SHOWN], second[index:][:SHOWN]
     return {"index": str(index), "before": before, "first": first_rest, "second": second_rest}

@@ -99,7 +99,7 @@ class TokenCodec:
         return "".join(self.tokenizer.decode(list(run), skip_special_tokens=not marks) for marks, run in runs)
 
     def opened_thinking(self, prompt: Sequence[int]) -> str:
-        """Return what begins the thinking of the turn after a prompt, if the prompt ends with it."""
+        """Return the opening of a turn's thinking with which a prompt ends; empty if there is none."""
         return opened_thinking(self.decode(prompt[-OPENING_TOKENS:]))
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
@@ -304,7 +304,7 @@ class TurnEnd(NamedTuple):
 
 
 def find_end(alone: str, followed: str, special: re.Pattern[str], stop: re.Pattern[str]) -> TurnEnd:
-    """Return how a turn ends, from what follows its last text in two renderings.
+    """Derive the end of a turn from the text after its last content in two renderings.
 
     Of the special tokens with which both renderings go on, it is the first that ends turns by the model's files, or
     else the last (`<|im_end|>`). Without one in common, it is the first that `alone` has (`<|return|>`, in whose place

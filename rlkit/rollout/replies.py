@@ -48,12 +48,12 @@ def without_middle(message: Message, limit: int, count: Count) -> Message | None
 
 
 def note(characters: int) -> str:
-    """Return what stands in the place of a middle."""
+    """Return the marker for removed text."""
     return f"\n[... {characters:,} characters left out ...]\n"
 
 
 def longest_piece(piece: Callable[[int], str], high: int, tokens: int, count: Count) -> int:
-    """Return how many characters of a text, at most `high`, are nearly as many tokens as it may have, but no more."""
+    """Return the number of characters of a text, at most `high`, that fill its token budget without exceeding it."""
     low = low_tokens = 0
     high_tokens = count(piece(high))
     if high_tokens <= tokens:
@@ -81,7 +81,7 @@ def _with_text(part: object, text: str) -> object:
 
 
 def _middle(text: str, limit: int, count: Count) -> tuple[int, int] | None:
-    """Return where the middle that is left out begins and ends; None if the text fits."""
+    """Return the start and end of the middle to remove; None if the text fits."""
     if len(text) <= WIDEST * limit and count(text) <= limit:
         return None
     first = limit - limit // 2

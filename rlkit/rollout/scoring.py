@@ -36,7 +36,7 @@ class RewardCounts:
         self._totals: dict[str, float] = {}
 
     def growth(self) -> dict[str, float]:
-        """Return how much each total has grown since the last call.
+        """Return the growth of each total since the last call.
 
         Raises:
             PartError: A plugin's reward raised, or a total is no number.

@@ -93,7 +93,7 @@ class RolloutService:
     def conversation_setup(
         self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None
     ) -> ConversationSetup:
-        """Return what the conversations of a step have in common."""
+        """Return the settings that the conversations of a step share."""
         recipe, conversation = self.recipe, self.recipe.conversation or ConversationLimits()
         multi_turn = recipe.tools or recipe.interaction or recipe.environment
         turns, context = conversation.turns if multi_turn else 1, self.dialogue.context

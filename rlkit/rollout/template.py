@@ -108,7 +108,7 @@ class TurnEnds:
             return []
 
     def end(self, calls: bool = False) -> TurnEnd:
-        """Return how the template ends a turn of text, or one with `calls` of tools.
+        """Find the end that the template writes after a turn of text, or after one with `calls` of tools.
 
         Raises:
             RecipeError: It does not render such a turn.
@@ -124,7 +124,7 @@ class TurnEnds:
         return self._find_end(*next(_stand_ins([RESULT])), [RESULT], NO_CALLS)
 
     def _find_end(self, turn: Message, last: str, messages: list[Message], problem: str) -> TurnEnd:
-        """Return how a stand-in's turn ends, alone and before other messages, if the template takes these."""
+        """Return the ends of a stand-in's turn, alone and before other messages, if the template takes these."""
         alone = self.render([USER, turn], generate=False)
         try:
             followed = self.render([USER, turn, *messages], generate=True)
@@ -203,7 +203,7 @@ class ChatTemplate(TurnEnds):
         return start.tolist()
 
     def render_start(self, messages: Sequence[Message], tools: Tools | None = None) -> Rendered:
-        """Return what `start` returns, with the pictures of the messages; may be called in any thread.
+        """Return the result of `start` with the pictures of the messages; may be called in any thread.
 
         Raises:
             RecipeError: The template or the processor refuses the messages, or a text holds a placeholder.
@@ -245,7 +245,7 @@ class ChatTemplate(TurnEnds):
         return text
 
     def text(self, messages: Sequence[Message], *, generate: bool, tools: Tools | None) -> str:
-        """Return what `render` returns, once for messages that are measured first and then trained on."""
+        """Return the result of `render`, cached for messages that are measured first and then trained on."""
         key = repr((messages, generate, tools))
         text = self._texts.get(key)
         if text is None:
@@ -284,7 +284,7 @@ class ChatTemplate(TurnEnds):
         return self.render_delta(messages, after).tokens
 
     def render_delta(self, messages: Sequence[Message], after: int | None = None) -> Rendered:
-        """Return what `delta` returns, with the pictures of the messages.
+        """Return the result of `delta` with the pictures of the messages.
 
         Raises:
             RecipeError: As `delta`, or the processor refuses the messages.
@@ -327,7 +327,7 @@ class ChatTemplate(TurnEnds):
         return self.codec.decode(ids)
 
     def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> tuple[str, TurnEnd]:
-        """Return what the template adds to a stand-in's turn from its end token on, and how the turn ends.
+        """Return the text after a stand-in's turn from its end token on, and the end of the turn.
 
         Args:
             turn: Of the stand-in.
@@ -359,7 +359,7 @@ def _takes_texts(render: Renderer) -> bool:
 
 
 def _past(text: str, opening: str, last: str) -> str:
-    """Return what follows the stand-in's last text, in a rendering that keeps its opening."""
+    """Return the text after the stand-in's last content, in a rendering that keeps its opening."""
     _, separator, following = text.removeprefix(opening).partition(last)
     if not text.startswith(opening) or not separator:
         raise RecipeError(ANEW)

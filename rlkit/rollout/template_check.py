@@ -108,7 +108,7 @@ class WrittenCall(NamedTuple):
     call: ToolCall
 
     def read(self, parser: ToolParser) -> ParsedTurn:
-        """Return what a parser makes of the turn."""
+        """Return the calls and the text that a parser reads in the turn."""
         return parse_after_thinking(parser, self.text, self.opened)[1]
 
 
@@ -135,7 +135,7 @@ def written_call(template: ChatTemplate) -> WrittenCall | None:
 
 
 def missing_parser(template: ChatTemplate, model: str) -> str:
-    """Return what to do where no parser is detected from a template."""
+    """Return the remedy for a template without a detected parser."""
     written = written_call(template)
     if written is None:
         return (
@@ -147,7 +147,7 @@ def missing_parser(template: ChatTemplate, model: str) -> str:
 
 
 def misreading(parser: ToolParser, template: ChatTemplate, model: str) -> str | None:
-    """Return how a parser does not read what the template writes, and what to do; None if it does."""
+    """Return the problem of a parser with the template's calls, and the remedy; None if it reads them."""
     written = written_call(template)
     if written is None:
         return None
@@ -171,7 +171,7 @@ def _show(call: ToolCall) -> str:
 
 
 def _remedy(written: WrittenCall) -> str:
-    """Return which parsers read a call best: those that leave the least of its text."""
+    """Return the parsers that read a call best: those that leave the least of its text."""
     remaining: dict[str, int] = {}
     for name, part in load_plugins().parts["parsers"].items():
         with suppress(Exception):  # one that needs arguments, or is broken, does not read it

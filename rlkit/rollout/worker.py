@@ -229,7 +229,7 @@ def failure(error: BaseException) -> bytes:
 
 @cache
 def explainer() -> Callable[[BaseException], str]:
-    """Return what describes errors; rlkit can be imported once the import path is the trainer's."""
+    """Import the function that describes errors, once the import path is the trainer's."""
     from rlkit.base.errors import explain_foreign
 
     return explain_foreign

@@ -330,7 +330,7 @@ def _screen() -> int:
 
 
 def _preparation() -> dict[str, object]:
-    """Return what a worker needs to import what the payload names: no main module, of which nothing is imported."""
+    """Return the imports for a worker's payload: no main module, of which nothing is imported."""
     names = ("sys_path", "sys_argv", "orig_dir", "dir")
     preparation = spawn.get_preparation_data("rlkit-worker")
     return {name: preparation[name] for name in names if name in preparation}

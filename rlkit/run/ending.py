@@ -104,5 +104,5 @@ def _card(record: RunRecord, context: TrainContext, name: str) -> bytes:
 
 
 def ends_alike(failure: Exception | None) -> bool:
-    """Return whether all ranks have ended a run in the same way, so that they may still act together."""
+    """Check whether all ranks have ended a run in the same way, so that they may still act together."""
     return failure is None or isinstance(failure, CallbackError | CheckpointError | TrainingError)

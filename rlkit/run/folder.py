@@ -94,7 +94,7 @@ class RunFolder:
             raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {error}") from error
 
     def has_steps(self) -> bool:
-        """Return whether any file shows that a run has made a step here."""
+        """Check whether any file shows that a run has made a step here."""
         metrics = self.path / "metrics.jsonl"
         if any(self.path.glob("rollouts/step-*")) or (os.path.exists(metrics) and metrics.stat().st_size):
             return True

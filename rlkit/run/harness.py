@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from rlkit.base.errors import RecipeError, RlkitError, explain
+from rlkit.base.installed import extra_command
 from rlkit.models.load import is_reward_model
 from rlkit.models.source import locate
 from rlkit.recipe import Model
@@ -69,9 +70,7 @@ class Harness:
             RecipeError: The harness is not installed, or the folder does not exist.
         """
         if find_spec("lm_eval") is None:
-            raise RecipeError(
-                "--harness needs lm_eval, which is not installed; install it, or rlkit with its extra `harness`"
-            )
+            raise RecipeError(f"--harness needs lm_eval, which is not installed: {extra_command('harness')}")
         if self.folder is not None and not os.path.isdir(self.folder):
             raise RecipeError(f"--harness-path is {self.folder!r}, expected a folder with the YAML files of tasks")
 

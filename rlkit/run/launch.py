@@ -204,7 +204,7 @@ def _checkpoint(job: Job, folder: Path, ranks: Ranks, reporter: Reporter) -> Che
 
 
 def _location(job: Job, folder: Path) -> str:
-    """Return where to look for the checkpoint: in `save.folder` if the run in `folder` goes on and has none itself."""
+    """Return the folder of the checkpoints: `save.folder` if the run in `folder` goes on and has none itself."""
     resume, save_folder = str(job.resume), job.recipe.save.folder
     if save_folder is None or Path(resume) != folder or Store(f"{resume}/checkpoints").names():
         return resume

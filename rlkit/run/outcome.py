@@ -95,7 +95,7 @@ def p_text(p_value: float) -> str:
 
 
 def verdict_on(before: Metrics | None, after: Metrics | None) -> Verdict | None:
-    """Return how accuracy or reward has changed between two validations; None if they cannot be compared."""
+    """Return the change of accuracy or reward between two validations; None if they cannot be compared."""
     for metric in VERDICT_METRICS:
         if before is None or after is None or not {metric, f"{metric}_p_start"} <= after.keys() or metric not in before:
             continue

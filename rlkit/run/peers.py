@@ -124,7 +124,7 @@ class Peers:
         return note
 
     def _peer_failure(self) -> str | None:
-        """Return which other rank failed and how; recorded errors come before ranks that only died."""
+        """Return the failure of another rank; recorded errors come before ranks that only died."""
         peers = [rank for rank in self._processes if rank != self.fabric.global_rank]
         notes = {rank: self._read(rank) for rank in peers}
         errors = [f"rank {r}: {n['error']}" for r, n in notes.items() if "error" in n and "RankError" not in n["error"]]
@@ -140,7 +140,7 @@ class Peers:
         return None
 
     def _cause(self, pid: int) -> str:
-        """Return what ended a process by its exit status, which only the process that started it can read."""
+        """Describe the end of a process by its exit status, which only the process that started it can read."""
         launcher = self.fabric.strategy.launcher
         exit_codes = {process.pid: process.poll() for process in getattr(launcher, "procs", ())}
         watchdog = (

@@ -81,7 +81,7 @@ class Progress:
         self.waited = (value, 0) if value > best else (best, since + 1)
 
     def exhausted(self) -> str | None:
-        """Return why training ends, if `validation.patience` is used up."""
+        """Return the reason why training ends, if `validation.patience` is used up."""
         section = self.recipe.validation
         if section is None or section.patience is None or self.waited is None or self.waited[1] < section.patience:
             return None
@@ -128,18 +128,18 @@ class Progress:
         return None if self.recipe.teacher is not None else self.rewards.problem(is_over=is_over)
 
     def failed(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether some conversation or reward failed."""
+        """Check whether some conversation or reward failed."""
         return metrics.get("rollout/failed", 0.0) + metrics.get("reward/failed", 0.0) > 0
 
     def stalls(self, number: int, metrics: Mapping[str, float]) -> bool:
-        """Return whether a step made no optimizer step, for another reason than equal rewards."""
+        """Check whether a step made no optimizer step, for another reason than equal rewards."""
         critic = self.recipe.critic
         critic_only = critic is not None and number <= critic.policy_delay_steps
         updated = metrics.get("critic/steps") if critic_only else self._updated(metrics)
         return not updated and not self.quiet(number, metrics)
 
     def quiet(self, number: int, metrics: Mapping[str, float]) -> bool:
-        """Return whether all samples of each group have equal rewards, or the reward has no opinion on any."""
+        """Check whether all samples of each group have equal rewards, or the reward has no opinion on any."""
         if self._updated(metrics):
             return metrics.get("advantage/abs_mean") == 0
         if metrics.get("update/not_finite"):
@@ -149,7 +149,7 @@ class Progress:
         return metrics.get("filter/dropped", 0.0) > 0 or ((no_pair or no_opinion) and not self.failed(metrics))
 
     def _updated(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether some optimizer step was made on the step's own samples, not only on mixtures."""
+        """Check whether some optimizer step was made on the step's own samples, not only on mixtures."""
         train = self.recipe.train
         mixtures_only = metrics.get("update/empty", 0.0) >= train.epochs * train.minibatches
         return bool(metrics.get("update/steps")) and not mixtures_only
@@ -184,7 +184,7 @@ class Progress:
                 yield f"warning: step {number} left out what failed; {times} times: {shorten(text, 500)}"
 
     def _cause(self, metrics: Mapping[str, float], errors: Counter[str]) -> str:
-        """Return why a step had no learning signal, and what to do."""
+        """Return the reason why a step had no learning signal, and what to do."""
         samples = f"{metrics.get('rollout/samples', 0):.0f}"
         top_error = "".join(f"; {times} times: {shorten(text, 500)}" for text, times in errors.most_common(1))
         not_finite = metrics.get("advantage/not_finite")

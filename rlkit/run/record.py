@@ -63,7 +63,7 @@ class RunRecord:
         self.write_result()
 
     def advice(self, writer: Writer | None) -> str:
-        """Return where the run is, and the command that continues from it or uses its model, a line each.
+        """Return the run's folder, and the command that continues from it or uses its model, a line each.
 
         Args:
             writer: The writer of the run's checkpoints; None if the run ended before there was one.

@@ -63,7 +63,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
 
 
 def _agent(trajectory: Trajectory) -> JsonObject:
-    """Return how an agent ended, and the further samples of a rollout, each with all of its messages."""
+    """Return an agent's result and the further samples of a rollout, each with all of its messages."""
     if not trajectory.agent and not trajectory.branches:
         return {}
     branches = [
@@ -85,7 +85,7 @@ def _agent(trajectory: Trajectory) -> JsonObject:
 
 
 def _sample(trajectory: Trajectory) -> JsonObject:
-    """Return what training reads of a trajectory, and what it made of it."""
+    """Return a trajectory's inputs to training, and its results."""
     return {
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,
@@ -383,7 +383,7 @@ def _is_ints(value: object) -> TypeGuard[list[int]]:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is a finite number; an integer of 400 digits is not."""
+    """Check whether a value is a finite number; an integer of 400 digits is not."""
     return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < 1e300
 
 

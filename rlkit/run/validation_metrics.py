@@ -44,7 +44,7 @@ class GradedCompletion(NamedTuple):
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> GradedCompletion:
-        """Return what metrics need of a scored trajectory."""
+        """Return a scored trajectory's inputs to metrics."""
         score, reward = trajectory.score, trajectory.reward
         if score is None or reward is None:
             components, final = {}, None

@@ -104,7 +104,7 @@ def _sequence(rows: Any, name: str) -> sources.Rows:
 
 
 def _digest(rows: sources.Rows) -> bytes:
-    """Return what identifies rows; of a `datasets.Dataset`, which may be large, its own fingerprint."""
+    """Return a fingerprint of rows; a `datasets.Dataset`, which may be large, has its own."""
     fingerprint = getattr(rows, "_fingerprint", None)
     if fingerprint is not None:
         return str(fingerprint).encode()

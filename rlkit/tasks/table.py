@@ -76,5 +76,5 @@ class Table(Sequence[Row]):
 
 
 def location_of(row: Row, otherwise: str) -> str:
-    """Return where a row is, if that is known."""
+    """Return the location of a row; None if it is unknown."""
     return row.location if isinstance(row, LocatedRow) else otherwise

@@ -191,7 +191,7 @@ def _compute_loss(
 
 
 def _policy_output(logps: torch.Tensor, loss: PolicyLoss) -> PolicyOutput:
-    """Return what a loss reads of the policy; the most likely tokens are the first of the vocabulary."""
+    """Return the policy's outputs for a loss; the most likely tokens are the first of the vocabulary."""
     reads, mask = loss.forward.statistics, logps != 0
     others = torch.zeros(*logps.shape, reads.top)
     return PolicyOutput(

@@ -87,7 +87,7 @@ class Callbacks:
         return added
 
     def lr_factor(self) -> float:
-        """Return what the callbacks multiply the learning rates by, on rank 0.
+        """Return the callbacks' factor of the learning rates, on rank 0.
 
         Raises:
             CallbackError: A factor is not a finite number of 0 or more.
@@ -108,7 +108,7 @@ class Callbacks:
         return next((name for name in self.ranks.gather_world(wanting) if name is not None), None)
 
     def states(self) -> dict[str, dict[str, Json]]:
-        """Return what a checkpoint holds of each callback.
+        """Return the state of each callback for a checkpoint.
 
         Raises:
             CallbackError: It is not what JSON holds, or too long.

@@ -90,7 +90,7 @@ class RewardShaper:
             batch.greedy_rewards = (batch.greedy_rewards * self._scale(batch.greedy_rewards)).float()
 
     def _scale(self, rewards: Tensor) -> Tensor:
-        """Return what each reward [B] is multiplied by, in float64."""
+        """Return the factor of each reward [B], in float64."""
         std = (self.squares / max(self.count - 1, 1)) ** 0.5 if self.section.normalize else 0.0
         scale = torch.full_like(rewards, 1 / std if std > 0 else 1.0, dtype=torch.float64)
         if self.section.clip is not None:

@@ -35,7 +35,7 @@ class Mixed(NamedTuple):
 
 
 def mixed(context: TrainContext, scored: Batch, number: int, meter: Meter) -> list[Mixed]:
-    """Return what the mixtures of a step learn from; all ranks must call this.
+    """Return the batches of a step's mixtures; all ranks must call this.
 
     Args:
         context: The run's.

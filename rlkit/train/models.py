@@ -167,7 +167,7 @@ class Models:
         return self.policy.inner
 
     def padding_notes(self) -> list[str]:
-        """Return why passes are padded instead of packed, of which models."""
+        """Return the reasons why passes are padded instead of packed, by model."""
         frozen = {
             "reference": self.reference,
             **{f"teacher {path or ''}".strip(): t for path, t in self.teachers.items()},
@@ -215,7 +215,7 @@ class Models:
             self.reference.update(self.actor, section.mix)
 
     def offload(self, device: torch.device, keep_policy: bool) -> HostOffload:
-        """Return what no rollout needs: optimizers, all but the policy, and that too if the engine has its own."""
+        """Return the host offload of all that rollouts do not need: also the policy, if the engine has a copy."""
         trained = [t for t in (self.policy, self.critic) if t is not None]
         modules: list[nn.Module] = [] if self.critic is None else [self.critic.inner]
         frozen = [

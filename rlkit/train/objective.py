@@ -104,14 +104,14 @@ class Objective:
         return (batch.mask if self.keep_in_denominator else batch.accepted) & self.usable_rows(batch)[:, None]
 
     def usable_rows(self, batch: TrainBatch) -> Tensor:
-        """Return which rows [B] the loss is a mean over."""
+        """Select the rows [B] over which the loss is a mean."""
         with calling(self.loss, "usable_rows"):
             usable = self.loss.usable_rows(batch)
         require(self.loss, "usable_rows", outputs.of_selection(usable, batch.group))
         return usable
 
     def rows_with_gradient(self, batch: TrainBatch) -> Tensor:
-        """Return which rows [B] have one: all usable ones, unless the advantage is a factor of what is minimised."""
+        """Select the rows [B] that have one: all usable ones, unless the advantage is a factor of the objective."""
         other_terms = Inputs.GROUPS in self.loss.inputs or self.kl is not None or bool(self.entropy_coef)
         other_terms = other_terms or bool(self.router_aux_loss_coef)
         advantage_alone = isinstance(self.loss, AdvantageLoss) and not other_terms

@@ -112,7 +112,7 @@ def await_scores(service: RolloutService, rollouts: Rollouts, meter: Meter) -> l
 
 
 def count_errors(trajectories: Sequence[Trajectory]) -> Counter[str]:
-    """Return how often each error of a rollout or a reward occurred."""
+    """Count each error of a rollout or a reward."""
     errors = (t.error or (t.score and t.score.error) for t in trajectories)
     return Counter(error for error in errors if error)
 

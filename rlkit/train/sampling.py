@@ -128,7 +128,7 @@ def _filter(
 
 
 def passes(group_filter: GroupFilter, group: Sequence[Trajectory]) -> bool:
-    """Return whether a group, all of whose trajectories have a reward, passes a filter."""
+    """Check whether a group, all of whose trajectories have a reward, passes a filter."""
     with calling(group_filter, "keep"):
         verdict = group_filter.keep(group)
     require(group_filter, "keep", outputs.of_filter(verdict))

@@ -45,7 +45,7 @@ class TeacherRows:
     read: Tensor
 
     def restore(self, computed: Tensor) -> Tensor:
-        """Return what was computed of the teacher's tokens [B,T',...] in the places of the policy's [B,T,...].
+        """Map results on the teacher's tokens [B,T',...] to the policy's positions [B,T,...].
 
         It is 0 outside the mask, and where the teacher has not read a token NaN; 0 for integers.
         """
@@ -103,7 +103,7 @@ class RetokenizedRows(TeacherRows):
         return torch.where(self.read, sums.gather(1, self.starts), torch.where(self.mask, nan, 0.0))
 
     def restore_single(self, computed: Tensor) -> Tensor:
-        """Return what was computed of the teacher's tokens [B,T',K] at the policy's [B,T,K], as `TeacherRows.restore`.
+        """Map results on the teacher's tokens [B,T',K] to the policy's [B,T,K], as `TeacherRows.restore`.
 
         What is computed in spans of several tokens, of either model, is left out.
         """

@@ -268,9 +268,9 @@ def test_the_top_level_holds_what_it_should_and_nothing_else(name: str) -> None:
     assert {entry for entry in top if not entry.startswith(".")} <= allowed
 
 
-def test_no_text_names_the_distribution_of_another_project() -> None:
-    """On the package index `rlkit` is another project's; rlkit is installed as rlkit-fabric."""
-    wrong = re.compile(r"pip install [^\n`]*?(?<![-\w/.])rlkit(?![-\w/.])|['\"]rlkit ?[\[<>=~!]")
+def test_rlkit_is_installed_from_a_checkout_only() -> None:
+    """On the package index `rlkit` is another project's, and none of ours is there; `-e rlkit-words` is a folder."""
+    wrong = re.compile(r"pip install (?:-[^e]\S* )*['\"]?rlkit(?!/)|['\"]rlkit ?[\[<>=~!]|its extra `")
     listed = subprocess.run(("git", "ls-files"), cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     kinds = {".md", ".py", ".toml", ".tmpl", ".yaml", ".yml", ".txt"}
     texts = [ROOT / path for path in listed if Path(path).suffix in kinds and ROOT / path != Path(__file__)]
@@ -282,7 +282,10 @@ def test_no_text_names_the_distribution_of_another_project() -> None:
     assert not found
     assert wrong.search("pip install -U " + "rlkit")
     assert wrong.search("'" + "rlkit[wandb]'")
-    assert not wrong.search("pip install 'rlkit-fabric[wandb]' rlkit-tool-search ./rlkit/plugin")
+    assert wrong.search("pip install '" + "rlkit-fabric[wandb]'")
+    assert wrong.search("pip install " + "rlkit-tool-search")
+    assert not wrong.search("pip install -e rlkit-words")
+    assert not wrong.search("pip install './plugins/rlkit-engine-vllm[vllm]' ./rlkit/plugin")
 
 
 def test_text_files_are_read_and_written_in_a_stated_encoding() -> None:

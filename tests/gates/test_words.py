@@ -60,12 +60,14 @@ ELSEWHERE = {
 }  # fmt: skip
 """Classes in which a name of the table means something else."""
 
-FIRST_WORDS = re.compile(r"(Give|Gave|Say|Tell|Talk|Meet|Hear|Settle|Rest|Wake|Prove|Judge)\b")
+FIRST_WORDS = re.compile(
+    r"(Give|Gave|Say|Tell|Talk|Meet|Hear|Settle|Rest|Wake|Prove|Judge|Return (what|how|which|whether|why|where|when))\b"
+)
 WORDS = re.compile(
     r"\b(gave|talk(s|ed|ing)?|meets?|hears?|heard|tells|settle[sd]?|proves?|proved|anew|mend(s|ed)?)\b",
     re.IGNORECASE,
 )
-"""Metaphors of people, and old words, in docstrings."""
+"""Metaphors of people, old words, and questions instead of nouns ("Return what came of a job"), in docstrings."""
 
 
 def definitions(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str]]:

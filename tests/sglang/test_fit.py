@@ -202,7 +202,7 @@ def test_without_sglang_the_error_names_the_extra(tmp_path: Path) -> None:
     words = (sys.executable, "-c", hide, "fit", "--recipe=quickstart", "--rollout.engine=SGLangServer", "--out=out")
     process = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert process.returncode == 1
-    assert "sglang is not installed in this environment; install it, or rlkit with its extra `sglang`" in process.stderr
+    assert "sglang is not installed in this environment: pip install -e '.[sglang]'" in process.stderr
     assert "Traceback" not in process.stderr
 
 

@@ -191,8 +191,8 @@ def test_a_missing_package_refuses_the_run(
         monkeypatch.setattr(logger, "make", missing)
     name = type(logger).__name__
     expected = (
-        rf"log.loggers has {name}, which needs the package {package}; install it, or rlkit with its extra `{package}`"
-        f": pip install {package}"
+        rf"log.loggers has {name}, which needs the package {package}, which is not installed \(.*\): "
+        rf"pip install -e '\.\[{package}\]' in a checkout of rlkit"
     )
     with pytest.raises(RecipeError, match=expected):
         open_loggers([logger], run_of(tmp_path), print)

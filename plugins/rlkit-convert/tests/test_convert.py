@@ -117,7 +117,7 @@ TRL_LINE = """accelerate launch --config_file=zero3.yaml --num_processes 4 trl/s
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `rlkit convert` a verb, as `pip install rlkit-convert` does."""
+    """Make `rlkit convert` a verb, as `pip install ./plugins/rlkit-convert` does."""
     site = tmp_path_factory.mktemp("site")
     for name in ("rlkit-convert", "rlkit-engine-vllm"):
         write_metadata(ROOT / "plugins" / name, site)

@@ -104,7 +104,7 @@ rlkit {verb} --help-all          every option"""
 
 
 def _summary_of(structure: Structure | None, registry: Registry) -> str:
-    """Return what a section or a part is for, in one sentence."""
+    """Return the purpose of a section or a part, in one sentence."""
     while isinstance(structure, DictOf | ListOf):
         structure = shape(structure.hint, registry).structure
     if isinstance(structure, Choice):

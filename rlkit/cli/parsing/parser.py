@@ -75,7 +75,7 @@ def parse(verb: str, argv: Sequence[str], own: OwnOptions = (), *, trains: bool 
 
 
 def _run_name(recipe: str) -> str:
-    """Return what runs of a recipe are called: its name, or that of the run folder that it is from, without a time."""
+    """Return the run name: the recipe's, or that of the run folder that it is from, without a time."""
     path = Path(recipe)
     if path.name != "recipe.yaml":
         return path.stem

@@ -99,7 +99,7 @@ class Shape(NamedTuple):
 
 
 def shape(hint: object, registry: Registry) -> Shape:
-    """Return what a type allows."""
+    """Describe the values that a type allows."""
     members = union_members(hint)
     structures = {member: _structure(member, registry) for member in members if member is not type(None)}
     plain = [member for member, structure in structures.items() if structure is None and _is_data(member)]

@@ -115,7 +115,7 @@ class _Printer:
         return start + "".join(f"\n{' ' * (indent + 4)}{item}," for item in items) + f"\n{' ' * indent}{end}"
 
     def _name(self, cls: type) -> str:
-        """Return what the script calls a class, which it imports."""
+        """Return the name of a class in the script, and import it there."""
         module, _, class_name = import_paths(cls)[0].rpartition(".")
         name = class_name
         while self._known.setdefault(name, (module, class_name)) != (module, class_name):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from rlkit.base.installed import DISABLE_VARIABLE
+from rlkit.base.installed import DISABLE_VARIABLE, plugin_command
 from rlkit.base.text import HIDDEN, is_credential
 from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
@@ -182,7 +182,7 @@ def _keys(cls: type, registry: Registry, tree: object, prefix: str, present: boo
 
 
 def unknown_class(key: str, name: object, choice: Choice, registry: Registry) -> str:
-    """Return why a name is none of a key's classes: misspelt, of another kind, disabled or missing; with a remedy."""
+    """Explain why a name is none of a key's classes: misspelt, of another kind, disabled or missing; with a remedy."""
     subject = f"{key} is {quote(name)}"
     listed = ", ".join(choice.parts) or "none"
     if not isinstance(name, str):
@@ -209,7 +209,7 @@ def unknown_class(key: str, name: object, choice: Choice, registry: Registry) ->
 
 
 def _not_offered(package: str, registry: Registry) -> str:
-    """Return why a class of a package cannot be named, without importing the package."""
+    """Return the reason why a class of a package cannot be named, without importing the package."""
     for plugin in registry.plugins:
         if plugin.module.partition(".")[0] == package:
             if plugin.disabled:
@@ -219,17 +219,17 @@ def _not_offered(package: str, registry: Registry) -> str:
 
 
 def _state(distribution: str, registry: Registry) -> str:
-    """Return why a class of one of rlkit's plugins cannot be named: a relative clause."""
+    """Return the reason why a class of one of rlkit's plugins cannot be named: a relative clause."""
     for plugin in registry.plugins:
         if plugin.distribution == distribution and plugin.disabled:
             return f"the plugin {plugin.name!r} offers, but {DISABLE_VARIABLE} disables it; unset it"
         if plugin.distribution == distribution:
             return f"{distribution} {plugin.version} does not offer; see rlkit plugins list"
-    return f"{distribution} offers, which is not installed: pip install ./plugins/{distribution} in a checkout"
+    return f"{distribution} offers, which is not installed: {plugin_command(distribution)}"
 
 
 def classes_at(key: str, registry: Registry) -> Choice | Section | None:
-    """Return what a key may name, or the section that it is, for its help; None if it is neither."""
+    """Return the choice or the section of a key, for its help; None if it is neither."""
     structure: object = Section(Recipe)
     for name in key.split("."):
         if not isinstance(structure, Section) or name not in options(structure.cls):

@@ -88,6 +88,8 @@ class Agreement:
             yield f"accuracy {metrics['accuracy']:.1%} (a reward of at least {RIGHT} means 1)"
         if metrics["correlation"] is not None and metrics["rank_correlation"] is not None:
             yield f"correlation {metrics['correlation']:.3f}, by ranks {metrics['rank_correlation']:.3f}"
+        else:
+            yield f"no correlation: all {'rewards' if len(set(self.rewards)) < 2 else 'labels'} are equal"
         if self.pairs:
             share = metrics["pairs_ordered_alike"]
             yield f"{share:.1%} of {self.pairs:,} pairs of samples of a prompt are ordered alike; chance is 50%"

@@ -175,7 +175,7 @@ def _first_answer(first: Path, second: Path) -> AnswerDifference | None:
 
 
 def _differs(first: JsonObject | None, second: JsonObject | None) -> str | None:
-    """Return how two rows differ: the first thing of those that cause the others."""
+    """Return the first difference of two rows, which causes the others."""
     if first is None or second is None:
         return "only one of the runs has it"
     for key in ("prompt", "messages", "tokens", "logps", "reward", "advantages"):

@@ -180,19 +180,19 @@ def _split(data: Data, prompts: Sequence[Prompt], lengths: Sequence[int]) -> Jso
 
 
 def _unscorable(reasons: Mapping[int, str]) -> JsonObject:
-    """Return how many prompts the reward cannot score, and why."""
+    """Count the prompts that the reward cannot score, by reason."""
     rows = [f"row {index} {reason}" for index, reason in islice(reasons.items(), NAMED)]
     return {"unscorable": len(reasons), "unscorable_rows": rows}
 
 
 def _digest(prompt: Prompt) -> bytes:
-    """Return what is equal for prompts with the same messages and tools."""
+    """Return the key by which prompts with the same messages and tools are equal."""
     text = json.dumps([prompt.messages, prompt.tools], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _duplicates(prompts: Sequence[Prompt]) -> JsonObject:
-    """Return how many prompts have the messages of an earlier one."""
+    """Count the prompts with the messages of an earlier one."""
     first: dict[bytes, str] = {}
     pairs = []
     for prompt in prompts:
@@ -205,7 +205,7 @@ def _duplicates(prompts: Sequence[Prompt]) -> JsonObject:
 
 
 def _overlap(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> JsonObject:
-    """Return how many validation prompts have the messages of a training prompt."""
+    """Count the validation prompts with the messages of a training prompt."""
     training_digests = {_digest(prompt) for prompt in train} if held_out else set()
     shared = [prompt.id for prompt in held_out if _digest(prompt) in training_digests]
     return {"count": len(shared), "ids": shared[:NAMED]}

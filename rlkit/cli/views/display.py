@@ -59,7 +59,7 @@ def echo(text: str, *, error: bool = False) -> None:
 
 
 def printable(text: str) -> str:
-    """Return what a terminal may be given of a text."""
+    """Escape a text for a terminal."""
     return safe(shorten(text, LONGEST))
 
 
@@ -254,7 +254,7 @@ class Display:
         self.console.print(cell(text), soft_wrap=True)  # without further line breaks, as its commands are copied
 
     def _table(self, number: int, metrics: Mapping[str, float], time_left: str | None) -> Table:
-        """Return what a terminal shows after a step: where the run is, what it learns, where the time goes."""
+        """Render the terminal's view after a step: progress, metrics, and time by phase."""
         table = Table.grid(padding=(0, 2))
         filled = round(BAR * number / max(self.steps, 1))
         passed = f"{_clock(time.monotonic() - self._start)} elapsed" + (f", {time_left} left" if time_left else "")

@@ -114,7 +114,7 @@ def _recipe_name(environment: JsonObject) -> str | None:
 
 
 def _changes(metrics: Columns) -> list[JsonObject]:
-    """Return how accuracy and reward have changed; a reward that is the accuracy is left out."""
+    """Return the changes of accuracy and reward; a reward that is the accuracy is left out."""
     changes: list[JsonObject] = []
     for name in VERDICT_METRICS:
         same = name.replace("reward", "accuracy")

@@ -43,7 +43,7 @@ def aliases() -> dict[str, str]:
 
 
 def describe(cls: type) -> str:
-    """Return what a class is for: its docstring, with its fields, then its members with theirs."""
+    """Describe a class: its docstring, with its fields, then its members with theirs."""
     members = "\n\n".join(f"    {head}\n{_indented(doc, 8)}" for head, doc in _members(cls))
     text = f"{cls.__name__}  (from {cls.__module__} import {cls.__name__})\n\n{inspect.cleandoc(cls.__doc__ or '')}"
     for base in filter(is_dataclass, cls.__mro__[1:]):

@@ -24,6 +24,9 @@ SAME = 6
 SHOWN, LONGEST = 5, 400
 """The largest differences, causes of failures and groups that are kept for people, and the characters of a text."""
 
+UNSAVED = 10
+"""Completions without a saved reward that are shown."""
+
 OUTCOMES = ("right", "wrong", "failed")
 
 
@@ -78,6 +81,10 @@ class RewardComparison:
     """Rows of whose data a column is missing in the file."""
     scored: int = 0
     """Rows with a new reward, be there a saved one or not."""
+    unsaved: list[float] = field(default_factory=list)
+    """The new rewards of rows without a saved one, such as completions written by hand."""
+    unsaved_texts: list[str] = field(default_factory=list)
+    """The first of their completions."""
     saved: list[float] = field(default_factory=list)
     new: list[float] = field(default_factory=list)
     components: dict[str, tuple[list[float], list[float]]] = field(
@@ -107,6 +114,10 @@ class RewardComparison:
                 self.failures[shorten(score.error, LONGEST)] += 1
             if score is not None:
                 self._add_forms(row.trajectory, score)
+            if row.reward is None and row.trajectory.reward is not None:
+                self.unsaved.append(row.trajectory.reward)
+                if len(self.unsaved_texts) < UNSAVED:
+                    self.unsaved_texts.append(shorten(row.trajectory.text, LONGEST))
         pairs = group.pairs()
         for row, saved, new in pairs:
             self._add_pair(row, saved, new)
@@ -161,6 +172,7 @@ class RewardComparison:
             "compared": len(self.saved),
             "saved": _mean(self.saved),
             "new": _mean(self.new),
+            "new_without_saved": _mean(self.unsaved),
             "components": {
                 name: {"saved": _mean(saved), "new": _mean(new)}
                 for name, (saved, new) in sorted(self.components.items())
@@ -217,9 +229,15 @@ def _finite(value: float) -> float | None:
 def report(comparison: RewardComparison, files: int) -> None:
     """Print what changes."""
     metrics = comparison.metrics()
-    rows = [("reward", _number(metrics["saved"]), _number(metrics["new"]))]
-    rows += [(name, _number(x["saved"]), _number(x["new"])) for name, x in metrics["components"].items()]
-    show(("mean", "saved", "new"), rows)
+    if comparison.unsaved:
+        shown = zip(comparison.unsaved, comparison.unsaved_texts, strict=False)
+        show(("reward", "completion"), [(f"{reward:.4f}", text) for reward, text in shown])
+        mean = _number(metrics["new_without_saved"])
+        echo(f"{len(comparison.unsaved):,} rows without a saved reward earn {mean} on average")
+    if comparison.saved or not comparison.unsaved:
+        rows = [("reward", _number(metrics["saved"]), _number(metrics["new"]))]
+        rows += [(name, _number(x["saved"]), _number(x["new"])) for name, x in metrics["components"].items()]
+        show(("mean", "saved", "new"), rows)
     for title, key in (("form of the reference", "reference_forms"), ("form of the answer", "answer_forms")):
         forms = [(form, *(f"{counts[outcome]:,}" for outcome in OUTCOMES)) for form, counts in metrics[key].items()]
         if forms:

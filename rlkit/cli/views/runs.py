@@ -87,7 +87,7 @@ class RunFiles:
         return {**about, **metrics, "profile": self.profile(), "notes": self.notes}
 
     def state(self) -> dict[Path, tuple[int, ...]]:
-        """Return what changes when a file does that is read: its number, size and time."""
+        """Return the identity of a file's content: its number, size and time."""
         stamps = {path: _stamp(path) for path in self._sources()}
         return {path: stamp for path, stamp in stamps.items() if stamp}
 
@@ -234,6 +234,6 @@ def token_ids(row: JsonObject) -> list[int]:
 
 
 def chosen(row: JsonObject) -> int | None:
-    """Return how many tokens the policy chose, in all samples; None where the row has no mask."""
+    """Return the number of tokens that the policy sampled, in all samples; None where the row has no mask."""
     masks = [mask for mask in (sample.get("mask") for sample in samples_of(row)) if isinstance(mask, list) and mask]
     return sum(map(bool, chain.from_iterable(masks))) if masks else None

@@ -100,7 +100,7 @@ class SentWeights:
             self._sent = {}
 
     def encode(self, bucket: NamedTensors) -> tuple[NamedTensors, Metadata]:
-        """Return what to send instead of a bucket; outside of an update, its tensors."""
+        """Return the changes to send instead of a bucket; outside of an update, its tensors."""
         if self._update is None:
             return bucket, {}
         tensors: NamedTensors = []

@@ -106,7 +106,7 @@ class ServerEngine(RolloutEngine):
         return list(urls[0])
 
     def endpoints(self, servers: list[InferenceServer]) -> dict[InferenceServer, list[InferenceServer]]:
-        """Return what requests are sent to, each with the servers behind it: by default, each server itself."""
+        """Return the targets of requests, each with the servers behind it: by default, each server itself."""
         return {server: [server] for server in servers}
 
     # what a product calls
@@ -259,7 +259,7 @@ class DeviceEngine(ServerEngine):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return what is not installed that the engine needs with `default_options` on a GPU; None if nothing is."""
+        """Return the missing package of an engine with `default_options` on a GPU; None if nothing is missing."""
         return None
 
     @classmethod

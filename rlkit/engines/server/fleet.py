@@ -101,7 +101,7 @@ class Fleet:
         await server.restart()
 
     def health(self) -> dict[str, float]:
-        """Return how many servers there are, and how many of them are down."""
+        """Return the number of servers, and of those that are down."""
         down = sum(server.state not in SERVING for server in self.servers)
         return {"servers": float(len(self.servers)), "servers_down": float(down)}
 

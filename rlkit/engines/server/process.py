@@ -156,7 +156,7 @@ class SupervisedProcess:
         self.supervisor = start_supervised(command, environment, self.log_file, GRACE_SECONDS, self.folder)
 
     def running(self) -> bool:
-        """Return whether the process runs."""
+        """Check whether the process runs."""
         return self.supervisor is not None and self.supervisor.poll() is None
 
     def tail(self) -> str:

@@ -135,7 +135,7 @@ class Requests:
         self._interruption.interrupt(self._fleet.servers)
 
     def health(self) -> dict[str, float]:
-        """Return how many attempts were repeated, and how many had tokens from old weights."""
+        """Return the number of repeated attempts, and of those with tokens from old weights."""
         return {"retried": float(self._retried), "stale": float(self._stale)}
 
 

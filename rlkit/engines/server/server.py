@@ -175,7 +175,7 @@ class InferenceServer:
         self._inspected = True
 
     async def healthy(self, deadline: float) -> bool:
-        """Return whether the server responds that it is healthy."""
+        """Check whether the server responds that it is healthy."""
         return await _problem(self.api, deadline) is None
 
     async def weight_version(self) -> str | None:
@@ -247,12 +247,12 @@ class InferenceServer:
                 call.cancel()
 
     async def _alive(self) -> bool:
-        """Return whether a server with requests is alive; one whose weights are updated is not asked."""
+        """Check whether a server with requests is alive; one whose weights are updated is not asked."""
         return not self.ended and (self.lock.locked() or await self.healthy(self._retry.hang_seconds))
 
 
 async def _problem(api: ServerApi, deadline: float) -> Fault | None:
-    """Return why a server does not respond that it is healthy; None if it does."""
+    """Return the reason why a server is not healthy; None if it is."""
     try:
         await api.health(deadline)
     except Fault as fault:

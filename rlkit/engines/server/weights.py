@@ -74,7 +74,7 @@ class WeightSync:
         return int(version) if run == self._run and version.isdecimal() else -1
 
     async def are_current(self, server: InferenceServer) -> bool:
-        """Return whether a server responds that it has the current version."""
+        """Check whether a server responds that it has the current version."""
         return await server.weight_version() == self.label(self.version)
 
     @property

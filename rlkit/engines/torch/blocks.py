@@ -189,7 +189,7 @@ def should_pack(weight: Tensor) -> bool:
 
 
 def why_not_fused(model: Any) -> str | None:
-    """Return why `fuse` does not support a model's blocks; None if it does."""
+    """Return the reason why `fuse` does not support a model's blocks; None if it does."""
     config = model.config.get_text_config()
     layer_types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None) if layer_types is None else None

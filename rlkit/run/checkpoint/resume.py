@@ -87,7 +87,7 @@ def compare(checkpoint: CheckpointRef, recipe_yaml: str, force: bool) -> list[st
 
 
 def _effect(key: str, recipe: Mapping[str, object]) -> str:
-    """Return what a change of the learning rate or of the number of steps means for the next steps."""
+    """Describe the effect of a changed learning rate or number of steps on the next steps."""
     if key in ("train.steps", "train.data_epochs"):
         unit = "steps" if key == "train.steps" else "passes over the data"
         changes = _decays(recipe) and recipe.get(key) is not None
@@ -123,12 +123,12 @@ def load(context: TrainContext, checkpoint: CheckpointRef) -> None:
 
 
 def lacks_optimizer(checkpoint: CheckpointRef) -> bool:
-    """Return whether a checkpoint was saved without the state of optimizers."""
+    """Check whether a checkpoint was saved without the state of optimizers."""
     return flat(checkpoint.state.recipe).get("save.optimizer") is False
 
 
 def rollout_differences(rollout: Rollout) -> list[str]:
-    """Return why a resumed run differs from an uninterrupted one: checkpoints do not hold rollouts ahead of a step."""
+    """Explain why a resumed run differs from an uninterrupted one: checkpoints do not hold rollouts ahead of a step."""
     if not rollout.max_staleness:
         return []
     reasons = []
@@ -140,7 +140,7 @@ def rollout_differences(rollout: Rollout) -> list[str]:
 
 
 def _decays(recipe: Mapping[str, object]) -> bool:
-    """Return whether a learning rate depends on the length of the run."""
+    """Check whether a learning rate depends on the length of the run."""
     schedules = {recipe.get(f"{section}.schedule.class_path") for section in ("train", "critic")} - {None}
     ratios = {recipe.get(f"{section}.warmup_ratio") for section in ("train", "critic")} - {None}
     return bool(ratios or schedules - {"rlkit.schedules.Constant"})

@@ -206,7 +206,7 @@ class _Trial:
         raise RecipeError(f"model.lora.targets is {show(lora.targets)}: {problem}; {remedy}")
 
     def _problem(self) -> tuple[str | None, list[str]]:
-        """Return why the adapters cannot be used, None if they can; and the kinds of layers that have adapters."""
+        """Explain why the adapters cannot be used, None if they can; and the kinds of layers that have adapters."""
         kinds: list[str] = []
         step = "adding them"
         try:

@@ -77,7 +77,7 @@ def lines(setting: Setting) -> Iterator[str]:
 
 
 def misfit(setting: Setting) -> str | None:
-    """Return how much memory the GPU that is asked about lacks, and what would make the run fit; None if it fits."""
+    """Return the memory that the chosen GPU lacks, and the options that would make the run fit; None if it fits."""
     if setting.gpu is None:
         return None
     excess_mb = peak(memory(setting)) + CONTEXT_MB - setting.gpu.memory / 2**20

@@ -82,7 +82,7 @@ def noise_like(picture: Picture) -> Picture:
 
 
 def _next_of(pictures: Sequence[Picture]) -> Replace:
-    """Return what replaces each of some pictures by the next one that differs, in its size; noise if all are equal."""
+    """Replace each of some pictures by the next one that differs, in its size; by noise if all are equal."""
     following = dict(pairwise([*pictures, pictures[0]]))
 
     def replace(picture: Picture) -> Picture:

@@ -22,7 +22,7 @@ from rlkit.run.preflight.structure_texts import structured_texts
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
-"""The smallest useful learning rate of adapters, which need at least ten times that of full fine-tuning."""
+"""The smallest useful learning rate of adapters, which need 10 to 20 times that of full fine-tuning."""
 
 MAX_FULL_RATE = 5e-5
 """The highest learning rate that is plausible where all weights of a large model are trained."""
@@ -269,7 +269,7 @@ def simple_rewards(reward: RewardManager) -> Iterator[RewardManager]:
 
 
 def _remark(right: float, wrong: float) -> str:
-    """Return what is remarkable about the rewards of a right and a wrong answer; empty if the right one earns more."""
+    """Return a remark on the rewards of a right and a wrong answer; empty if the right one earns more."""
     if right > wrong:
         return ""
     if right < wrong:

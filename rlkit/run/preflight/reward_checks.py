@@ -121,7 +121,7 @@ class RewardChecks:
 
 
 def _risen(first: Sequence[float], last: Sequence[float]) -> bool:
-    """Return whether the mean of `last` is higher by several standard errors (Welch 1947)."""
+    """Check whether the mean of `last` is higher by several standard errors (Welch 1947)."""
     if min(len(first), len(last)) < RISE_STEPS:
         return False
     error = sqrt(variance(first) / len(first) + variance(last) / len(last))

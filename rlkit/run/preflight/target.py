@@ -33,7 +33,7 @@ class Target:
 
     @classmethod
     def of(cls, recipe: Recipe, deep: bool, gpu_name: str | None, price_text: str | None) -> Target:
-        """Return what the options of a command line ask about.
+        """Read the target of a plan from the options of a command line.
 
         Raises:
             RecipeError: The GPU is unknown, its price is no price, or `--deep` is to measure on another machine.

@@ -23,7 +23,7 @@ class ColocatedStream(RolloutStream):
         service.engine.follow(self._gate.calm)
 
     def _usual_lead(self) -> float:
-        """Return what fills the engine, but a step at least: more groups would grow old in its queue.
+        """Return the lead, in steps, that fills the engine, but at least one: more groups would grow old in its queue.
 
         With a replay buffer it is a step, or groups would be too old for a second time.
         """

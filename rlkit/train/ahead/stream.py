@@ -109,7 +109,7 @@ class RolloutStream(ABC):
 
     @abstractmethod
     def _usual_lead(self) -> float:
-        """Return how far to run ahead normally where the recipe does not say, in steps."""
+        """Return the default lead of rollouts, in steps."""
 
     @abstractmethod
     async def _obtain(self, meter: Meter) -> list[PromptGroup]:

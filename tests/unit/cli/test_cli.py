@@ -408,7 +408,7 @@ def test_plugin_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("0.5.21", "0.5.21"),
         ("0.6.0", "SGLang is 0.6.0, but rlkit works with 0.5.17 to 0.5.23"),
-        (None, "not installed (install it, or rlkit with its extra `sglang`)"),
+        (None, "not installed (pip install -e '.[sglang]' in a checkout of rlkit)"),
     ],
 )
 def test_doctor_says_what_is_missing(

@@ -1,4 +1,4 @@
-"""README and the pages of `rlkit docs`: every command, recipe and snippet in them works, and every metric is listed."""
+"""README and the pages of `rlkit docs`: their form, and what they list; test_pages runs them."""
 
 from __future__ import annotations
 
@@ -7,65 +7,40 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import sys
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 import yaml
 from nbclient import NotebookClient
+from PIL import Image
 
 from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
 from rlkit.cli.docs import ORDER, PLUGINS, find, notebook, page, title, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
-from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.reader import load
 from rlkit.cli.scaffold import PLURALS, WRITTEN
 from rlkit.cli.views import reference
-from rlkit.commands import VERBS, plugin_verbs
 from rlkit.hooks import KINDS
 from rlkit.ops.correction import LogpMismatch
+from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
-from tests.conftest import FAST, ROOT, write_metadata
+from rlkit.rewards import MathReward
+from rlkit.testing import ExampleRuntime, check_agent, check_reward, check_task
+from tests.conftest import FAST, ROOT
+from tests.flow.test_architectures import KINDS as KINDS_OF_MODELS
 from tests.gates.test_words import WORDS
 from tests.pages import README, Block, blocks, commands, own_example, text_of, write_files
+from tests.vendors import NAMES, template_text
 
 PAGES = [*topics(), README]
-RUN = {"data sample", 
-    "recipe list", "recipe show", "recipe new", "explain", "plugins list", "plugins show", "plugins new", "convert",
-    "data show", "data stats", "reward try", "report", "export", "docs", "generate", "recipe check",
-    "doctor",
-}  # fmt: skip
-"""What is run as it stands, with a small run as every `runs/...`."""
-PARSED = {"fit", "validate"}
-"""Of these recipe and options are parsed; they are run by the newcomers' paths and by tests of their own."""
-ELSEWHERE = {
-    "plugins test": set(),
-    "completion": set(),
-    "data prepare": {"--recipe", "--out", "--samples"},
-    "diff": {"--json"},
-    "replay": {"--step", "--phase", "--train.lr=1e-5"},
-    "sweep": {"--recipe", "--train.lr=1e-5,1e-4", "--train.seed=0,1", "--out"},
-}
-"""What needs data of the hub or takes seconds: its options are those in the verb's own tests."""
-OF_THE_VERB = {"--out", "--resume", "--checkpoint", "--harness"}
-INSTALLED = {
-    "install -e .[agents]",
-    "install -e .[sglang]",
-    "install -e rlkit-brevity",
-    "install ./plugins/rlkit-convert",
-    "install ./plugins/rlkit-ray",
-}
-STARTERS = {"torchrun": "-m rlkit ", "ray": "-- rlkit "}
-"""What starts several processes, and the words before rlkit's own."""
-SLOW = {"python": "fit("}
-"""Snippets that train: tests/unit/test_api.py runs it."""
 
 
 @pytest.fixture
@@ -167,17 +142,12 @@ def test_recipes_of_pages_name_what_there_is(topic: str) -> None:
             assert composer.problems == []
 
 
-@pytest.mark.parametrize("topic", [topic for topic in PAGES if not topic.startswith(PLUGINS)])
-def test_snippets_of_python_run(topic: str, folder: Path) -> None:
-    for block in blocks(topic):
-        if block.language == "python" and SLOW.get(topic, "\0") not in block.text:
-            exec(compile(block.text, topic, "exec"), {"__name__": "snippet"})
-
-
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_the_page_on_a_kind_shows_the_package_that_is_written(kind: str, folder: Path) -> None:
     """Its code and its recipe are those of `plugins new`, whose packages are trained with in test_written_packages."""
-    found = {block.language: block.text for block in blocks(PLUGINS + kind)}
+    found: dict[str, str] = {}
+    for block in blocks(PLUGINS + kind):
+        found.setdefault(block.language, block.text)
     for words in commands(Block(kind, "bash", found["bash"], None)):
         assert main(words[1:]) == 0
     [module] = folder.glob("rlkit-*/src/*/__init__.py")
@@ -192,70 +162,22 @@ def test_the_page_on_a_kind_shows_the_package_that_is_written(kind: str, folder:
     assert [path.read_text(encoding="utf-8") for path in recipes] == ([found["yaml"]] if kind == "recipe" else [])
 
 
-@pytest.mark.parametrize("topic", [topic for topic in PAGES if not topic.startswith(PLUGINS)])
-def test_commands_of_pages_work(
-    topic: str, folder: Path, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_files(topic, folder)
-    for words in (words for block in blocks(topic) if block.language == "bash" for words in commands(block)):
-        program, *rest = words[: words.index(">")] if ">" in words else words
-        if program == "mkdir":
-            continue
-        if program == "pip":
-            assert " ".join(rest) in INSTALLED
-            if rest[1].startswith("./plugins/"):
-                install(ROOT / rest[1], folder / "site", monkeypatch)
-            elif not rest[2].startswith("."):
-                install(folder / rest[2], folder / rest[2] / "src", monkeypatch)
-            continue
-        if program in STARTERS:
-            before, _, after = " ".join(rest).rpartition(STARTERS[program])
-            assert after.startswith("fit ") or not before
-            rest = after.split()
-        else:
-            assert program == "rlkit"
-        assert rest[0] in {*VERBS, *plugin_verbs()}
-        for run in {word for word in rest if re.fullmatch(r"runs/\w+", word)} - {after_out(rest)}:
-            if not (folder / run).exists():
-                shutil.copytree(trained, folder / run)
-        check_command(rest, folder)
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def install(package: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a package on the path, as pip does; its modules are in `site` or there already."""
-    write_metadata(package, site)
-    monkeypatch.syspath_prepend(site)
-
-
-def after_out(words: list[str]) -> str | None:
-    return words[words.index("--out") + 1] if "--out" in words else None
-
-
-def check_command(words: list[str], folder: Path) -> None:
-    """Run a command if it is quick; parse its recipe and options otherwise."""
-    verb, full = words[0], " ".join(words[:2])
-    if verb in RUN or full in RUN:
-        (folder / "mine.yaml").unlink(missing_ok=True) if full == "recipe new" else None
-        adapters = "--merge-lora" in words  # of which the small run has none
-        assert main([word for word in words if word != "--merge-lora"]) in ((0, 2) if adapters else (0,)), full
-        return
-    if full in ELSEWHERE or verb in ELSEWHERE:
-        known = ELSEWHERE.get(full) or ELSEWHERE.get(verb, set())
-        assert {word for word in words if word.startswith("--")} <= known
-        return
-    assert verb in PARSED, full
-    rest = [word for word in words[1:] if word != "--json"]
-    own = {place for place, word in enumerate(rest) if word in OF_THE_VERB}
-    kept = [word for place, word in enumerate(rest) if not {place, place - 1} & own]
-    kept = [re.sub(r"^runs/\w+", "tiny", word).replace("tiny/recipe.yaml", "quickstart") for word in kept]
-    if any(word == "--help" or word.endswith(".help") for word in kept):
-        with pytest.raises(SystemExit):
-            parse(verb, kept)
-    elif "--recipe" in kept or (kept and not kept[0].startswith("--")):
-        assert isinstance(parse(verb, kept).recipe, Recipe)
+@pytest.mark.parametrize("kind", ["task", "agent", "reward"])
+def test_further_classes_of_a_page_keep_their_contract(kind: str, folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(PLUGINS + kind):
+        if block.language == "python":
+            exec(compile(block.text, kind, "exec"), names)
+    if kind == "task":
+        Image.new("RGB", (8, 8)).save("squares.png")
+        assert len(check_task(names["CountSquares"]())) == 2
+    elif kind == "agent":
+        check_agent(names["Adder"])
+        check_agent(names["Debate"])
     else:
-        assert kept == []  # a run's folder alone
+        reward = names["ShortEnough"](MathReward(), limit=6)
+        reward.bind(ExampleRuntime())
+        assert [score.reward for score in check_reward(reward, ("#### 4", "#### 12345"))] == [1.0, 0.0]
 
 
 @pytest.mark.slow
@@ -368,6 +290,14 @@ def test_types_and_shapes_are_those_of_the_code() -> None:
     }  # fmt: skip
 
 
+def test_tested_models_are_those_of_the_tests() -> None:
+    rows = [line.strip("| ").split(" | ") for line in page("tested-models").splitlines() if line.startswith("| `")]
+    templates = {name: detect(template_text(name)) for name in NAMES}
+    listed = [[f"`{name}`", *([f"`{parser.__name__}`"] if parser else [])] for name, parser in templates.items()]
+    assert [row[0].strip("`") for row in rows[: len(KINDS_OF_MODELS)]] == list(KINDS_OF_MODELS)
+    assert rows[len(KINDS_OF_MODELS) :] == listed
+
+
 def test_every_algorithm_is_listed() -> None:
     text = page("algorithms")
     parts = load_plugins(entry_points=False).parts
@@ -477,7 +407,7 @@ def test_the_notebook_is_the_page_and_replaces_no_file(folder: Path, capsys: pyt
     nbformat.validate(written)
     cells = written.cells
     assert [cell.cell_type for cell in cells[:4]] == ["code", "markdown", "code", "markdown"]
-    assert cells[0].source.startswith("%pip install -q rlkit-fabric")
+    assert cells[0].source.startswith("%pip install -q -e .")
     [*shown] = blocks("python")
     code = [cell.source.removeprefix("%%bash\n") + "\n" for cell in cells[1:] if cell.cell_type == "code"]
     assert code == [block.text for block in shown]

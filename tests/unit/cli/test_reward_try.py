@@ -134,6 +134,18 @@ def test_any_file_of_answers_is_scored_and_shown(tmp_path: Path, capsys: pytest.
     assert "\x1b[2J" not in shown
 
 
+def test_completions_written_by_hand_are_shown_with_rewards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "answers.jsonl"
+    lines = [{"messages": ASKED, "text": text, "answer": "7"} for text in ("#### 7", "#### 8", "#### 9", "#### 7")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["reward", "try", "--recipe=quickstart", f"--rollouts={path}"]) == 0
+    shown = capsys.readouterr().out
+    rewards = [line.split()[0] for line in shown.splitlines() if "####" in line]
+    assert rewards == ["1.0000", "0.0000", "0.0000", "1.0000"]
+    assert "4 rows without a saved reward earn 0.5000 on average" in shown
+    assert "saved  " not in shown
+
+
 def test_right_and_wrong_answers_are_counted_by_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By that of the reference and that of the answer; a reference in no form fails."""
     path = tmp_path / "answers.jsonl"
@@ -270,6 +282,8 @@ def test_agreement_with_labels_by_hand(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "accuracy 60.0% (a reward of at least 0.5 means 1)" in shown
     assert "66.7% of 3 pairs" in shown
+    assert main(["reward", "try", *words, "--label=label", "--reward=EpisodeReward"]) == 0
+    assert "no correlation: all rewards are equal" in capsys.readouterr().out
     assert main(["reward", "try", *words, "--label=labels"]) == 2
     assert "--label is 'labels', but no row has a reward and a number" in capsys.readouterr().err
 

@@ -106,7 +106,7 @@ def test_the_example_of_a_command_is_run_by_the_command_line(site: Site, capsys:
 
 def test_a_verb_of_a_missing_package_says_how_to_install_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--from", "verl", "run.sh"]) == 2
-    remedy = "rlkit-convert provides it: pip install ./plugins/rlkit-convert in a checkout"
+    remedy = "rlkit-convert provides it: pip install ./plugins/rlkit-convert in a checkout of rlkit"
     assert capsys.readouterr().err == f"error: 'convert' is an unknown verb; {remedy}\n"
     assert main(["conver"]) == 2
     assert "did you mean 'convert'?" in capsys.readouterr().err

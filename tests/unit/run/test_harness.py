@@ -22,7 +22,7 @@ def test_without_the_package_the_extra_is_named(
     find = util.find_spec
     monkeypatch.setattr(harness, "find_spec", lambda name: None if name == "lm_eval" else find(name))
     assert refused() == 2
-    assert "install it, or rlkit with its extra `harness`" in capsys.readouterr().err
+    assert "pip install -e '.[harness]' in a checkout of rlkit" in capsys.readouterr().err
 
 
 def test_what_it_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

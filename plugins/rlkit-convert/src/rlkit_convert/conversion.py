@@ -160,11 +160,11 @@ class Conversion:
         self._carried: set[str] = set()
 
     def has(self, key: str) -> bool:
-        """Return whether an option is set."""
+        """Check whether an option is set."""
         return key in self.options.values
 
     def is_unknown(self, *keys: str) -> bool:
-        """Return whether one of the options is set to a value that only running something would show."""
+        """Check whether one of the options is set to a value that only running something would show."""
         return any(key in self.options.unresolved for key in keys)
 
     def leave_out(self, key: str) -> None:
@@ -228,7 +228,7 @@ class Conversion:
         self.recipe[key] = (value, joined or f"default of {', '.join(sources)}")
 
     def carries(self, key: str) -> bool:
-        """Return whether an option of the recipe comes from an option."""
+        """Check whether an option of the recipe comes from an option."""
         return key in self._carried
 
     def note(self, key: str, remedy: str) -> None:

@@ -85,7 +85,7 @@ def token_level(value: object) -> str:
 
 
 def has_optimizer(contents: object) -> bool:
-    """Return whether verl's contents of a checkpoint include optimizers.
+    """Check whether verl's contents of a checkpoint include optimizers.
 
     Raises:
         ValueError: They are no list.

@@ -113,6 +113,7 @@ def _functions(node: object) -> Iterator[tuple[object, object]]:
 
 
 def _parse_problems(text: str) -> list[str]:
+    """Check the text of a recipe with rlkit itself; return the missing options and wrong values."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")

@@ -161,7 +161,7 @@ class HttpEngine(ServerEngine):
         return [self.launch_server(self.command(number)) for number in range(self.servers)]
 
     def command(self, number: int) -> ServerCommand:
-        """Return how a server is started."""
+        """Return the launch command."""
         on_gpu = self.runtime.device.type != "cpu"
         variables = {TOKEN: self._secret, "OMP_NUM_THREADS": str(self.threads)}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))

@@ -83,7 +83,7 @@ class VllmRollouts(ServerEngine):
         return ServerTeacher(urls, VllmApi)
 
     def command(self, gpu: int | None) -> ServerCommand:
-        """Return how a server is started, on a GPU of this machine and its successors, or on the CPU.
+        """Return the launch command, on a GPU of this machine and its successors, or on the CPU.
 
         Raises:
             EngineError: vLLM cannot run the model on a CPU.

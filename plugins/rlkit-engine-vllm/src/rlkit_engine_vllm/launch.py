@@ -112,8 +112,8 @@ def require_vllm() -> None:
         check_release(version)
         return
     raise EngineError(
-        "vllm is not installed in this environment; install it (`pip install 'rlkit-engine-vllm[vllm]'`), set the urls "
-        "of running servers, or choose rollout.engine: TorchEngine"
+        "vllm is not installed in this environment: pip install './plugins/rlkit-engine-vllm[vllm]' in a checkout of "
+        "rlkit, set the urls of running servers, or choose rollout.engine: TorchEngine"
     )
 
 

@@ -88,7 +88,7 @@ def hidden_number(low: int, high: int, seed: int) -> int:
 
 
 def most_guesses(low: int, high: int) -> int:
-    """Return how many guesses halving needs at worst: floor(log2(n)) + 1 for n numbers, the last one `correct`."""
+    """Return the guesses that halving needs at worst: floor(log2(n)) + 1 for n numbers, the last one `correct`."""
     return (high - low + 1).bit_length()
 
 

@@ -29,7 +29,7 @@ class Maze:
     high: int
 
     def after(self, value: int, move: str) -> int | None:
-        """Return where a move leads, or None if there is no such move from here."""
+        """Return the cell to which a move leads, or None if there is no such move from here."""
         if move not in self.moves:
             return None
         result = apply(value, move)
@@ -108,7 +108,7 @@ class CalculatorMaze(Environment):
         return Observation(f"{value}>{maze.target}", done=over)
 
     def reward_at(self, detour: int) -> float:
-        """Return what reaching the target is worth, so many turns beyond the shortest way; `optimal_move` gets 1."""
+        """Return the reward for reaching the target, so many turns beyond the shortest way; `optimal_move` gets 1."""
         return max(0.0, 1.0 - self.detour_cost * detour)
 
 

@@ -68,7 +68,7 @@ class Episode:
         return f"{self._text(observation)}\nYour action: {self.expected}."
 
     def step(self, action: int | str) -> Observation:
-        """Return what follows an action."""
+        """Return the observation after an action."""
         if self._env is None:
             raise RuntimeError("the episode is over")
         observation, reward, terminated, truncated, _ = self._env.step(action)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def in_daemon(function: Callable[[], T]) -> T:
-    """Return what a function returns in a thread of its own.
+    """Call a function in a thread of its own.
 
     A pool would run out of threads as calls hang, and a thread that is no daemon would keep the process alive.
     """

@@ -88,7 +88,7 @@ class VerifiersTask(Task):
 
 
 def messages_of(data: TaskData) -> list[Message]:
-    """Return what the policy reads first; what the environment says later is not known yet."""
+    """Return the policy's first messages; later ones of the environment are not known yet."""
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     if isinstance(data.prompt, str):
         return [*system, {"role": "user", "content": data.prompt}]

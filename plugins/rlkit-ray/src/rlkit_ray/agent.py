@@ -71,7 +71,7 @@ class NodeAgent:
             self._problem = f"it has no folder {working_folder}: {error.strerror}"
 
     def inspect(self, nonce: str) -> tuple[NodeInfo, str]:
-        """Return what the launcher needs, and why the node cannot take part, if so; leave a file in the run folder."""
+        """Return the node's facts, and the reason why it cannot take part, if so; leave a file in the run folder."""
         try:
             if not self._problem:
                 self._out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class NodeAgent:
         return NodeInfo(ray.util.get_node_ip_address(), free_port(), sys.executable), self._problem
 
     def missing(self, nonces: Sequence[str]) -> list[str]:
-        """Return which files of other nodes are not in this node's run folder."""
+        """Return the files of other nodes that are not in this node's run folder."""
         return [nonce for nonce in nonces if not os.path.exists(self._out / "launcher" / nonce)]
 
     def start(self, command: Sequence[str], variables: Mapping[int, Mapping[str, str]]) -> None:

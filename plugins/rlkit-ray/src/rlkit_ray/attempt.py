@@ -103,7 +103,7 @@ class Attempt:
             raise LaunchError(f"an agent did not start on its node: {error}") from error
 
     def _inspect(self) -> list[NodeInfo]:
-        """Return what is to be known of the nodes.
+        """Inspect the nodes.
 
         Raises:
             RecipeError: A node lacks a folder, or does not share the run folder.
@@ -157,7 +157,7 @@ class Attempt:
         self._reservation.release()
 
     def _end(self, statuses: Mapping[int, int | None], interrupted: bool) -> End:
-        """Return how the attempt ended; ranks may have missed peers on a node whose death Ray has not noticed yet."""
+        """Return the attempt's end; ranks may have missed peers on a node whose death Ray has not noticed yet."""
         failed = [status for status in statuses.values() if status != 0]
         code = next((status for status in failed if status is not None and status > 0), 1) if failed else 0
         if not failed or interrupted:

@@ -55,7 +55,7 @@ class Demand:
 
     @classmethod
     def of(cls, run: LaunchedRun, cpus_per_rank: int, cpus_per_server: int) -> Demand:
-        """Return what a run needs."""
+        """Return the resources of a run."""
         ranks = float(run.ranks_per_node)
         node = {"CPU": ranks * cpus_per_rank} | ({"GPU": ranks} if run.on_gpus else {})
         return cls(run.nodes, node, [server_resources(gpus, cpus_per_server) for gpus in run.servers])

@@ -55,7 +55,7 @@ class ServerActor(SupervisedProcess):
         super().__init__("server")
 
     def site(self) -> ServerSite:
-        """Return where the server starts; Ray shows this actor only its own GPUs."""
+        """Return the placement of the server; Ray shows this actor only its own GPUs."""
         host = ray.util.get_node_ip_address()
         on_gpus = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
         return ServerSite(self.folder, host, free_port(host), sys.executable, 0 if on_gpus else None)
@@ -76,7 +76,7 @@ class ServerActor(SupervisedProcess):
 
 
 def _is_of_our_code(error: RayError) -> bool:
-    """Return whether the actor's own code has raised an error, which would be raised again."""
+    """Check whether the actor's own code has raised an error, which would be raised again."""
     return isinstance(error, RayTaskError) or (isinstance(error, RayActorError) and error.actor_init_failed)
 
 
@@ -166,7 +166,7 @@ class RayServer(HostedServer):
                 self._alive = self._status() is True
 
     def _status(self) -> bool | None:
-        """Return whether the server runs; None if its actor does not answer."""
+        """Check whether the server runs; None if its actor does not answer."""
         try:
             return bool(self._call("running"))
         except (RayError, GetTimeoutError):

@@ -98,7 +98,7 @@ class McpSession:
             await self._connection.close()
 
     def tools(self) -> list[Description]:
-        """Return what the server offers.
+        """Return the server's tools.
 
         Raises:
             ConnectionError: It cannot be reached, or does not answer.

@@ -136,7 +136,7 @@ class PythonTool(Tool):
         return json.dumps({**request, **own, **self.limits, **changes}).encode()
 
     def _process(self, state: State) -> dict[str, Any]:
-        """Return how the sandbox is started: in a session of its own, with nothing of the trainer's environment."""
+        """Return the sandbox's launch options: a session of its own, with nothing of the trainer's environment."""
         home = dict.fromkeys(("HOME", "TMPDIR"), state["folder"])
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         return {"start_new_session": True, "env": {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **home, **one_thread}}

@@ -44,7 +44,7 @@ class SearchClient:
             await client.finish()
 
     async def search(self, query: str, top_k: int) -> list[Passage]:
-        """Return what the server finds.
+        """Search, and return the server's results.
 
         Raises:
             ValueError: The server refuses the request; the message is its own.
