@@ -23,6 +23,7 @@ from rlkit.types import Request
 
 if TYPE_CHECKING:
     from rlkit.engines.torch.decoder import AnyDecoder
+    from rlkit.interfaces.model import CausalLM
     from rlkit.interfaces.runtime import Runtime
 
 PREFILL_TOKENS = 16384
@@ -86,6 +87,7 @@ class DecoderSampler(Sampler):
         self.prefixes = PrefixCache(prefix_bytes)
         self._weights = 0
         """How often the weights have changed."""
+        self._versions = versions(decoder.model)
         self._prefilled = 0
         self._queue = queue
         self._worker = worker
@@ -148,6 +150,7 @@ class DecoderSampler(Sampler):
         self.decoder.refresh()
         self.prefixes.clear()
         self._weights += 1
+        self._versions = versions(self.decoder.model)
 
     def release(self) -> None:
         self.decoder.release()
@@ -166,7 +169,7 @@ class DecoderSampler(Sampler):
 
     def _admit(self, batch: DecodeBatch, joined: Sequence[Row]) -> list[Row]:
         """Run each distinct prompt once and sample the next token of each row; return the rows that ended."""
-        if joined and self.decoder.outdated():
+        if joined and self._versions != versions(self.decoder.model):  # written without a sync
             self.refresh()
         groups = group_by_prompt(joined, self.decoder.resumes, PREFILL_TOKENS, self.prefixes)
         ended: list[Row] = []
@@ -208,6 +211,11 @@ class DecoderSampler(Sampler):
             if ready and row.request.continues and row.completion is not None and not row.future.done():
                 tokens = row.request.tokens + tuple(row.completion.tokens[:-1])
                 self.prefixes.store(tokens, row.request.media, partial(self.decoder.keys_values, index))
+
+
+def versions(model: CausalLM) -> list[int]:
+    """Return how often each weight of a model was written."""
+    return [weight._version for weight in model.parameters()]
 
 
 def passes(groups: Sequence[PrefillGroup]) -> Iterator[list[PrefillGroup]]:
