@@ -106,11 +106,11 @@ class _Admission:
         shared = []
         remaining = iter(own or [()] * sum(copies))
         for i, (prompt, count) in enumerate(zip(prompts, copies, strict=True)):
-            first = cached[i] if cached else 0
-            start, end = self._add(prompt[first:], first)
+            skipped = cached[i] if cached else 0
+            start, end = self._add(prompt[skipped:], skipped)
             self.prompts.append((start, end))
             self.rows += (self._add(tokens, len(prompt)) for tokens in islice(remaining, count))
-            self.lasts += (end - 1 if a == b else b - 1 for a, b in self.rows[len(self.lasts) :])
+            self.lasts += (end - 1 if first == last else last - 1 for first, last in self.rows[len(self.lasts) :])
             shared.append((start, end, len(self.tokens)))
         segments = sorted(span for span in (*self.prompts, *self.rows) if span[0] < span[1])
         self.layout = Layout(segments, [s for s in shared if s[1] < s[2]], device)
@@ -126,8 +126,8 @@ class FusedDecoder:
     """Decodes rows as `Decoder` does, without the model's modules and in fewer passes over memory.
 
     The copies of the weights, adapters merged, have autocast's dtype if it is enabled. They are renewed at the first
-    pass after `refresh`. Rows attend to one copy
-    of the prompt that they share, and to their own tokens, of which row `r` has `end - starts[r]`.
+    pass after `refresh`. Rows attend to one copy of the prompt that they share, and to their own tokens, of which row
+    `r` has `end - starts[r]`.
 
     Args:
         model: A causal language model that `FusedModel` supports, including its adapters.

@@ -33,7 +33,10 @@ MAX_DELAY = 32
 """Decode steps after which waiting rows join, however few they are."""
 
 TURN_SHARE, TURN_DELAY = 1 / 2, 8
-"""`refill` and `MAX_DELAY` for the next turns of conversations: a pass over few tokens takes as long as a step."""
+"""`refill` and `MAX_DELAY` for conversations if a decoder has no `refill`: a pass over few tokens costs a step."""
+
+MASK_ELEMENTS = 1 << 26
+"""The largest mask of a pass after prefixes: its tokens times the longest prompt."""
 
 
 class Sampler(ABC):
@@ -163,7 +166,7 @@ class DecoderSampler(Sampler):
     def _too_few(self, rows: Sequence[Row]) -> bool:
         """Whether waiting rows wait for others, to join `rows` together."""
         share, delay = self.decoder.refill, MAX_DELAY
-        if self.prefixes.bytes and share < TURN_SHARE:
+        if self.prefixes.bytes and not share:
             share, delay = TURN_SHARE, TURN_DELAY
         return len(self._queue.waiting) < share * len(rows) and self._steps < delay
 
@@ -222,7 +225,9 @@ def passes(groups: Sequence[PrefillGroup]) -> Iterator[list[PrefillGroup]]:
     """Divide groups into passes over their prompts: those with a prefix apart from the others."""
     for continued in (False, True):
         alike = [group for group in groups if (group.prefix is not None) == continued]
-        for indices in micro_batches([group.tokens for group in alike], PREFILL_TOKENS):
+        longest = max((len(group.prompt) for group in alike), default=1)
+        limit = min(PREFILL_TOKENS, MASK_ELEMENTS // longest) if continued else PREFILL_TOKENS
+        for indices in micro_batches([group.tokens for group in alike], limit):
             yield [alike[i] for i in indices]
 
 
