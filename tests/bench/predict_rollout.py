@@ -47,9 +47,6 @@ class PricedDecoder(GraphDecoder):
     def _model(self) -> Any:
         return self
 
-    def outdated(self) -> bool:
-        return False
-
     def __call__(
         self, tokens: Tensor, positions: Tensor, longest: int, attend: Callable[[int, Tensor], Tensor]
     ) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.engines.torch.graphs import COLUMNS, GraphDecoder
+from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.actor import Actor
 from rlkit.ops import logps
 from rlkit.ops.attention import Layout
@@ -170,6 +171,14 @@ def test_decode_steps_are_recorded_and_yield_the_same(half: bool) -> None:
         go(20)
         for decoder in (plain, graphs):
             decoder.admit([[7, 8, 9] * 5, [3]], [3, 1], [[], [5, 6] * COLUMNS, [4], [8]])
+        go(20)
+        prompt = [5, 3, 4, 6] * 9
+        rows = [[*prompt[:9], 8], [*prompt[:30], 9, 7]]
+        prefixes = [Prefix(count, [plain.keys_values(0, 0, count)]) for count in (9, 30)]
+        for decoder in (plain, graphs):
+            complete = decoder.admit(rows, [1, 2])
+            continued = decoder.admit(rows, [1, 2], (), (), prefixes)
+            assert (continued - complete).float().norm() <= (0.05 if half else 1e-3) * complete.float().norm()
         go(20)
         for decoder in (plain, graphs):
             decoder.keep([])

@@ -185,6 +185,7 @@ def test_calls_without_the_secret_and_hostile_ones_are_refused(policy: Any, tmp_
         "min_p": 0.0,
         "stop_ids": [],
         "structure": None,
+        "continues": False,
     }
     refused = [
         ("/generate", {**good, "tokens": [5], "structure": {"pattern": "a"}}, "TypeError"),

@@ -125,12 +125,7 @@ class FusedModel:
         self._eps: float = model.config.get_text_config().rms_norm_eps
         self._blocks = [fuse(layer, dtype) for layer in model.model.layers]
         self._head = fuse_head(model.get_output_embeddings(), model.model.norm, dtype)
-        self._versions = [weight._version for weight in model.parameters()]
         self._rotations: Tensor | None = None
-
-    def outdated(self) -> bool:
-        """Whether the model's weights have been written since they were copied."""
-        return self._versions != [weight._version for weight in self._model.parameters()]
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, longest: int, attend: Callable[[int, Tensor], Tensor]

@@ -81,6 +81,8 @@ class AnyDecoder(Protocol):
     refill: float
     """The share of finished rows from which on waiting rows replace them; fewer waiting rows join later, together."""
 
+    model: CausalLM
+
     device: torch.device
 
     resumes: bool
@@ -111,8 +113,6 @@ class AnyDecoder(Protocol):
     def keep(self, rows: Sequence[int]) -> None: ...
 
     def keys_values(self, row: int, start: int, end: int) -> Tensor: ...
-
-    def outdated(self) -> bool: ...
 
     def refresh(self) -> None: ...
 
@@ -158,7 +158,6 @@ class Decoder:
         """What to add to the index of a row's next token, for its position."""
         self.layers: list[_CacheLayer]
         self.release()
-        self.refresh()
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # its name before transformers 5.24
@@ -193,6 +192,9 @@ class Decoder:
         if any(media) and not prefixes:
             each = zip(prompts, copies, media, strict=True)
             return torch.cat([self._admit_one(prompt, count, pictures) for prompt, count, pictures in each])
+        if any(media) and len(prompts) > 1:  # together, columns with pictures would be run again
+            prompt_rows = zip(prompts, copies, media, prefixes, strict=True)
+            return torch.cat([self.admit([row[0]], [row[1]], (), [row[2]], [row[3]]) for row in prompt_rows])
         width = max(map(len, prompts))
         begins = [width - len(prompt) for prompt in prompts]
         cached = min((begin + prefix.length for begin, prefix in zip(begins, prefixes, strict=False)), default=0)
@@ -204,32 +206,15 @@ class Decoder:
         queries = columns[cached:]
         visible = (columns[None, None] >= starts[:, None, None]) & (queries[None, :, None] >= columns[None, None])
         visible = visible | (queries[:, None] == columns)
-        offsets = [self._offset(prompt, pictures) for prompt, pictures in zip_longest(prompts, media)]
+        offsets = [_offset(self.model, prompt, pictures) for prompt, pictures in zip_longest(prompts, media)]
         positions = (queries - starts[:, None]).clamp(min=0) + torch.tensor(offsets, device=self.device)[:, None]
-        layers = self._prefill_layers(prefixes, begins, cached)
+        layers = [_CacheLayer(None, prefix) for prefix in _columns(prefixes, begins, cached)]
+        layers = layers or [_CacheLayer(None) for _ in self.layers]
         logits = self._forward(tokens[:, cached:].to(self.device), visible, positions, Cache(layers=list(layers)))
         repeats = torch.tensor(copies, device=self.device)
         rows = [i for i, count in enumerate(copies) for _ in range(count)]
         self._append(layers, repeats, [begins[i] for i in rows], [offsets[i] for i in rows])
         return logits.repeat_interleave(repeats, dim=0)
-
-    def _prefill_layers(self, prefixes: Sequence[Prefix], begins: Sequence[int], cached: int) -> list[_CacheLayer]:
-        """Return the layers of a prefill whose first `cached` columns hold the prefixes, each from its row's begin."""
-        if not prefixes:
-            return [_CacheLayer(None) for _ in self.layers]
-        like = prefixes[0].parts[0]
-        layers, two, heads, _, size = like.shape
-        columns = like.new_zeros(layers, two, len(prefixes), heads, cached, size)
-        for i, (begin, prefix) in enumerate(zip(begins, prefixes, strict=True)):
-            prefix.write(columns[:, :, i, :, begin:])
-        return [_CacheLayer(None, prefix) for prefix in columns]
-
-    def _offset(self, prompt: Sequence[int], media: Media | None) -> int:
-        """Return what to add to the index of a token behind a prompt's pictures, for its position."""
-        if media is None:
-            return 0
-        tokens = torch.tensor([prompt], device=self.device)
-        return position_offset(rotary_positions(backbone_of(self.model), tokens, [media]), len(prompt))
 
     def _admit_one(self, prompt: Sequence[int], copies: int, media: Media | None) -> Tensor:
         """Run a prompt alone: the model makes its own mask, in which pictures may be seen in both directions."""
@@ -281,13 +266,8 @@ class Decoder:
         columns = slice(self.starts[row] + start, self.starts[row] + end)
         return torch.stack([torch.stack((x.keys[row, :, columns], x.values[row, :, columns])) for x in self.layers])
 
-    def outdated(self) -> bool:
-        """Whether the model's weights have been written since `refresh`."""
-        return self._versions != [weight._version for weight in self.model.parameters()]
-
     def refresh(self) -> None:
-        """Note that the weights have changed: the model's own are read."""
-        self._versions = [weight._version for weight in self.model.parameters()]
+        """Do nothing: the model's own weights are read."""
 
     def health(self) -> dict[str, float]:
         return {"fused": 0.0}
@@ -362,6 +342,26 @@ class Decoder:
                 grown = old.new_zeros(new_rows, old.shape[1], new_columns, old.shape[3])
                 grown[:row_capacity, :, :column_capacity] = old
                 setattr(layer, name, grown)
+
+
+def _columns(prefixes: Sequence[Prefix], begins: Sequence[int], count: int) -> Sequence[Tensor]:
+    """Return `count` columns [2,R,H,C,D] of keys and values for each layer: the prefixes, where their rows begin."""
+    if not prefixes:
+        return []
+    like = prefixes[0].chunks[0]
+    layers, two, heads, _, size = like.shape
+    columns = like.new_zeros(layers, two, len(prefixes), heads, count, size)
+    for i, (begin, prefix) in enumerate(zip(begins, prefixes, strict=True)):
+        prefix.write(columns[:, :, i, :, begin:])
+    return list(columns)
+
+
+def _offset(model: CausalLM, prompt: Sequence[int], media: Media | None) -> int:
+    """Return what to add to the index of a token behind a prompt's pictures, for its position."""
+    if media is None:
+        return 0
+    tokens = torch.tensor([prompt], device=next(model.parameters()).device)
+    return position_offset(rotary_positions(backbone_of(model), tokens, [media]), len(prompt))
 
 
 def attention_masks(config: ModelConfig, visible: Tensor) -> Tensor | dict[str, Tensor]:

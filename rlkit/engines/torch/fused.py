@@ -106,11 +106,11 @@ class _Admission:
         shared = []
         remaining = iter(own or [()] * sum(copies))
         for i, (prompt, count) in enumerate(zip(prompts, copies, strict=True)):
-            first = cached[i] if cached else 0
-            start, end = self._add(prompt[first:], first)
+            skipped = cached[i] if cached else 0
+            start, end = self._add(prompt[skipped:], skipped)
             self.prompts.append((start, end))
             self.rows += (self._add(tokens, len(prompt)) for tokens in islice(remaining, count))
-            self.lasts += (end - 1 if a == b else b - 1 for a, b in self.rows[len(self.lasts) :])
+            self.lasts += (end - 1 if first == last else last - 1 for first, last in self.rows[len(self.lasts) :])
             shared.append((start, end, len(self.tokens)))
         segments = sorted(span for span in (*self.prompts, *self.rows) if span[0] < span[1])
         self.layout = Layout(segments, [s for s in shared if s[1] < s[2]], device)
@@ -126,8 +126,8 @@ class FusedDecoder:
     """Decodes rows as `Decoder` does, without the model's modules and in fewer passes over memory.
 
     The copies of the weights, adapters merged, have autocast's dtype if it is enabled. They are renewed at the first
-    pass after `refresh`. Rows attend to one copy
-    of the prompt that they share, and to their own tokens, of which row `r` has `end - starts[r]`.
+    pass after `refresh`. Rows attend to one copy of the prompt that they share, and to their own tokens, of which row
+    `r` has `end - starts[r]`.
 
     Args:
         model: A causal language model that `FusedModel` supports, including its adapters.
@@ -198,7 +198,7 @@ class FusedDecoder:
         new = _Admission(prompts, copies, own, [prefix.length for prefix in prefixes], self.device)
         model = self._model()
         tokens, positions = (torch.tensor(x, device=self.device) for x in (new.tokens, new.positions))
-        attend = self._continue(new, prefixes, positions) if prefixes else self._prefill(new)
+        attend = _attention_after(self, new, prefixes, positions) if prefixes else self._prefill(new)
         hidden = model(tokens, positions, max(new.positions) + 1, attend)
         lasts = {last: i for i, last in enumerate(sorted(set(new.lasts)))}
         logits = model.logits(hidden[list(lasts)])[[lasts[last] for last in new.lasts]]
@@ -233,31 +233,6 @@ class FusedDecoder:
 
         return attend
 
-    def _continue(
-        self, new: _Admission, prefixes: Sequence[Prefix], positions: Tensor
-    ) -> Callable[[int, Tensor], Tensor]:
-        """Return the attention of a pass over what comes after prefixes, which adds both to the cache."""
-        heads, before, on_cpu = self.config.num_attention_heads, len(self.lengths), self.device.type == "cpu"
-        indices, is_real = token_indices(new.prompts, self.device)  # [P,Q]
-        real = is_real.nonzero(as_tuple=True)
-        width = max(new.positions) + 1
-        visible = torch.arange(width, device=self.device) <= positions[indices][:, None, :, None]  # [P,1,Q,W]
-        like = prefixes[0].parts[0]
-        mask = additive_mask(visible, like.dtype)
-
-        def attend(index: int, projected: Tensor) -> Tensor:
-            cache = self.layers[index].add_prompts(before, len(prefixes), width, like)
-            for i, prefix in enumerate(prefixes):
-                prefix.write(cache[:, i], index)
-            cache[:, real[0], :, positions] = _as_cached(projected[:, heads:].unflatten(1, (2, -1)))
-            # a GPU's kernels take no mask where heads share keys
-            k, v = cache if on_cpu else (x.repeat_interleave(heads // x.shape[1], 1) for x in cache)
-            q = projected[indices, :heads].transpose(1, 2).to(k.dtype)
-            output = scaled_dot_product_attention(q, k, v, mask, scale=1.0, enable_gqa=on_cpu)
-            return output.transpose(1, 2)[real].to(projected.dtype)
-
-        return attend
-
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Add a token [R] to each row and return the next logits [R,V]."""
@@ -278,7 +253,7 @@ class FusedDecoder:
         rows, heads = self.rows, self.config.num_attention_heads
         mask = None
         if last is not None:
-            mask = additive_mask(torch.arange(width, device=self.device) <= last[:, None], self._dtype())[:, None]
+            mask = additive_mask(torch.arange(width, device=self.device) <= last[:, None], _dtype(self))[:, None]
 
         def attend(index: int, projected: Tensor) -> Tensor:
             layer = self.layers[index]
@@ -335,13 +310,9 @@ class FusedDecoder:
             parts.append([layer.rows[:, row, :, own] for layer in self.layers])  # type: ignore[index]
         return torch.cat([torch.stack(part) for part in parts], 3)
 
-    def outdated(self) -> bool:
-        """Whether the model's weights have been written since they were copied."""
-        return self._fused is not None and self._fused.outdated()
-
     def _model(self) -> FusedModel:
         if self._fused is None:
-            self._fused = FusedModel(self.model, self._dtype())
+            self._fused = FusedModel(self.model, _dtype(self))
         return self._fused
 
     def _index_rows(self) -> None:
@@ -349,7 +320,7 @@ class FusedDecoder:
         if self._indexed:
             return
         self._indexed, device = True, self.device
-        self._attention = RowAttention(self.row_prompts, self.lengths, self.config, self._dtype(), device)
+        self._attention = RowAttention(self.row_prompts, self.lengths, self.config, _dtype(self), device)
         starts = torch.tensor(self.starts, dtype=torch.long, device=device)
         prompt_lengths = torch.tensor([self.lengths[p] for p in self.row_prompts], dtype=torch.long, device=device)
         self._offsets = prompt_lengths - starts
@@ -357,12 +328,46 @@ class FusedDecoder:
         self._negative_starts = -starts
         self._row_indices = torch.arange(self.rows, device=device)
 
-    def _dtype(self) -> torch.dtype:
-        with self.autocast():
-            if torch.is_autocast_enabled(self.device.type):
-                return torch.get_autocast_dtype(self.device.type)
-        dtype: torch.dtype = self.model.model.norm.weight.dtype
-        return dtype
+
+def _attention_after(
+    decoder: FusedDecoder, new: _Admission, prefixes: Sequence[Prefix], positions: Tensor
+) -> Callable[[int, Tensor], Tensor]:
+    """Return the attention of a pass over what comes after prefixes, which adds both to the decoder's cache.
+
+    Args:
+        decoder: Whose prompts these become.
+        new: The tokens of the pass.
+        prefixes: Of each prompt.
+        positions: [N] i64, of the tokens.
+    """
+    device, heads, before = decoder.device, decoder.config.num_attention_heads, len(decoder.lengths)
+    indices, is_real = token_indices(new.prompts, device)  # [P,Q]
+    real = is_real.nonzero(as_tuple=True)
+    width, like, on_cpu = max(new.positions) + 1, prefixes[0].chunks[0], device.type == "cpu"
+    visible = torch.arange(width, device=device) <= positions[indices][:, None, :, None]  # [P,1,Q,W]
+    mask = additive_mask(visible, like.dtype)
+
+    def attend(index: int, projected: Tensor) -> Tensor:
+        cache = decoder.layers[index].add_prompts(before, len(prefixes), width, like)
+        for i, prefix in enumerate(prefixes):
+            prefix.write(cache[:, i], index)
+        cache[:, real[0], :, positions] = _as_cached(projected[:, heads:].unflatten(1, (2, -1)))
+        # a GPU's kernels take no mask where heads share keys
+        k, v = cache if on_cpu else (x.repeat_interleave(heads // x.shape[1], 1) for x in cache)
+        q = projected[indices, :heads].transpose(1, 2).to(k.dtype)
+        output = scaled_dot_product_attention(q, k, v, mask, scale=1.0, enable_gqa=on_cpu)
+        return output.transpose(1, 2)[real].to(projected.dtype)
+
+    return attend
+
+
+def _dtype(decoder: FusedDecoder) -> torch.dtype:
+    """Return the dtype of the copies of the weights."""
+    with decoder.autocast():
+        if torch.is_autocast_enabled(decoder.device.type):
+            return torch.get_autocast_dtype(decoder.device.type)
+    dtype: torch.dtype = decoder.model.model.norm.weight.dtype
+    return dtype
 
 
 def _as_cached(keys_values: Tensor) -> Tensor:

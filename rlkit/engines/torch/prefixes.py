@@ -21,18 +21,18 @@ class Prefix:
 
     Args:
         length: Their number.
-        parts: Their keys and values [L,2,H,n,D], in order.
+        chunks: Their keys and values [L,2,H,n,D], in order.
     """
 
     length: int
-    parts: list[Tensor]
+    chunks: list[Tensor]
 
     def write(self, target: Tensor, layers: int | slice = slice(None)) -> None:
         """Copy keys and values of one layer to a tensor [2,H,n,D], or of all to [L,2,H,n,D], as many as it holds."""
         start, room = 0, min(self.length, target.shape[-2])
-        for part in self.parts:
-            end = min(start + part.shape[3], room)
-            target[..., start:end, :] = part[layers, :, :, : end - start]
+        for chunk in self.chunks:
+            end = min(start + chunk.shape[3], room)
+            target[..., start:end, :] = chunk[layers, :, :, : end - start]
             start = end
 
 

@@ -23,6 +23,7 @@ from rlkit.types import Request
 
 if TYPE_CHECKING:
     from rlkit.engines.torch.decoder import AnyDecoder
+    from rlkit.interfaces.model import CausalLM
     from rlkit.interfaces.runtime import Runtime
 
 PREFILL_TOKENS = 16384
@@ -32,7 +33,10 @@ MAX_DELAY = 32
 """Decode steps after which waiting rows join, however few they are."""
 
 TURN_SHARE, TURN_DELAY = 1 / 2, 8
-"""`refill` and `MAX_DELAY` for the next turns of conversations: a pass over few tokens takes as long as a step."""
+"""`refill` and `MAX_DELAY` for conversations if a decoder has no `refill`: a pass over few tokens costs a step."""
+
+MASK_ELEMENTS = 1 << 26
+"""The largest mask of a pass after prefixes: its tokens times the longest prompt."""
 
 
 class Sampler(ABC):
@@ -86,6 +90,7 @@ class DecoderSampler(Sampler):
         self.prefixes = PrefixCache(prefix_bytes)
         self._weights = 0
         """How often the weights have changed."""
+        self._versions = versions(decoder.model)
         self._prefilled = 0
         self._queue = queue
         self._worker = worker
@@ -148,6 +153,7 @@ class DecoderSampler(Sampler):
         self.decoder.refresh()
         self.prefixes.clear()
         self._weights += 1
+        self._versions = versions(self.decoder.model)
 
     def release(self) -> None:
         self.decoder.release()
@@ -160,13 +166,13 @@ class DecoderSampler(Sampler):
     def _too_few(self, rows: Sequence[Row]) -> bool:
         """Whether waiting rows wait for others, to join `rows` together."""
         share, delay = self.decoder.refill, MAX_DELAY
-        if self.prefixes.bytes and share < TURN_SHARE:
+        if self.prefixes.bytes and not share:
             share, delay = TURN_SHARE, TURN_DELAY
         return len(self._queue.waiting) < share * len(rows) and self._steps < delay
 
     def _admit(self, batch: DecodeBatch, joined: Sequence[Row]) -> list[Row]:
         """Run each distinct prompt once and sample the next token of each row; return the rows that ended."""
-        if joined and self.decoder.outdated():
+        if joined and self._versions != versions(self.decoder.model):  # written without a sync
             self.refresh()
         groups = group_by_prompt(joined, self.decoder.resumes, PREFILL_TOKENS, self.prefixes)
         ended: list[Row] = []
@@ -210,11 +216,18 @@ class DecoderSampler(Sampler):
                 self.prefixes.store(tokens, row.request.media, partial(self.decoder.keys_values, index))
 
 
+def versions(model: CausalLM) -> list[int]:
+    """Return how often each weight of a model was written."""
+    return [weight._version for weight in model.parameters()]
+
+
 def passes(groups: Sequence[PrefillGroup]) -> Iterator[list[PrefillGroup]]:
     """Divide groups into passes over their prompts: those with a prefix apart from the others."""
     for continued in (False, True):
         alike = [group for group in groups if (group.prefix is not None) == continued]
-        for indices in micro_batches([group.tokens for group in alike], PREFILL_TOKENS):
+        longest = max((len(group.prompt) for group in alike), default=1)
+        limit = min(PREFILL_TOKENS, MASK_ELEMENTS // longest) if continued else PREFILL_TOKENS
+        for indices in micro_batches([group.tokens for group in alike], limit):
             yield [alike[i] for i in indices]
 
 

@@ -237,6 +237,39 @@ def test_a_picture_of_a_later_turn_is_read_behind_the_first(made: Case) -> None:
 
 
 @every_kind
+def test_pictures_of_earlier_turns_are_not_run_again(made: Case) -> None:
+    """Beside a shorter conversation; other pictures have other keys, though their tokens are the same."""
+    reply = made.template.render_delta([{"role": "user", "content": "Why?"}]).tokens
+
+    def converse(max_bytes: int | None) -> tuple[list[list[int]], list[float]]:
+        engine, answers, counts = engine_of(made), list[list[int]](), list[float]()
+        sampler: Any = engine._sampler
+        if max_bytes is not None:
+            sampler.prefixes.max_bytes = max_bytes
+        rows = [tuple(prompt.tokens) for prompt in made.prompts]
+
+        async def turn() -> list[Completion]:
+            requests = (
+                Request(row, Sampling(temperature=0.0, max_tokens=4), SampleKey(0, 1, str(i), 0), str(i),
+                        media=media_of(prompt), continues=True)
+                for i, (row, prompt) in enumerate(zip(rows, made.prompts, strict=True))
+            )  # fmt: skip
+            return list(await asyncio.gather(*map(engine.generate, requests)))
+
+        for _ in range(2):
+            completions = asyncio.run(turn())
+            answers += [completion.tokens for completion in completions]
+            counts.append(engine.health()["prefilled_tokens"])
+            rows = [(*row, *c.tokens, *reply) for row, c in zip(rows, completions, strict=True)]
+        engine.close()
+        return answers, counts
+
+    answers, counts = converse(None)
+    assert counts[1] == 4 * (1 + len(reply))
+    assert answers == converse(0)[0]
+
+
+@every_kind
 def test_only_the_text_model_is_trained_by_default(made: Case) -> None:
     trained = {id(weight) for weight in freeze_vision(load_policy(made.model)).parameters() if weight.requires_grad}
     policy = load_policy(made.model)

@@ -387,6 +387,17 @@ def test_limits_end_conversations_with_tools() -> None:
     assert len(done.tokens) <= 150
 
 
+def test_the_last_turn_within_the_limit_tells_the_engine() -> None:
+    continues = list[bool]()
+
+    def endless(request: Request, turn: int) -> str:
+        continues.append(request.continues)
+        return call(a=1, b=1)
+
+    hold(endless, tools(add=Adder()), limits=Limits(turns=3))
+    assert continues == [True, True, False]
+
+
 def test_the_deadline_of_a_conversation_fails_it_and_releases() -> None:
     adder = Adder()
     adder.timeout = 60.0

@@ -105,6 +105,7 @@ def test_collect_gives_flat_masked_trajectories_group_by_group() -> None:
     keys = {r.key for r in engine.requests}
     assert len(keys) == 4
     assert {(k.seed, k.step, k.prompt) for k in keys} == {(3, 5, "4/p"), (3, 5, "9/q")}
+    assert not any(r.continues for r in engine.requests)
 
 
 class Broken(FakeEngine):

@@ -59,6 +59,7 @@ class HttpApi(ServerApi):
             "min_p": sampling.min_p,
             "stop_ids": sampling.stop_ids,
             "structure": sampling.structure and asdict(sampling.structure),
+            "continues": request.continues,
         }
         return read_output(await self.client.post("/generate", body, request.deadline or DEADLINES[UpdateStep.CHECK]))
 

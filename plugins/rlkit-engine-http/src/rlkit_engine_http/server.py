@@ -199,4 +199,4 @@ def read_request(body: Any) -> Request:
     key = SampleKey(int(seed), int(step), str(prompt), int(sample), int(attempt))
     if sampling.max_tokens < 1 or not body["tokens"]:
         raise ValueError(f"max_tokens is {sampling.max_tokens} after {len(body['tokens'])} tokens, expected 1 or more")
-    return Request(tuple(map(int, body["tokens"])), sampling, key, session="")
+    return Request(tuple(map(int, body["tokens"])), sampling, key, session="", continues=bool(body["continues"]))
