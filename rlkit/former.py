@@ -70,7 +70,7 @@ def serve_former_paths() -> None:
 
 
 def take_imported() -> str | None:
-    """Return what was imported by former paths since the last call, as a note; None if nothing was."""
+    """Name the former paths imported since the last call, in a note; None if there are none."""
     imported, _PATHS.imported = _PATHS.imported, {}
     for name in imported:
         sys.modules.pop(name, None)  # so that the next import is seen, too

@@ -16,6 +16,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.garbage import uncollected
 from rlkit.data.checks import check_retokenize, check_sources, check_tokenizers, reference_rewards
 from rlkit.data.lengths import PromptLengths
+from rlkit.data.measure import AnswerSizes, measure_answers
 from rlkit.data.mixtures import naming_mixture, recipe_of
 from rlkit.data.order import Order, RowOrder
 from rlkit.data.prompts import check_ids, held_out, make_prompt, rows_of
@@ -34,7 +35,6 @@ from rlkit.recipe.checks import check_profile
 from rlkit.recipe.unscorable import select_scorable, unscorable_training
 from rlkit.registry import calling, require
 from rlkit.rollout.dialogue import Dialogue
-from rlkit.rollout.lengths import AnswerSizes, measure_answers
 from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.recorded import check_recorded
 from rlkit.types import Prompt, Row

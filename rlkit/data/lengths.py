@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlkit.base.errors import RecipeError
+from rlkit.data.measure import measure, shorten
 from rlkit.data.teacher import TeacherPrompts
 from rlkit.rollout.dialogue import Dialogue
-from rlkit.rollout.lengths import measure, shorten
 from rlkit.types import Prompt
 
 

@@ -316,7 +316,7 @@ def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _training_reward(change: RewardChange) -> str:
-    """Return how the mean reward of a run's own samples has changed."""
+    """Describe the change of the mean reward of a run's own samples."""
     first, last = change["first"], change["last"]
     steps = counted(last["steps"], "step")
     return f"training reward {mean_text(first)} in the first {steps} -> {mean_text(last)} in the last"

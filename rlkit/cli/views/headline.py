@@ -139,7 +139,7 @@ def _diagnosis(history: RewardHistory, recipe: JsonObject, *, is_over: bool) -> 
 
 
 def _reward_changes(history: RewardHistory) -> list[JsonObject]:
-    """Return how the mean reward of the run's own samples has changed."""
+    """Describe the change of the mean reward of the run's own samples."""
     change = history.change()
     if change is None:
         return []

@@ -357,7 +357,7 @@ def _columns(prefixes: Sequence[Prefix], begins: Sequence[int], count: int) -> S
 
 
 def _offset(model: CausalLM, prompt: Sequence[int], media: Media | None) -> int:
-    """Return what to add to the index of a token behind a prompt's pictures, for its position."""
+    """Return the number to add to the index of a token behind a prompt's pictures, for its position."""
     if media is None:
         return 0
     tokens = torch.tensor([prompt], device=next(model.parameters()).device)

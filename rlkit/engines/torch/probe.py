@@ -45,7 +45,7 @@ def why_not_continued(model: CausalLM, decoder: AnyDecoder) -> str | None:
 
 
 def _problem(model: CausalLM, decode: Callable[[], tuple[Tensor, list[list[int]]]]) -> str | None:
-    """Return how far a probe's logits are from plain ones, or why it failed; None if they are near enough."""
+    """Explain how far a probe's logits are from plain ones, or why it failed; None if they are near enough."""
     try:
         with masked_attention(model):
             decoded, rows = decode()

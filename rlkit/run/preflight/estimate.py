@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlkit.base.text import counted
+from rlkit.data.measure import AnswerSizes
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import frozen_bytes, precision_of
 from rlkit.models.config import context_length, naming
 from rlkit.models.size import Size, find_config, size_of
 from rlkit.recipe import Recipe
-from rlkit.rollout.lengths import AnswerSizes
 from rlkit.run.preflight.gpus import H100, Gpu
 
 UTILISATION = 0.3

@@ -75,7 +75,7 @@ def _next_byte(matcher: Any, choose: Callable[[Sequence[int]], int], in_string: 
 
 
 def _in_string(text: bytes) -> bool:
-    """Return whether a beginning of JSON ends inside a string."""
+    """Whether a beginning of JSON ends inside a string."""
     is_inside = escaped = False
     for byte in text:
         if escaped:

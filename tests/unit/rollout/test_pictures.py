@@ -9,10 +9,10 @@ from PIL import Image
 
 from rlkit.base.errors import RecipeError
 from rlkit.data.data import picture_reader
+from rlkit.data.measure import measure
 from rlkit.interfaces.picture import Picture
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.recipe import Model, Vision
-from rlkit.rollout.lengths import measure
 from rlkit.rollout.pictures import resized
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Message, Prompt

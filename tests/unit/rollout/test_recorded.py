@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
+from rlkit.data.measure import AnswerSizes, measure_answers
 from rlkit.engines import Recorded, TorchEngine
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.rollout.lengths import AnswerSizes, measure_answers
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks import Arithmetic
@@ -240,7 +240,7 @@ def test_lengths_of_answers_are_those_of_trajectories(
 ) -> None:
     """Also where many are measured at once and kept for the next run; one with no prompt is a plain text."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("rlkit.rollout.lengths.FEW", few)
+    monkeypatch.setattr("rlkit.data.measure.FEW", few)
     talk = RecordedAnswer([said("5"), USER, said("It is 5.")])
     prompts = [
         Prompt("sum", [USER], recorded=[RecordedAnswer([said("5")]), talk, RecordedAnswer([said("It is 5. " * 99)])]),

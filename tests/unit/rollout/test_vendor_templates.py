@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlkit.base.errors import RecipeError
-from rlkit.rollout.lengths import measure_answers
+from rlkit.data.measure import measure_answers
 from rlkit.rollout.recorded import recorded_group, samples_of
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import check_template

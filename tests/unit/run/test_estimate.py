@@ -11,12 +11,12 @@ import pytest
 
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
+from rlkit.data.measure import AnswerSizes
 from rlkit.models.config import load_config
 from rlkit.models.load import load_policy
 from rlkit.models.size import cache_tokens, known_shapes, size_of
 from rlkit.recipe import Model, Recipe
 from rlkit.registry.builtin import rlkit_recipes
-from rlkit.rollout.lengths import AnswerSizes
 from rlkit.run.preflight import estimate, footprint
 from rlkit.run.preflight.gpus import H100
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
+from rlkit.data.measure import measure, shorten
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model
 from rlkit.rollout import lengths
-from rlkit.rollout.lengths import measure, shorten
 from rlkit.rollout.rendering import TokenCodec
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import save_random_model
