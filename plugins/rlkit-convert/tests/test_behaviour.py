@@ -15,7 +15,7 @@ from rlkit_convert.write import recipe_problems, recipe_text
 from tests.conftest import ROOT, write_metadata
 
 PACKAGES = ("rlkit-convert", "rlkit-engine-vllm", "rlkit-env-verifiers")
-NEEDED = ("allow_code", "train.steps", "train.data_epochs", "reward", "has no loss", "has no advantage")
+NEEDED = ("allow_code", "train.steps", "train.data_epochs", "reward", "no loss", "no advantage", "nothing corrects")
 """In what a recipe still needs: code, and what a file leaves open."""
 
 

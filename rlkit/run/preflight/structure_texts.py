@@ -74,7 +74,7 @@ def _next_byte(matcher: Any, choose: Callable[[Sequence[int]], int], in_string: 
     return next((byte for byte in preferred if byte in allowed), choose(allowed or [0]))
 
 
-def _in_string(text: bytes) -> bool:
+def _in_string(text: bytes | bytearray) -> bool:
     """Whether a beginning of JSON ends inside a string."""
     is_inside = escaped = False
     for byte in text:

@@ -188,6 +188,13 @@ def test_the_cache_takes_at_most_the_memory_estimated() -> None:
     assert kv_bytes(policy.config, 32 * 112) <= allocated <= kv_bytes(policy.config, 32 * 128) * 1.1
 
 
-def test_a_number_of_thousands_of_digits_is_no_memory() -> None:
+@pytest.mark.parametrize(("name", "gib"), [("24GB", 23), ("80 GiB", 79), ("24576", 24), ("24576 MiB", 24)])
+def test_a_gpu_is_named_by_its_memory(name: str, gib: int) -> None:
+    """Of a size in GB, drivers and displays take 1 GiB, as in the table of GPUs."""
+    assert gpu_named(name).memory == gib * 2**30
+
+
+@pytest.mark.parametrize("name", ["9" * 5000, "0", "1GB", "-5", "24TB", "nan"])
+def test_what_is_no_memory_is_refused(name: str) -> None:
     with pytest.raises(RecipeError, match="or its memory, such as 24GB"):
-        gpu_named("9" * 5000)
+        gpu_named(name)
