@@ -351,7 +351,8 @@ def _attention_after(
         cache = decoder.layers[index].add_prompts(before, len(prefixes), width, like)
         for i, prefix in enumerate(prefixes):
             prefix.write(cache[:, i], index)
-        cache[:, real[0], :, positions] = _as_cached(projected[:, heads:].unflatten(1, (2, -1)))
+        keys_values = projected[:, heads:].view(len(projected), 2, -1, projected.shape[-1])
+        cache[:, real[0], :, positions] = _as_cached(keys_values)
         # a GPU's kernels take no mask where heads share keys
         k, v = cache if on_cpu else (x.repeat_interleave(heads // x.shape[1], 1) for x in cache)
         q = projected[indices, :heads].transpose(1, 2).to(k.dtype)
