@@ -193,7 +193,7 @@ def _check_attention(recipe: Recipe) -> Iterator[str]:
         return
     module, package = FLASH[name]
     if find_spec(module) is None:
-        yield f"model.attention is {name!r}, but {module} is not installed; install {package}, or choose sdpa"
+        yield f"model.attention is {name!r}, but {module} is not installed: pip install {package}, or choose sdpa"
     if fabric.accelerator not in {"auto", "gpu", "cuda"}:
         yield (
             f"model.attention is {name!r}, which needs a GPU, but fabric.accelerator is {fabric.accelerator!r}; "

@@ -39,8 +39,9 @@ NOT_HERE = {
 """Commands that no machine of the gate runs, and what they need."""
 GIVEN = {"looking-at-a-run": ("runs/a", "runs/b"), "why-it-does-not-learn": ("runs/mine",)}
 """Pages about runs that the reader already has, and the names of these runs."""
-SHORT = ("--train.steps=2", "--train.warmup_steps=0", "--validation.limit=4", "--validation.samples=1")
-"""Options that are added where a page trains with a recipe that rlkit ships: other tests run those to their end."""
+FEW_STEPS = ("--train.steps=2", "--train.warmup_steps=0")
+FEW_PROMPTS = ("--validation.limit=4", "--validation.samples=1")
+"""Options that are added where a page runs a recipe that rlkit ships: other tests run those to their end."""
 PORT = "30000"
 TRAINING = r"^rlkit (fit|sweep|validate|replay|data prepare|generate|recipe check)\b(?!.*help)"
 """Commands that take seconds."""
@@ -110,15 +111,17 @@ class Reader:
             self.run(*words[1:])
             return
         assert words[0] == "rlkit", line
-        printed = self.run("-m", *words, *(SHORT if self.is_shipped(words) else ()))
+        printed = self.run("-m", *words, *self.shorter(words))
         if words[1:3] == ["reward", "try"]:
             assert not re.search(r"^ reward .* 0\.0000 *$", printed, re.M), f"scores everything 0: {line}"
 
-    def is_shipped(self, words: list[str]) -> bool:
-        """Whether a command trains with a recipe of rlkit's, of which the page does not choose the length."""
-        recipes = {words[place] for place, word in enumerate(words[1:], 1) if words[place - 1] == "--recipe"}
-        trained = words[1] in ("fit", "sweep") and not any(word.endswith("help") or word == "--help" for word in words)
-        return trained and not recipes & self.files and not any("--train.steps" in word for word in words)
+    def shorter(self, words: list[str]) -> list[str]:
+        """Return options that shorten a command with recipes of rlkit's, unless the page chooses the length."""
+        line = " ".join(words)
+        if words[1] not in ("fit", "sweep", "validate") or re.search(r"help|--resume", line) or self.files & set(words):
+            return []
+        steps = FEW_STEPS if words[1] != "validate" and "--train.steps" not in line else ()
+        return [*steps, *(FEW_PROMPTS if "--validation" not in line else ())]
 
     def install(self, package: str) -> None:
         """Put a package on the path, as pip does."""

@@ -58,7 +58,7 @@ def test_log_probs_are_those_of_the_other() -> None:
 def test_flash_attentions_needs_are_checked_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError) as found:
         check(of(FLASH, accelerator="cpu"))
-    assert "flash_attn is not installed; install flash-attn, or choose sdpa" in str(found.value)
+    assert "flash_attn is not installed: pip install flash-attn, or choose sdpa" in str(found.value)
     assert "which needs a GPU, but fabric.accelerator is 'cpu'" in str(found.value)
     assert "fabric.precision is '32-true'; set fabric.precision: bf16-mixed" in str(found.value)
     monkeypatch.setattr(check_model, "find_spec", lambda name: object() if name == "flash_attn" else None)
