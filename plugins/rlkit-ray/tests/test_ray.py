@@ -258,39 +258,44 @@ def test_a_server_is_moved_when_its_node_dies(new_cluster: Cluster, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.stress
 @pytest.mark.parametrize("new_cluster", [(8, False)], indirect=True)
-def test_a_run_outlives_five_raylets(new_cluster: Cluster, tmp_path: Path) -> None:
-    """With Ray's default health checks: three under a server, one in the server's next start, one under a rank."""
+def test_a_run_outlives_five_nodes(new_cluster: Cluster, tmp_path: Path) -> None:
+    """With Ray's default health checks: three under a server, then one in the server's next start, one under a rank."""
     engine = ("--rollout.engine=HttpEngine", "--rollout.engine.retry.hang_seconds=5", "--fabric.strategy=ddp")
     on_ray = ("--launcher=Ray", f"--launcher.address={new_cluster.address}", "--launcher.grace_seconds=5", *SIZES)
-    log = tmp_path / "log"
+    words = ("fit", *SHORT, "--train.steps=100000", "--save.every=1", *engine, *on_ray, "--out=run")
+    out, log = tmp_path / "run", tmp_path / "log"
     with open(log, "w", encoding="utf-8") as file:
-        words = ("fit", *SHORT, "--train.steps=100000", "--save.every=1", *engine, *on_ray, "--out=run")
         run = subprocess.Popen((sys.executable, "-m", "rlkit", *words), cwd=tmp_path, stdout=file, stderr=file)
     try:
-        goes_on(run, tmp_path)
-        for _ in range(3):
-            kill_raylet(node_of_bundle(new_cluster, 0))
-            goes_on(run, tmp_path)
-        before = node_of_bundle(new_cluster, 0)
-        kill_raylet(before)
-        kill_raylet(node_of_bundle(new_cluster, 0, other_than=before))
-        goes_on(run, tmp_path)
-        kill_raylet(node_of_bundle(new_cluster, 1))
-        goes_on(run, tmp_path)
+        assert wait_until(lambda: len(metrics(out)) >= 2, 240), log.read_text()
+        for restarts in (1, 2, 3):
+            end_machine(node_of_bundle(new_cluster, 0))
+            wait_for_restarts(run, out, restarts)
+        first = node_of_bundle(new_cluster, 0)
+        end_machine(first)
+        end_machine(node_of_bundle(new_cluster, 0, other_than=first))
+        wait_for_restarts(run, out, 4)
+        steps = len(metrics(out))
+        end_machine(node_of_bundle(new_cluster, 1))
+        assert wait_until(lambda: "of 2 nodes died" in log.read_text() and len(metrics(out)) > steps + 2, 300)
         run.send_signal(signal.SIGINT)
         assert run.wait(120) == 130, log.read_text()
     finally:
         run.kill()
-    rows = metrics(tmp_path / "run")
+    rows = metrics(out)
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     assert all(row["rollout/failed"] == 0 and row["mismatch/max"] < 1e-4 for row in rows)
 
 
-def goes_on(run: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until a run has made three more steps."""
-    steps = len(metrics(folder / "run"))
-    assert wait_until(lambda: len(metrics(folder / "run")) >= steps + 3 or run.poll() is not None, 400)
-    assert run.poll() is None, (folder / "log").read_text()
+def wait_for_restarts(run: subprocess.Popen[bytes], out: Path, restarts: int) -> None:
+    """Wait until a run has restarted its server so often, and made a step with it."""
+
+    def restarted() -> bool:
+        rows = metrics(out)
+        return bool(rows) and rows[-1]["engine/restarts"] >= restarts and not rows[-1]["engine/servers_down"]
+
+    assert wait_until(lambda: restarted() or run.poll() is not None, 300)
+    assert run.poll() is None
 
 
 def node_of_bundle(cluster: Cluster, bundle: int, other_than: Any = None) -> Any:
@@ -308,10 +313,6 @@ def node_of_bundle(cluster: Cluster, bundle: int, other_than: Any = None) -> Any
         return node
     finally:
         ray.shutdown()
-
-
-def kill_raylet(node: Any) -> None:
-    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 
 
 def end_machine(node: Any) -> None:

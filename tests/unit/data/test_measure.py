@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
+from rlkit.data import measure as measures
 from rlkit.data.measure import measure, shorten
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model
-from rlkit.rollout import lengths
 from rlkit.rollout.rendering import TokenCodec
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import save_random_model
@@ -63,7 +63,7 @@ def counted(template: ChatTemplate) -> Any:
 
 
 def test_many_prompts_are_measured_once(template: ChatTemplate, cache: Path) -> None:
-    many = prompts(lengths.FEW + 1)
+    many = prompts(measures.FEW + 1)
     first = counted(template)
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     found = measure(first, many)
@@ -78,7 +78,7 @@ def test_many_prompts_are_measured_once(template: ChatTemplate, cache: Path) -> 
 
 
 def test_lengths_are_kept_under_what_they_depend_on(cache: Path) -> None:
-    many = prompts(lengths.FEW + 1)
+    many = prompts(measures.FEW + 1)
     plain = measure(template_of("chatml"), many)
     with_tools = template_of("chatml", TOOLS)
     assert measure(with_tools, many) != plain
@@ -94,7 +94,7 @@ def test_lengths_are_kept_under_what_they_depend_on(cache: Path) -> None:
 def test_a_damaged_file_of_lengths_is_measured_again(
     template: ChatTemplate, cache: Path, content: bytes | None
 ) -> None:
-    many = prompts(lengths.FEW + 1)
+    many = prompts(measures.FEW + 1)
     found = measure(template, many)
     [path] = cache.iterdir()
     if content is None:  # another number of them, and a pickle
@@ -112,27 +112,27 @@ def test_without_a_place_to_keep_lengths_they_are_measured(
 ) -> None:
     (tmp_path / "rlkit").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    many = prompts(lengths.FEW + 1)
+    many = prompts(measures.FEW + 1)
     assert measure(template, many) == [len(template.start(p.messages)) for p in many]
 
 
 def test_old_files_of_lengths_are_removed(template: ChatTemplate, cache: Path) -> None:
     cache.mkdir(parents=True)
-    for number in range(lengths.KEPT + 5):
+    for number in range(measures.KEPT + 5):
         (cache / f"{number}.npy").touch()
         os.utime(cache / f"{number}.npy", (number, number))
-    measure(template, prompts(lengths.FEW + 1))
+    measure(template, prompts(measures.FEW + 1))
     names = {path.name for path in cache.iterdir()}
-    assert len(names) == lengths.KEPT
+    assert len(names) == measures.KEPT
     assert "0.npy" not in names
-    assert f"{lengths.KEPT + 4}.npy" in names
+    assert f"{measures.KEPT + 4}.npy" in names
 
 
 def test_a_prompt_that_the_template_refuses_is_named_among_many(template: ChatTemplate, cache: Path) -> None:
     tokenizer: Any = load_tokenizer(Model("tiny"))
     tokenizer.chat_template = "{% if '7' in messages[0]['content'] %}{{ raise_exception('no') }}{% endif %}read"
     with pytest.raises(RecipeError, match=r"prompt '7': the chat template cannot render the roles user"):
-        measure(ChatTemplate(tokenizer, {1}), prompts(lengths.FEW + 1))
+        measure(ChatTemplate(tokenizer, {1}), prompts(measures.FEW + 1))
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[|"), max_size=40)
