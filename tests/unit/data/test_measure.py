@@ -41,7 +41,7 @@ def template() -> ChatTemplate:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(lengths, "FEW", 50)
+    monkeypatch.setattr(measures, "FEW", 50)
     return tmp_path / "rlkit" / "lengths"
 
 

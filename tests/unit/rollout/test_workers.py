@@ -372,11 +372,7 @@ def test_a_wait_checks_regularly_for_the_end_of_the_run(monkeypatch: pytest.Monk
     assert waits == [250, 250, 125, 250]
 
 
-<<<<<<< HEAD
-def test_the_time_of_a_stopped_run_counts_in_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-=======
 def test_time_in_which_a_run_is_stopped_counts_in_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
->>>>>>> wt-x1rest
     """Each look takes an hour, of which a second counts: of 2.5 s, three looks are needed."""
     clock, looks = [100.0], [0]
 
