@@ -258,7 +258,7 @@ LOW_SCORE, HIGH_SCORE = 0.2, 0.8
 
 
 def advice_on_prompts(score: float | None) -> str:
-    """Return advice on prompts whose samples earn the same, by a mean accuracy or reward from 0 to 1; empty for others."""
+    """Return advice on prompts whose samples earn the same, by a mean accuracy or reward from 0 to 1."""
     if score is not None and 0 <= score <= LOW_SCORE:
         return "choose easier prompts, "
     return "choose harder prompts, " if score is not None and HIGH_SCORE <= score <= 1 else ""
