@@ -9,6 +9,8 @@ from math import inf, isfinite, nan, sqrt
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, TypedDict
 
+from rlkit.base.ranges import LARGEST_FLOAT
+
 if TYPE_CHECKING:  # a report tells of rewards without torch
     from rlkit.recipe import Recipe
 
@@ -186,11 +188,12 @@ class RewardHistory:
     last: deque[float] = field(default_factory=lambda: deque(maxlen=PERIOD))
 
     def see(self, metrics: Mapping[str, float]) -> None:
-        """Count a step; one without rewards counts for nothing.
+        """Count a step; one without rewards, or with numbers that no run logs, counts for nothing.
 
         Of a step that an earlier version has logged, without the smallest and the largest reward, they are unknown.
         """
-        if "reward/mean" not in metrics:
+        numbers = [metrics[name] for name in REWARD_METRICS if name in metrics]
+        if "reward/mean" not in metrics or not all(abs(number) <= LARGEST_FLOAT for number in numbers):
             return
         self.steps += 1
         self.samples += round(metrics.get("rollout/samples", 0) - sum(metrics.get(n, 0) for n in SAMPLES_LEFT_OUT))
@@ -221,7 +224,7 @@ class RewardHistory:
         low, high = self.accuracies or (self.lowest, self.highest)
         if high <= 0:
             return TOO_HARD
-        return TOO_EASY if low >= 1 else NOT_TOLD_APART
+        return TOO_EASY if low == 1 else NOT_TOLD_APART
 
     def change(self) -> RewardChange | None:
         """Return the mean rewards at the start and at the end; None without steps."""
@@ -255,7 +258,7 @@ LOW_SCORE, HIGH_SCORE = 0.2, 0.8
 
 
 def advice_on_prompts(score: float | None) -> str:
-    """Return advice on prompts whose samples earn the same, by their mean accuracy or reward; empty if neither fits."""
-    if score is None or LOW_SCORE < score < HIGH_SCORE:
-        return ""
-    return "choose easier prompts, " if score <= LOW_SCORE else "choose harder prompts, "
+    """Return advice on prompts whose samples earn the same, by a mean accuracy or reward from 0 to 1."""
+    if score is not None and 0 <= score <= LOW_SCORE:
+        return "choose easier prompts, "
+    return "choose harder prompts, " if score is not None and HIGH_SCORE <= score <= 1 else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ MAX_ROWS = 64
 MAX_PAGE = 2_000_000
 """Characters of a page as JSON, beyond which it gets no further row."""
 
-ONLY_PYTHON = re.compile(rb"NaN|Infinity|\0")
+ONLY_PYTHON = (b"NaN", b"Infinity", b"\0")
 """What may be in a line that Python reads as JSON and browsers do not, or in one of another encoding than UTF-8."""
 
 EXCERPT = 120
@@ -37,16 +36,17 @@ class Numbering:
 
     def number(self, name: object, *qualifiers: object) -> int:
         """Return the number of a name; `qualifiers` tell apart what has the same name."""
-        is_short = isinstance(name, str) and len(name) <= EXCERPT and not qualifiers
-        key = name if is_short else _digest(name, qualifiers)
+        key: object = (name, *qualifiers)
+        if not all(map(_is_short, (name, *qualifiers))):
+            key = blake2b(repr(key).encode("utf-8", "backslashreplace"), digest_size=16).digest()
         if key not in self._numbers:
             self._numbers[key] = len(self.excerpts)
             self.excerpts.append(_short(name))
         return self._numbers[key]
 
 
-def _digest(*content: object) -> bytes:
-    return blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16).digest()
+def _is_short(part: object) -> bool:
+    return part is None or type(part) is int or (type(part) is str and len(part) <= EXCERPT)
 
 
 COLUMNS = ("run", "when", "order", "kind", "prompt", "group", "sample", "reward", "accuracy", "length", "stop",
@@ -149,7 +149,7 @@ def _page(rows: list[str], texts: dict[str, str], pictures: dict[str, str]) -> s
 def _as_saved(row: JsonObject, line: bytes) -> str:
     """Return a row as its line has it, which is fast, if that is JSON for browsers, too."""
     try:
-        if line.startswith(b"{") and not ONLY_PYTHON.search(line):
+        if line.startswith(b"{") and not any(mark in line for mark in ONLY_PYTHON):
             return line.decode("utf-8").rstrip()
     except UnicodeDecodeError:  # half of a pair, which Python reads
         pass

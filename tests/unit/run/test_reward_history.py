@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.run.alarms import RewardHistory
+from rlkit.run.alarms import RewardHistory, advice_on_prompts
 
 
 def history(steps: int, low: float, high: float, accuracy: float | None = None) -> RewardHistory:
@@ -25,6 +25,7 @@ def history(steps: int, low: float, high: float, accuracy: float | None = None) 
         (1.0, None, "nothing to learn: choose harder prompts"),
         (0.9, 1.0, "nothing to learn: choose harder prompts"),
         (0.1, None, "nothing to learn: choose a reward that tells completions apart"),
+        (5.0, None, "nothing to learn: choose a reward that tells completions apart"),
     ],
 )
 def test_equal_rewards_are_counted_with_what_to_do(reward: float, accuracy: float | None, remedy: str) -> None:
@@ -45,6 +46,20 @@ def test_nothing_right_is_told_where_rewards_differ() -> None:
     problem = history(20, 0.0, 0.2, accuracy=0.0).problem() or ""
     assert problem.startswith("accuracy 0 in all 2,000 samples of 20 steps, although rewards differ (0 to 0.2): read")
     assert history(99, 0.0, 0.2, accuracy=0.001).problem(is_over=True) is None
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e300])
+def test_numbers_that_no_run_logs_count_for_nothing(number: float) -> None:
+    rewards = history(3, 0.0, 0.0)
+    for name in ("reward/mean", "reward/max", "rollout/samples", "accuracy"):
+        rewards.see({"reward/mean": 0.5, "reward/min": 0.0, name: number})
+    assert (rewards.steps, rewards.samples) == (3, 300)
+
+
+def test_prompts_are_judged_by_scores_from_0_to_1() -> None:
+    advice = [advice_on_prompts(score) for score in (None, -1.0, 0.0, 0.2, 0.5, 0.8, 1.0, 5.0)]
+    easier, harder = "choose easier prompts, ", "choose harder prompts, "
+    assert advice == ["", "", easier, easier, "", harder, harder, ""]
 
 
 def test_one_other_reward_is_enough() -> None:
