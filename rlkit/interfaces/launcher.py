@@ -142,6 +142,10 @@ class HostedServer(ABC):
     def alive(self) -> bool:
         """Whether the server is running, as far as is known; returns at once."""
 
+    def is_lost(self) -> bool:
+        """Return whether the server has ended with its machine, so that `start` finds another one; may take a while."""
+        return False
+
     @abstractmethod
     def tail(self) -> str:
         """Return the end of the server's output."""

@@ -156,7 +156,10 @@ class InferenceServer:
         while fault := await _problem(self.api, READY_SECONDS):
             waited = time.monotonic() - start
             if self.ended:
-                raise self.error("start", Fault("its process ended"))
+                if self.process is None or not await asyncio.to_thread(self.process.is_lost):
+                    raise self.error("start", Fault("its process ended"))
+                await self._start_again()
+                start = time.monotonic()
             if waited > self._retry.start_seconds:
                 problem = f"there was no healthy answer within {self._retry.start_seconds:g} s; the last try: {fault}"
                 raise self.error("be reached" if self.process is None else "start", Fault(problem))
@@ -201,11 +204,15 @@ class InferenceServer:
         if self.process is None:
             await self._reset()
         else:
-            self.api.client.close()
-            await asyncio.to_thread(self.process.start)
-            self.api.client.move(self.process.url)
+            await self._start_again()
         await self.wait_ready()
         self.state = ServerState.COLD
+
+    async def _start_again(self) -> None:
+        assert self.process is not None
+        self.api.client.close()
+        await asyncio.to_thread(self.process.start)
+        self.api.client.move(self.process.url)
 
     async def _reset(self) -> None:
         """Close whatever a failed sync left open, once the server responds."""

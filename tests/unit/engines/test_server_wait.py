@@ -85,3 +85,29 @@ def test_a_wrong_url_is_said_within_seconds() -> None:
     api.client = Client("http://127.0.0.1:9")  # the port of `discard`
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9 could not be reached: .*Connect call failed"):
         wait(api, seconds=0.001)
+
+
+class Hosted:
+    """A process whose machine is gone; started again, it runs on another one."""
+
+    url, log, alive = "http://elsewhere:2", "server.log", False
+
+    def __init__(self, lost: bool) -> None:
+        self.lost = lost
+
+    def is_lost(self) -> bool:
+        return self.lost
+
+    def start(self) -> None:
+        self.alive = True
+
+    def tail(self) -> str:
+        return "out of memory"
+
+
+def test_a_server_whose_machine_dies_in_its_start_is_moved() -> None:
+    api = Api(REFUSED, REFUSED)
+    assert wait(api, Hosted(lost=True)) == []
+    assert api.client.url == "http://elsewhere:2"
+    with pytest.raises(EngineError, match=r"(?s)could not start: its process ended.*out of memory"):
+        wait(Api(REFUSED), Hosted(lost=False))

@@ -176,6 +176,9 @@ class RayServer(HostedServer):
     def alive(self) -> bool:
         return self._alive
 
+    def is_lost(self) -> bool:
+        return self._actor is None or self._status() is None
+
     def tail(self) -> str:
         try:
             return str(self._call("tail")) if self._actor is not None else ""
