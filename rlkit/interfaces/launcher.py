@@ -143,7 +143,7 @@ class HostedServer(ABC):
         """Whether the server is running, as far as is known; returns at once."""
 
     def is_lost(self) -> bool:
-        """Return whether the server has ended with its machine, so that `start` finds another one; may take a while."""
+        """Whether the server has ended with its machine, so that `start` finds another one; may take a while."""
         return False
 
     @abstractmethod

@@ -207,7 +207,7 @@ class RewardHistory:
         self.last.append(metrics["reward/mean"])
 
     def problem(self, *, is_over: bool = False) -> str | None:
-        """Return why the run has nothing to learn from, and what to do; None if it has, or if it is too early to tell.
+        """Explain why the run has nothing to learn from, and what to do; None if it has, or if it is too early to tell.
 
         Args:
             is_over: Whether there will be no further step, so that even a few tell.

@@ -124,7 +124,7 @@ class Progress:
             raise self.failure(number)
 
     def diagnosis(self, *, is_over: bool = False) -> str | None:
-        """Return why the run has nothing to learn from; with a teacher, rewards do not decide that."""
+        """Explain why the run has nothing to learn from; with a teacher, rewards do not decide that."""
         return None if self.recipe.teacher is not None else self.rewards.problem(is_over=is_over)
 
     def failed(self, metrics: Mapping[str, float]) -> bool:

@@ -134,7 +134,7 @@ def _history(metrics: Columns) -> RewardHistory:
 
 
 def _diagnosis(history: RewardHistory, recipe: JsonObject, *, is_over: bool) -> str | None:
-    """Return why the run has nothing to learn from; with a teacher, rewards do not decide that."""
+    """Explain why the run has nothing to learn from; with a teacher, rewards do not decide that."""
     return None if isinstance(recipe.get("teacher"), dict) else history.problem(is_over=is_over)
 
 

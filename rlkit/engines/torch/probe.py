@@ -23,7 +23,7 @@ A wrong mask yields 0.24 or more in tiny random models of five architectures.
 
 
 def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -> str | None:
-    """Return why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
+    """Explain why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
 
     Differences are measured relative to the spread of the logits, since half-precision weights round at every layer.
     """
@@ -38,7 +38,7 @@ def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -
 
 
 def why_not_continued(model: CausalLM, decoder: AnyDecoder) -> str | None:
-    """Return why a decoder, which supports a model, cannot run what comes after keys and values that were kept."""
+    """Explain why a decoder, which supports a model, cannot run what comes after keys and values that were kept."""
     problem = _problem(model, lambda: _continue(decoder))
     decoder.release()
     return problem

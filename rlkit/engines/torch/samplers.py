@@ -217,7 +217,7 @@ class DecoderSampler(Sampler):
 
 
 def versions(model: CausalLM) -> list[int]:
-    """Return how often each weight of a model was written."""
+    """Count how often each weight of a model was written."""
     return [weight._version for weight in model.parameters()]
 
 
