@@ -41,7 +41,7 @@ class Script:
     @classmethod
     def of(cls, tree: ast.Module) -> Script:
         """Read the definitions of a syntax tree."""
-        imports = {}
+        imports: dict[str, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imports |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
