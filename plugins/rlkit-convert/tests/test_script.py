@@ -165,6 +165,19 @@ def test_files_of_a_data_set_are_the_path(call: str, task: dict[str, object]) ->
     assert recipe["task"]["init_args"] == {"path": "a.csv", "validation_path": "b.csv"}
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "def rows():\n    return rows()\ndata = rows()",
+        "data = load_dataset('d')" + ".shuffle()" * 150,
+        "data = load_dataset('d').map(lambda row: {'prompt': " + " + ".join(["row['a']"] * 700) + "})",
+    ],
+)
+def test_data_without_an_end_are_listed(rows: str) -> None:
+    conversion = convert("trl", f"{rows}\nGRPOTrainer('m', 'accuracy_reward', GRPOConfig(), data)", "train.py", [])
+    assert {"dataset_name", "dataset_map", "map.template"} & {*conversion.by_hand, *conversion.options.values}
+
+
 def test_files_that_are_unknown_are_listed() -> None:
     recipe, listed = converted("GRPOTrainer(train_dataset=load_dataset('csv', data_files=find(), split='train'))")
     assert recipe["task"] == "TRL"

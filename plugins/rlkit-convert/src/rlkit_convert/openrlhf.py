@@ -267,9 +267,9 @@ def algorithm(conversion: Conversion) -> None:
             conversion.carry("kl_reward.target", "algo.kl.target", number, 0.1)
             conversion.carry("kl_reward.horizon", "algo.kl.horizon", integer, 10000)
     if conversion.get("algo.advantage.is_correction_enable", boolean, False):
-        limits = conversion.raw("algo.advantage.is_correction_threshold", [0.5, 5.0])
-        is_pair = isinstance(limits, list) and len(limits) == 2
-        conversion.set("correction.high", limits[1] if is_pair else 5.0, "algo.advantage.is_correction_enable")
+        limits = conversion.raw("algo.advantage.is_correction_threshold")
+        high = limits[1] if isinstance(limits, list) and len(limits) == 2 else 5.0
+        conversion.set("correction.high", high, "algo.advantage.is_correction_enable")
         conversion.ask("algo.advantage.is_correction_enable", "correction.low sets smaller weights to 0 (IcePop)")
     if conversion.get("algo.dynamic_filtering_enable", boolean, False):
         conversion.set("rollout.filter", "ZeroSignal", "algo.dynamic_filtering_enable")

@@ -10,10 +10,10 @@ import ast
 import warnings
 from collections.abc import Iterator
 
-from rlkit.base.errors import RecipeError, shorten
+from rlkit.base.errors import RecipeError
 from rlkit_convert.script_data import SPLITS, read_dataset
 from rlkit_convert.source import PeerOptions
-from rlkit_convert.syntax import Script, add, arguments, name_of
+from rlkit_convert.syntax import Script, add, arguments, name_of, text_of
 
 KINDS = ("GRPO", "RLOO", "PPO", "GOLD")
 """Before `Config` and `Trainer` in the names of TRL's classes."""
@@ -81,7 +81,7 @@ def _read_trainer(options: PeerOptions, script: Script, call: ast.Call, name: st
         elif key in SPLITS:
             read_dataset(options, script, key, script.resolve(node))
         elif key not in IGNORED:
-            options.unresolved[key] = f"an argument of the trainer, `{shorten(ast.unparse(node), 80)}`"
+            options.unresolved[key] = f"an argument of the trainer, `{text_of(node)}`"
 
 
 def _model_of(node: ast.expr) -> ast.expr:
@@ -93,7 +93,7 @@ def _model_of(node: ast.expr) -> ast.expr:
 
 def _read_adapters(options: PeerOptions, script: Script, node: ast.expr) -> None:
     if not isinstance(node, ast.Call) or name_of(node.func) != "LoraConfig":
-        options.unresolved["use_peft"] = f"its adapters are `{shorten(ast.unparse(node), 80)}`, which is not run"
+        options.unresolved["use_peft"] = f"its adapters are `{text_of(node)}`, which is not run"
         return
     options.values["use_peft"] = True
     for key, value in arguments(node, script):
@@ -116,7 +116,7 @@ def _read_rewards(options: PeerOptions, script: Script, node: ast.expr, name: st
         elif isinstance(function, ast.Constant) and isinstance(function.value, str):
             names.append(function.value)
         else:
-            text = shorten(ast.unparse(function), 80)
+            text = text_of(function)
             options.unresolved["reward_funcs"] = f"`{text}` is neither a function at the top of the script nor imported"
             return
     options.values["reward_funcs"] = names

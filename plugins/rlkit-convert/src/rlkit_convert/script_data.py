@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from rlkit.base.errors import shorten
 from rlkit_convert.script_steps import read_step
 from rlkit_convert.source import PeerOptions
-from rlkit_convert.syntax import Script, Unknown, add, arguments, is_text, name_of
+from rlkit_convert.syntax import Script, Unknown, add, arguments, is_text, name_of, text_of
 
+MAX_STEPS = 100
+"""Steps that are followed back to `load_dataset`; a function may return itself."""
 SPLITS = {"train_dataset": "dataset_train_split", "eval_dataset": "dataset_test_split"}
 
 
@@ -17,20 +18,22 @@ def read_dataset(options: PeerOptions, script: Script, key: str, node: ast.expr)
     data = node
     split: ast.expr | None = None
     defaults: dict[str, ast.expr] = {}
+    steps = 0
     while not (isinstance(data, ast.Call) and name_of(data.func) == "load_dataset"):
-        if isinstance(data, ast.Subscript):
+        steps += 1
+        if steps <= MAX_STEPS and isinstance(data, ast.Subscript):
             split, data = data.slice, script.resolve(data.value)
-        elif isinstance(data, ast.Call) and isinstance(data.func, ast.Attribute):
+        elif steps <= MAX_STEPS and isinstance(data, ast.Call) and isinstance(data.func, ast.Attribute):
             if data.func.attr == "train_test_split":
                 split = None  # of that step
             if key == "train_dataset":
                 read_step(options, script, data)
             data = script.resolve(data.func.value)
-        elif isinstance(data, ast.Call) and (result := _result(script, data)) is not None:
+        elif steps <= MAX_STEPS and isinstance(data, ast.Call) and (result := _result(script, data)) is not None:
             defaults = _defaults(script, data)
             data = script.resolve(result)
         else:
-            options.unresolved["dataset_name"] = f"{key} is `{shorten(ast.unparse(node), 80)}`, which is not run"
+            options.unresolved["dataset_name"] = f"{key} is `{text_of(node)}`, which is not run"
             return
     split = defaults.get(name_of(split), split) if isinstance(split, ast.Name) else split
     keywords = dict(arguments(data, script, ("path", "name")))
@@ -64,9 +67,7 @@ def _read_files(options: PeerOptions, script: Script, key: str, node: ast.expr, 
     elif key == "train_dataset" and "train" in by_split:
         add(options, script, option, by_split["train"])
     else:
-        options.unresolved[option] = (
-            f"{key} has the files `{shorten(ast.unparse(files), 80)}` without one split of them"
-        )
+        options.unresolved[option] = f"{key} has the files `{text_of(files)}` without one split of them"
     held_out = next((by_split[name] for name in ("validation", "test") if name in by_split), None)
     if held_out is not None and "dataset_validation_files" not in options.values:
         add(options, script, "dataset_validation_files", held_out)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from rlkit.base.errors import shorten
 from rlkit_convert.source import PeerOptions
-from rlkit_convert.syntax import Script, Unknown, add, name_of
+from rlkit_convert.syntax import Script, Unknown, add, name_of, text_of
 
 WITHOUT_EFFECT = ("shuffle", "remove_columns", "select_columns", "with_format", "cast_column", "flatten_indices")
 """Steps that change neither the prompts nor their answers; rlkit shuffles."""
@@ -20,8 +19,11 @@ def read_step(options: PeerOptions, script: Script, call: ast.Call) -> None:
     first = call.args[0] if call.args else next(iter(arguments.values()), None)
     if method in WITHOUT_EFFECT:
         return
-    if method == "map" and first is not None and _read_map(options, script, arguments.get("function", first)):
-        return
+    try:
+        if method == "map" and first is not None and _read_map(options, script, arguments.get("function", first)):
+            return
+    except RecursionError:  # a text of thousands of parts
+        pass
     if method == "select" and isinstance(first, ast.Call) and name_of(first.func) == "range" and len(first.args) == 1:
         add(options, script, "select", first.args[0])
     elif method == "train_test_split" and first is not None and "train_size" not in arguments:
@@ -29,7 +31,7 @@ def read_step(options: PeerOptions, script: Script, call: ast.Call) -> None:
     elif method == "rename_column" and len(call.args) == 2 and _is_text(call.args[1], "prompt", "answer"):
         add(options, script, f"map.{ast.literal_eval(call.args[1])}", call.args[0])
     else:
-        step = f"`.{method}({shorten(', '.join(map(ast.unparse, call.args)), 80)})` of train_dataset is not run"
+        step = f"`.{method}({', '.join(map(text_of, call.args))})` of train_dataset is not run"
         options.unresolved.setdefault("dataset_map", f"{step}: rows must have what it makes of them")
 
 
@@ -54,7 +56,7 @@ def _read_map(options: PeerOptions, script: Script, function: ast.expr) -> bool:
         if name == "answer" and column is not None and _column(column):
             options.values["map.answer"] = _column(column)
         elif name != "prompt" and (column is None or _column(column) != name):
-            reason = f"`.map(…)` makes the column {name!r} as `{shorten(ast.unparse(value), 80)}`"
+            reason = f"`.map(…)` makes the column {name!r} as `{text_of(value)}`"
             options.unresolved.setdefault(f"map.{name}", reason)
     return True
 

@@ -41,7 +41,7 @@ class Script:
     @classmethod
     def of(cls, tree: ast.Module) -> Script:
         """Read the definitions of a syntax tree."""
-        imports = {}
+        imports: dict[str, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imports |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
@@ -150,6 +150,14 @@ def _is_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
+def text_of(node: ast.AST) -> str:
+    """Return an expression as text, shortened."""
+    try:
+        return shorten(ast.unparse(node), 80)
+    except RecursionError:
+        return "an expression of thousands of parts"
+
+
 def name_of(node: ast.expr) -> str:
     """Return the last part of a dotted name; empty for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -180,7 +188,7 @@ def add(options: PeerOptions, script: Script, key: str, node: ast.expr) -> None:
     try:
         value = script.value(node)
     except Unknown:
-        expression = redact_option(key, shorten(ast.unparse(node), 80))
+        expression = redact_option(key, text_of(node))
         options.unresolved[key] = f"its value is `{expression}`, which is not run"
         return
     if value is None:

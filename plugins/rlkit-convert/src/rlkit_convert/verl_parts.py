@@ -6,8 +6,9 @@ from functools import partial
 
 from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
 from rlkit_convert.steps import set_steps
-from rlkit_convert.verl import ACTOR, ADVANTAGES, ESTIMATORS, LOSSES, MODEL, ROLLOUT
+from rlkit_convert.verl import ADVANTAGES, ESTIMATORS, LOSSES
 from rlkit_convert.verl_reward import reward
+from rlkit_convert.verl_runtime import ACTOR, MODEL, ROLLOUT
 from rlkit_convert.verl_tools import tools
 
 LOSS_OPTIONS = {

@@ -8,7 +8,7 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.cli.parsing.reader import load
 from rlkit_convert.conversion import Conversion, boolean, integer, text
 from rlkit_convert.source import read_text
-from rlkit_convert.verl import ROLLOUT
+from rlkit_convert.verl_runtime import ROLLOUT
 
 MULTI_TURN = f"{ROLLOUT}.multi_turn"
 TOOLS = {
