@@ -28,10 +28,10 @@ from rlkit.interfaces.parser import ParsedTurn, ToolParser, parse_after_thinking
 from rlkit.media import Media, Rendered
 from rlkit.parsers.arguments import with_types
 from rlkit.recipe import ConversationLimits
-from rlkit.rollout.blocking import warn_on_stderr
 from rlkit.rollout.collect import ConversationSetup, ask_engine
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
+from rlkit.rollout.loop import warn_on_stderr
 from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, JsonObject, Message, Prompt, Request, SampleKey, StopReason, Trajectory

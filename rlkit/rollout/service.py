@@ -19,11 +19,10 @@ from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import ConversationLimits, Recipe
 from rlkit.rollout.agents import AgentHost
-from rlkit.rollout.blocking import warn_on_stderr
 from rlkit.rollout.collect import BusyTimer, ConversationSetup
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
-from rlkit.rollout.loop import EventLoop, close_on_loop
+from rlkit.rollout.loop import EventLoop, close_on_loop, warn_on_stderr
 from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import RewardCounts, score
 from rlkit.rollout.workers import Workers

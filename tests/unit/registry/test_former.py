@@ -33,6 +33,7 @@ def rlkit_register(register):
 """
 
 
+@pytest.mark.filterwarnings("ignore:rlkit:DeprecationWarning")
 def test_plugins_of_former_paths_train_with_one_note_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlkit.rollout import blocking
+from rlkit.rollout import loop as loop_module
 from rlkit.rollout.loop import EventLoop
 
 LONGEST = 60.0
@@ -34,7 +34,7 @@ def warnings() -> Warnings:
 
 @pytest.fixture
 def loop(warnings: Warnings, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventLoop]:
-    monkeypatch.setattr(blocking, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(loop_module, "LOOK_SECONDS", 0.01)
     made = EventLoop(lambda: None, warnings)
     yield made
     made.close()
