@@ -118,7 +118,11 @@ class Reader:
     def shorter(self, words: list[str]) -> list[str]:
         """Return options that shorten a command with recipes of rlkit's, unless the page chooses the length."""
         line = " ".join(words)
-        if words[1] not in ("fit", "sweep", "validate") or re.search(r"help|--resume (?!auto)", line) or self.files & set(words):
+        if (
+            words[1] not in ("fit", "sweep", "validate")
+            or re.search(r"help|--resume (?!auto)", line)
+            or self.files & set(words)
+        ):
             return []
         steps = FEW_STEPS if words[1] != "validate" and "--train.steps" not in line else ()
         return [*steps, *(FEW_PROMPTS if "--validation" not in line else ())]
