@@ -232,7 +232,8 @@ class Composer:
         if part is None:
             raise Mistake(key, suggest.unknown_class(key, name, choice, self.registry))
         class_path = import_paths(part.cls)[0]
-        options_before = before["init_args"] if before["class_path"] == class_path else {}
+        options = before["init_args"] if before["class_path"] == class_path else {}
+        options_before: Mapping[str, object] = options if isinstance(options, Mapping) else {}
         check_constructor(key, part, {*options_before, *(str(name).partition(".")[0] for name in arguments)})
         return {"class_path": class_path, "init_args": self._fill(part.cls, key, options_before, arguments, part)}
 

@@ -158,8 +158,9 @@ class InferenceServer:
             if self.ended:
                 if self.process is None or not await asyncio.to_thread(self.process.is_lost):
                     raise self.error("start", Fault("its process ended"))
-                await self._start_again()
+                await _start_again(self.api, self.process)
                 start = time.monotonic()
+                continue
             if waited > self._retry.start_seconds:
                 problem = f"there was no healthy answer within {self._retry.start_seconds:g} s; the last try: {fault}"
                 raise self.error("be reached" if self.process is None else "start", Fault(problem))
@@ -204,15 +205,9 @@ class InferenceServer:
         if self.process is None:
             await self._reset()
         else:
-            await self._start_again()
+            await _start_again(self.api, self.process)
         await self.wait_ready()
         self.state = ServerState.COLD
-
-    async def _start_again(self) -> None:
-        assert self.process is not None
-        self.api.client.close()
-        await asyncio.to_thread(self.process.start)
-        self.api.client.move(self.process.url)
 
     async def _reset(self) -> None:
         """Close whatever a failed sync left open, once the server responds."""
@@ -256,6 +251,13 @@ class InferenceServer:
     async def _alive(self) -> bool:
         """Check whether a server with requests is alive; one whose weights are updated is not asked."""
         return not self.ended and (self.lock.locked() or await self.healthy(self._retry.hang_seconds))
+
+
+async def _start_again(api: ServerApi, process: HostedServer) -> None:
+    """Start a server's process again, and send requests to its new address."""
+    api.client.close()
+    await asyncio.to_thread(process.start)
+    api.client.move(process.url)
 
 
 async def _problem(api: ServerApi, deadline: float) -> Fault | None:

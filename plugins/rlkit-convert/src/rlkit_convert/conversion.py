@@ -124,7 +124,7 @@ class ByHand:
     off: tuple[object, ...] = ()
 
     def is_off(self, value: object) -> bool:
-        """Return whether a value changes nothing."""
+        """Whether a value changes nothing."""
         return value in self.off if self.off else not value
 
 

@@ -74,7 +74,7 @@ def _read_files(options: PeerOptions, script: Script, key: str, node: ast.expr, 
 
 
 def _result(script: Script, call: ast.Call) -> ast.expr | None:
-    """Return what a function of the script returns at its end, if it is called without arguments."""
+    """Return the value at the end of a function of the script that is called without arguments."""
     definition = script.definitions.get(name_of(call.func))
     if definition is None or call.args or call.keywords:
         return None

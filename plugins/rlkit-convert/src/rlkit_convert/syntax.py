@@ -116,7 +116,7 @@ class Script:
 
 
 def is_environment(node: ast.AST) -> bool:
-    """Return whether an expression is `os.environ.get(…)` or `os.getenv(…)`."""
+    """Whether an expression is `os.environ.get(…)` or `os.getenv(…)`."""
     if not isinstance(node, ast.Call):
         return False
     owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
@@ -179,7 +179,7 @@ def arguments(call: ast.Call, script: Script, names: Sequence[str] = ()) -> Iter
 
 
 def is_text(node: ast.expr | None) -> bool:
-    """Return whether an expression is a text."""
+    """Whether an expression is a text."""
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 

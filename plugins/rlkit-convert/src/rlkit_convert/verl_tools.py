@@ -90,7 +90,7 @@ def _tool(entry: Mapping[str, object]) -> tuple[str, object | None, str]:
 
 
 def _descriptions(function: object) -> dict[str, object]:
-    """Return what the policy reads about a tool and its answer, in the schema of a function."""
+    """Describe a tool and its answer to the policy, in the schema of a function."""
     description = _entry(function, "description")
     answer = _entry(_entry(_entry(_entry(function, "parameters"), "properties"), "answer"), "description")
     return {name: text for name, text in (("description", description), ("answer", answer)) if isinstance(text, str)}

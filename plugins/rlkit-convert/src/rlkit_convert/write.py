@@ -91,7 +91,7 @@ def remark(conversion: Conversion, key: str) -> str:
 
 
 def recipe_problems(text: str) -> list[str]:
-    """Return what a recipe needs before it runs: code that its user allows, missing options and wrong values."""
+    """List the needs of a recipe before it runs: code that its user allows, missing options and wrong values."""
     code = [
         f"{part} runs {show(function)}: read it, then set allow_code: true beside it"
         for part, function in _functions(yaml.safe_load(text))
