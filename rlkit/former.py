@@ -53,11 +53,18 @@ class FormerPaths(MetaPathFinder, Loader):
         self.imported[spec.name] = path
         warnings.warn(f"{spec.name} is now {path}, and ends in rlkit {REMOVED_IN}", DeprecationWarning, stacklevel=2)
         vars(module).update({name: value for name, value in vars(target).items() if not name.startswith("__")})
-        vars(module)["__getattr__"] = partial(getattr, target)  # of names that it imports when they are asked for
+        vars(module)["__getattr__"] = partial(_public, target)  # for names that it imports when they are asked for
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: the module that moved has run."""
+
+
+def _public(module: ModuleType, name: str) -> object:
+    """Return a name of a module, but for those of the import system: `__path__` would import submodules again."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(module, name)
 
 
 _PATHS = FormerPaths()

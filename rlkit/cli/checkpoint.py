@@ -10,9 +10,7 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.reader import read
-from rlkit.models.source import locate
 from rlkit.recipe.code import allowed_code
-from rlkit.run.launch import home_of
 
 FLAG = "--checkpoint"
 CHECKPOINT: tuple[str, dict[str, object]] = (
@@ -53,6 +51,9 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
     if not paths:
         return list(argv)
     path = paths[-1]
+    from rlkit.models.source import locate
+    from rlkit.run.launch import home_of
+
     home_of(path)  # refuses a folder that leads elsewhere
     source = locate(path)
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
@@ -99,6 +100,8 @@ def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _with_recipe(argv: Sequence[str], paths: Sequence[str]) -> list[str]:
     """Return the arguments with the recipe of the first run among the places, unless they name one."""
+    from rlkit.run.launch import home_of
+
     named = bool(argv) and not argv[0].startswith("-") and "=" not in argv[0]
     if not named and not any(argument.partition("=")[0] == "--recipe" for argument in argv):
         home = next(filter(None, map(home_of, paths)), None)

@@ -43,8 +43,6 @@ def run(argv: Sequence[str]) -> int:
         )
     if options.checkpoint is None or options.out is None:
         raise RecipeError("rlkit export needs --checkpoint, a checkpoint or a run folder, and --out, a new folder")
-    if "://" not in options.checkpoint and not os.path.isdir(options.checkpoint):
-        raise RecipeError(f"--checkpoint is {options.checkpoint!r}, expected a run folder, its final/ or a checkpoint")
     if options.push is not None:
         check_repository(options.push)
     is_new = not os.path.exists(output_path(options.out))

@@ -127,6 +127,8 @@ class Session:
             finally:
                 self._log(number, metrics | self.checkpoint_metrics)
                 self.record.reporter.step(number, metrics)
+            if not context.recipe.rollout.engine.recorded:  # completions of the data are no samples of the policy
+                self.record.reporter.samples(self.record.outcome.steps, result.rollouts.all)
             self._check_step(context, result, metrics)
             ending = self._agree_on_end(context)
             with phase_range("save"):
@@ -292,11 +294,9 @@ class Session:
             self.record.attempt("a step's metrics", lambda: log.write(number, metrics))
 
     def _check_step(self, context: TrainContext, result: StepResult, metrics: Metrics) -> None:
-        """Show a completion; warn of full memory, of gradients that are not finite, of steps without a signal."""
+        """Warn of full memory, of gradients that are not finite, of steps without a signal."""
         note = self.record.reporter.note
         number = self.record.outcome.steps
-        if not context.recipe.rollout.engine.recorded:  # completions of the data are no samples of the policy
-            self.record.reporter.samples(number, result.rollouts.all)
         memory_share = metrics["memory/share"]
         if memory_share > memory.CLOSE and not self.memory_warned:
             self.memory_warned = True

@@ -191,7 +191,7 @@ def test_a_hostile_server_costs_its_episode(on_step: Handler, problem: str) -> N
         await this(socket, action)
 
     async def both(environment: OpenEnv) -> list[Observation]:
-        with pytest.raises(GuardError, match=f"(?s)^OpenEnv of rlkit_env_openenv: .*({problem})"):
+        with pytest.raises(GuardError, match=f"(?s)^OpenEnv of .*env.openenv.*: .*({problem})"):
             await play(environment, "1", "2")
         return await play(environment, "3")
 
@@ -215,7 +215,7 @@ def test_episodes_wait_for_a_session() -> None:
 def test_a_lost_server_is_named() -> None:
     with serve(echo) as url:
         environment = bound(url)
-    with pytest.raises(GuardError, match=f"^OpenEnv of rlkit_env_openenv: .*the server at {url} cannot be reached"):
+    with pytest.raises(GuardError, match=f"^OpenEnv of .*env.openenv.*: .*the server at {url} cannot be reached"):
         asyncio.run(play(environment, "1"))
     with pytest.raises(UnavailableError, match="cannot be reached .*; start it first"):
         bound(url)

@@ -199,7 +199,7 @@ def import_paths(cls: type) -> list[str]:
     """Return the paths from which loaded modules export a class, the shortest first; nothing is imported."""
     parts = cls.__module__.split(".")
     modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-    return [f"{name}.{cls.__name__}" for name in modules if vars(sys.modules.get(name, types)).get(cls.__name__) is cls]
+    return [f"{name}.{cls.__name__}" for name in modules if getattr(sys.modules.get(name), cls.__name__, None) is cls]
 
 
 def summary(cls: type) -> str:

@@ -29,6 +29,7 @@ REMEDIES = {
 READERS = {".jsonl": "Jsonl", ".json": "HFDataset", ".parquet": "HFDataset", ".csv": "HFDataset"}
 """The task that reads a file, by its extension."""
 PACKAGES = {
+    "AnswerScore": "rlkit-convert",
     "CalculatorMaze": "rlkit-env-games",
     "GuessNumber": "rlkit-env-games",
     "GuessTask": "rlkit-env-games",

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from rlkit.base.errors import CheckpointError
+from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.models.load import cast_weights, is_reward_model, load_policy, load_tokenizer
 from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy
@@ -46,7 +46,8 @@ def export(
     """
     source = locate(checkpoint)
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
-        raise CheckpointError(
+        kind = CheckpointError if os.path.isdir(checkpoint) or "://" in checkpoint else RecipeError
+        raise kind(
             f"there is no complete checkpoint at {checkpoint!r}; "
             "expected a run folder, its final/ or one of its checkpoints"
         )

@@ -81,7 +81,7 @@ with warnings.catch_warnings(record=True) as caught:
     import rlkit.names
 from rlkit.base.errors import RecipeError as moved
 assert RecipeError is moved
-assert str(caught[0].message) == "rlkit.errors is now rlkit.base.errors"
+assert str(caught[0].message) == "rlkit.errors is now rlkit.base.errors, and ends in rlkit 0.2"
 """
 
 

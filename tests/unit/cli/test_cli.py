@@ -422,7 +422,7 @@ def test_doctor_says_what_is_missing(
     real = metadata.version
     monkeypatch.setattr(metadata, "version", found)
     assert main(["doctor"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert torch.__version__ in text
     assert f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads" in text
     assert said in text

@@ -501,7 +501,13 @@ def test_a_batch_without_a_finite_gradient_is_kept_as_data(tmp_path: Path) -> No
     record = RunRecord(RunFolder(tmp_path, ""), SimpleNamespace(note=notes.append), first=True)  # type: ignore[arg-type]
     record.outcome.steps = 2
     session = Session(record)
-    progress: Any = SimpleNamespace(failed=lambda metrics: False, see=lambda *_: ())
+    progress: Any = SimpleNamespace(
+        failed=lambda metrics: False,
+        see=lambda *_: (),
+        diagnosed=False,
+        diagnosis=lambda: None,
+        rewards=SimpleNamespace(change=lambda: None),
+    )
     session.progress = progress
     result: Any = SimpleNamespace(batch=batch, rollouts=SimpleNamespace(errors={}))
     session._check_step(None, result, {"memory/share": 0.0, "update/not_finite": 1.0})  # type: ignore[arg-type]

@@ -191,7 +191,7 @@ def test_what_cannot_use_four_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -
         "all weights are trained, which needs more than 4 bits",
         "fabric.strategy FSDP2 cannot shard weights in 4 bits",
         "rollout.engine SGLangServer needs weights in 16 bits",
-        "bitsandbytes is not installed",
+        "bitsandbytes is not installed: pip install -e '.[4bit]' in a checkout of rlkit",
     ]
     lora = Lora(2)
     with pytest.raises(RecipeError, match=r"the model reads pictures; set it to null"):

@@ -112,9 +112,9 @@ def test_interrupted_completions_share_their_prompts_pass() -> None:
     engine, gate, admitted = bound("qwen2"), Gate(), []
     admit = FusedDecoder.admit
 
-    def noted(decoder: FusedDecoder, prompts: Any, copies: Any, own: Any, media: Any, prefixes: Any) -> Any:
+    def noted(decoder: FusedDecoder, prompts: Any, copies: Any, own: Any, *rest: Any) -> Any:
         admitted.append((list(prompts), list(copies), [len(tokens) for tokens in own]))
-        return admit(decoder, prompts, copies, own, media, prefixes)
+        return admit(decoder, prompts, copies, own, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedDecoder, "admit", noted)

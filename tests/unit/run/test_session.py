@@ -36,7 +36,14 @@ def session(tmp_path: Path, notes: list[str]) -> Session:
     record = RunRecord(RunFolder(tmp_path, ""), SimpleNamespace(note=notes.append), first=True)  # type: ignore[arg-type]
     record.outcome.steps = 4
     session = Session(record)
-    progress: Any = SimpleNamespace(exhausted=lambda: None, failed=lambda metrics: False, see=lambda *_: ())
+    progress: Any = SimpleNamespace(
+        exhausted=lambda: None,
+        failed=lambda metrics: False,
+        see=lambda *_: (),
+        diagnosed=False,
+        diagnosis=lambda: None,
+        rewards=SimpleNamespace(change=lambda: None),
+    )
     session.progress = progress
     return session
 
