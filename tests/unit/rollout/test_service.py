@@ -249,7 +249,7 @@ def test_an_error_is_raised_by_itself_and_leaves_nothing_running() -> None:
 
 
 def test_closing_ends_work_and_the_engine_on_its_thread() -> None:
-    tool = SlowTool(hangs=True)
+    before, tool = threading.enumerate(), SlowTool(hangs=True)
     made = service(participants(tool))
     future = made.submit(sampled(made, samples=2))
     while tool.running < 2:
@@ -258,7 +258,7 @@ def test_closing_ends_work_and_the_engine_on_its_thread() -> None:
     assert future.done()
     assert (tool.running, tool.released) == (0, 2)
     assert made.engine.closed == "rlkit-rollouts"  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if thread.name == "rlkit-rollouts"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rlkit-rollouts" and thread not in before]
 
 
 def test_closing_waits_for_what_a_part_starts_to_close_itself() -> None:
