@@ -165,7 +165,7 @@ def test_no_credential_is_written_or_shown(
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["conversation/agent_failed"] for row in metrics] == [0, 0]
 
-    resumed = ["fit", f"--resume={out}", "--train.steps=3"]
+    resumed = ["fit", f"--resume={out}", "--train.steps=3", "--allow-code"]
     assert main(resumed) == 2
     missing = set(re.findall(r"\$\{(RLKIT_\w+)", capsys.readouterr().err))
     values: dict[str, str] = {}
