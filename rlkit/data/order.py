@@ -17,7 +17,7 @@ from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
 
 POSTPONED = -1
-"""In location of the epoch in which a row is due: it was drawn, but is still to be sampled."""
+"""Instead of the epoch in which a row is due: it was drawn, but is still to be sampled."""
 
 
 @lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few

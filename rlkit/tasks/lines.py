@@ -19,6 +19,9 @@ from rlkit.types import Row
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 """Suffixes of packed files, after that of the format."""
 
+LONGEST_FIELD = 2**31 - 1
+"""Characters of a field in a CSV file; Python's own limit, which is the process's, is 131,072."""
+
 
 def is_url(name: str) -> bool:
     """Whether a name is a URL, which fsspec opens, instead of a path."""
@@ -79,7 +82,6 @@ def separated_rows(lines: Iterable[bytes], delimiter: str, name: str) -> Iterato
     Raises:
         RecipeError: The file is no such table, or not in UTF-8; the message names the line.
     """
-    csv.field_size_limit(2**31 - 1)
     start = end = last_line = 0
 
     def texts() -> Iterator[str]:
@@ -88,6 +90,7 @@ def separated_rows(lines: Iterable[bytes], delimiter: str, name: str) -> Iterato
             end += len(line)
             yield decoded(line, number == 1, f"{name}, line {number}")
 
+    csv.field_size_limit(LONGEST_FIELD)
     reader = csv.reader(texts(), delimiter=delimiter, strict=True)
     try:
         for row in reader:
@@ -113,6 +116,7 @@ def header(text: str, delimiter: str, location: str) -> list[str]:
 
 def fields(text: str, delimiter: str) -> list[str]:
     """Return the fields of one row of a CSV file."""
+    csv.field_size_limit(LONGEST_FIELD)
     return next(csv.reader([text], delimiter=delimiter, strict=True))
 
 

@@ -129,6 +129,17 @@ def test_copies_opened_longest_ago_are_removed(cache: Path, tmp_path: Path, monk
     assert list(opened[0]) == ROWS  # what is open stays readable
 
 
+def test_a_second_start_reads_long_fields(cache: Path, tmp_path: Path) -> None:
+    path, long = tmp_path / "a.csv", "a" * 200_000
+    path.write_text(f"prompt\n{long}\n")
+    TextRows([str(path)], [","])
+    before = csv.field_size_limit(2**17)  # as in a new process, which opens the copy and indexes nothing
+    try:
+        assert [*TextRows([str(path)], [","])] == [{"prompt": long}]
+    finally:
+        csv.field_size_limit(before)
+
+
 def test_files_of_several_forms_are_copied_as_one(cache: Path, tmp_path: Path) -> None:
     written(tmp_path / "a.jsonl", ROWS[:2])
     (tmp_path / "b.csv").write_bytes(b'\xef\xbb\xbfprompt,answer\n\nx,1\n\n"y\nz",2\n')
