@@ -127,7 +127,7 @@ def test_finished_rows_stay_in_the_context(kind: str, options: dict[str, Any]) -
 
 @pytest.mark.parametrize("kind", ["qwen2", "mistral", "mamba"])
 def test_a_sample_does_not_depend_on_the_batch(kind: str) -> None:
-    requests = [request(p, s, prompt=str(i)) for i, p in enumerate(PROMPTS) for s in range(3)]
+    requests = [request(p, s, prompt=str(i)) for i, p in enumerate(PROMPTS[:3]) for s in range(3)]
     together = ask(bound(kind), requests)
     alone = [ask(bound(kind), [r])[0] for r in requests]
     crowded = ask(bound(kind, max_rows=4, max_kv_tokens=100), list(reversed(requests)))[::-1]

@@ -157,18 +157,18 @@ def test_a_hostile_checkpoint_is_refused_and_runs_nothing(
     out = checkpoint.parent.parent / "exported"
     with pytest.raises(CheckpointError, match="step-000001"):
         open_checkpoint(str(checkpoint))
-    for argv in (
+    verbs = (
         ["export", f"--checkpoint={checkpoint}", f"--out={out}"],
         ["fit", *SHORT, f"--resume={checkpoint}", f"--out={out}"],
         ["fit", *SHORT, f"--model.path={checkpoint}", f"--out={out}"],
         ["validate", "--recipe=quickstart", "--validation.limit=1", f"--checkpoint={checkpoint}"],
         ["generate", "--recipe=quickstart", f"--checkpoint={checkpoint}"],
-    ):
-        assert main(argv) == 1
-        message = capsys.readouterr().err
-        assert "step-000001" in message
-        assert expected in message
-        assert "Traceback" not in message
+    )
+    assert main(verbs[list(HOSTILE).index(name) % len(verbs)]) == 1
+    message = capsys.readouterr().err
+    assert "step-000001" in message
+    assert expected in message
+    assert "Traceback" not in message
     assert not (checkpoint.parent / "ran").exists()
     assert not out.exists()
 

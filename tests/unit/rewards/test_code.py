@@ -101,9 +101,8 @@ def test_each_form_of_calls_is_read(tests: object) -> None:
     row = {"entry_point": "add", "metadata": json.dumps({"func_name": "add"})}
     method = "class Solution:\n    def add(self, a: List[int], b):\n        return a + b\n"
     others = ["add = lambda a, b: a - b", "def sub(a, b):\n    return a + b"]
-    assert rewards([ADD, *others], tests, row) == [1, 0, 0]
     calls = isinstance(tests, dict) or (isinstance(tests, list) and isinstance(tests[0], dict))
-    assert rewards([method], tests, row) == [float(calls)]
+    assert rewards([ADD, *others, method], tests, row) == [1, 0, 0, calls]
 
 
 def test_assertions_see_plain_data_and_objects() -> None:

@@ -228,7 +228,13 @@ def test_a_critic_counts(shapes: dict[str, Path]) -> None:
         assert states == pytest.approx(bases * base * 2 + 2 * lora * 12, rel=1e-4)  # the head is 896 numbers
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(rlkit_recipes().glob("*_gsm8k*.yaml"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=() if index % 4 == 0 else pytest.mark.slow)
+        for index, path in enumerate(sorted(rlkit_recipes().glob("*_gsm8k*.yaml")))
+    ],
+)
 def test_recipes_are_checked_without_a_network(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "check", name]) == 0
     out = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,9 +44,16 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> RewardManager:
     return parse("fit", ["--recipe=quickstart", f"--recipe={path}"]).recipe.scorer
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    workers = Workers(1)
+    yield workers
+    workers.close()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_rows_of_verl_are_scored_by_their_source(
-    tmp_path: Path, reward: RewardManager, case: tuple[str, Any, str, str]
+    tmp_path: Path, reward: RewardManager, workers: Workers, case: tuple[str, Any, str, str]
 ) -> None:
     source, truth, right, wrong = case
     row = {
@@ -60,11 +68,9 @@ def test_rows_of_verl_are_scored_by_their_source(
     task = Verl(str(path))
     prompt = task.prompt(task.rows("train")[0], 0)
     assert reward.unscorable(prompt) is None
-    workers = Workers(1)
     reward.bind(SimpleNamespace(score=lambda part, group: score(part, group, workers)))  # type: ignore[arg-type]
     trajectories = [replace(example_trajectory(text), prompt=prompt, messages=[]) for text in (right, wrong)]
     scores = asyncio.run(score(reward, trajectories, workers))
-    workers.close()
     assert [s.components["accuracy"] for s in scores] == [1.0, 0.0], scores
     assert (scores[0].reward or 0) >= 1 > (scores[1].reward or 0)
 
