@@ -5,32 +5,21 @@ correction of rewards before it (`rlkit.train.credit`), and the mathematics that
 """
 
 from rlkit.advantages.gae import GAE
-from rlkit.advantages.gdpo import GDPO
-from rlkit.advantages.gpg import GPG
 from rlkit.advantages.grpo import GRPO
-from rlkit.advantages.max_rl import MaxRL
-from rlkit.advantages.opo import OPO
-from rlkit.advantages.optimal_advantage import OptimalAdvantage
-from rlkit.advantages.optimal_token_baseline import OptimalTokenBaseline
-from rlkit.advantages.pass_k import PassK
 from rlkit.advantages.rae import RAE
 from rlkit.advantages.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from rlkit.advantages.remax import ReMax
 from rlkit.advantages.rloo import RLOO
+from rlkit.registry.shelf import attribute_of
 
 __all__ = [
     "GAE",
-    "GDPO",
-    "GPG",
     "GRPO",
-    "MaxRL",
-    "OPO",
-    "OptimalAdvantage",
-    "OptimalTokenBaseline",
-    "PassK",
     "RAE",
     "RLOO",
     "ReMax",
     "ReinforcePP",
     "ReinforcePPBaseline",
 ]
+
+__getattr__ = attribute_of("advantages")

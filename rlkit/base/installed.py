@@ -79,6 +79,8 @@ def installed() -> list[Plugin]:
     """
     plugins: list[Plugin] = []
     for entry in sorted(entry_points(PARTS), key=lambda e: e.name):
+        if entry.dist is not None and entry.dist.name == DISTRIBUTION:
+            continue  # the built-in parts
         plugin = _describe(entry, entry.name)
         plugin.hooks = entry
         namesakes = [p for p in plugins if p.name == plugin.name and not p.disabled]

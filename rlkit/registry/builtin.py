@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rlkit.hooks import Register, hookimpl
+from rlkit.registry.shelf import shelf
 
 PACKAGE = Path(__file__).parents[1]
 PACKAGES = (
@@ -22,6 +23,8 @@ def rlkit_register(register: Register) -> None:
         module = import_module(f"rlkit.{package}")
         for name in module.__all__:
             register(getattr(module, name))
+    for shipped in shelf():
+        shipped.rlkit_register(register)
 
 
 @hookimpl

@@ -18,7 +18,7 @@ import pluggy
 from rlkit import hooks
 from rlkit.base.errors import PartError, PluginError, RlkitError, explain_foreign, show, with_definition
 from rlkit.base.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
-from rlkit.base.text import part_name
+from rlkit.base.text import part_name, source_of
 from rlkit.commands import VERBS
 from rlkit.former import take_imported
 from rlkit.interfaces.runtime import RunPart
@@ -83,7 +83,7 @@ def calling(part: object, method: str) -> Iterator[None]:
     except (RlkitError, MemoryError):
         raise
     except Exception as error:
-        if type(part).__module__.partition(".")[0] == "rlkit" or "OutOfMemory" in type(error).__name__:
+        if not source_of(type(part).__module__) or "OutOfMemory" in type(error).__name__:
             raise
         problem = with_definition(f"{part_name(part)}: `{method}` raised {explain_foreign(error)}", part, method)
         raise PartError(

@@ -28,10 +28,10 @@ GOAL, LAST = 3.0, 10
 def trl(steps: int, micro_batch: int, metrics: Path) -> None:
     """Train with TRL's GRPOTrainer; write the mean accuracy of each step."""
     from datasets import Dataset
+    from rlkit_math.answers import equal, final_answer
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from rlkit.ops.answers import equal, final_answer  # what `MathReward` consists of
     from rlkit.tasks.arithmetic import Arithmetic
 
     tiny = ROOT / "rlkit" / "models" / "tiny"

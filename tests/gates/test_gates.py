@@ -251,7 +251,7 @@ def test_help_needs_nothing_heavy() -> None:
 
 def test_workers_that_score_need_nothing_heavy() -> None:
     heavy = ("torch", "lightning", "transformers", "rich", "yaml")
-    modules = "rlkit.rewards.math, rlkit.rewards.python, rlkit.types, rlkit.rollout.worker"
+    modules = "rlkit_math.reward, rlkit.rewards.python, rlkit.types, rlkit.rollout.worker"
     assert help_then(f"import {modules}, sys; print([m for m in {heavy} if m in sys.modules])") == "[]"
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from docstring_parser import DocstringStyle
 from docstring_parser import parse as parse_docstring
 
+from rlkit.base.text import source_of
 from rlkit.hooks import kinds_of
 from rlkit.registry import Part, Registry
 
@@ -196,10 +197,16 @@ def _hint(parameter: inspect.Parameter, init: object) -> object:
 
 
 def import_paths(cls: type) -> list[str]:
-    """Return the paths from which loaded modules export a class, the shortest first; nothing is imported."""
+    """Return the paths from which loaded modules export a class, the shortest first; nothing is imported.
+
+    A part that comes with rlkit has the path of its kind's package, whichever package it is in.
+    """
     parts = cls.__module__.split(".")
     modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-    return [f"{name}.{cls.__name__}" for name in modules if getattr(sys.modules.get(name), cls.__name__, None) is cls]
+    paths = [f"{name}.{cls.__name__}" for name in modules if getattr(sys.modules.get(name), cls.__name__, None) is cls]
+    if parts[0] == "rlkit" or source_of(cls.__module__):
+        return paths
+    return [*(f"rlkit.{kind}.{cls.__name__}" for kind in kinds_of(cls)), *paths]
 
 
 def summary(cls: type) -> str:

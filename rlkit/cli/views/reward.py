@@ -10,10 +10,11 @@ from math import isfinite
 from statistics import fmean
 from typing import NamedTuple
 
+from rlkit_math.answers import form_of_completion, form_of_reference
+
 from rlkit.base.errors import shorten
 from rlkit.cli.views.display import echo, show
 from rlkit.interfaces.parser import after_thinking
-from rlkit.ops.answers import form_of_completion, form_of_reference
 from rlkit.ops.statistics import rank_correlation
 from rlkit.run.rows import SavedRow
 from rlkit.types import JsonObject, Score, Trajectory

@@ -11,15 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from rlkit_judges.client import JudgeClient
+from rlkit_judges.prompts import Question
+from rlkit_judges.server import JudgeError, JudgeServer
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.retry import HttpClient, RetryPolicy, ServiceError, fetch, proxy_for
 from rlkit.engines.server.http import Client
 from rlkit.interfaces.reward import as_score
 from rlkit.rewards import RemoteReward
-from rlkit.rewards.judge_client import JudgeClient
-from rlkit.rewards.judge_prompts import Question
-from rlkit.rewards.judge_server import JudgeError, JudgeServer
 from rlkit.testing import example_trajectory
 from rlkit.types import Score
 

@@ -43,7 +43,7 @@ def test_a_run_loads_no_other_trainer_and_no_metrics() -> None:
 
 
 def test_a_worker_that_imports_a_reward_loads_no_torch() -> None:
-    assert not {"torch", "transformers", "sympy"} & loaded_by("import rlkit.rewards.math")
+    assert not {"torch", "transformers", "sympy"} & loaded_by("import rlkit_math.reward")
 
 
 def test_a_lazy_package_is_what_it_always_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_math.answers import equal, final_answer
 
 from rlkit.advantages import GRPO
 from rlkit.base.ranges import outside
 from rlkit.losses import ClipLoss
-from rlkit.ops.answers import equal, final_answer
 from rlkit.rewards import ExactReward, MathReward
 from rlkit.testing import check_advantage, check_loss, check_reward, example_batch, example_trajectory
 from rlkit.types import PolicyOutput

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlkit_math.answers import equal, final_answer
+
 from rlkit.base.ranges import Seconds
 from rlkit.interfaces.runtime import Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit.ops.answers import equal, final_answer
 
 
 class AnswerScore(Tool):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 
-from rlkit.ops.answers.nodes import ExpressionNode, UngradableError
+from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 
 LARGEST_BITS = 8192
 """Maximum bits of an exact value; larger values are refused."""

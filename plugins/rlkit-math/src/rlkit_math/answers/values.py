@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rlkit.ops.answers.nodes import ExpressionNode
+from rlkit_math.answers.nodes import ExpressionNode
 
 
 @dataclass(frozen=True)

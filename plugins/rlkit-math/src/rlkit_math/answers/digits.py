@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rlkit.ops.answers.number_words import number_in_words
-from rlkit.ops.answers.values import Digits
+from rlkit_math.answers.number_words import number_in_words
+from rlkit_math.answers.values import Digits
 
 _ORDINAL = re.compile(r"([0-9]+) ?\^?\{? ?(st|nd|rd|th) ?\}?", re.I)
 _BASE = re.compile(

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar, cast
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import shorten
 from rlkit.base.retry import HttpClient, ServiceError
-from rlkit.rewards.judge_server import BudgetError, JudgeError, JudgeServer, Spending
 from rlkit.types import JsonObject, Message, Score
+from rlkit_judges.server import BudgetError, JudgeError, JudgeServer, Spending
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_math.answers import UngradableError, equal, reference_of
 
-from rlkit.ops.answers import UngradableError, equal, reference_of
 from rlkit.rewards import MathReward
 from rlkit.testing import example_trajectory
 from tests.unit.answer_forms import Case, cases, references, refused

@@ -11,8 +11,8 @@ from rlkit.base.errors import show
 from rlkit.base.ranges import NonNegativeFloat, Seconds
 from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardFunction
-from rlkit.ops.answers import UngradableError, canonical, equal, equal_at_once, final_answer, reference_of
 from rlkit.types import Prompt, Score, StopReason, Trajectory
+from rlkit_math.answers import UngradableError, canonical, equal, equal_at_once, final_answer, reference_of
 
 SHORT = 2000
 """Maximum characters of a text that is graded at once, without a worker process."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlkit.ops.answers import evaluate
-from rlkit.ops.answers.nodes import ExpressionNode, has_calculation
-from rlkit.ops.answers.quantities import as_quantity
-from rlkit.ops.answers.units import WITHOUT_RATE, unit_of
-from rlkit.ops.answers.values import (
+from rlkit_math.answers import evaluate
+from rlkit_math.answers.nodes import ExpressionNode, has_calculation
+from rlkit_math.answers.quantities import as_quantity
+from rlkit_math.answers.units import WITHOUT_RATE, unit_of
+from rlkit_math.answers.values import (
     Answer,
     BracketedItems,
     Digits,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from rlkit.ops.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
-from rlkit.ops.answers.markup import without_special_tokens
-from rlkit.ops.answers.nodes import UngradableError
-from rlkit.ops.answers.units import changes_number, multiplies_number, unit_of
-from rlkit.ops.answers.values import Answer, Words
+from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
+from rlkit_math.answers.markup import without_special_tokens
+from rlkit_math.answers.nodes import UngradableError
+from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
+from rlkit_math.answers.values import Answer, Words
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox)(?: ?\{| (?=[0-9A-Za-z]))")

@@ -13,10 +13,10 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import Count, FiniteFloat, NonNegativeInt, Seconds
 from rlkit.base.tasks import run_concurrently
 from rlkit.interfaces.reward import OnError, RewardManager
-from rlkit.rewards.judge_client import JudgeClient
-from rlkit.rewards.judge_prompts import TEMPLATE, JudgePrompt, answer_schema, check_template, response_of
-from rlkit.rewards.judge_server import BudgetError, JudgeError, JudgeServer
 from rlkit.types import JsonObject, Score, Trajectory
+from rlkit_judges.client import JudgeClient
+from rlkit_judges.prompts import TEMPLATE, JudgePrompt, answer_schema, check_template, response_of
+from rlkit_judges.server import BudgetError, JudgeError, JudgeServer
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_math.answers import canonical
 
-from rlkit.ops.answers import canonical
 from rlkit.rewards import MathReward
 from rlkit.testing import example_trajectory
 from rlkit.types import StopReason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlkit.ops.answers.number_words import NUMBER_WORDS
+from rlkit_math.answers.number_words import NUMBER_WORDS
 
 _NAMES = (
     "kilometre kilometer km", "metre meter m", "centimetre centimeter cm", "millimetre millimeter mm",

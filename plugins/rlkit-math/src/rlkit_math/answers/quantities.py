@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rlkit.ops.answers import evaluate
-from rlkit.ops.answers.expression import parse
-from rlkit.ops.answers.markup import CURRENCY
-from rlkit.ops.answers.nodes import ExpressionNode, is_finished
-from rlkit.ops.answers.units import are_nouns, unit_of
-from rlkit.ops.answers.values import Formula, Number
+from rlkit_math.answers import evaluate
+from rlkit_math.answers.expression import parse
+from rlkit_math.answers.markup import CURRENCY
+from rlkit_math.answers.nodes import ExpressionNode, is_finished
+from rlkit_math.answers.units import are_nouns, unit_of
+from rlkit_math.answers.values import Formula, Number
 
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?) ?(?P<currency>(?:US)?¤|[€£¥₹]|USD |EUR |GBP |INR |Rs\.? ?)? ?(?P<inner_sign>(?<=[¤€£¥₹ ])[-+])?"

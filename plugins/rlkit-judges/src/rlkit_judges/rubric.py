@@ -14,10 +14,10 @@ from rlkit.base.ranges import Seconds
 from rlkit.interfaces.reward import OnError, RewardManager, sum_counts
 from rlkit.interfaces.task import field_of
 from rlkit.registry import close_parts
-from rlkit.rewards.judge_client import JudgeClient
-from rlkit.rewards.judge_prompts import TEMPLATE, JudgePrompt, answer_schema, check_template, response_of
-from rlkit.rewards.judge_server import BudgetError, JudgeError, JudgeServer
 from rlkit.types import JsonObject, Prompt, Score, Trajectory
+from rlkit_judges.client import JudgeClient
+from rlkit_judges.prompts import TEMPLATE, JudgePrompt, answer_schema, check_template, response_of
+from rlkit_judges.server import BudgetError, JudgeError, JudgeServer
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from rlkit.rewards.judge_client import final_object
+from rlkit_judges.client import final_object
 
 
 @pytest.mark.parametrize(

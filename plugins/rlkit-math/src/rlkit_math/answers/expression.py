@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from rlkit.ops.answers.nodes import ExpressionNode, UngradableError, is_signed
+from rlkit_math.answers.nodes import ExpressionNode, UngradableError, is_signed
 
 MAX_DEPTH = 40
 """Maximum depth of nested brackets, exponents and arguments."""

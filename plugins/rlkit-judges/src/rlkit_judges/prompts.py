@@ -10,8 +10,8 @@ from random import Random
 
 from rlkit.base.errors import RecipeError, shorten
 from rlkit.interfaces.content import described
-from rlkit.rewards.judge_client import Question
 from rlkit.types import JsonObject, Message, Prompt, Trajectory
+from rlkit_judges.client import Question
 
 MAX_CHARACTERS = 20_000
 """Of a text in a prompt; a longer one loses its middle."""

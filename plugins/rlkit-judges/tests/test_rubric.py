@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rlkit_judges.server import JudgeServer
 
 from rlkit.base.errors import RecipeError
 from rlkit.rewards import ExactReward, MathReward, RubricReward
-from rlkit.rewards.judge_server import JudgeServer
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
 from rlkit.types import Prompt, Trajectory

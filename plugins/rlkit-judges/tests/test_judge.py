@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from rlkit_judges.judge import _pairs
+from rlkit_judges.server import JudgeServer
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.retry import RetryPolicy
 from rlkit.rewards import Composite, JudgeReward
-from rlkit.rewards.judge import _pairs
-from rlkit.rewards.judge_server import JudgeServer
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
 from rlkit.types import Score

@@ -2,7 +2,7 @@
 
 References and answers are parsed the same way. A text that is in no form is no answer and equals nothing. What belongs
 here: the forms of answers (`forms`), their parts and values, and equality (`compare`). What does not: how a reward
-counts it (`rlkit.rewards.math`), and the file formats of data sets (`rlkit.tasks`).
+counts it (`rlkit_math.reward`), and the file formats of data sets (`rlkit.tasks`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from rlkit.ops.answers import compare
-from rlkit.ops.answers.extract import FinalAnswer, final_answer, marked_or_all
-from rlkit.ops.answers.forms import MAX_LENGTH, parse_answer
-from rlkit.ops.answers.markup import without_markup
-from rlkit.ops.answers.nodes import UngradableError
-from rlkit.ops.answers.values import Answer, Named, Number, Words, form_of
+from rlkit_math.answers import compare
+from rlkit_math.answers.extract import FinalAnswer, final_answer, marked_or_all
+from rlkit_math.answers.forms import MAX_LENGTH, parse_answer
+from rlkit_math.answers.markup import without_markup
+from rlkit_math.answers.nodes import UngradableError
+from rlkit_math.answers.values import Answer, Named, Number, Words, form_of
 
 __all__ = [
     "FinalAnswer",

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from rlkit.ops.answers import evaluate
-from rlkit.ops.answers.digits import parse_date, parse_digits
-from rlkit.ops.answers.expression import FUNCTIONS, MAX_DEPTH, parse
-from rlkit.ops.answers.markup import without_markup
-from rlkit.ops.answers.nodes import ExpressionNode, UngradableError
-from rlkit.ops.answers.number_words import number_in_words
-from rlkit.ops.answers.quantities import as_quantity, parse_formula, parse_number
-from rlkit.ops.answers.units import are_nouns
-from rlkit.ops.answers.values import (
+from rlkit_math.answers import evaluate
+from rlkit_math.answers.digits import parse_date, parse_digits
+from rlkit_math.answers.expression import FUNCTIONS, MAX_DEPTH, parse
+from rlkit_math.answers.markup import without_markup
+from rlkit_math.answers.nodes import ExpressionNode, UngradableError
+from rlkit_math.answers.number_words import number_in_words
+from rlkit_math.answers.quantities import as_quantity, parse_formula, parse_number
+from rlkit_math.answers.units import are_nouns
+from rlkit_math.answers.values import (
     Answer,
     BracketedItems,
     Formula,

@@ -1,0 +1,15 @@
+"""Final answers that are numbers, formulae or words: their grammar and comparison, and the parts that grade by them."""
+
+from __future__ import annotations
+
+from rlkit.hooks import Register, hookimpl
+from rlkit_math.retry import Retry
+from rlkit_math.reward import MathReward
+
+__all__ = ["MathReward", "Retry"]
+
+
+@hookimpl
+def rlkit_register(register: Register) -> None:
+    register(MathReward)
+    register(Retry)
