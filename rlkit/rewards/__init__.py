@@ -5,8 +5,6 @@ comparison of final answers (`rlkit_math.answers`), and workers and deadlines (`
 """
 
 from rlkit.registry.shelf import attribute_of
-from rlkit.rewards.code import CodeReward
-from rlkit.rewards.command import CommandReward
 from rlkit.rewards.composite import Composite
 from rlkit.rewards.episode import EpisodeReward
 from rlkit.rewards.model import ModelReward
@@ -19,8 +17,6 @@ from rlkit.rewards.router import Router
 
 __all__ = [
     "BatchReward",
-    "CodeReward",
-    "CommandReward",
     "Composite",
     "EpisodeReward",
     "ExactReward",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from rlkit.base.command import remove
 from rlkit.base.deadlines import deadline, queued
 from rlkit.base.errors import RecipeError, RolloutError, shorten, show
+from rlkit.base.folders import remove
 from rlkit.base.names import source_name
 from rlkit.base.tasks import cancel
 from rlkit.base.text import part_name, safe

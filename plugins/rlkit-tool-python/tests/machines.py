@@ -14,7 +14,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlkit.base import sandbox
+from rlkit_code import sandbox
 
 PACKAGES = [Path(find_spec(name).origin).resolve().parents[1] for name in ("rlkit", "rlkit_tool_python")]
 USER = 50_000 + os.getpid() % 10_000

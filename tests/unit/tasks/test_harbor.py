@@ -141,7 +141,7 @@ def test_a_task_that_leads_elsewhere_is_refused_in_a_line(trap: str, tmp_path: P
 
 
 def test_many_files_are_refused_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.tasks.harbor.MAX_FILES", 3)
+    monkeypatch.setattr("rlkit_code.harbor.MAX_FILES", 3)
     write_task(tmp_path, **{f"environment/{i}": "" for i in range(4)})
     with pytest.raises(RecipeError, match=r"environment/3' as a text: with those before, over 3 files"):
         Harbor(str(tmp_path)).rows("train")

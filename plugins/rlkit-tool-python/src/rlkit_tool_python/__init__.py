@@ -15,9 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlkit.base import attempts, sandbox
-from rlkit.base.command import REMOVE, ROOT, machine, next_user
+from rlkit_code import attempts, sandbox
+from rlkit_code.command import ROOT, machine, next_user
+
 from rlkit.base.errors import RecipeError, RolloutError
+from rlkit.base.folders import REMOVE
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.hooks import Register, hookimpl
 from rlkit.interfaces.runtime import Runtime

@@ -28,8 +28,8 @@ from collections.abc import Callable
 from typing import Any
 
 sys.path.insert(0, sys.argv[1])  # where rlkit is
-from rlkit.base import sandbox
-from rlkit.base.sandbox import OPEN_FILES, kernel
+from rlkit_code import sandbox
+from rlkit_code.sandbox import OPEN_FILES, kernel
 
 sys.path.pop(0)
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlkit_code import runners as code_runners
+from rlkit_code.cases import program_of, read_cases
+from rlkit_code.grader import same_text, same_value
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.grader import same_text, same_value
-from rlkit.rewards import CodeReward, code_runners
-from rlkit.rewards.code_tests import program_of, read_cases
+from rlkit.rewards import CodeReward
 from rlkit.testing import example_trajectory
 from rlkit.types import Score
 from tests.unit.clock import SkippingLoop
@@ -30,7 +31,7 @@ ASSERTS = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"]
 @pytest.fixture(autouse=True)
 def _unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the probe of the sandbox, which the tests of commands have."""
-    monkeypatch.setattr("rlkit.base.command.Command.check", lambda self: None)
+    monkeypatch.setattr("rlkit_code.command.Command.check", lambda self: None)
 
 
 def scores(
@@ -300,7 +301,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_hostile_programs_earn_nothing_and_cost_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.rewards.code_runners.GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("rlkit_code.runners.GRACE_SECONDS", 1.0)
     asserts = [
         "import heapq, colorsys\nassert secret(1) == 70707",
         "import yaml\nassert isinstance(secret(0), int) and abs(secret(0) + 1) < 1e-9",
@@ -423,7 +424,7 @@ def test_it_needs_allow_code() -> None:
 
 def test_a_grader_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the tests that the digits of its message would pass."""
-    monkeypatch.setattr("rlkit.base.command.Command.filled", lambda self, folder, values: ["/absent11"])
+    monkeypatch.setattr("rlkit_code.command.Command.filled", lambda self, folder, values: ["/absent11"])
     [score] = scores([DOUBLE], PAIRS)
     assert score.reward is None
     assert score.error == "CodeReward: the grader did not start: /absent11: No such file or directory"

@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from rlkit.base.command import ROOT, Command, CommandLimits, environment_of_run, temporary_folder, within, write_files
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import RecipeError, RolloutError, shorten, show
-from rlkit.base.grader import COMPILE_ERROR, TESTS, same_text
-from rlkit.base.program import PROGRAM
 from rlkit.base.retry import (
     LONGEST_PAUSE,
     MAX_QUOTED,
@@ -29,9 +26,12 @@ from rlkit.base.retry import (
     ServiceError,
     require_http,
 )
-from rlkit.rewards.code_tests import Case
+from rlkit_code.cases import Case
+from rlkit_code.command import ROOT, Command, CommandLimits, environment_of_run, temporary_folder, within, write_files
+from rlkit_code.grader import COMPILE_ERROR, TESTS, same_text
+from rlkit_code.program import PROGRAM
 
-GRADER = "import sys; sys.path.insert(0, sys.argv[1]); from rlkit.base.grader import main; main()"
+GRADER = "import sys; sys.path.insert(0, sys.argv[1]); from rlkit_code.grader import main; main()"
 GRADER_MB = 128
 """Memory of the grader and of the processes that confine it."""
 PROCESSES = 64
@@ -136,7 +136,7 @@ class SandboxRunner:
         self.concurrency = concurrency or os.cpu_count() or 1
         line = shlex.join([sys.executable, "-I", "-B", "-c", GRADER, str(ROOT)])
         limits = CommandLimits(rules.memory_mb + GRADER_MB, PROCESSES, DISK_MB, DISK_MB)
-        self.command = Command("CodeReward", line, limits, confined=confined, readable=[str(ROOT / "rlkit")])
+        self.command = Command("CodeReward", line, limits, confined=confined, readable=[str(ROOT / "rlkit_code")])
 
     def lacks(self, tests: Tests) -> str | None:
         """Return the requirement of these tests that cannot be met; None if all can."""

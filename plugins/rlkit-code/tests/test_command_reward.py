@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlkit_code.command_reward import read_number
 
 from rlkit.base.deadlines import deadline
 from rlkit.base.errors import RecipeError
 from rlkit.rewards import CommandReward
-from rlkit.rewards.command import read_number
 from rlkit.testing import example_trajectory
 from rlkit.types import Score, Trajectory
 from tests.events import until

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError, RolloutError, show
-from rlkit.base.grader import COMPILE_ERROR
 from rlkit.base.ranges import Count, NonNegativeFloat, PositiveInt, Seconds
 from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.interfaces.runtime import Runtime
-from rlkit.rewards.code_runners import Rules, SandboxRunner, ServiceRunner, Tests, read_language
-from rlkit.rewards.code_tests import program_of, read_cases, setup_of
 from rlkit.types import Prompt, Score, Trajectory
+from rlkit_code.cases import program_of, read_cases, setup_of
+from rlkit_code.grader import COMPILE_ERROR
+from rlkit_code.runners import Rules, SandboxRunner, ServiceRunner, Tests, read_language
 
 
 class CodeReward(RewardManager):

@@ -8,7 +8,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rlkit.base.command import (
+from rlkit.base.deadlines import slot
+from rlkit.base.errors import RolloutError
+from rlkit.base.files import open_inside
+from rlkit.base.names import NumberFile
+from rlkit.base.ranges import Count, PositiveInt, Seconds
+from rlkit.interfaces.reward import OnError, RewardManager, as_score
+from rlkit.interfaces.runtime import Runtime
+from rlkit.types import Prompt, Score, Trajectory
+from rlkit_code.command import (
     Command,
     CommandLimits,
     check_files,
@@ -18,14 +26,6 @@ from rlkit.base.command import (
     workdir_of,
     write_files,
 )
-from rlkit.base.deadlines import slot
-from rlkit.base.errors import RolloutError
-from rlkit.base.files import open_inside
-from rlkit.base.names import NumberFile
-from rlkit.base.ranges import Count, PositiveInt, Seconds
-from rlkit.interfaces.reward import OnError, RewardManager, as_score
-from rlkit.interfaces.runtime import Runtime
-from rlkit.types import Prompt, Score, Trajectory
 
 COMPLETION_FILE = "COMPLETION.txt"
 LONGEST_NUMBER = 100

@@ -1,6 +1,6 @@
 """Grades a program by test cases: a process in a sandbox that knows the tests.
 
-It reads tests.json and removes it, runs the program in a process of its own (`rlkit.base.program` where it answers
+It reads tests.json and removes it, runs the program in a process of its own (`rlkit_code.program` where it answers
 calls), compares what comes back, and writes 1 or 0 for each case. The program never has the expected answers. The
 grader never has the program's objects: what comes back is text or plain data, so that no `==`, `exit` or patched
 function of the program decides a test. Other processes cannot read the grader's memory or open files. It imports only
@@ -29,12 +29,12 @@ from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 
-from rlkit.base.program import PRELUDE, PROGRAM, Value, pack, unpack
+from rlkit_code.program import PRELUDE, PROGRAM, Value, pack, unpack
 
 TESTS = "tests.json"
 COMPILE_ERROR = "C"
 SET_DUMPABLE = 4
-ANSWER = "import sys; sys.path.insert(0, sys.argv[1]); from rlkit.base.program import main; del sys.path[0]; main()"
+ANSWER = "import sys; sys.path.insert(0, sys.argv[1]); from rlkit_code.program import main; del sys.path[0]; main()"
 """Code of the process that is the program; its argument is the folder with rlkit."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 OUTPUT_BYTES = 2**16

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rlkit_code.runners import LANGUAGES
+from test_code import PAIRS, nothing_left, rewards, scores
 
 from rlkit.base.errors import RecipeError
 from rlkit.rewards import CodeReward
-from rlkit.rewards.code_runners import LANGUAGES
 from rlkit.testing import example_trajectory
-from tests.unit.rewards.test_code import PAIRS, nothing_left, rewards, scores
 
 DOUBLE = {
     "cpp": '#include <cstdio>\nint main() { int n; scanf("%d", &n); printf("%d\\n", 2 * n); }',
@@ -34,7 +34,7 @@ TWO = {
 @pytest.fixture(autouse=True)
 def _unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the probe of the sandbox, which the tests of commands have."""
-    monkeypatch.setattr("rlkit.base.command.Command.check", lambda self: None)
+    monkeypatch.setattr("rlkit_code.command.Command.check", lambda self: None)
 
 
 @pytest.fixture(params=["cpp", "javascript", "bash"])
@@ -92,7 +92,7 @@ HOSTILE = {
 @pytest.mark.slow
 def test_hostile_programs_earn_nothing(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one language are scored together, beside an honest one."""
-    monkeypatch.setattr("rlkit.rewards.code_runners.GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("rlkit_code.runners.GRACE_SECONDS", 1.0)
     pairs = {"inputs": ["35353.5", "35353.5"], "outputs": ["70707", "70707"]}
     honest = {"cpp": DOUBLE["cpp"].replace("int n", "double n").replace("%d", "%lf", 1).replace("%d", "%g"),
               "javascript": DOUBLE["javascript"], "bash": "read n; awk \"BEGIN { print 2 * $n }\""}  # fmt: skip

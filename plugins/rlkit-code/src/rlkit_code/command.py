@@ -18,16 +18,17 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from rlkit.base import attempts, sandbox
 from rlkit.base.errors import RecipeError, RolloutError, show
+from rlkit.base.folders import remove
+from rlkit_code import attempts, sandbox
 
-ROOT = Path(__file__).parents[2]
-"""The folder from which rlkit is imported."""
+ROOT = Path(__file__).parents[1]
+"""The folder from which this package is imported."""
 SUPERVISOR = (
     *(sys.executable, "-I", "-S", "-B", "-c"),
-    "import sys; sys.path.insert(0, sys.argv[1]); from rlkit.base.supervisor import main; main()",
+    "import sys; sys.path.insert(0, sys.argv[1]); from rlkit_code.supervisor import main; main()",
     str(ROOT),
 )
 INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -38,8 +39,6 @@ SYSTEM = (
 """What a confined command may read, besides what `sandbox.readable` lists."""
 VIEW = ("/tmp", "/dev", "/proc", "/sys", "/run")
 """Paths that are a sandbox's own, or have no meaning in one."""
-REMOVE = ("sh", "-c", 'chmod -R u+rwX "$1" 2>/dev/null; rm -rf "$1"', "sh")
-"""Removes a folder, whatever its modes and depth."""
 USERS = range(61184, 65520)
 """User ids that belong to nobody; systemd assigns them to services without a user."""
 KILL_SECONDS = 10.0
@@ -285,27 +284,6 @@ def fill(word: str, values: Mapping[str, str]) -> str:
     return names.sub(lambda match: values[match.group()], word).replace("\0", "")
 
 
-def check_files(files: object, column: str, *, rooted: bool = False) -> dict[str, str]:
-    """Return files as a row has them: texts by path.
-
-    Args:
-        files: The row's value.
-        column: Its name, for the message.
-        rooted: Whether paths may be absolute.
-
-    Raises:
-        ValueError: They are something else, or a path leads out of the folder.
-    """
-    if not isinstance(files, Mapping | None):
-        raise ValueError(f"the row's {column} are {show(files)}, expected texts by path")
-    for name, text in (files or {}).items():
-        path = PurePosixPath(str(name))
-        outside = (path.is_absolute() and not rooted) or ".." in path.parts or not path.name or "\0" in str(name)
-        if outside or not isinstance(text, str):
-            raise ValueError(f"the row's {column} have {show(name)}: {show(text)}, expected a relative path and a text")
-    return dict(files or {})
-
-
 @asynccontextmanager
 async def temporary_folder(prefix: str) -> AsyncIterator[Path]:
     """Offer a new folder, and remove it with all that a command has left there."""
@@ -326,27 +304,6 @@ def workdir_of(row: Mapping[str, object], folder: Path) -> dict[str, Path]:
     if not isinstance(path, str | None):
         raise ValueError(f"the row's workdir is {show(path)}, expected an absolute path")
     return {} if path is None else {path: folder}
-
-
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write texts into a folder, through no link that is there."""
-    for name, text in files.items():
-        path = folder
-        for part in PurePosixPath(name).parts[:-1]:
-            path /= part
-            if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
-                path.unlink()
-            path.mkdir(exist_ok=True)
-        path /= PurePosixPath(name).name
-        if os.path.isdir(path) and not os.path.islink(path):
-            remove(path)
-        path.unlink(missing_ok=True)
-        path.write_text(text, encoding="utf-8")
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, whatever its modes and depth."""
-    subprocess.run((*REMOVE, str(folder)), check=False, stderr=subprocess.DEVNULL)
 
 
 def _run_now(spec: bytes) -> bytes:

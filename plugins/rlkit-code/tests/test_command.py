@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from rlkit_code.command import Command, CommandLimits, check_files, environment_of_run, write_files
 
-from rlkit.base.command import Command, CommandLimits, check_files, environment_of_run, write_files
 from rlkit.base.errors import RecipeError
 
 LIMITS = CommandLimits(memory_mb=256, processes=16, file_mb=8, disk_mb=16)

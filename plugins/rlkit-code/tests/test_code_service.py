@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from test_code import DOUBLE, PAIRS, scores
 
 from rlkit.base.errors import RecipeError
 from rlkit.rewards import CodeReward
 from rlkit.types import Score
 from tests.judge_stand_in import Body, StandIn, serving
 from tests.unit.clock import SkippingLoop
-from tests.unit.rewards.test_code import DOUBLE, PAIRS, scores
 
 SLOW = "print(2 * int(input()))  # the first test takes too long"
 Respond = Callable[[Body], "web.StreamResponse | Awaitable[web.StreamResponse] | None"]
@@ -26,7 +26,7 @@ Respond = Callable[[Body], "web.StreamResponse | Awaitable[web.StreamResponse] |
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses between attempts, and their number."""
     monkeypatch.setattr("rlkit.base.retry.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("rlkit.rewards.code_runners.RETRIES", 1)
+    monkeypatch.setattr("rlkit_code.runners.RETRIES", 1)
 
 
 def result(stdout: str = "", code: int | None = 0, status: str = "Finished", seconds: float = 0.1) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def test_a_dead_service_is_an_error_without_the_login() -> None:
 
 def test_requests_are_bounded_and_their_wait_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an attempt, which has 30 s, and of a request, which has 60; 12 pairs of requests take 25 s each."""
-    monkeypatch.setattr("rlkit.rewards.code_runners.LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("rlkit_code.runners.LONGEST_PAUSE", 0.0)
     loop, pair = SkippingLoop(), asyncio.Barrier(2)
 
     async def late(_: Body) -> web.StreamResponse:
