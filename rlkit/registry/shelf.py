@@ -7,17 +7,18 @@ as its entry points. For recipes, scripts and saved runs they have the same path
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 from rlkit.base.installed import DISTRIBUTION, PARTS, entry_points
 from rlkit.hooks import kinds_of
 
 
-def shelf() -> list[ModuleType]:
-    """Import the modules with hooks of the packages that come with rlkit."""
-    entries = sorted(entry_points(PARTS), key=lambda entry: entry.name)
-    return [entry.load() for entry in entries if entry.dist is not None and entry.dist.name == DISTRIBUTION]
+def shelf() -> Iterator[ModuleType]:
+    """Import the modules with hooks of the packages that come with rlkit, in the order of their names."""
+    for entry in sorted(entry_points(PARTS), key=lambda entry: entry.name):
+        if entry.dist is not None and entry.dist.name == DISTRIBUTION:
+            yield entry.load()
 
 
 def attribute_of(kind: str) -> Callable[[str], type]:

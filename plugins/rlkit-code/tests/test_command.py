@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from rlkit_code.command import Command, CommandLimits, check_files, environment_of_run, write_files
+from rlkit_code.command import Command, CommandLimits, environment_of_run
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.folders import check_files, write_files
 
 LIMITS = CommandLimits(memory_mb=256, processes=16, file_mb=8, disk_mb=16)
 

@@ -11,21 +11,13 @@ from pathlib import Path
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import RolloutError
 from rlkit.base.files import open_inside
+from rlkit.base.folders import check_files, write_files
 from rlkit.base.names import NumberFile
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.interfaces.reward import OnError, RewardManager, as_score
 from rlkit.interfaces.runtime import Runtime
 from rlkit.types import Prompt, Score, Trajectory
-from rlkit_code.command import (
-    Command,
-    CommandLimits,
-    check_files,
-    environment_of_run,
-    require_allowed,
-    temporary_folder,
-    workdir_of,
-    write_files,
-)
+from rlkit_code.command import Command, CommandLimits, environment_of_run, require_allowed, temporary_folder, workdir_of
 
 COMPLETION_FILE = "COMPLETION.txt"
 LONGEST_NUMBER = 100

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import RecipeError, RolloutError, shorten, show
+from rlkit.base.folders import write_files
 from rlkit.base.retry import (
     LONGEST_PAUSE,
     MAX_QUOTED,
@@ -27,7 +28,7 @@ from rlkit.base.retry import (
     require_http,
 )
 from rlkit_code.cases import Case
-from rlkit_code.command import ROOT, Command, CommandLimits, environment_of_run, temporary_folder, within, write_files
+from rlkit_code.command import ROOT, Command, CommandLimits, environment_of_run, temporary_folder, within
 from rlkit_code.grader import COMPILE_ERROR, TESTS, same_text
 from rlkit_code.program import PROGRAM
 
