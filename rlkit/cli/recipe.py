@@ -26,7 +26,6 @@ from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
-from rlkit.rewards import BatchReward, JudgeReward, ModelReward, PythonReward, RubricReward
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
@@ -280,14 +279,7 @@ def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabri
 
 def _untried(reward: RewardManager) -> str | None:
     """Explain why a reward, or one inside of it, is not to be called without being asked to; None if it may be."""
-    for part in plan.simple_rewards(reward):
-        if isinstance(part, PythonReward | BatchReward):
-            return f"runs {part.function}"
-        if isinstance(part, ModelReward):
-            return f"loads {part.path}"
-        if isinstance(part, JudgeReward | RubricReward) and part.server is not None:
-            return f"asks {part.server}"
-    return None
+    return next(filter(None, (part.effect() for part in plan.simple_rewards(reward))), None)
 
 
 def _check_without_data(target: Target, missing: UnavailableError) -> int:

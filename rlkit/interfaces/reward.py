@@ -71,6 +71,13 @@ class RewardManager(BoundPart):
         """
         return None
 
+    def effect(self) -> str | None:
+        """Say what scoring does besides computing, such as `asks http://judge:8000`; None if nothing.
+
+        `rlkit recipe check` tries a reward with an effect only if it is told to.
+        """
+        return None
+
     def counts(self) -> Mapping[str, float]:
         """Return totals since the reward was created, by name; a step logs how much each has grown as `reward/NAME`.
 

@@ -19,12 +19,12 @@ PACKAGES = (
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    for package in PACKAGES:
-        module = import_module(f"rlkit.{package}")
-        for name in module.__all__:
-            register(getattr(module, name))
-    for shipped in shelf():
-        shipped.rlkit_register(register)
+    modules = [import_module(f"rlkit.{package}") for package in PACKAGES]
+    parts: list[type] = [getattr(module, name) for module in modules for name in module.__all__]
+    for module in shelf():
+        module.rlkit_register(parts.append)
+    for part in sorted(parts, key=lambda part: part.__name__):
+        register(part)
 
 
 @hookimpl

@@ -60,6 +60,9 @@ class ModelReward(RewardManager):
         self.on_error = on_error
         self._thread: ThreadPoolExecutor | None = None
 
+    def effect(self) -> str:
+        return f"loads {self.path}"
+
     def bind(self, runtime: Runtime) -> None:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -139,6 +139,9 @@ class AsyncFunctionReward(RewardManager):
         self.timeout = timeout
         self.on_error = on_error
 
+    def effect(self) -> str:
+        return f"runs {self.function}"
+
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         return list(await asyncio.gather(*map(self._score, trajectories)))
 

@@ -57,6 +57,9 @@ class BatchReward(RewardManager):
         self.concurrency = concurrency
         self.on_error = on_error
 
+    def effect(self) -> str:
+        return f"runs {self.function}"
+
     def bind(self, runtime: Runtime) -> None:
         self._work = runtime.work
 

@@ -212,7 +212,7 @@ def sections_of(cls: type) -> Iterator[type]:
 
 
 def test_every_number_states_its_range() -> None:
-    plugins = [path.name for path in (ROOT / "plugins").glob("*/src/rlkit_*")]
+    plugins = [path.parent.name.replace("-", "_") for path in (ROOT / "plugins").glob("*/pyproject.toml")]
     registry = load_plugins([(name, import_module(name)) for name in plugins], entry_points=False)
     registry.require_healthy()
     parts = [part.cls for parts in registry.parts.values() for part in parts.values()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from rlkit_math.answers import canonical
 from rlkit.rewards import MathReward
 from rlkit.testing import example_trajectory
 from rlkit.types import StopReason
-from tests.conftest import read_jsonl
+from tests.conftest import ROOT, read_jsonl
 
 RIGHT = r"""
 #### 72
@@ -312,7 +311,7 @@ def test_an_answer_that_was_cut_off_earns_nothing_for_its_format(stop: StopReaso
 
 def test_gold_answers_of_gsm8k_are_right_by_themselves() -> None:
     """A sample of openai/gsm8k's answers (MIT): the number after the mark is right, the one next to it is wrong."""
-    rows = read_jsonl(Path(__file__).parents[1] / "data" / "gsm8k.jsonl")
+    rows = read_jsonl(ROOT / "tests" / "unit" / "data" / "gsm8k.jsonl")
     for row in rows:
         assert grade(row["answer"], row["answer"]) == (1.0, 1.0), row
         number = row["answer"].rpartition("#### ")[2]

@@ -17,7 +17,6 @@ from rlkit.models.config import context_limit, load_config
 from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
-from rlkit.rewards import RubricReward
 from rlkit.run.preflight.structure_texts import structured_texts
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
@@ -259,12 +258,12 @@ def require_reward(trial: Trial, recipe: Recipe) -> None:
 
 
 def simple_rewards(reward: RewardManager) -> Iterator[RewardManager]:
-    """Yield a reward, or the rewards inside of one that combines or chooses others; of a rubric both."""
+    """Yield a reward, or the rewards inside of one that combines or chooses others; both of one that has an effect of its own."""
     values = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
     parts = [value for value in values if isinstance(value, RewardManager)]
     for part in parts:
         yield from simple_rewards(part)
-    if not parts or isinstance(reward, RubricReward):
+    if not parts or reward.effect():
         yield reward
 
 

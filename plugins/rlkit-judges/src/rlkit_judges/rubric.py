@@ -97,6 +97,9 @@ class RubricReward(RewardManager):
             self._client.close()
         close_parts(list(self.rewards.values()))
 
+    def effect(self) -> str | None:
+        return None if self.server is None else f"asks {self.server}"
+
     def counts(self) -> Mapping[str, float]:
         totals = sum_counts(self.rewards.values())
         if self._client is not None:
