@@ -72,7 +72,7 @@ class RewardManager(BoundPart):
         return None
 
     def effect(self) -> str | None:
-        """Say what scoring does besides computing, such as `asks http://judge:8000`; None if nothing.
+        """Name what scoring does besides computing, such as `asks http://judge:8000`; None if nothing.
 
         `rlkit recipe check` tries a reward with an effect only if it is told to.
         """

@@ -62,6 +62,9 @@ class PythonReward(RewardFunction):
         self.concurrency = concurrency
         self.on_error = on_error
 
+    def effect(self) -> str:
+        return f"runs {self.function}"
+
     def grade(self, trajectory: Trajectory) -> Score | float:
         return Grader(self.function, load_once(self.function), self.completions).grade(trajectory)
 
@@ -138,9 +141,6 @@ class AsyncFunctionReward(RewardManager):
         self._description = _describe(function)
         self.timeout = timeout
         self.on_error = on_error
-
-    def effect(self) -> str:
-        return f"runs {self.function}"
 
     async def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         return list(await asyncio.gather(*map(self._score, trajectories)))

@@ -258,7 +258,10 @@ def require_reward(trial: Trial, recipe: Recipe) -> None:
 
 
 def simple_rewards(reward: RewardManager) -> Iterator[RewardManager]:
-    """Yield a reward, or the rewards inside of one that combines or chooses others; both of one that has an effect of its own."""
+    """Yield a reward, or the rewards inside of one that combines or chooses others.
+
+    One that has an effect of its own beside those rewards, such as a rubric with a judge, is yielded after them.
+    """
     values = [v for value in vars(reward).values() for v in (value.values() if isinstance(value, dict) else [value])]
     parts = [value for value in values if isinstance(value, RewardManager)]
     for part in parts:
