@@ -135,9 +135,9 @@ def test_the_core_imports_nothing_of_the_shelf() -> None:
     for path in (ROOT / "rlkit").rglob("*.py"):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and node.module in SERVED:
-                served = set(import_module(node.module).__all__)
-                named = [alias.name for alias in node.names if alias.name[0].isupper() and alias.name not in served]
-                wrong += [f"{path.relative_to(ROOT)} imports {node.module}.{name}" for name in named]
+                own = vars(import_module(node.module)).keys()
+                served = [alias.name for alias in node.names if alias.name not in own]
+                wrong += [f"{path.relative_to(ROOT)} imports {node.module}.{name}" for name in served]
         wrong += [
             f"{path.relative_to(ROOT)} imports {module}"
             for module in imports(path)
