@@ -62,7 +62,7 @@ OWNERS = {
 }
 
 
-SHELF = {path.parent.parent.name.replace("-", "_") for path in (ROOT / "plugins").glob("*/src")} - {
+SHELF = {path.parent.name.replace("-", "_") for path in (ROOT / "plugins").glob("*/src")} - {
     path.parent.name.replace("-", "_") for path in (ROOT / "plugins").glob("*/pyproject.toml")
 }
 """Packages in `plugins/` that come in rlkit's own wheel."""
