@@ -12,9 +12,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 FORMER = {
+    "rlkit.base.command": "rlkit_code.command",
+    "rlkit.base.sandbox": "rlkit_code.sandbox",
     "rlkit.errors": "rlkit.base.errors",
     "rlkit.names": "rlkit.base.names",
+    "rlkit.ops.answers": "rlkit_math.answers",
     "rlkit.ranges": "rlkit.base.ranges",
+    "rlkit.rewards.code": "rlkit_code.reward",
+    "rlkit.rewards.command": "rlkit_code.command_reward",
+    "rlkit.rewards.judge": "rlkit_judges.judge",
+    "rlkit.rewards.math": "rlkit_math.reward",
+    "rlkit.rewards.rubric": "rlkit_judges.rubric",
     "rlkit.roles": "rlkit.interfaces",
     "rlkit.sections": "rlkit.recipe",
     "rlkit.text": "rlkit.base.text",
