@@ -333,7 +333,7 @@ def test_retry_lets_the_policy_try_again_as_often_as_it_was_told() -> None:
 def test_an_incomparable_answer_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlkit.interactions._same", compare_badly)
+    monkeypatch.setattr("rlkit_math.retry._same", compare_badly)
     for reference, error in (("7", None), ("broken", "ParticipantError: Retry: RecursionError: ")):
         user = Retry(tries=0, penalty=0.5)
         user.bind(ExampleRuntime())
