@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,18 +162,21 @@ def test_a_run_returns_what_it_leaves_in_its_folder(trained: Result, capsys: pyt
     assert "metrics" not in repr(trained)
 
 
-def test_a_run_with_objects_is_resumed_from_python_only(trained: Result, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--resume", str(trained.folder)]) == 2
+def test_a_run_with_objects_is_resumed_from_python_only(
+    trained: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(trained.folder, tmp_path / "run")
+    assert main(["fit", "--resume", str(folder)]) == 2
     printed = capsys.readouterr().err
     assert "task is the Python object Rows(100 rows, digest " in printed
     assert "reward is the Python object FunctionReward(right, code " in printed
     assert "fit(recipe, resume=FOLDER) goes on with a run, or pass --reward" in printed
-    longer = fit(validated(ROWS, 3), resume=trained.folder, quiet=True)
-    assert (longer.steps, longer.folder, len(longer.metrics)) == (3, trained.folder, 3)
+    longer = fit(validated(ROWS, 3), resume=folder, quiet=True)
+    assert (longer.steps, longer.folder, len(longer.metrics)) == (3, folder, 3)
     assert longer.metrics[:2] == trained.metrics
     assert capsys.readouterr().out == ""
     with pytest.raises(RecipeError, match=r"task: 'python object: Rows\(100 rows.* in the checkpoint"):
-        fit(validated(ROWS[1:], 3), resume=trained.folder, quiet=True)
+        fit(validated(ROWS[1:], 3), resume=folder, quiet=True)
 
 
 @pytest.mark.slow

@@ -484,11 +484,12 @@ def url() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Service)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    Service.failures, Service.sizes = 0, []
+    Service.sizes = []
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
     server.server_close()
     thread.join()
+    Service.failures = 0
 
 
 def test_remote_reward_sends_batches_and_tries_again(url: str, workers: Workers) -> None:
