@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 STAMPS = ROOT / ".ci" / "stamps.json"
 
 SERVERS = (
-    "rlkit/engines/server/**/*.py", "rlkit/engines/sglang*.py", "rlkit/gateway/**/*.py", "rlkit/interfaces/engine.py",
+    "plugins/rlkit-servers/src/**/*.py", "rlkit/gateway/**/*.py", "rlkit/interfaces/engine.py",
     "rlkit/interfaces/outputs.py", "rlkit/models/weights.py", "rlkit/models/lora.py", "rlkit/types.py",
     "tests/served.py", "tests/agreement.py", "tests/candidates.py",
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from rlkit.base.errors import RlkitError
-from rlkit.engines.server.engine import DeviceEngine
+from rlkit.interfaces.engine import RolloutEngine
 from rlkit.recipe import FSDP2, Fabric, Recipe
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def choose_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:
     return "bf16-mixed" if fast else "32-true"
 
 
-def choose_engine(recipe: Recipe, parts: Iterable[type]) -> tuple[type[DeviceEngine] | None, str]:
+def choose_engine(recipe: Recipe, parts: Iterable[type]) -> tuple[type[RolloutEngine] | None, str]:
     """Return the fastest engine that is installed and fits a recipe on this machine's GPUs, and why it is chosen.
 
     The engine is None, for the default, if none fits or if there is no GPU; then the reason says why not, or is empty.
@@ -54,7 +54,7 @@ def choose_engine(recipe: Recipe, parts: Iterable[type]) -> tuple[type[DeviceEng
     """
     if recipe.fabric.accelerator in ("cpu", "mps") or not torch.cuda.is_available() or not recipe.generates:
         return None, ""
-    engines = [part for part in parts if issubclass(part, DeviceEngine) and part.preference]
+    engines = [part for part in parts if issubclass(part, RolloutEngine) and part.preference]
     reasons: list[str] = []
     for engine in sorted(engines, key=lambda part: part.preference, reverse=True):
         problem = engine.missing() or _misfit(recipe, engine)
@@ -64,7 +64,7 @@ def choose_engine(recipe: Recipe, parts: Iterable[type]) -> tuple[type[DeviceEng
     return None, "; ".join(reasons)
 
 
-def _misfit(recipe: Recipe, engine: type[DeviceEngine]) -> str | None:
+def _misfit(recipe: Recipe, engine: type[RolloutEngine]) -> str | None:
     """Return the reason why an engine does not fit a recipe; None if it does."""
     from rlkit.models.activations import precision_of
     from rlkit.models.config import load_config

@@ -14,6 +14,9 @@ from types import ModuleType
 FORMER = {
     "rlkit.base.command": "rlkit_code.command",
     "rlkit.base.sandbox": "rlkit_code.sandbox",
+    "rlkit.engines.server": "rlkit_servers",
+    "rlkit.engines.sglang": "rlkit_servers.sglang.engine",
+    "rlkit.engines.sglang_changes": "rlkit_servers.sglang.changes",
     "rlkit.errors": "rlkit.base.errors",
     "rlkit.names": "rlkit.base.names",
     "rlkit.ops.answers": "rlkit_math.answers",

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rlkit_servers.engine import ServerEngine
 
 from rlkit.engines import TorchEngine
-from rlkit.engines.server.engine import ServerEngine
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.weights import PolicyWeights
 from rlkit.rollout.collect import BusyTimer, ask_engine

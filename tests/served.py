@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import jsonschema
 import pytest
 import torch
+from rlkit_servers.api import ServerOutput
+from rlkit_servers.engine import ServerEngine
+from rlkit_servers.retry import ServerRetryPolicy
+from rlkit_servers.server import InferenceServer
+from rlkit_servers.states import ServerState
+from rlkit_servers.transports import Transport
+from rlkit_servers.update import finish, load, prepare
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.engines.server.api import ServerOutput
-from rlkit.engines.server.engine import ServerEngine
-from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.server import InferenceServer
-from rlkit.engines.server.states import ServerState
-from rlkit.engines.server.transports import Transport
-from rlkit.engines.server.update import finish, load, prepare
 from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.lora import base_model

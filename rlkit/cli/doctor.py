@@ -13,12 +13,11 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
 from rlkit.cli.plugins import show_plugins
 from rlkit.cli.views.display import echo, show
-from rlkit.engines import OPTIONAL_PACKAGES
 from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.size import parameter_count
 from rlkit.recipe import Model
-from rlkit.registry import load_plugins
+from rlkit.registry import Registry, load_plugins
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import check_template
 from rlkit.run.folder import PACKAGES
@@ -36,8 +35,8 @@ def run(argv: Sequence[str]) -> int:
     path = _model(argv)
     if path is not None:
         return _examine(Model(path))
-    show(("what", "found"), facts())
     registry = load_plugins()
+    show(("what", "found"), facts(registry))
     show_plugins(registry)
     return 2 if any(plugin.error for plugin in registry.plugins) else 0
 
@@ -68,11 +67,13 @@ def _examine(model: Model) -> int:
     return 1 if check.warnings else 0
 
 
-def facts() -> list[tuple[str, str]]:
+def facts(registry: Registry) -> list[tuple[str, str]]:
     """Return the facts about this machine."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [(name, torch.__version__ if name == "torch" else metadata.version(name)) for name in PACKAGES]
-    checks: dict[str, Callable[[str], str]] = {"wandb": str, "tensorboard": str, **OPTIONAL_PACKAGES}
+    checks: dict[str, Callable[[str], str]] = {"wandb": str, "tensorboard": str}
+    for part in registry.parts["engines"].values():
+        checks |= part.cls.packages  # type: ignore[attr-defined]
     for name, check in checks.items():
         try:
             rows.append((name, check(metadata.version(name))))

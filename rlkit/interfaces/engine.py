@@ -6,7 +6,8 @@ import json
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.installed import extra_command
@@ -55,6 +56,28 @@ class RolloutEngine(BoundPart):
 
     reserved: int = 0
     """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
+
+    preference: ClassVar[int] = 0
+    """The order in which engines are tried on GPUs where a recipe names none: the highest first, those of 0 never."""
+
+    default_options: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    """The options of an engine that was chosen so."""
+
+    picture_models: ClassVar[Sequence[str]] = ()
+    """The `model_type` of models whose pictures the product reads."""
+
+    packages: ClassVar[Mapping[str, Callable[[str], str]]] = MappingProxyType({})
+    """Distributions that the engine needs, each with a description of an installed version, for `rlkit doctor`."""
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Return the missing package of an engine with `default_options` on a GPU; None if nothing is missing."""
+        return None
+
+    @classmethod
+    def implements(cls, architecture: str) -> bool:  # noqa: ARG003 - for overrides
+        """Whether the installed product has a model's class, by its name in transformers."""
+        return True
 
     @property
     def capacity(self) -> int | None:

@@ -32,10 +32,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "rlkit-engine-http" / "src"))
 from rlkit_engine_http import HttpEngine
+from rlkit_servers.server import InferenceServer
 
 from rlkit import Recipe, fit
 from rlkit.engines import TorchEngine
-from rlkit.engines.server.server import InferenceServer
 from rlkit.interfaces.callback import Callback, StepEnd
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.recipe import Rollout, Train

@@ -170,7 +170,7 @@ class Servers:
     """A process that answers at once as an SGLang server does, and an engine that asks it."""
 
     def __init__(self, tokenizer: Any) -> None:
-        from rlkit.engines.server.process import free_port
+        from rlkit_servers.process import free_port
 
         self._folder = tempfile.TemporaryDirectory()
         self._port = free_port()
@@ -197,8 +197,9 @@ class Servers:
 
     def engine(self, tokens: int, servers: int = 1) -> Any:
         """Return an SGLangServer whose servers answer with so many tokens; only the first one is asked."""
+        from rlkit_servers.states import ServerState
+
         from rlkit.engines import SGLangServer
-        from rlkit.engines.server.states import ServerState
 
         engine = SGLangServer(urls=["http://127.0.0.1:1"])
         config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=len(self._tokenizer)))

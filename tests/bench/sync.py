@@ -12,9 +12,10 @@ from __future__ import annotations
 import statistics
 import time
 
+from rlkit_servers.sglang.launch import Launch
+from rlkit_servers.states import ServerState
+
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.states import ServerState
-from rlkit.engines.sglang_launch import Launch
 from rlkit.models.lora import add_lora
 from rlkit.recipe import Lora
 from rlkit.testing import random_model

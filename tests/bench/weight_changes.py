@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from rlkit_servers.api import ServerApi
+from rlkit_servers.changes import WeightReceiver
+from rlkit_servers.transports import FileTransport
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from rlkit.engines.server.api import ServerApi
-from rlkit.engines.server.changes import WeightReceiver
-from rlkit.engines.server.transports import FileTransport
 from rlkit.testing import random_model
 
 SIZES = {

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
+from rlkit_servers.weight_check import policy_logps
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlkit import recipe as sections
 from rlkit.cli.main import main
 from rlkit.distributed.fsdp2 import blocks, make_fabric
-from rlkit.engines.server.weight_check import policy_logps
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy
 from rlkit.models.lora import base_model

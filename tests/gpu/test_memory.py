@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_servers.sglang.transports import SGLangTensors
+from rlkit_servers.transports import serialize
 
-from rlkit.engines.server.transports import serialize
-from rlkit.engines.sglang_transports import SGLangTensors
 from rlkit.engines.torch.probe import why_not
 from rlkit.testing import random_model
 

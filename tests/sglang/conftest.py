@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rlkit_servers.sglang.launch import Launch
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_launch import Launch
 from rlkit.testing import random_model
 from tests.served import RETRY, Trainer, second
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rlkit_servers.api import ServerOutput
+from rlkit_servers.http import Fault
+from rlkit_servers.server import InferenceServer
+from rlkit_servers.states import ServerState
 from torch import Tensor
 
 from rlkit.base.errors import EngineError
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.api import ServerOutput
-from rlkit.engines.server.http import Fault
-from rlkit.engines.server.server import InferenceServer
-from rlkit.engines.server.states import ServerState
 from rlkit.models.weights import PolicyWeights
 from rlkit.types import Request
 from tests.served import PROMPTS, RETRY, Trainer, request, server_pid

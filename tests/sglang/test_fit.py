@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_servers.weight_check import TOLERANCES
 
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.weight_check import TOLERANCES
 from tests.conftest import FAST, read_jsonl, rlkit
 from tests.served import Trainer, children, fit_structured_at
 

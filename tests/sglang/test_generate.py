@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_servers.engine import ServerEngine
+from rlkit_servers.http import Client
+from rlkit_servers.process import free_port
 
 from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.engine import ServerEngine
-from rlkit.engines.server.http import Client
-from rlkit.engines.server.process import free_port
 from rlkit.interfaces.teacher import TokenSpan
 from rlkit.models.actor import Actor
 from rlkit.types import StopReason

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_servers.sglang.launch import Launch
+from rlkit_servers.states import ServerState
 from torch import Tensor
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.states import ServerState
-from rlkit.engines.sglang_launch import Launch
 from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Lora

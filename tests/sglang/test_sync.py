@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_servers.api import ServerOutput
+from rlkit_servers.server import InferenceServer
+from rlkit_servers.sglang.launch import Launch
+from rlkit_servers.sglang.transports import SGLangChanges
+from rlkit_servers.states import DEADLINES, ServerState, UpdateStep
+from rlkit_servers.weight_check import policy_logps
 from torch import Tensor
 
 from rlkit.base.errors import EngineError
 from rlkit.engines import SGLangServer
-from rlkit.engines.server.api import ServerOutput
-from rlkit.engines.server.server import InferenceServer
-from rlkit.engines.server.states import DEADLINES, ServerState, UpdateStep
-from rlkit.engines.server.weight_check import policy_logps
-from rlkit.engines.sglang_launch import Launch
-from rlkit.engines.sglang_transports import SGLangChanges
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, StopReason

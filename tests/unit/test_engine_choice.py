@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_servers.engine import DeviceEngine, names_model
+from rlkit_servers.sglang import engine as sglang
 
 from rlkit.cli import recipe as recipe_verb
 from rlkit.cli.parsing.parser import parse
 from rlkit.engine_choice import GIB, choose_engine, choose_precision
-from rlkit.engines import SGLangEngine, TorchEngine, sglang
-from rlkit.engines.server.engine import DeviceEngine, names_model
+from rlkit.engines import SGLangEngine, TorchEngine
 from rlkit.recipe import FSDP2, Fabric, Model, Recipe
 from rlkit.run.preflight.plan import batches
 from rlkit.testing import random_model

@@ -23,12 +23,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from rlkit_engine_http import HttpApi, HttpEngine
 from rlkit_engine_http.engine import SharedFiles
 from rlkit_engine_http.server import SamplingServer, ServerRuntime, application, read_request
+from rlkit_servers.api import ServerOutput
+from rlkit_servers.http import Client, Fault
 from safetensors.torch import load_file, save_file
 
 from rlkit.base.errors import RecipeError
 from rlkit.engines import TorchEngine
-from rlkit.engines.server.api import ServerOutput
-from rlkit.engines.server.http import Client, Fault
 from rlkit.testing import random_model
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import Request, SampleKey, Sampling, Structure

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from rlkit_engine_http import HttpEngine
+from rlkit_servers.retry import ServerRetryPolicy
+from rlkit_servers.server import InferenceServer
+from rlkit_servers.states import ServerState
 from torch import Tensor, nn
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.server import InferenceServer
-from rlkit.engines.server.states import ServerState
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Completion, Request, SampleKey, Sampling
 from tests.events import until

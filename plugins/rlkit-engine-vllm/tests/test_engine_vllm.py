@@ -18,13 +18,13 @@ from rlkit_engine_http.engine import SharedFiles
 from rlkit_engine_vllm import VllmApi, VllmEngine, VllmLaunch, VllmServer
 from rlkit_engine_vllm.launch import check_release, command, environment, require_vllm
 from rlkit_engine_vllm.transport import FolderTransport, VllmChanges
+from rlkit_servers.changes import CheckpointReceiver, RefusedWeights
+from rlkit_servers.http import Client, Fault
 from safetensors import safe_open
 from safetensors.torch import load
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangEngine, SGLangServer
-from rlkit.engines.server.changes import CheckpointReceiver, RefusedWeights
-from rlkit.engines.server.http import Client, Fault
 from rlkit.types import Request, SampleKey, Sampling, Structure
 from tests.conftest import ROOT
 

@@ -14,10 +14,10 @@ import pytest
 from rlkit_judges.client import JudgeClient
 from rlkit_judges.prompts import Question
 from rlkit_judges.server import JudgeError, JudgeServer
+from rlkit_servers.http import Client
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.retry import HttpClient, RetryPolicy, ServiceError, fetch, proxy_for
-from rlkit.engines.server.http import Client
 from rlkit.interfaces.reward import as_score
 from rlkit.rewards import RemoteReward
 from rlkit.testing import example_trajectory

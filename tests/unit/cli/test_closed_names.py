@@ -59,7 +59,7 @@ FILES = (
     "reward: <FUNCTION>",
     "reward: <MODULE>",
     "reward: <MODULE>.Reward",
-    "reward: {class_path: rlkit.engines.server.process.subprocess.run, init_args: {args: [touch, <RAN>]}}",
+    "reward: {class_path: rlkit_servers.process.subprocess.run, init_args: {args: [touch, <RAN>]}}",
     "reward: {class_path: rlkit.rewards.python.importlib.import_module, init_args: {name: <MODULE>}}",
     "reward: {class_path: rlkit.rewards.python._load, init_args: {function: '<MODULE>:touch'}}",
     "reward: {class_path: jsonargparse.lazy_instance, init_args: {class_type: <MODULE>.Reward}}",

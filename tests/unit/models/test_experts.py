@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from rlkit_servers.sglang.launch import Launch
 from torch import nn
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_launch import Launch
 from rlkit.models.load import load_policy, load_tokenizer
 from rlkit.models.lora import adapters_by_weight, adapters_off, add_lora, base_model, merge_adapters, merged_weight
 from rlkit.models.save import save_policy

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
+from rlkit_servers.sglang.launch import Launch
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.ranks import Ranks
 from rlkit.engines import SGLangServer
-from rlkit.engines.sglang_launch import Launch
 from rlkit.models.load import load_policy, load_tokenizer
 from rlkit.models.lora import adapters_off, add_lora, merge_adapters, merged_weight
 from rlkit.models.save import save_policy

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from rlkit_servers.api import candidates_of
 
-from rlkit.engines.server.api import candidates_of
 from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import ALL, LOGPS, logits_logps
 from rlkit.ops.sampling import Truncation, choose

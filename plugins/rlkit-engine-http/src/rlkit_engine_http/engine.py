@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
+from rlkit_servers.api import ServerApi, ServerOutput
+from rlkit_servers.engine import ServerEngine
+from rlkit_servers.http import Client
+from rlkit_servers.process import write_model
+from rlkit_servers.retry import ServerRetryPolicy
+from rlkit_servers.server import InferenceServer
+from rlkit_servers.states import DEADLINES, UpdateStep
+from rlkit_servers.transports import FileTransport, Transport, is_local
 
 from rlkit.base.ranges import NUMBER, Count, PositiveInt
-from rlkit.engines.server.api import ServerApi, ServerOutput
-from rlkit.engines.server.engine import ServerEngine
-from rlkit.engines.server.http import Client
-from rlkit.engines.server.process import write_model
-from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.server import InferenceServer
-from rlkit.engines.server.states import DEADLINES, UpdateStep
-from rlkit.engines.server.transports import FileTransport, Transport, is_local
 from rlkit.interfaces.engine import check_followed
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Request, Structure

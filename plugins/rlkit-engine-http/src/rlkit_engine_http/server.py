@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from rlkit_servers.api import ServerOutput
+from rlkit_servers.changes import WeightReceiver
+from rlkit_servers.http import UNREADABLE
 from safetensors import SafetensorError, safe_open
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.engines.server.api import ServerOutput
-from rlkit.engines.server.changes import WeightReceiver
-from rlkit.engines.server.http import UNREADABLE
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit.rollout.gate import Gate
 from rlkit.types import Request, SampleKey, Sampling, StopReason, Structure

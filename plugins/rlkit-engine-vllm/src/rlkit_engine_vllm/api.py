@@ -7,11 +7,12 @@ import shlex
 import uuid
 from collections.abc import Sequence
 
+from rlkit_servers.api import ServerOutput, candidates_of
+from rlkit_servers.http import Client, Fault
+from rlkit_servers.states import DEADLINES, UpdateStep
+from rlkit_servers.teacher import TeacherApi
+
 from rlkit.base.errors import EngineError
-from rlkit.engines.server.api import ServerOutput, candidates_of
-from rlkit.engines.server.http import Client, Fault
-from rlkit.engines.server.states import DEADLINES, UpdateStep
-from rlkit.engines.server.teacher import TeacherApi
 from rlkit.interfaces.engine import schema_of
 from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling

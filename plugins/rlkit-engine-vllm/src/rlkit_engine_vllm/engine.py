@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
+from rlkit_servers.api import ServerApi
+from rlkit_servers.engine import DeviceEngine, ServerEngine, trainer_gpus
+from rlkit_servers.http import Client
+from rlkit_servers.process import write_model
+from rlkit_servers.retry import ServerRetryPolicy
+from rlkit_servers.server import InferenceServer
+from rlkit_servers.teacher import ServerTeacher
+from rlkit_servers.transports import Transport, is_local
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
-from rlkit.engines.server.api import ServerApi
-from rlkit.engines.server.engine import DeviceEngine, ServerEngine, trainer_gpus
-from rlkit.engines.server.http import Client
-from rlkit.engines.server.process import write_model
-from rlkit.engines.server.retry import ServerRetryPolicy
-from rlkit.engines.server.server import InferenceServer
-from rlkit.engines.server.teacher import ServerTeacher
-from rlkit.engines.server.transports import Transport, is_local
 from rlkit.interfaces.engine import check_launched
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Structure

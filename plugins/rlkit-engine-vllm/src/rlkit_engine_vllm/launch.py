@@ -11,10 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from rlkit_servers.process import server_environment
+
 from rlkit.base.errors import EngineError
 from rlkit.base.names import USER_ONLY
 from rlkit.base.ranges import Count, ShareBelowOne
-from rlkit.engines.server.process import server_environment
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import safetensors.torch
 import torch
-
-from rlkit.engines.server.api import ServerApi
-from rlkit.engines.server.states import DEADLINES, UpdateStep
-from rlkit.engines.server.transports import SHARED_MEMORY, Adapter, Bucket, ChangesTransport, DiskTransport, save
+from rlkit_servers.api import ServerApi
+from rlkit_servers.states import DEADLINES, UpdateStep
+from rlkit_servers.transports import SHARED_MEMORY, Adapter, Bucket, ChangesTransport, DiskTransport, save
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM

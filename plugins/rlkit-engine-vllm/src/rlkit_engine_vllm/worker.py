@@ -15,6 +15,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from rlkit_servers.changes import CheckpointReceiver
 from safetensors import safe_open
 from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
@@ -27,8 +28,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
-
-from rlkit.engines.server.changes import CheckpointReceiver
 
 INDEX = "model.safetensors.index.json"
 GREEDY_BELOW = 1e-5

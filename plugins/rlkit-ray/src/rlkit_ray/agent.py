@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlkit.engines.server.process import free_port, kill_supervised, start_supervised
+from rlkit_servers.process import free_port, kill_supervised, start_supervised
 
 SIGNALLED = 192
 """A larger exit status of a supervisor is 256 minus the number of the signal that ended its rank."""

@@ -16,9 +16,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from rlkit_servers.process import SupervisedProcess, free_port, server_environment
 
 from rlkit.base.errors import EngineError, explain
-from rlkit.engines.server.process import SupervisedProcess, free_port, server_environment
 from rlkit.interfaces.launcher import HostedServer, ServerCommand, ServerSite
 
 CLUSTER = "RLKIT_RAY_CLUSTER"

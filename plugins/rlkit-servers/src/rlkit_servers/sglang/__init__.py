@@ -1,0 +1,1 @@
+"""SGLang: the two engines, and what its servers take and return."""

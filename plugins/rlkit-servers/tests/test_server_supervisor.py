@@ -1,0 +1,160 @@
+"""The supervisor between a server and the trainer, with `sleep` as the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+from rlkit_servers.process import SUPERVISOR, kill_supervised
+
+LIMIT_SECONDS = 60
+"""Only a failing test takes as long."""
+
+SLEEPER = "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '100']); print(os.getpid(), child.pid, flush=True); time.sleep(100)"  # noqa: E501
+
+
+def supervised(log: Path, grace: float = 0.0, folder: str = "") -> tuple[str, ...]:
+    return (sys.executable, "-S", "-E", str(SUPERVISOR), str(log), str(grace), folder)
+
+
+def start(log: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Return a supervisor, and the process ids of its server and the server's child."""
+    supervisor = subprocess.Popen((*supervised(log), sys.executable, "-c", SLEEPER), stdin=subprocess.PIPE)
+    assert wait_until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    return supervisor, [int(word) for word in log.read_text().split()]
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + LIMIT_SECONDS
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("how", ["trainer ends", "server crashes", "supervisor is killed"])
+def test_nothing_is_left_whoever_ends_first(tmp_path: Path, how: str) -> None:
+    supervisor, pids = start(tmp_path / "log")
+    if how == "trainer ends":
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
+    else:
+        os.kill(supervisor.pid if how == "supervisor is killed" else pids[0], signal.SIGKILL)
+    supervisor.wait(LIMIT_SECONDS)
+    assert wait_until(lambda: gone(pids[0]))
+    if how != "supervisor is killed":
+        assert wait_until(lambda: gone(pids[1]))
+    else:
+        os.kill(pids[1], signal.SIGKILL)
+    if how == "server crashes":
+        assert "the process ended with exit code -9" in (tmp_path / "log").read_text()
+
+
+def test_a_byte_is_a_signal_for_the_server(tmp_path: Path) -> None:
+    supervisor, pids = start(tmp_path / "log")
+    assert supervisor.stdin is not None
+    supervisor.stdin.write(bytes([signal.SIGTERM]))
+    supervisor.stdin.flush()
+    assert supervisor.wait(LIMIT_SECONDS) == 256 - signal.SIGTERM
+    assert wait_until(lambda: all(map(gone, pids)))
+    assert "exit code -15" in (tmp_path / "log").read_text()
+
+
+def test_once_a_supervisor_has_ended_its_server_is_gone(tmp_path: Path) -> None:
+    """Its memory too, which the kernel takes a while to free."""
+    code = "import os, time; held = b'rlkit' * (50 << 20); print(os.getpid(), flush=True); time.sleep(100)"
+    log = tmp_path / "log"
+    words = (*supervised(log), sys.executable, "-c", code)
+    supervisor = subprocess.Popen(words, stdin=subprocess.PIPE)
+    assert wait_until(lambda: log.exists() and log.read_text().strip().isdigit())
+    assert supervisor.stdin is not None
+    supervisor.stdin.close()
+    supervisor.wait(LIMIT_SECONDS)
+    assert not Path(f"/proc/{int(log.read_text().split()[0])}").exists()
+
+
+def test_a_crash_that_kills_its_parent_spares_the_trainer(tmp_path: Path) -> None:
+    code = "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os.kill(os.getppid(), signal.SIGINT)"
+    words = (*supervised(tmp_path / "log"), sys.executable, "-c", code)
+    supervisor = subprocess.Popen(words, stdin=subprocess.PIPE)
+    assert supervisor.wait(LIMIT_SECONDS) == 0
+    assert "ended with exit code 0" in (tmp_path / "log").read_text()
+
+
+SERVER = """
+import os, signal, sys, tempfile
+from multiprocessing import get_context
+from multiprocessing.shared_memory import SharedMemory
+
+def hold(name):
+    memory = SharedMemory(name)
+    print(os.getppid(), name, flush=True)
+    signal.pause()
+
+if __name__ == "__main__":
+    memory, shared = SharedMemory(create=True, size=1 << 20), SharedMemory(sys.argv[2])
+    open(tempfile.mkstemp()[1], "w").close()
+    if sys.argv[1] == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    get_context("spawn").Process(target=hold, args=(memory.name,)).start()
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", ["trainer ends", "trainer ends, server is deaf", "server crashes", "server is closed"])
+def test_a_server_leaves_no_memory_and_no_files(tmp_path: Path, how: str) -> None:
+    """Nor memory of its children, or memory that another process has mapped."""
+    program, folder, log = tmp_path / "server.py", tmp_path / "folder", tmp_path / "log"
+    program.write_text(SERVER)
+    folder.mkdir()
+    shared = SharedMemory(create=True, size=4096)
+    supervisor = subprocess.Popen(
+        (*supervised(log, 0.5, str(folder)), sys.executable, str(program), how.rpartition(" ")[2], shared.name),
+        stdin=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert wait_until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    pid, memory = log.read_text().split()
+    assert Path("/dev/shm", memory).exists()
+    assert list(folder.iterdir())
+    if how == "server crashes":
+        os.kill(int(pid), signal.SIGKILL)
+        supervisor.wait(LIMIT_SECONDS)
+    if how.startswith("trainer ends"):
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
+        supervisor.wait(LIMIT_SECONDS)
+    else:
+        kill_supervised(supervisor)
+    assert not Path("/dev/shm", memory).exists()
+    assert Path("/dev/shm", shared.name).exists()
+    shared.close()
+    shared.unlink()
+    assert folder.exists() != how.startswith("trainer ends")
+    assert ("exit code -15" in log.read_text()) == (how in ("trainer ends", "server is closed"))
+
+
+def test_a_temporary_folder_does_not_outlive_its_process(tmp_path: Path) -> None:
+    code = (
+        "import os; from rlkit_servers.process import TemporaryFolder\n"
+        f"folders = [TemporaryFolder('t-', {str(tmp_path)!r}) for _ in range(2)]\n"
+        "folders[0].remove(); print(*(folder.path.exists() for folder in folders), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+    assert wait_until(lambda: not list(tmp_path.iterdir()))
