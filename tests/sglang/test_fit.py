@@ -73,8 +73,7 @@ def fit_while_a_server_is_dead(folder: Path, engine: str) -> None:
         try:
             wait_for_steps(run, folder, 2)
             before = supervisors(run.pid)
-            assert len(before) == 2
-            os.kill(children(before[1])[0], signal.SIGKILL)
+            os.kill(children(before[-1])[0], signal.SIGKILL)  # the weights that are shared may have a supervisor, too
             new = new_server(run, before)
             os.kill(new, signal.SIGSTOP)
             held = len(wait_for_steps(run, folder, 3))
