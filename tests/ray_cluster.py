@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray._private import services
 from ray.cluster_utils import Cluster
 
 from tests.conftest import ROOT, write_metadata
 
 PACKAGES = (ROOT / "plugins" / "rlkit-ray", ROOT / "plugins" / "rlkit-engine-http")
+
+
+START_SECONDS = 300.0
+"""How long a node may take to register on a busy machine; Ray itself gives up after 30 s."""
+
+get_node_at_once = services.get_node
+
+
+def get_node(gcs_address: str, node_id: str) -> Any:
+    """Return what Ray knows of a node that has just been started, once it has registered."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return get_node_at_once(gcs_address, node_id)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 @contextmanager
@@ -36,6 +57,7 @@ def started_cluster(site: Path, nodes: int = 3, quick: bool = True) -> Iterator[
     head = {"num_cpus": 0, **({"_system_config": health} if quick else {}), **options}
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+        environment.setattr(services, "get_node", get_node)
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(nodes):

@@ -9,8 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
+from rlkit.cli.parsing.compose import Composer
+from rlkit.cli.parsing.objects import plain
 from rlkit.cli.parsing.reader import read
-from rlkit.recipe.code import allowed_code
+from rlkit.recipe.trust import risk
+from rlkit.registry import load_plugins
 
 FLAG = "--checkpoint"
 CHECKPOINT: tuple[str, dict[str, object]] = (
@@ -20,7 +23,7 @@ CHECKPOINT: tuple[str, dict[str, object]] = (
 
 ALLOW_CODE: tuple[str, dict[str, object]] = (
     "--allow-code",
-    {"action": "store_true", "help": "Run the code that the recipe of a run folder names, if you trust the folder."},
+    {"action": "store_true", "help": "Trust a run folder's recipe: run its code, and send samples to its addresses."},
 )
 
 
@@ -28,15 +31,17 @@ def with_recipe_of(home: Path, argv: Sequence[str]) -> list[str]:
     """Return the arguments with the recipe of a run folder, which may be a stranger's.
 
     Raises:
-        RecipeError: The recipe allows code, and the user has not.
+        RecipeError: The recipe runs code or names an address, and the user has not said that they trust it.
     """
     path = home / "recipe.yaml"
-    key = None if ALLOW_CODE[0] in argv else allowed_code(read(path))
-    if key is not None:
-        raise RecipeError(
-            f"{path} has {key}: true, so that code which it names would run; if you trust it, add {ALLOW_CODE[0]}, or "
-            f"name it yourself: --recipe {path}"
-        )
+    if ALLOW_CODE[0] not in argv:
+        composer = Composer(load_plugins())
+        composer.add(read(path))  # a part may be written as text
+        reason = risk(plain(composer.tree))
+        if reason is not None:
+            raise RecipeError(
+                f"{path} has {reason}; if you trust it, add {ALLOW_CODE[0]}, or name it yourself: --recipe {path}"
+            )
     return ["--recipe", str(path), *argv]
 
 

@@ -28,7 +28,7 @@ USAGE = """usage: rlkit replay RUN --step N [--phase learn] [--out FOLDER] [--al
     --phase learn   learn from the rollouts that the run has kept, instead of sampling: for engines that sample
                     otherwise each time, and to try another loss or learning rate on the same answers
     --out FOLDER    where the result is kept, as a run folder with a checkpoint; default: runs/<run>-step-<N>-<time>
-    --allow-code    run the code that the run's recipe names, if you trust the folder
+    --allow-code    run the code and use the addresses that the run's recipe names, if you trust the folder
     --SECTION.OPTION=VALUE  changes the recipe: what would the step have been?
     exit status: 0 if all is the same, 1 if something differs
 """

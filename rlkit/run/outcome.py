@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlkit.base.text import redact
-from rlkit.recipe.code import allowed_code
+from rlkit.recipe.trust import risk
 from rlkit.run.alarms import RewardChange
 from rlkit.types import JsonObject, Trajectory
 
@@ -178,6 +178,6 @@ def next_command(run: Path, is_complete: bool, save_folder: str | None, recipe: 
     if is_complete:
         return f"rlkit export --checkpoint {path} --out MODEL"
     if save_folder is None:
-        return f"rlkit fit --resume {path}{' --allow-code' * (allowed_code(recipe) is not None)}"
+        return f"rlkit fit --resume {path}{' --allow-code' * (risk(recipe) is not None)}"
     options = f"--out {path} --resume auto --save.folder {shlex.quote(save_folder)}"
     return f"rlkit fit --recipe {path}/recipe.yaml {options}"

@@ -72,7 +72,7 @@ def test_a_password_in_a_url_is_used_and_never_written(
     assert main(again) == 0
     written = [yaml.safe_load((folder / "recipe.yaml").read_text()) for folder in (out, tmp_path / "again")]
     assert written[0] == written[1]
-    assert main(["fit", f"--resume={out}", "--train.steps=3", "--force"]) == 0
+    assert main(["fit", f"--resume={out}", "--train.steps=3", "--force", "--allow-code"]) == 0
 
 
 def test_a_password_error_does_not_show_the_password(

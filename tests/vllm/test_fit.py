@@ -9,7 +9,15 @@ from rlkit_engine_vllm import VllmServer
 
 from tests.conftest import read_jsonl
 from tests.served import Trainer, fit_structured_at, save_teacher, served_as_loaded
-from tests.sglang.test_fit import ENDS, fit_and_kill, leaves_nothing, run_ahead, send_changes, sharded_lora
+from tests.sglang.test_fit import (
+    ENDS,
+    fit_and_kill,
+    fit_while_a_server_is_dead,
+    leaves_nothing,
+    run_ahead,
+    send_changes,
+    sharded_lora,
+)
 
 
 def test_vllm_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
@@ -24,6 +32,10 @@ def test_vllm_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
     assert sum(0 < row["engine/changed_share"] < 0.3 for row in rows) >= len(rows) - restarts
     assert 0.25 <= validation["before"]["sampled_accuracy"] <= 0.5
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
+
+
+def test_steps_go_on_while_one_of_two_servers_is_dead(tmp_path: Path) -> None:
+    fit_while_a_server_is_dead(tmp_path, "VllmServer")
 
 
 def test_rollouts_run_ahead_on_a_running_server(tmp_path: Path, engine: VllmServer) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.checkpoint import with_checkpoint, with_recipe_of
 from rlkit.cli.main import main
-from rlkit.recipe.code import allowed_code
+from rlkit.recipe.trust import risk
 from tests.conftest import FAST
 from tests.flow.fuzz.texts import bomb
 
@@ -191,10 +192,50 @@ def test_aliases_that_stand_for_too_much_are_one_line(
     assert main(["report", "a", "b"]) == 0
 
 
-def test_code_is_found_wherever_a_recipe_allows_it() -> None:
-    assert (
-        allowed_code({"reward": {"init_args": {"allow_code": False}}, "tools": [{"a": {"allow_code": None}}]}) is None
-    )
-    assert allowed_code({"tools": [{"a": 1}, {"init_args": {"allow_code": "yes"}}]}) == "tools.1.init_args.allow_code"
-    assert allowed_code({"reward.allow_code": True}) == "reward.allow_code"
-    assert allowed_code({"model": {"path": "a/b", "trust_remote_code": True}}) == "model.trust_remote_code"
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("teacher: {path: tiny, urls: ['HTTPS://evil.example']}", "teacher.urls.0"),
+        ("reward: {class_path: RemoteReward, init_args: {url: 'https://evil.example'}}", "reward.init_args.url"),
+        ("reward: {class_path: RemoteReward, init_args: {url: '${RLKIT_SCORER}.evil'}}", "reward.init_args.url"),
+        (
+            "reward: {class_path: JudgeReward, init_args: {criteria: c, server: "
+            "{url: 'https://evil.example', model: m, key_variable: RLKIT_JUDGE_KEY}}}",
+            "reward.init_args.server.url",
+        ),
+        ("reward: \"{class_path: RemoteReward, init_args: {url: 'https://evil.example'}}\"", "reward.init_args.url"),
+    ],
+)
+def test_an_address_of_a_run_folder_needs_the_flag(
+    option: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Completions would go there, and keys that the user has exported for an address of their own."""
+    monkeypatch.setenv("RLKIT_SCORER", "http://scorer")
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_text(RECIPE.replace("reward: MathReward\n", "") + option + "\n")
+    for argv in (["fit", f"--resume={run}"], ["validate", f"--checkpoint={run}"], ["replay", str(run), "--step=1"]):
+        assert main(argv) == 2
+        assert f"recipe.yaml has {key}: '" in (error := capsys.readouterr().err)
+        assert "', so that samples and credentials would be sent there; if you trust it, add --allow-code" in error
+    assert with_recipe_of(run, ["--allow-code"])[-1] == "--allow-code"
+
+
+def test_code_of_a_part_that_is_written_as_text_needs_the_flag(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    reward = "{class_path: PythonReward, init_args: {function: 'r.py:f', allow_code: true}}"
+    (run / "recipe.yaml").write_text(RECIPE.replace("MathReward", f'"{reward}"'))
+    with pytest.raises(RecipeError, match=r"has reward\.init_args\.allow_code: true, so that code"):
+        with_recipe_of(run, [])
+
+
+def test_risks_are_found_at_any_depth() -> None:
+    assert risk({"reward": {"init_args": {"allow_code": False}}, "tools": [{"a": {"allow_code": None}}]}) is None
+    assert risk({"task": {"system": "See https://docs.example.", "path": "s3://bucket/rows.jsonl"}}) is None
+    for tree, key in (
+        ({"tools": [{"a": 1}, {"init_args": {"allow_code": "yes"}}]}, "tools.1.init_args.allow_code"),
+        ({"reward.allow_code": True}, "reward.allow_code"),
+        ({"model": {"path": "a/b", "trust_remote_code": True}}, "model.trust_remote_code"),
+        ({"tools": [{"url": "wss://h"}]}, "tools.0.url"),
+    ):
+        assert (risk(tree) or "").startswith(f"{key}: ")
+    assert "s3cret" not in (risk({"url": "http://me:s3cret@h"}) or "")

@@ -1,0 +1,27 @@
+"""What a recipe may do only for a user who trusts it: run code, and name addresses that data and credentials go to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rlkit.base.errors import show
+from rlkit.base.text import REFERENCE, redact
+
+ADDRESS = re.compile(r"(?i)(https?|wss?)://")
+
+
+def risk(node: object, key: str = "") -> str | None:
+    """Return the first option by which a recipe runs code or names an address, and what follows; None without any.
+
+    Args:
+        node: The recipe, or a part of it, as plain data in which no structure is written as text.
+        key: The part's key.
+    """
+    if isinstance(node, str) and (ADDRESS.match(node) or REFERENCE.search(node)):
+        return f"{key}: {show(redact(node))}, so that samples and credentials would be sent there"
+    if node not in (False, None, "false") and key.rpartition(".")[2] in ("allow_code", "trust_remote_code"):
+        return f"{key}: true, so that code which it names would run"
+    branches = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    risks = (risk(value, f"{key}.{name}".lstrip(".")) for name, value in branches)
+    return next(filter(None, risks), None)
