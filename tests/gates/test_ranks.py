@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.gates.collectives import Collectives, Source, names_of
+from tests.gates.trees import SHIPPED
 
 LOCAL = {"get_rank", "get_world_size", "is_available", "is_initialized"}
 """What `torch.distributed` answers without asking anybody."""
@@ -27,12 +28,13 @@ COLLECTIVE_DATA = {"save", "load", "async_save", "distribute_tensor", "full_tens
 
 def read(path: Path) -> Source:
     relative = path.relative_to(ROOT)
-    return Source(str(relative), relative.parts[1].removesuffix(".py"), path.read_text(encoding="utf-8"))
+    room = "engines" if relative.parts[0] == "plugins" else relative.parts[1].removesuffix(".py")
+    return Source(str(relative), room, path.read_text(encoding="utf-8"))
 
 
 @cache
 def sources() -> list[Source]:
-    return [read(path) for path in sorted((ROOT / "rlkit").rglob("*.py"))]
+    return [read(path) for path in sorted(SHIPPED)]
 
 
 def public(room: str, owner: str) -> set[str]:

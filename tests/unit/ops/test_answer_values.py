@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from rlkit.ops.answers import equal, final_answer
 
 
