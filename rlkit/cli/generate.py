@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from rich.console import Console
 from rich.text import Text
@@ -20,8 +21,8 @@ PROMPT = (
     "--prompt",
     {
         "action": "append",
-        "help": "The user's message; several are answered in turn. Default: the task's first prompt, a validation one "
-        "if any.",
+        "help": "The user's message, behind the system message of the task's first prompt; several are answered in "
+        "turn. Default: that prompt, a validation one if any.",
     },
 )
 
@@ -34,8 +35,10 @@ def run(argv: Sequence[str]) -> int:
             "model.head is 'score': a reward model, which generates nothing; rlkit validate shows how it orders answers"
         )
     data = load_data(parsed.recipe)
+    examples = data.examples(1)
+    system = list(takewhile(lambda message: message["role"] in ("system", "developer"), examples[0].messages))
     texts = parsed.options.prompt or ()
-    prompts = [Prompt("prompt", [{"role": "user", "content": text}]) for text in texts] or data.examples(1)
+    prompts = [Prompt("prompt", [*system, {"role": "user", "content": text}]) for text in texts] or examples
     longest = max(data.lengths.measure(prompts))
     if longest >= data.dialogue.context:
         raise RecipeError(

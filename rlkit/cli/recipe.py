@@ -177,7 +177,7 @@ def _fitting(texts: Sequence[str], model: str, gpu: str) -> str:
         first_misfit = first_misfit or misfit.partition(";")[0]
         if not misfit:
             if first_misfit:
-                echo(f"{saving.name}, for with all weights of {model} {first_misfit}")
+                echo(f"{saving.name}: if all weights of {model} are trained, {first_misfit}")
             return text
     raise RecipeError(f"{misfit}; take a smaller model, or a GPU with more memory")
 

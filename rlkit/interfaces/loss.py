@@ -84,12 +84,18 @@ class PolicyLoss(ReducingPart):
     """What the loss asks of the forward pass; a constructor may set it from its options."""
 
     def __init_subclass__(cls) -> None:
-        """Refuse an attribute that would be ignored.
+        """Refuse an attribute that would be ignored, or fail in the first step.
 
         Raises:
-            TypeError: The class has one of `FORMER`.
+            TypeError: The class has one of `FORMER`, or `inputs` or `forward` of another type.
         """
         super().__init_subclass__()
+        if not isinstance(cls.inputs, Inputs):
+            raise TypeError(f"{cls.__name__}.inputs is {cls.inputs!r}, expected TokenLoss.inputs | Inputs.REFERENCE")
+        if isinstance(cls.forward, tuple) and not isinstance(getattr(cls.forward, "statistics", None), Reads):
+            raise TypeError(
+                f"{cls.__name__}.forward is {cls.forward!r}, expected ForwardOptions(statistics=Reads(mean=True))"
+            )
         for name, remedy in FORMER.items():
             if name in vars(cls):
                 raise TypeError(f"{cls.__name__} has the attribute `{name}`, which losses no longer have; {remedy}")

@@ -197,8 +197,8 @@ class RewardHistory:
             return
         self.steps += 1
         self.samples += round(metrics.get("rollout/samples", 0) - sum(metrics.get(n, 0) for n in SAMPLES_LEFT_OUT))
-        self.lowest = min(self.lowest, metrics.get("reward/min", -inf))
-        self.highest = max(self.highest, metrics.get("reward/max", inf))
+        self.lowest = min(self.lowest, _rounded(metrics.get("reward/min", -inf)))
+        self.highest = max(self.highest, _rounded(metrics.get("reward/max", inf)))
         if "accuracy" in metrics:
             low, high = self.accuracies or (inf, -inf)
             self.accuracies = min(low, metrics["accuracy"]), max(high, metrics["accuracy"])
@@ -262,3 +262,8 @@ def advice_on_prompts(score: float | None) -> str:
     if score is not None and 0 <= score <= LOW_SCORE:
         return "choose easier prompts, "
     return "choose harder prompts, " if score is not None and HIGH_SCORE <= score <= 1 else ""
+
+
+def _rounded(reward: float) -> float:
+    """Return a reward without the rounding errors of sums: 0.3 for 0.1 + 0.2, 0 for -5.6e-17."""
+    return round(reward, 9) + 0.0

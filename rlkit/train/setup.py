@@ -12,7 +12,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import CUDAAccelerator  # type: ignore[attr-defined]
 
-from rlkit.base.errors import RecipeError, UnavailableError, show
+from rlkit.base.errors import RecipeError, RlkitError, UnavailableError, show
 from rlkit.base.garbage import uncollected
 from rlkit.base.text import part_name
 from rlkit.data.data import Data
@@ -164,7 +164,7 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     if recipe.train.offload_during_rollout:
         offload = models.offload(fabric.device, keep_policy=recipe.rollout.engine.reads_policy)
     rollouts = RolloutService(recipe, data.dialogue, models.actor, ranks, offload, note=note)
-    bind_parts(recipe, data, rollouts)
+    _bind(recipe, data, rollouts)
     transforms = RewardTransforms(recipe.shaping, recipe.kl_reward)
     return TrainContext(recipe, data, ranks, models, rollouts, transforms, Callbacks(recipe.callbacks, ranks, note))
 
@@ -182,8 +182,20 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
     actor = load_actor(recipe, Placer(fabric, ranks))
     _close_rows(actor, data)
     rollouts = RolloutService(recipe, data.dialogue, actor, ranks)
-    bind_parts(recipe, data, rollouts)
+    _bind(recipe, data, rollouts)
     return rollouts
+
+
+def _bind(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
+    """Bind the parts; close the service if one raises, whose error hides those of parts that are closed unbound."""
+    try:
+        bind_parts(recipe, data, rollouts)
+    except BaseException as error:
+        try:
+            rollouts.close()
+        except RlkitError as unbound:
+            raise error from unbound
+        raise
 
 
 def _close_rows(actor: Actor, data: Data) -> None:

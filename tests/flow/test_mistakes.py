@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def test_a_mistake_is_named(
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "10000")
+    before = threading.enumerate()
     status = main(["fit", *SMALL, *mistake.options])
     printed = "".join(capfd.readouterr())
     assert (status == 0) == (mistake.flags == "!"), printed
@@ -89,3 +91,4 @@ def test_a_mistake_is_named(
     assert messages, printed
     assert f"plugin {mistake.name!r}" in messages[0]
     assert f"{file}, line {mistake.line}: " in messages[0]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rlkit-rollouts" and thread not in before]

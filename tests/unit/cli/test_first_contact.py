@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_several_prompts_are_answered(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["generate", "quickstart", *(f"--prompt={text}" for text in prompts)]) == 0
     out = capsys.readouterr().out
     assert [out.count(text) for text in prompts] == [1, 1]
+
+
+def test_generate_sends_the_task_s_system_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1)} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = (f"--task.path={tmp_path}/rows.jsonl", "--task.system=Add them.", "--task.validation_split=0.5")
+    assert main(["generate", "quickstart", "--task=Jsonl", *options, "--prompt=4 + 4 = ?"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("Add them.") < out.index("4 + 4 = ?")
 
 
 def test_abbreviations_end_no_sentence() -> None:

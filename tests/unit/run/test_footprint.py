@@ -76,9 +76,9 @@ def test_a_gpu_is_planned_for_where_there_is_none(check: Callable[..., str]) -> 
 def test_a_gpu_that_is_too_small_says_what_helps(check: Callable[..., str]) -> None:
     output = check("grpo_gsm8k", "--gpu=8000", "--model.path=Qwen/Qwen3-8B")
     assert output.startswith("1 ")
-    [excess] = re.findall(r"fits GPU of 8,000 MiB, 8 GiB: no, ([\d.]+ GiB too much)", output)
+    [excess] = re.findall(r"fits a GPU of 8,000 MiB, 8 GiB: no, ([\d.]+ GiB too much)", output)
     assert output.endswith(
-        f"error: the run does not fit GPU of 8,000 MiB: {excess}; to make it fit: model.lora, "
+        f"error: the run does not fit a GPU of 8,000 MiB: {excess}; to make it fit: model.lora, "
         "train.checkpoint_activations: true, fabric.strategy: fsdp2 on more GPUs\n"
     )
     assert "\nok" not in output

@@ -36,6 +36,11 @@ def test_equal_rewards_are_counted_with_what_to_do(reward: float, accuracy: floa
     assert "easier or harder" not in problem
 
 
+def test_rounding_errors_of_sums_are_no_difference() -> None:
+    problem = history(5, -5.6e-17, 0.1 + 0.2 - 0.3).problem() or ""
+    assert problem.startswith("reward 0 in all 500 samples of 5 steps")
+
+
 def test_at_the_end_a_single_step_tells() -> None:
     assert "in all 100 samples of 1 step, so" in (history(1, 0.0, 0.0).problem(is_over=True) or "")
     assert RewardHistory().problem(is_over=True) is None
