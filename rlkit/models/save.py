@@ -17,8 +17,9 @@ from transformers.utils import cached_file
 
 from rlkit.base.errors import CheckpointError, RecipeError
 from rlkit.base.text import counted, part_name, safe
+from rlkit.models import SHIPPED
 from rlkit.models.lora import base_model, has_lora, score_head
-from rlkit.models.source import ADAPTER, BASE, NF4, OVERRIDES, SHIPPED, locate, merge_overrides
+from rlkit.models.source import ADAPTER, BASE, NF4, OVERRIDES, locate, merge_overrides
 from rlkit.models.vision import reads_pictures
 from rlkit.ops.quantization import QuantizedLinear
 from rlkit.recipe import Recipe

@@ -19,19 +19,13 @@ from safetensors import SafetensorError, safe_open
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.files import check_run_folder
 from rlkit.base.ranges import LARGEST
+from rlkit.models import SHIPPED
 from rlkit.models.checkpoint_schema import MANIFEST, STATE
 from rlkit.models.checkpoints import CheckpointRef, open_checkpoint
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Lora, Model
 from rlkit.recipe.model import Quantization
 from rlkit.types import JsonObject
-
-SHIPPED = {
-    "tiny": Path(__file__).parent / "tiny",
-    "tiny-tools": Path(__file__).parent / "tiny_tools",
-    "tiny-vision": Path(__file__).parent / "tiny_vision",
-}
-"""Models that ship with rlkit: for additions, for conversations with tools and games, for questions about pictures."""
 
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -6,10 +6,13 @@ from collections.abc import Hashable, Sequence
 from math import comb, sqrt
 from operator import add, mul
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # a report of a run in progress needs intervals, and no torch
+    from torch import Tensor
 
 LEVEL = 0.95
 """The confidence level of intervals."""
@@ -47,9 +50,8 @@ def bootstrap(values: Sequence[float], level: float = LEVEL, seed: int = 0) -> I
     """
     if not values:
         return Interval(float("nan"), float("nan"))
-    bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    low, high = _resampled_means(values, seed).quantile(bounds).tolist()
-    return Interval(low, high)
+    low, high = np.quantile(_resampled_means(values, seed), [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -93,12 +95,11 @@ def paired_p_value(differences: Sequence[float], seed: int = 0) -> float:
 
     The observed signs count as one permutation, so the p-value is never 0.
     """
-    values = torch.tensor([x for x in differences if x], dtype=torch.float64)
+    values = np.array([x for x in differences if x], dtype=np.float64)
     if not len(values):
         return 1.0
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(2, (DRAWS, len(values)), generator=generator, dtype=torch.float64) * 2 - 1
-    extreme = int(((signs @ values).abs() >= values.sum().abs() - 1e-12).sum())
+    signs = _draws(np.random.RandomState(seed), 2, DRAWS, len(values)) * 2.0 - 1
+    extreme = int((np.abs(signs @ values) >= abs(values.sum()) - 1e-12).sum())
     return (1 + extreme) / (1 + DRAWS)
 
 
@@ -168,21 +169,23 @@ def repeated_ngrams(tokens: Sequence[int]) -> tuple[int, int]:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     """Return the ranks of values, relative to the mean rank."""
-    _, inverse, counts = torch.unique(
-        torch.tensor(values, dtype=torch.float64), return_inverse=True, return_counts=True
-    )
-    last_rank = counts.cumsum(0)
-    ranks: list[float] = ((2 * last_rank - counts - len(values)).double()[inverse] / 2).tolist()
+    _, inverse, counts = np.unique(np.array(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    last_rank = counts.cumsum()
+    ranks: list[float] = ((2 * last_rank - counts - len(values)) / 2)[inverse].tolist()
     return ranks
 
 
-def _resampled_means(values: Sequence[float], seed: int) -> torch.Tensor:
-    """Return the means [DRAWS] f64 of samples of the same size, drawn with replacement."""
-    sample = torch.tensor(values, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
+def _resampled_means(values: Sequence[float], seed: int) -> NDArray[np.float64]:
+    """Return the means [DRAWS] of samples of the same size, drawn with replacement."""
+    sample, generator = np.array(values, dtype=np.float64), np.random.RandomState(seed)
     rows = max(1, 2**22 // len(sample))
     means = [
-        sample[torch.randint(len(sample), (min(rows, DRAWS - start), len(sample)), generator=generator)].mean(1)
+        sample[_draws(generator, len(sample), min(rows, DRAWS - start), len(sample))].mean(1)
         for start in range(0, DRAWS, rows)
     ]
-    return torch.cat(means)
+    return np.concatenate(means)
+
+
+def _draws(generator: np.random.RandomState, below: int, rows: int, columns: int) -> NDArray[np.uint32]:
+    """Draw whole numbers [rows, columns] as `torch.randint` does: the remainders of the Mersenne Twister's."""
+    return (np.frombuffer(generator.bytes(4 * rows * columns), "<u4") % below).reshape(rows, columns)

@@ -35,6 +35,8 @@ RESERVED = "reserved"
 RESERVED_BYTES = 16 * 2**10
 ROLLOUT_FILE = re.compile(r"(?:step|validation)-([0-9]+|after)(?:\.rank[0-9]+)?\.(?:jsonl\.gz|parquet)")
 """A file of a step or a validation, except of the validation before training."""
+COMPRESSION = 7
+"""Of gzip: 9 makes the rows of long answers 0.3% smaller, and takes twice as long."""
 PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
 
 
@@ -204,13 +206,13 @@ def json_text(content: object) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
 
 
 def json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
     """Return the content of a compressed file of JSON lines."""
     buffer = BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=5) as file:
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=COMPRESSION) as file:
         for row in rows:
             line = _encode(row) + "\n"
             file.write(line.encode("utf-8", "backslashreplace"))  # half of a surrogate pair is escaped as in JSON

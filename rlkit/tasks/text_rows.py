@@ -86,8 +86,7 @@ class TextRows(Sequence[Row]):
         self.folder: Path | None = None
         self._text: bytes | mmap.mmap
         if any(is_url(name) or is_packed(name) for name in names) or sum(map(os.path.getsize, names)) > IN_MEMORY:
-            self.folder = self._copied(names)
-            self._text, index = _read(self.folder)
+            self.folder, self._text, index = self._copied(names)
         else:
             contents = [b"".join(_blocks(name)) for name in names]
             self._text = b"".join(contents)
@@ -159,8 +158,8 @@ class TextRows(Sequence[Row]):
         places.extend((start, len(numbers) // 3, start, start))
         return RowIndex(np.array(numbers).reshape(-1, 3), np.array(places).reshape(-1, 4))
 
-    def _copied(self, names: Sequence[str]) -> Path:
-        """Return a folder with the joined text and its index: one that there is already, or a new one.
+    def _copied(self, names: Sequence[str]) -> tuple[Path, bytes | mmap.mmap, RowIndex]:
+        """Return a folder with the joined text and its index, both open: one that there is already, or a new one.
 
         Where the cache cannot be written, it is a temporary folder.
         """
@@ -172,16 +171,19 @@ class TextRows(Sequence[Row]):
         try:
             digest, sizes = _copy(names, folder / TEXT, repr((FORMAT, self._delimiters)))
             completed = cache / digest
-            if not in_cache or not _is_complete(completed):
-                with (folder / TEXT).open("rb") as text:
-                    index = self._index(text, sizes)
-                _save(folder / ROWS, index.rows)
-                _save(folder / FILES, index.files)
             if not in_cache:
+                self._write_index(folder, sizes)
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-                return folder
-            with suppress(OSError):  # unless another process has been faster
-                folder.rename(completed)
+                return folder, *_open_copy(folder)
+            copy = None
+            with suppress(OSError, ValueError, EOFError):  # missing, or damaged
+                copy = _open_copy(completed)
+            if copy is None:
+                shutil.rmtree(completed, ignore_errors=True)
+                self._write_index(folder, sizes)
+                with suppress(OSError):  # unless another process has been faster
+                    folder.rename(completed)
+                copy = _open_copy(completed)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise RecipeError(
@@ -194,7 +196,14 @@ class TextRows(Sequence[Row]):
         shutil.rmtree(folder, ignore_errors=True)
         os.utime(completed)
         _remove_old(cache, completed)
-        return completed
+        return completed, *copy
+
+    def _write_index(self, folder: Path, sizes: Sequence[int]) -> None:
+        """Find the rows in a folder's text, and write their index beside it."""
+        with (folder / TEXT).open("rb") as text:
+            index = self._index(text, sizes)
+        _save(folder / ROWS, index.rows)
+        _save(folder / FILES, index.files)
 
 
 def _blocks(name: str) -> Iterator[bytes]:
@@ -225,24 +234,20 @@ def _copy(names: Sequence[str], path: Path, kind: str) -> tuple[str, list[int]]:
     return digest.hexdigest(), sizes
 
 
-def _read(folder: Path) -> tuple[bytes | mmap.mmap, RowIndex]:
-    """Return the text of a copy, and its index."""
+def _open_copy(folder: Path) -> tuple[bytes | mmap.mmap, RowIndex]:
+    """Return the text of a copy, and its index.
+
+    Raises:
+        OSError: A file is missing.
+        EOFError, ValueError: A file is cut, or no array.
+    """
     with (folder / TEXT).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    return text, RowIndex(np.asarray(np.load(folder / ROWS, mmap_mode="r")), np.load(folder / FILES))
-
-
-def _is_complete(folder: Path) -> bool:
-    """Whether a copy can be opened; one that is damaged is removed."""
-    try:
-        text, index = _read(folder)
-        if len(text) == index.files[-1, 0] and len(index.rows) == index.files[-1, 1]:
-            return True
-    except (OSError, ValueError, EOFError):  # missing, or cut
-        pass
-    shutil.rmtree(folder, ignore_errors=True)
-    return False
+    index = RowIndex(np.asarray(np.load(folder / ROWS, mmap_mode="r")), np.load(folder / FILES))
+    if (len(text), len(index.rows)) != tuple(index.files[-1, :2]):
+        raise ValueError(f"the index in {folder} is of another text")
+    return text, index
 
 
 def _save(path: Path, values: NDArray[np.int64] | NDArray[np.uint64]) -> None:

@@ -13,12 +13,11 @@ from math import ceil, isfinite
 import torch
 from torch import Tensor
 
-from rlkit.base.errors import shorten
-from rlkit.base.text import safe
 from rlkit.distributed.ranks import Ranks
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
 from rlkit.ops.statistics import Moments, repeated_ngrams
+from rlkit.train.sources import MAX_SOURCES, source_of
 from rlkit.types import Prompt, StopReason, TrainBatch, Trajectory
 
 Totals = dict[str, list[float]]
@@ -121,12 +120,6 @@ class Meter:
         # those with the same rows may differ, since the first one samples for all
         return ranks.broadcast_tp(dict(sorted((metrics | total._maxima | total._minima).items())))
 
-
-MAX_SOURCES = 50
-"""Most sources of prompts whose metrics are logged apart."""
-
-LONGEST_NAME = 80
-"""Characters of a source's or a component's name in metrics."""
 
 MEASURED_COMPLETIONS = 64
 """About so many completions of a step, on each rank, are searched for repetitions."""
@@ -251,11 +244,6 @@ def describe_advantages(batch: TrainBatch, meter: Meter) -> None:
     if batch.values is not None and batch.returns is not None:
         pairs = Moments.from_tensors(batch.values[batch.mask], batch.returns[batch.mask])
         meter.explain("critic/explained_variance", pairs)
-
-
-def source_of(prompt: Prompt) -> str:
-    """Return the source of a prompt as metrics name it; empty if unknown."""
-    return shorten(safe(prompt.source_name), LONGEST_NAME)
 
 
 def log_by_source(log: Callable[[str, float], None], name: str, values: Sequence[tuple[Prompt, float]]) -> None:

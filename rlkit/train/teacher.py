@@ -24,8 +24,9 @@ from rlkit.recipe import Teacher
 from rlkit.rollout.collate import collate
 from rlkit.rollout.rendering import TokenCodec
 from rlkit.train.logps import columns_of, frozen_logps, frozen_top
-from rlkit.train.metrics import Meter, source_of
+from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext
+from rlkit.train.sources import source_of
 from rlkit.types import Batch, RolloutBatch, Trajectory
 
 

@@ -101,6 +101,7 @@ def _loaded(folder: str) -> TokenTexts:
 def _tokenizer_folder(run: RunFiles) -> str:
     import yaml
 
+    from rlkit.models import SHIPPED
     from rlkit.run.folder import as_data
 
     final = run.path / "final"
@@ -112,8 +113,9 @@ def _tokenizer_folder(run: RunFiles) -> str:
         raise RlkitError(f"recipe.yaml has no model.path ({explain(error)})") from error
     if "://" in path:
         raise RlkitError(f"model.path {path!r} is on a network")
-    if os.path.isfile(Path(path, TOKENIZER)):
-        return path
+    folder = str(SHIPPED.get(path, path))
+    if os.path.isfile(Path(folder, TOKENIZER)):
+        return folder
     from rlkit.models.source import locate  # which imports torch
 
     return locate(path).tokenizer

@@ -39,7 +39,20 @@ def test_the_help_of_fit_loads_neither_models_nor_a_trainer() -> None:
 def test_a_run_loads_no_other_trainer_and_no_metrics() -> None:
     loaded = loaded_by("from rlkit.base.imports import import_lazily\nimport_lazily()\nimport rlkit.run.launch")
     assert {"lightning.fabric", "rlkit.train.rl"} <= loaded
-    assert not {"lightning", "lightning.pytorch", "torchmetrics", "datasets", "peft", "rich"} & loaded
+    trainers = {"lightning", "lightning.pytorch", "torchmetrics", "datasets", "peft", "rich"}
+    assert not (trainers | {"scipy", "scipy.optimize", "scipy.special"}) & loaded
+
+
+def test_a_function_of_scipy_works_when_it_is_called() -> None:
+    """transformers has it for losses of detectors; the first call, or any other name, runs its module's code."""
+    start = "from rlkit.base.imports import import_lazily\nimport_lazily()\n"
+    import_function = "from scipy.optimize import linear_sum_assignment as assign\n"
+    assert not {"scipy", "scipy.optimize", "numpy"} & loaded_by(start + import_function)
+    call = "assert [*map(list, assign([[1.0, 0.0], [0.0, 1.0]]))] == [[0, 1], [1, 0]]\n"
+    assert "scipy.optimize" in loaded_by(start + import_function + call)
+    other = "import scipy\nassert scipy.optimize.minimize_scalar(lambda x: x * x).success\n"
+    real = "assert scipy.optimize.linear_sum_assignment.__module__ != 'rlkit.base.imports'\n"
+    assert "scipy.optimize" in loaded_by(start + import_function + other + real + call)
 
 
 def test_a_worker_that_imports_a_reward_loads_no_torch() -> None:

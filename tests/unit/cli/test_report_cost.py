@@ -13,10 +13,28 @@ import pytest
 
 from rlkit.cli.views.runs import RunFiles
 from tests.conftest import ROOT
-from tests.unit.cli.test_report import data_of, report, write_run
+from tests.unit.cli.test_report import data_of, report, validated, write_run
 
 TINY = ROOT / "rlkit" / "models" / "tiny"
 HEAVY = ("torch", "transformers", "lightning.fabric", "numpy", "pydantic")
+
+
+def heavy_imports(run: Path) -> list[str]:
+    """Write a run's report in a process of its own; return the heavy packages that it has imported."""
+    script = f"import json, sys; from rlkit.cli.main import main; main(['report', {str(run)!r}])\n"
+    script += f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_report_of_a_run_in_progress_imports_no_torch(tmp_path: Path) -> None:
+    """The intervals of its first validation are drawn again, for which numpy is enough."""
+    run = write_run(tmp_path / "run", steps=1)
+    (run / "result.json").unlink()
+    expected = validated(run)
+    assert heavy_imports(run) == ["numpy"]
+    values = data_of((run / "report.html").read_text())["runs"][0]["metrics"]
+    assert values["validation/sampled_accuracy_low"][0] == expected["sampled_accuracy_low"] > 0
 
 
 @pytest.mark.parametrize("where", ["final", "model"])
@@ -27,10 +45,7 @@ def test_a_report_imports_nothing_heavy(where: str, tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / name, folder / name)
-    script = f"import sys; from rlkit.cli.main import main; main(['report', {str(run)!r}])\n"
-    script += f"print([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert heavy_imports(run) == []
     data = data_of((run / "report.html").read_text())
     assert data["page-0"]["texts"] == {"16": "1", "84": "u", "257": "<|im_start|>", "258": "<|im_end|>"}
     assert data["runs"][0]["notes"] == []

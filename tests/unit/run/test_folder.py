@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.registry import load_plugins
 from rlkit.run.folder import RunFolder
 from rlkit.train.rollouts import first_groups
-from rlkit.types import Prompt, Score, StopReason, Trajectory
+from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 
 
@@ -139,3 +140,29 @@ def test_rollouts_are_compressed_and_take_any_text(tmp_path: Path) -> None:
     assert row["error"].startswith("POST http://***@host failed xxx")
     assert len(row["error"]) < 2100
     assert [p.name for p in (folder.path / "rollouts").iterdir()] == ["step-00001.jsonl.gz"]
+
+
+def test_bytes_of_a_step(tmp_path: Path) -> None:
+    """64 rollouts of quickstart's shape take 4,475 bytes, and took 4,823 with spaces between values."""
+    draw = random.Random(0)
+    logps = [draw.random() for _ in range(24)]  # a trained policy repeats itself
+    trajectories = []
+    for number in range(64):
+        group = number // 8
+        prompt = Prompt(f"1{group} + 3 = ?", [{"role": "user", "content": f"1{group} + 3 = ?"}], str(13 + group))
+        ids = [*range(200, 222), 2, 2, 2, 2, 220, draw.randrange(15, 25), draw.randrange(15, 25), 258]
+        values = [0.0] * 22 + draw.choices(logps, k=8)
+        advantages = [0.0] * 22 + [draw.choice(logps)] * 8
+        credit = {"advantages": advantages, "trainer_logps": [-round(x, 5) for x in values]}
+        trajectories.append(
+            Trajectory(
+                prompt, group, ids, [False] * 22 + [True] * 8, [-x for x in values], [-1] * 22 + [3] * 8,
+                StopReason.STOP, [Turn("user", 0, 22), Turn("assistant", 22, 30)], f"#### {number}",
+                score=Score(1.0, {"accuracy": 1.0}), credit=credit,
+            )
+        )  # fmt: skip
+    (tmp_path / "rollouts").mkdir()
+    RunFolder(tmp_path, "").dump("step-00001", trajectories)
+    [path] = (tmp_path / "rollouts").iterdir()
+    assert len(read_jsonl(path)) == 64
+    assert path.stat().st_size < 4600

@@ -99,6 +99,16 @@ def test_a_damaged_copy_is_made_again(cache: Path, tmp_path: Path) -> None:
     assert [*cache.iterdir()] == [copy]
 
 
+def test_a_start_opens_a_copy_once(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(written(tmp_path / "a.jsonl", ROWS))
+    Jsonl(path).rows("train")
+    folders: list[Path] = []
+    open_copy = text_rows._open_copy
+    monkeypatch.setattr(text_rows, "_open_copy", lambda folder: folders.append(folder) or open_copy(folder))
+    assert list(Jsonl(path).rows("train")) == ROWS
+    assert folders == [*cache.iterdir()]
+
+
 def test_without_a_cache_the_copy_is_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, parsed_rows: list[str]
 ) -> None:
