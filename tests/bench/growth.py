@@ -199,9 +199,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="measure in this process")
     given = parser.parse_args()
     if not given.here:
-        print(
-            "| what grows | CPU seconds | exponent | from the last but one | load |\n|---|---|---|---|---|", flush=True
-        )
+        print("| what grows | CPU seconds | exponent | at the end | load |\n|---|---|---|---|---|", flush=True)
     for name in given.axes:
         if given.here:
             measure(name)

@@ -156,14 +156,14 @@ def trl_side(row: Row, model: Path, steps: int, frugal: bool) -> None:
         from peft import LoraConfig
 
         adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in questions(PROMPTS * steps, 3)]
+    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in questions(row.prompts * steps, 3)]
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder, per_device_train_batch_size=row.trl_micro_batch, num_generations=SAMPLES,
-            gradient_accumulation_steps=PROMPTS * SAMPLES // row.trl_micro_batch, max_completion_length=row.length,
-            beta=row.kl, learning_rate=1e-6, max_steps=steps, logging_steps=1, save_strategy="no", report_to="none",
-            use_cpu=True, temperature=1.0, top_k=0, top_p=1.0, disable_tqdm=True, bf16=frugal,
-            gradient_checkpointing=frugal,
+            output_dir=folder, per_device_train_batch_size=row.trl_micro_batch, num_generations=row.samples,
+            gradient_accumulation_steps=row.prompts * row.samples // row.trl_micro_batch,
+            max_completion_length=row.length, beta=row.kl, learning_rate=1e-6, max_steps=steps, logging_steps=1,
+            save_strategy="no", report_to="none", use_cpu=True, temperature=1.0, top_k=0, top_p=1.0, disable_tqdm=True,
+            bf16=frugal, gradient_checkpointing=frugal,
         )  # fmt: skip
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=measured, args=config,
