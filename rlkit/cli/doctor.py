@@ -17,7 +17,6 @@ from rlkit.engines import OPTIONAL_PACKAGES
 from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.size import parameter_count
-from rlkit.ops.layers import uses_onednn
 from rlkit.recipe import Model
 from rlkit.registry import load_plugins
 from rlkit.rollout.template import ChatTemplate
@@ -79,9 +78,7 @@ def facts() -> list[tuple[str, str]]:
             rows.append((name, check(metadata.version(name))))
         except metadata.PackageNotFoundError:
             rows.append((name, f"not installed ({extra_command(name)})"))
-    products = "oneDNN" if uses_onednn(torch.float32) else "MKL"
-    threads = f"torch uses {torch.get_num_threads()} threads"
-    rows.append(("CPUs", f"{os.cpu_count()}, {threads}, float32 products by {products}"))
+    rows.append(("CPUs", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows.append(("GPUs", ", ".join(gpus) or "none: runs use the CPU"))
     return rows

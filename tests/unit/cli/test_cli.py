@@ -424,5 +424,5 @@ def test_doctor_says_what_is_missing(
     assert main(["doctor"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert torch.__version__ in text
-    assert f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads, float32 products by " in text
+    assert f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads" in text
     assert said in text
