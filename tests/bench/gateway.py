@@ -78,7 +78,9 @@ class ChatAgent(Agent):
         return AgentResult()
 
 
-async def play(engine: RolloutEngine, tokenizer: Any, gateway: bool, step: int) -> tuple[float, int]:
+async def play(
+    engine: RolloutEngine, tokenizer: Any, gateway: bool, step: int, *, sessions: int = SESSIONS
+) -> tuple[float, int]:
     """Hold all conversations; return their CPU seconds and their sampled tokens."""
     recipe: Any = SimpleNamespace(model=SimpleNamespace(chat_template_kwargs={}))
     dialogue = Dialogue(recipe, tokenizer, 512, frozenset({tokenizer.eos_token_id}))
@@ -89,7 +91,7 @@ async def play(engine: RolloutEngine, tokenizer: Any, gateway: bool, step: int) 
         participants=Participants(interaction=GoesOn()), limits=Limits(turns=TURNS, context=512),
         agent=host.converse if gateway else None,
     )  # fmt: skip
-    prompts = [(i, Prompt(str(i), [{"role": "user", "content": f"{i}?"}])) for i in range(SESSIONS // GROUP)]
+    prompts = [(i, Prompt(str(i), [{"role": "user", "content": f"{i}?"}])) for i in range(sessions // GROUP)]
 
     async def finish(group: list[Trajectory]) -> None: ...
 
@@ -98,7 +100,7 @@ async def play(engine: RolloutEngine, tokenizer: Any, gateway: bool, step: int) 
         trajectories = await collect(setup, prompts, finish)
         seconds = time.process_time() - start
     await host.close()
-    assert [t.error for t in trajectories] == [None] * SESSIONS
+    assert [t.error for t in trajectories] == [None] * sessions
     assert {(len(t.branches), len(t.turn_rewards)) for t in trajectories} == {(0, TURNS)}
     return seconds, sum(t.response_length for t in trajectories)
 

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.bench.step import ROOT
+from tests.bench.step import ROOT, python_path
 
 PROMPTS, SAMPLES, TOKENS, RATE, WARMUP = 32, 8, 12, 1e-3, 5
 GOAL, LAST = 3.0, 10
@@ -62,7 +62,7 @@ def trl(steps: int, micro_batch: int, metrics: Path) -> None:
 
 def run(command: list[str]) -> float:
     """Run a command; return the CPU seconds of all its processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path()}
     before = os.times()
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     after = os.times()

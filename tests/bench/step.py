@@ -1,10 +1,11 @@
-"""A whole GRPO step of rlkit and of TRL: `python -m tests.bench.step [ROW ...]`, with the extra `bench` for TRL.
+"""A whole GRPO step of TRL, of a loop by hand and of rlkit: `python -m tests.bench.step [ROW ...]`.
 
-`--only rlkit --only rlkit-bf16` compares precisions; `trl-bf16` has bfloat16 and gradient checkpointing, its defaults.
+TRL needs the extra `bench`; `minimal.py` is the loop. `--only rlkit-bf16 --only rlkit` compares precisions; `trl-bf16`
+has bfloat16 and gradient checkpointing, TRL's defaults. Ratios are those of each side to the last one.
 
 16 prompts of about 100 tokens, 8 samples each, Qwen2 models with random weights, float32, one thread. Each side is a
 process of its own that makes one step when asked; they alternate, and what is measured is CPU seconds of the whole
-tree of processes. rlkit runs with its defaults, TRL with the micro-batch that is best for it.
+tree of processes. rlkit runs with its defaults, the others with the micro-batch that is best for TRL.
 
 The floor is what the products alone would take, at the rate that this machine has for large ones in the same minutes:
 prompts once, a pass to sample, three to learn (two for adapters alone), one for a reference. TRL's step divided by the
@@ -49,7 +50,7 @@ ROWS = {
     "10m/64-lora": Row("10m", 64, lora=True, goal=2.6),
     "10m/256": Row("10m", 256, goal=3.2),
 }
-SIDES = ["trl", "trl-bf16", "rlkit", "rlkit-bf16"]
+SIDES = ["trl", "trl-bf16", "minimal", "rlkit", "rlkit-bf16"]
 
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -155,14 +156,14 @@ def trl_side(row: Row, model: Path, steps: int, frugal: bool) -> None:
         from peft import LoraConfig
 
         adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in questions(PROMPTS * steps, 3)]
+    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in questions(row.prompts * steps, 3)]
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder, per_device_train_batch_size=row.trl_micro_batch, num_generations=SAMPLES,
-            gradient_accumulation_steps=PROMPTS * SAMPLES // row.trl_micro_batch, max_completion_length=row.length,
-            beta=row.kl, learning_rate=1e-6, max_steps=steps, logging_steps=1, save_strategy="no", report_to="none",
-            use_cpu=True, temperature=1.0, top_k=0, top_p=1.0, disable_tqdm=True, bf16=frugal,
-            gradient_checkpointing=frugal,
+            output_dir=folder, per_device_train_batch_size=row.trl_micro_batch, num_generations=row.samples,
+            gradient_accumulation_steps=row.prompts * row.samples // row.trl_micro_batch,
+            max_completion_length=row.length, beta=row.kl, learning_rate=1e-6, max_steps=steps, logging_steps=1,
+            save_strategy="no", report_to="none", use_cpu=True, temperature=1.0, top_k=0, top_p=1.0, disable_tqdm=True,
+            bf16=frugal, gradient_checkpointing=frugal,
         )  # fmt: skip
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=measured, args=config,
@@ -227,12 +228,17 @@ def cpu_seconds(pid: int) -> float:
     return own + sum(cpu_seconds(int(child)) for child in children)
 
 
+def python_path() -> str:
+    """Return the path of modules for a process of a bench: this checkout before all others."""
+    return os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+
+
 class Side:
     """A trainer in a process of its own, which a bench starts with `--side`."""
 
     def __init__(self, name: str, arguments: list[str], module: str = "tests.bench.step") -> None:
         self.name = name
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path()}
         self.process = subprocess.Popen(
             (sys.executable, "-W", "ignore", "-m", module, *arguments, "--side", name),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log(), text=True, env=environment, cwd=ROOT,
@@ -292,10 +298,12 @@ def compare(name: str, steps: int, sides: list[str], more: list[str]) -> None:
         if "prompt" in found:
             floor = operations(ROWS[name], found["prompt"], found["length"]) / statistics.median(rates)
             cells.append(f"floor {floor:.2f} s, rlkit {found['cpu'] / floor:.2f} times")
-    if len(running) == 2:
-        per_token = [(r[0]["cpu"] / r[0]["length"]) / (r[1]["cpu"] / r[1]["length"]) for r in rounds]
-        ratio = statistics.median(r[0]["cpu"] / r[1]["cpu"] for r in rounds)
-        cells.append(f"ratio {ratio:.2f} (by token {statistics.median(per_token):.2f}, goal {ROWS[name].goal})")
+    for i, side in enumerate(running[:-1]):
+        ratios = [r[i]["cpu"] / r[-1]["cpu"] for r in rounds]
+        per_token = [ratio * r[-1]["length"] / r[i]["length"] for ratio, r in zip(ratios, rounds, strict=True)]
+        by_token = f"by token {statistics.median(per_token):.2f}"
+        cells.append(f"{side.name} / {running[-1].name} {statistics.median(ratios):.2f} ({by_token})")
+    cells.append(f"goal {ROWS[name].goal}")
     print(f"{name:12}", " | ".join(cells), flush=True)
 
 
@@ -320,6 +328,10 @@ def main() -> None:
         model = Path(given.model)
         if given.side.startswith("trl"):
             return trl_side(row, model, given.steps, given.side == "trl-bf16")
+        if given.side == "minimal":
+            from tests.bench.minimal import train
+
+            return train(row, model, given.steps)
         precision: Precision = "bf16-mixed" if given.side == "rlkit-bf16" else "32-true"
         return rlkit_side(row, model, given.steps, precision, dict(_options(given.train)))
     from tests.bench.work import save_model
@@ -330,7 +342,7 @@ def main() -> None:
             save_model(Path(folder) / size, size)
         for name in given.rows:
             where = f"--model={Path(folder) / ROWS[name].size}"
-            compare(name, given.steps, given.only or ["trl", "rlkit"], [where, *more])
+            compare(name, given.steps, given.only or ["trl", "minimal", "rlkit"], [where, *more])
     return None
 
 

@@ -64,8 +64,8 @@ def tokenizer(vocabulary: int = 512):  # type: ignore[no-untyped-def]
     return found
 
 
-def save_model(folder: Path, size: str, vocabulary: int = 512) -> Path:
-    """Write a model whose answers end with a probability of `ENDS` at each token, and its tokenizer."""
+def save_model(folder: Path, size: str, vocabulary: int = 512, ends: float = ENDS) -> Path:
+    """Write a model whose answers end with a probability of `ends` at each token, and its tokenizer."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     words = tokenizer(vocabulary)
@@ -77,7 +77,7 @@ def save_model(folder: Path, size: str, vocabulary: int = 512) -> Path:
         tie_word_embeddings=True, eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config).eval()
-    _set_end(model, words.eos_token_id)
+    _set_end(model, words.eos_token_id, ends)
     model.generation_config.eos_token_id = words.eos_token_id
     model.generation_config.pad_token_id = words.pad_token_id
     model.save_pretrained(folder)
@@ -86,7 +86,7 @@ def save_model(folder: Path, size: str, vocabulary: int = 512) -> Path:
 
 
 @torch.no_grad()
-def _set_end(model, end: int) -> None:  # type: ignore[no-untyped-def]
+def _set_end(model, end: int, probability: float) -> None:  # type: ignore[no-untyped-def]
     """Let channel 0, which no layer writes to, carry the logit of the end token; find its weight by bisection."""
     embedding = model.model.embed_tokens.weight
     embedding.normal_(0, 0.05)
@@ -101,6 +101,6 @@ def _set_end(model, end: int) -> None:  # type: ignore[no-untyped-def]
     for _ in range(60):
         middle = (low + high) / 2
         logit = hidden[..., 0] * middle
-        rises = (logit - torch.logaddexp(others, logit)).exp().mean() < ENDS
+        rises = (logit - torch.logaddexp(others, logit)).exp().mean() < probability
         low, high = (middle, high) if rises else (low, middle)
     embedding[end, 0] = low

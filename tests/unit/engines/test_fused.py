@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlkit.engines.torch import blocks
 from rlkit.engines.torch.batch import Row, group_by_prompt
 from rlkit.engines.torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
 from rlkit.engines.torch.fused import GROWTH, FusedDecoder
 from rlkit.engines.torch.row_attention import RowAttention
 from rlkit.ops.attention import packed_attention
-from rlkit.ops.layers import has_onednn
 from rlkit.ops.ragged import by_sdpa
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling
@@ -25,13 +25,15 @@ from rlkit.types import Completion, Request, SampleKey, Sampling
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_packed_layers_compute_what_plain_ones_do(
-    rows: int, with_bias: bool, dtype: torch.dtype, tolerance: float
+    rows: int, with_bias: bool, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    can_pack = dtype == torch.float32 or blocks.uses_onednn(dtype)
+    monkeypatch.setattr(blocks, "uses_onednn", lambda dtype: can_pack)
     torch.manual_seed(rows)
     weight, bias = torch.randn(500, 300) / 17, torch.randn(500) if with_bias else None
     plain = FusedLinear(weight.to(dtype).float(), None if bias is None else bias.to(dtype).float())
     packed = FusedLinear(weight, bias).to(dtype)
-    assert isinstance(packed, PackedLinear) == has_onednn(dtype)
+    assert isinstance(packed, PackedLinear) == can_pack
     x, other = torch.randn(rows, 300).to(dtype), torch.randn(rows, 500).to(dtype)
     expected = plain(x.float())
     for actual, exact in (
@@ -44,8 +46,9 @@ def test_packed_layers_compute_what_plain_ones_do(
         torch.testing.assert_close(actual.float(), exact, rtol=tolerance, atol=tolerance)
 
 
-def test_small_layers_and_those_in_float16_are_not_packed() -> None:
-    assert has_onednn(torch.float32)
+def test_small_layers_and_those_in_float16_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not blocks.uses_onednn(torch.float16)
+    monkeypatch.setattr(blocks, "uses_onednn", lambda dtype: dtype == torch.float32)
     assert not isinstance(FusedLinear(torch.zeros(PACKED_SIZE // 8 - 1, 8), None).to(torch.float32), PackedLinear)
     assert not isinstance(FusedLinear(torch.zeros(500, 300), None).to(torch.float16), PackedLinear)
 
