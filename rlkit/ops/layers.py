@@ -30,7 +30,8 @@ def uses_onednn(dtype: torch.dtype) -> bool:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    has_mkl, has_avx512 = torch.backends.mkl.is_available(), torch.cpu.get_capabilities().get("avx512_f", False)
+    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    has_avx512 = bool(torch.cpu.get_capabilities().get("avx512_f"))
     return dtype == torch.float32 and (has_avx512 or not has_mkl)
 
 
