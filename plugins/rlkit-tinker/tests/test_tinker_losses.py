@@ -154,3 +154,16 @@ def test_a_wrong_request_is_refused(client: TrainingClient, loss, config, datum,
     with pytest.raises(RequestFailedError, match="no step was made, and the gradient was dropped"):
         client.optim_step(AdamParams()).result()
     assert client.optim_step(AdamParams()).result().metrics == {"skipped:max": 1.0}
+
+
+def test_bfloat16_is_close_to_float32(client: TrainingClient) -> None:
+    """Log-probs and gradients of the same adapter; weights and gradients stay float32."""
+    data = random_data(3)
+    expected = client.forward_backward(data, "cross_entropy").result()
+    half = Service("tiny", precision="bf16-mixed").create_training_client(rank=4, seed=1)
+    randomise(half, 2)
+    actual = half.forward_backward(data, "cross_entropy").result()
+    assert actual.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=0.02)
+    assert 1e-4 < overall_gap(gradients(half), gradients(client)) < 0.1
+    assert {gradient.dtype for gradient in gradients(half)} == {torch.float32}
+    assert half.optim_step(AdamParams()).result().metrics["grad_norm:mean"] > 0

@@ -115,15 +115,18 @@ def test_log_probs_of_a_prompt_equal_peft(clients: list[TrainingClient]) -> None
 
 
 def test_weights_that_are_not_finite_fail_alone(clients: list[TrainingClient]) -> None:
-    """Rows of a healthy adapter that take the columns of a failed one in the cache are as they would be alone."""
+    """A short row that takes the slot of a long failed one in the cache is as it would be alone."""
     healthy = clients[1].save_weights_and_get_sampling_client()
-    expected = healthy.sample(LONG, 8, SamplingParams(6, seed=2, stop=[])).result()
+    params = SamplingParams(6, seed=2, stop=[])
+    expected = [healthy.sample(LONG, 5, params).result(), healthy.sample(PROMPT, 1, params).result()]
     with torch.no_grad():
         clients[0].adapter.parameters[0].fill_(math.nan)
-    failed = clients[0].save_weights_and_get_sampling_client().sample(LONG, 3, SamplingParams(6, stop=[]))
-    mixed = healthy.sample(LONG, 8, SamplingParams(6, seed=2, stop=[])).result()
-    assert [s.tokens for s in mixed.sequences] == [s.tokens for s in expected.sequences]
-    with pytest.raises(RequestFailedError, match="logits after 0 tokens were not finite"):
+    before = healthy.sample(LONG, 5, params)
+    failed = clients[0].save_weights_and_get_sampling_client().sample(LONG, 1, params)
+    after = healthy.sample(PROMPT, 1, params)
+    for response, own in zip((before.result(), after.result()), expected, strict=True):
+        assert [s.tokens for s in response.sequences] == [s.tokens for s in own.sequences]
+    with pytest.raises(RequestFailedError, match="the logits after 0 tokens were not finite"):
         failed.result()
 
 

@@ -198,8 +198,8 @@ def export(service: Service, pairs: Pairs, folder: Path, merged: bool) -> None:
 def targets_of(pairs: Pairs, bank: AdapterBank) -> list[str]:
     """Return the names of adapted layers: within their blocks, as servers read them, unless other layers have these."""
     suffixes = {name.rpartition(".")[2] for name in pairs}
-    others = {name.rpartition(".")[2] for name in bank.layers if name not in pairs}
-    return sorted(pairs if suffixes & others else suffixes)
+    plain_suffixes = {name.rpartition(".")[2] for name in bank.layers if name not in pairs}
+    return sorted(pairs if suffixes & plain_suffixes else suffixes)
 
 
 def _check_alpha(folder: Path, bank: AdapterBank) -> None:

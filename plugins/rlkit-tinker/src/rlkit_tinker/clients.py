@@ -27,6 +27,7 @@ from rlkit_tinker.types import (
     RequestFailedError,
     SampleResponse,
     SamplingParams,
+    TensorData,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class TrainingClient:
             data: The data, with `target_tokens`.
             loss_fn: Returns the loss C and metrics from the data and the log-probs of their targets.
         """
-        targets = [{"target_tokens": datum.loss_fn_inputs.get("target_tokens", [])} for datum in data]
+        targets = [{"target_tokens": datum.loss_fn_inputs.get("target_tokens", TensorData([]))} for datum in data]
         plain = [
             Datum(datum.model_input, inputs | {"weights": torch.zeros(inputs["target_tokens"].shape)})
             for datum, inputs in zip(data, targets, strict=True)

@@ -61,7 +61,7 @@ class APIFuture(Generic[T]):
 
 
 @dataclass(eq=False)
-class Command:
+class ClientCommand:
     """A command: a pass, or any other work.
 
     Args:
@@ -77,7 +77,7 @@ class Command:
 class CommandLog:
     """The commands of one client, in order."""
 
-    waiting: deque[Command] = field(default_factory=deque)
+    waiting: deque[ClientCommand] = field(default_factory=deque)
 
 
 class Scheduler:
@@ -89,12 +89,12 @@ class Scheduler:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._order: deque[tuple[CommandLog, Command]] = deque()
+        self._order: deque[tuple[CommandLog, ClientCommand]] = deque()
 
     def submit(self, log: CommandLog, work: PassRequest | Callable[[], T]) -> APIFuture[T]:
         """Add a command to those of a client; return its result to come."""
         future: APIFuture[T] = APIFuture(self._run_until)
-        command = Command(future, work)
+        command = ClientCommand(future, work)
         log.waiting.append(command)
         self._order.append((log, command))
         return future
@@ -110,17 +110,16 @@ class Scheduler:
                 log.waiting.popleft()
                 _resolve(command.future, command.work)
 
-    def _joining(self, log: CommandLog, first: PassRequest) -> list[Command]:
+    def _joining(self, log: CommandLog, first: PassRequest) -> list[ClientCommand]:
         """Remove and return the next command of a client and those of other clients that may run with it."""
-        logs = [log, *dict.fromkeys(other for other, _ in self._order if other is not log)]
         joining = []
-        for each in logs:
-            work = each.waiting[0].work if each.waiting else None
+        for candidate in dict.fromkeys((log, *(later for later, _ in self._order))):
+            work = candidate.waiting[0].work if candidate.waiting else None
             if isinstance(work, PassRequest) and work.backward == first.backward:
-                joining.append(each.waiting.popleft())
+                joining.append(candidate.waiting.popleft())
         return joining
 
-    def _run_passes(self, commands: Sequence[Command]) -> None:
+    def _run_passes(self, commands: Sequence[ClientCommand]) -> None:
         """Run passes together; if that fails, each alone, so that a client fails by its own fault only."""
         requests = [command.work for command in commands if isinstance(command.work, PassRequest)]
         try:
@@ -138,7 +137,7 @@ class Scheduler:
         for command, output in zip(commands, outputs, strict=True):
             command.future.set_result(output)
 
-    def _fail(self, commands: Sequence[Command], error: BaseException) -> None:
+    def _fail(self, commands: Sequence[ClientCommand], error: BaseException) -> None:
         for command in commands:
             if isinstance(command.work, PassRequest) and command.work.backward:
                 command.work.adapter.failure = f"a forward_backward before it failed: {explain(error)}"
@@ -149,5 +148,7 @@ def _resolve(future: APIFuture[T], work: Callable[[], T]) -> None:
     """Run a function, and resolve a future with its result or its error."""
     try:
         future.set_result(work())
-    except Exception as error:
+    except BaseException as error:
         future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise

@@ -140,8 +140,8 @@ def read_inputs(datum: Datum, loss: LossFn) -> dict[str, Tensor]:
     shape = datum.loss_fn_inputs["target_tokens"].shape
     for name in loss.inputs:
         if name not in datum.loss_fn_inputs:
-            given = ", ".join(datum.loss_fn_inputs) or "nothing"
-            raise RequestFailedError(f"a datum has {given} in loss_fn_inputs, but the loss reads {name} too; add it")
+            names = ", ".join(datum.loss_fn_inputs) or "nothing"
+            raise RequestFailedError(f"a datum has {names} in loss_fn_inputs, but the loss reads {name} too; add it")
         array = datum.loss_fn_inputs[name].to_torch().float()
         if list(array.shape) != shape:
             raise RequestFailedError(f"{name} of a datum has the shape {list(array.shape)}, expected {shape}")

@@ -96,6 +96,7 @@ class MixedSampler:
         self._end_ids = frozenset(end_ids)
         self._max_rows = max_rows
 
+    @torch.inference_mode()
     def run(self, rows: Sequence[SampleRow]) -> None:
         """Sample rows until all are finished."""
         waiting = deque(rows)

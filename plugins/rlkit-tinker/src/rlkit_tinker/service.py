@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
@@ -69,8 +70,16 @@ class Service:
         self.model = Model(model) if isinstance(model, str) else model
         if self.model.lora is not None:
             raise RecipeError("model.lora is set, but each training client has an adapter of its own; leave it out")
+        if self.model.head != "lm":
+            raise RecipeError(f"model.head is {show(self.model.head)}, expected lm: a reward model predicts no tokens")
         if precision not in {"32-true", "bf16-mixed"}:
             raise RecipeError(f"precision is {show(precision)}, expected 32-true or bf16-mixed")
+        limits = {"max_adapters": max_adapters, "max_rank": max_rank, "max_rows": max_rows}
+        for name, number in (limits | {"max_tokens_per_pass": max_tokens_per_pass}).items():
+            if type(number) is not int or number < 1:
+                raise RecipeError(f"{name} is {show(number)}, expected an integer of at least 1")
+        if not 0 < alpha < inf:
+            raise RecipeError(f"alpha is {show(alpha)}, expected a positive number")
         choose_kernels()
         self.session_id = uuid4().hex[:12]
         self.tokenizer = load_tokenizer(self.model)

@@ -39,9 +39,12 @@ class TensorData:
         if isinstance(data, Tensor):
             tensor = data.detach().cpu()
             data = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-        array = np.asarray(data)
-        if array.dtype.kind not in "iuf":
-            raise RequestFailedError(f"tensor data are {show(data)}, expected integers or floats")
+        try:
+            array = np.asarray(data)
+        except ValueError as error:
+            raise RequestFailedError(f"tensor data are {show(data)}, expected rows of equal length") from error
+        if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and dtype == "int64"):
+            raise RequestFailedError(f"tensor data are {show(data)}, expected {dtype or 'integers or floats'}")
         name = dtype or ("float32" if array.dtype.kind == "f" else "int64")
         if name not in DTYPES:
             raise RequestFailedError(f"the dtype of tensor data is {show(dtype)}, expected int64 or float32")
@@ -189,7 +192,8 @@ class SamplingParams:
 
     Args:
         max_tokens: Most tokens of a sequence; None for what the model's context leaves.
-        seed: Equal seeds of equal requests sample equal tokens, whatever else is sampled; None draws anew each time.
+        seed: Equal seeds of equal requests sample equal tokens, whatever else is sampled; None for other tokens each
+            time, which depend on the service's own seed.
         stop: Texts, or token ids, that end a sequence, and stay in it. None ends at the model's own end of a turn,
             and an empty list at `max_tokens` only.
         temperature: Divides the logits; 0 chooses the most likely token.
