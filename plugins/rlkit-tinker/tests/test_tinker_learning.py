@@ -25,28 +25,23 @@ def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_tenants_learn_their_own_maps() -> None:
-    """From letters to letters, to less than 0.05 nats; each answers by its own map, though prompts are equal."""
+def test_two_tenants_learn_their_own_sentences() -> None:
+    """Each token of a sentence to less than 0.05 nats on average; the same beginning goes on in two ways."""
     service = Service("tiny", max_adapters=2)
     clients = [service.create_training_client(rank=8, seed=i) for i in range(2)]
-    maps = [{i: (i * 7 + shift) % 26 for i in range(26)} for shift in (3, 11)]
-    letters = [service.tokenizer.encode(chr(97 + i), add_special_tokens=False)[0] for i in range(26)]
+    sentences = [service.tokenizer.encode(text, add_special_tokens=False) for text in ("it is blue", "it is deep")]
     data = [
-        [
-            Datum(ModelInput((5, letters[i])), {"target_tokens": [0, letters[own[i]]], "weights": [0.0, 1 / 26]})
-            for i in own
-        ]
-        for own in maps
+        Datum(ModelInput((0, *tokens[:-1])), {"target_tokens": tokens, "weights": [1 / len(tokens)] * len(tokens)})
+        for tokens in sentences
     ]
-    for _ in range(120):
-        futures = [client.forward_backward(own, "cross_entropy") for client, own in zip(clients, data, strict=True)]
-        steps = [client.optim_step(AdamParams(5e-3)) for client in clients]
+    for step in range(150):
+        rate = 5e-3 * (1 - step / 150)
+        futures = [client.forward_backward([own], "cross_entropy") for client, own in zip(clients, data, strict=True)]
+        for future in [client.optim_step(AdamParams(rate)) for client in clients]:
+            assert future.result().metrics["grad_norm:mean"] > 0
         losses = [future.result().metrics["loss:sum"] for future in futures]
-        assert all(step.result().metrics["grad_norm:mean"] > 0 for step in steps)
     assert max(losses) < 0.05
-    greedy = SamplingParams(max_tokens=1, temperature=0.0)
-    for client, own in zip(clients, maps, strict=True):
-        sampler = client.save_weights_and_get_sampling_client()
-        futures = [sampler.sample(ModelInput((5, letters[i])), 1, greedy) for i in own]
-        answers = [future.result().sequences[0].tokens[0] for future in futures]
-        assert answers == [letters[own[i]] for i in own]
+    samplers = [client.save_weights_and_get_sampling_client() for client in clients]
+    beginning, greedy = ModelInput((0, *sentences[0][:6])), SamplingParams(max_tokens=4, temperature=0.0)
+    answers = [sampler.sample(beginning, 1, greedy) for sampler in samplers]
+    assert [answer.result().sequences[0].tokens for answer in answers] == [tokens[6:] for tokens in sentences]

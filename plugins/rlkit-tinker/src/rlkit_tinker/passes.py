@@ -77,9 +77,19 @@ class BasePasses:
 
     def logps(self, rows: Sequence[TokenRow], top: int = 0) -> list[RowLogps]:
         """Return the log-probs of the targets of each row, and of the `top` most likely tokens."""
+        groups: dict[tuple[int, Sequence[int]], list[int]] = {}
+        for index, row in enumerate(rows):
+            groups.setdefault((id(row.pairs), row.targets.shape[1:]), []).append(index)
+        results: dict[int, RowLogps] = {}
         with self._autocast():
             hidden = self._hidden(rows)
-            return [self._row_logps(states, row, top) for states, row in zip(hidden, rows, strict=True)]
+            for indices in groups.values():
+                states = torch.cat([hidden[i] for i in indices])
+                targets = torch.cat([rows[i].targets for i in indices])
+                logps = self._head_logps(states, targets, rows[indices[0]].pairs, top)
+                parts = zip(*(x.split([len(rows[i].tokens) for i in indices]) for x in logps), strict=True)
+                results |= {i: RowLogps(*part) for i, part in zip(indices, parts, strict=True)}
+        return [results[i] for i in range(len(rows))]
 
     def _hidden(self, rows: Sequence[TokenRow]) -> Sequence[Tensor]:
         """Return the final hidden states [N,H] of each row."""
@@ -106,10 +116,10 @@ class BasePasses:
         by_row = dict(zip(order, states.split(lengths), strict=True))
         return [by_row[i] for i in range(len(rows))]
 
-    def _row_logps(self, hidden: Tensor, row: TokenRow, top: int) -> RowLogps:
-        """Return the log-probs of a row from its states [N,H]: logits that exceed `CHUNK_BYTES` are computed twice."""
+    def _head_logps(self, hidden: Tensor, targets: Tensor, pairs: Pairs | None, top: int) -> RowLogps:
+        """Return log-probs from states [N,H] of one adapter: logits that exceed `CHUNK_BYTES` are computed twice."""
         head = self._model.get_output_embeddings()
-        pair = None if row.pairs is None else row.pairs.get(self._bank.head)
+        pair = None if pairs is None else pairs.get(self._bank.head)
 
         def read(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
             logits = head(hidden) if pair is None else head(hidden) + _update(pair, hidden)
@@ -119,7 +129,7 @@ class BasePasses:
             return logps.gather(-1, ids).view(targets.shape), *likely
 
         size = max(1, CHUNK_BYTES // (4 * head.out_features))
-        chunks = list(zip(hidden.split(size), row.targets.to(self._device).split(size), strict=True))
+        chunks = list(zip(hidden.split(size), targets.to(self._device).split(size), strict=True))
         if len(chunks) > 1 and torch.is_grad_enabled():
             read = partial(checkpoint, read, use_reentrant=False, preserve_rng_state=False)
         return RowLogps(*map(torch.cat, zip(*(read(*chunk) for chunk in chunks), strict=True)))

@@ -12,7 +12,7 @@ from rlkit.ops.attention import autocasted
 from rlkit.ops.autograd import Context
 
 Selection = slice | Tensor
-"""Rows of a batch: a slice, which is a view, or their indices [n] i64."""
+"""Rows or tokens of a batch: a slice, or their indices [n] i64."""
 
 
 class LoraPair(NamedTuple):
@@ -60,10 +60,12 @@ class Route:
         groups = [(pairs[layer], rows) for pairs, rows in self._groups if layer in pairs]
         if not groups:
             return y
-        x_rows, y_rows = (z.reshape(self.rows, -1, z.shape[-1]) for z in (autocasted(x), y))
+        tokens, outputs = autocasted(x).reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+        count = len(tokens) // self.rows
+        selections = [_tokens(rows, count) for _, rows in groups]
         weights = [weight for pair, _ in groups for weight in (pair.down, pair.up)]
-        selections, scales = [rows for _, rows in groups], [pair.scale for pair, _ in groups]
-        out: Tensor = _RoutedUpdate.apply(x_rows, y_rows, selections, scales, *weights)
+        scales = [pair.scale for pair, _ in groups]
+        out: Tensor = _RoutedUpdate.apply(tokens, outputs, selections, scales, *weights)
         return out.view_as(y)
 
 
@@ -71,6 +73,13 @@ def _selection(rows: Sequence[int], device: torch.device) -> Selection:
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows, device=device)
+
+
+def _tokens(rows: Selection, count: int) -> Selection:
+    """Return the tokens of rows, each of which has `count`."""
+    if isinstance(rows, slice):
+        return slice(rows.start * count, rows.stop * count)
+    return (rows[:, None] * count + torch.arange(count, device=rows.device)).flatten()
 
 
 class _RoutedContext(Context, Protocol):
@@ -95,11 +104,10 @@ class _RoutedUpdate(torch.autograd.Function):
     ) -> Tensor:
         out = y.clone()
         projections = []
-        for rows, scale, down, up in zip(selections, scales, weights[::2], weights[1::2], strict=True):
-            hidden = _flat(x, rows) @ down.to(x.dtype).T
-            update = (hidden @ up.to(x.dtype).T).mul_(scale)
-            _add(out, rows, update)
-            projections.append(hidden)
+        for selection, scale, down, up in zip(selections, scales, weights[::2], weights[1::2], strict=True):
+            projection = (x[selection] @ down.to(x.dtype).T).mul_(scale)
+            _add_product(out, selection, projection, up.to(x.dtype).T)
+            projections.append(projection)
         ctx.save_for_backward(x, *weights, *projections)
         ctx.selections, ctx.scales = selections, scales
         return out
@@ -112,24 +120,20 @@ class _RoutedUpdate(torch.autograd.Function):
         d_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
         d_weights = []
         groups = zip(ctx.selections, ctx.scales, weights[::2], weights[1::2], projections, strict=True)
-        for rows, scale, down, up, hidden in groups:
-            d_rows = _flat(grad, rows).to(x.dtype)
-            d_hidden = (d_rows @ up.to(x.dtype)).mul_(scale)
-            d_weights += [(d_hidden.T @ _flat(x, rows)).to(down.dtype), (d_rows.T @ hidden).mul_(scale).to(up.dtype)]
+        for selection, scale, down, up, projection in groups:
+            d_out = grad[selection].to(x.dtype)
+            d_projection = (d_out @ up.to(x.dtype)).mul_(scale)
+            d_weights += [(d_projection.T @ x[selection]).to(down.dtype), (d_out.T @ projection).to(up.dtype)]
             if d_x is not None:
-                _add(d_x, rows, d_hidden @ down.to(x.dtype))
+                _add_product(d_x, selection, d_projection, down.to(x.dtype))
         return d_x, grad, None, None, *d_weights
 
 
-def _flat(x: Tensor, rows: Selection) -> Tensor:
-    """Return the tokens [n*T,C] of rows of [R,T,C]."""
-    return x[rows].reshape(-1, x.shape[-1])
-
-
-def _add(x: Tensor, rows: Selection, update: Tensor) -> None:
-    """Add the tokens [n*T,C] of an update to rows of [R,T,C]."""
-    tokens = update.view(-1, *x.shape[1:]).to(x.dtype)
-    if isinstance(rows, slice):
-        x[rows] += tokens
+def _add_product(target: Tensor, selection: Selection, left: Tensor, right: Tensor) -> None:
+    """Add `left @ right` to the selected tokens of a tensor [N,C]."""
+    if isinstance(selection, slice) and target.dtype == left.dtype:
+        target[selection].addmm_(left, right)
+    elif isinstance(selection, slice):
+        target[selection].add_(left @ right)
     else:
-        x.index_add_(0, rows, tokens)
+        target.index_add_(0, selection, (left @ right).to(target.dtype))
