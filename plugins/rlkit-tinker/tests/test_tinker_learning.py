@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,15 @@ from rlkit_tinker import AdamParams, Datum, ModelInput, SamplingParams, Service
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
+def test_the_lines_of_the_readme_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     [script] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
     assert len(script.splitlines()) <= 16
-    command = (sys.executable, "-W", "ignore", "-c", script)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(" is blue")
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("script.py")
+    assert capsys.readouterr().out.startswith(" is blue")
     assert (tmp_path / "blue-adapter" / "adapter_config.json").exists()
     assert list((tmp_path / "tinker").glob("*/weights/blue/state.json"))
 

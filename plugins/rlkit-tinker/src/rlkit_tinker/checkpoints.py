@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,7 +187,9 @@ def export(service: Service, pairs: Pairs, folder: Path, merged: bool) -> None:
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     rank = len(next(iter(pairs.values())).down)
     lora = Lora(rank, service.bank.alpha, targets_of(pairs, service.bank))
-    adapted = add_lora(policy, lora, base=base_name(service.model.path))
+    with warnings.catch_warnings():  # the head is untied before it is merged
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
+        adapted = add_lora(policy, lora, base=base_name(service.model.path))
     own = dict(adapter_tensors(adapted))
     with torch.no_grad():
         for name, weight in named_weights(pairs).items():
