@@ -1,0 +1,198 @@
+"""Sampling from several adapters in one batch, each row with its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlkit.engines.torch.decoder import Decoder
+from rlkit.engines.torch.probe import why_not
+from rlkit.ops.batching import micro_batches
+from rlkit.ops.random import uniform
+from rlkit.ops.sampling import Truncation, choose
+from rlkit_tinker.bank import AdapterBank
+from rlkit_tinker.routing import Pairs
+from rlkit_tinker.types import RequestFailedError, SampledSequence, SamplingParams
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import CausalLM, Tokenizer
+
+PREFILL_TOKENS = 16384
+"""Tokens of one pass over prompts, padding included."""
+
+MAX_KV_TOKENS = 1 << 18
+"""The largest size of the cache of keys and values, as rows times the longest row."""
+
+
+@dataclass(eq=False)
+class SampleRow:
+    """A sequence in progress.
+
+    Args:
+        prompt: Its tokens.
+        pairs: The adapter; None for the base.
+        params: How it is sampled.
+        key: Its random numbers derive from this key and the token's position alone.
+        budget: The most tokens to sample.
+    """
+
+    prompt: tuple[int, ...]
+    pairs: Pairs | None
+    params: SamplingParams
+    key: int
+    budget: int
+    tokens: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether its logits were not finite."""
+        return bool(self.logps) and not isfinite(self.logps[-1])
+
+    @property
+    def finished(self) -> bool:
+        """Whether no further token is sampled."""
+        return self.stopped or self.failed or len(self.tokens) >= self.budget
+
+    def sequence(self) -> SampledSequence:
+        """Return the sampled sequence.
+
+        Raises:
+            RequestFailedError: Logits were not finite.
+        """
+        if self.failed:
+            raise RequestFailedError(
+                f"the logits after {len(self.tokens) - 1} tokens were not finite: the adapter's weights are too large; "
+                "load an earlier state, or lower learning_rate"
+            )
+        return SampledSequence(self.tokens, self.logps, "stop" if self.stopped else "length")
+
+
+class MixedSampler:
+    """Decodes rows of several adapters together; rows of one adapter and one prompt share its keys and values.
+
+    Args:
+        decoder: Runs the base, whose layers call the bank.
+        bank: Routes the rows.
+        tokenizer: Decodes tokens, to find texts that end a row.
+        end_ids: The tokens that end a turn of this model.
+        max_rows: The most rows in a batch; further rows wait.
+    """
+
+    def __init__(
+        self, decoder: Decoder, bank: AdapterBank, tokenizer: Tokenizer, end_ids: Collection[int], max_rows: int
+    ) -> None:
+        self._decoder = decoder
+        self._bank = bank
+        self._tokenizer = tokenizer
+        self._end_ids = frozenset(end_ids)
+        self._max_rows = max_rows
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[SampleRow]) -> None:
+        """Sample rows until all are finished."""
+        waiting = deque(rows)
+        active: list[SampleRow] = []
+        try:
+            while waiting or active:
+                joined = self._joining(waiting, active)
+                if joined:
+                    active += self._admit(joined)
+                else:
+                    last = torch.tensor([row.tokens[-1] for row in active], device=self._decoder.device)
+                    with self._bank.routed([row.pairs for row in active]):
+                        logits = self._decoder.step(last)
+                    self._choose(logits, active)
+                active = self._drop_finished(active)
+        finally:
+            self._decoder.release()
+
+    def _joining(self, waiting: deque[SampleRow], active: Sequence[SampleRow]) -> list[SampleRow]:
+        """Remove and return the waiting rows for which there is room."""
+        joined: list[SampleRow] = []
+        longest = max((len(row.prompt) + row.budget for row in active), default=0)
+        while waiting and len(active) + len(joined) < self._max_rows:
+            longest = max(longest, len(waiting[0].prompt) + waiting[0].budget)
+            count = len(active) + len(joined) + 1
+            if count > 1 and count * longest > MAX_KV_TOKENS:
+                break
+            joined.append(waiting.popleft())
+        return joined
+
+    def _admit(self, rows: Sequence[SampleRow]) -> list[SampleRow]:
+        """Run each prompt once for each adapter, and sample the first token of its rows; return all in their order."""
+        groups: dict[tuple[int, tuple[int, ...]], list[SampleRow]] = {}
+        for row in rows:
+            groups.setdefault((id(row.pairs), row.prompt), []).append(row)
+        prompts = list(groups.values())
+        admitted: list[SampleRow] = []
+        for indices in micro_batches([len(group[0].prompt) for group in prompts], PREFILL_TOKENS):
+            chunk = [prompts[i] for i in indices]
+            with self._bank.routed([group[0].pairs for group in chunk]):
+                logits = self._decoder.admit([group[0].prompt for group in chunk], [len(group) for group in chunk])
+            chunk_rows = [row for group in chunk for row in group]
+            self._choose(logits, chunk_rows)
+            admitted += chunk_rows
+        return admitted
+
+    def _choose(self, logits: Tensor, rows: Sequence[SampleRow]) -> None:
+        """Sample the next token of each row, and find the rows that end."""
+        device = logits.device
+        params = [row.params for row in rows]
+        keys = torch.tensor([row.key for row in rows], device=device)
+        positions = torch.tensor([len(row.prompt) + len(row.tokens) for row in rows], device=device)
+        temperature = torch.tensor([float(p.temperature) for p in params], device=device)
+        top_k = torch.tensor([max(p.top_k, 0) for p in params], device=device)
+        top_p = torch.tensor([float(p.top_p) for p in params], device=device)
+        truncation = Truncation(top_p, top_k, torch.zeros(len(rows), device=device))
+        tokens, logps, _ = choose(logits, uniform(keys, positions), temperature, truncation)
+        for row, token, logp in zip(rows, tokens.tolist(), logps.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logps.append(logp)
+            row.stopped = not row.failed and self._stops(row)
+
+    def _stops(self, row: SampleRow) -> bool:
+        """Whether the last token of a row ends it."""
+        params = row.params
+        if params.stop is None:
+            return row.tokens[-1] in self._end_ids
+        texts = params.stop_texts
+        if not texts:
+            return row.tokens[-1] in params.stop_ids
+        window = 4 * max(map(len, texts)) + 8  # a character takes up to 4 tokens
+        text = self._tokenizer.decode(row.tokens[-window:], skip_special_tokens=False)
+        return any(stop in text for stop in texts)
+
+    def _drop_finished(self, rows: Sequence[SampleRow]) -> list[SampleRow]:
+        """Drop finished rows from the decoder; return the others."""
+        remaining = [index for index, row in enumerate(rows) if not row.finished]
+        if len(remaining) == len(rows):
+            return list(rows)
+        for index, row in enumerate(rows):
+            if row.failed:  # a masked key still multiplies its value by 0, which stays NaN
+                for layer in self._decoder.layers:
+                    layer.keys[index].zero_()
+                    layer.values[index].zero_()
+        self._decoder.keep(remaining)
+        return [rows[index] for index in remaining]
+
+
+def make_decoder(model: CausalLM, autocast: Callable[[], AbstractContextManager[None]], context: int) -> Decoder:
+    """Return a decoder of a model.
+
+    Raises:
+        RequestFailedError: The model has no plain cache of keys and values.
+    """
+    with autocast():
+        problem = why_not(model)
+    if problem is not None:
+        raise RequestFailedError(f"{type(model).__name__} cannot be served: {problem}; choose another model")
+    return Decoder(model, autocast, context)
