@@ -78,7 +78,7 @@ def test_interleaved_tenants_equal_each_alone(service: Service, clients: list[Tr
 
 
 def test_a_mixed_pass_equals_passes_alone(service: Service, clients: list[TrainingClient]) -> None:
-    """To 1e-6 of each gradient's norm; each tenant has the same data, and its own loss."""
+    """To 1e-5 of each gradient's norm; each tenant has the same data, and its own loss."""
     data = random_data(1, rows=2, prompt=PROMPT)
     futures = [client.forward_backward(data, LOSSES[i % 4]) for i, client in enumerate(clients)]
     outputs = [future.result() for future in futures]
@@ -86,7 +86,7 @@ def test_a_mixed_pass_equals_passes_alone(service: Service, clients: list[Traini
     for i, client in enumerate(clients):
         client.adapter.drop_gradients()
         alone = client.forward_backward(data, LOSSES[i % 4]).result()
-        assert overall_gap(mixed[i], gradients(client)) < 1e-6
+        assert overall_gap(mixed[i], gradients(client)) < 1e-5
         assert alone.metrics["loss:sum"] == pytest.approx(outputs[i].metrics["loss:sum"], rel=1e-5)
     assert outputs[0].loss_fn_outputs[0]["logprobs"].data != outputs[4].loss_fn_outputs[0]["logprobs"].data
 
@@ -124,13 +124,13 @@ def test_a_fault_of_one_tenant_changes_no_other(service: Service, clients: list[
         with pytest.raises(RequestFailedError, match="no step was made.*its gradient is not finite"):
             client.optim_step(AdamParams()).result()
     for client, own in zip(clients[3:6], expected, strict=True):
-        assert overall_gap(gradients(client), own) < 1e-6
+        assert overall_gap(gradients(client), own) < 1e-5
     refused = clients[2].forward_backward([Datum(ModelInput((999,)), {})], "ppo")
     together = clients[5].forward_backward(data, "cross_entropy")
     together.result()
     with pytest.raises(RequestFailedError, match="datum 0"):
         refused.result()
-    assert overall_gap(gradients(clients[5]), [2 * gradient for gradient in expected[2]]) < 1e-6
+    assert overall_gap(gradients(clients[5]), [2 * gradient for gradient in expected[2]]) < 1e-5
 
 
 def test_ten_steps_equal_those_of_adamw(clients: list[TrainingClient]) -> None:
@@ -175,7 +175,7 @@ def test_a_freed_slot_starts_anew(service: Service, clients: list[TrainingClient
         oracle = PeftOracle(second)
         loss = oracle.loss(random_data(0), lambda lp, x: -(x["weights"] * lp).sum())
         expected = torch.autograd.grad(loss, oracle.weights[1::2])  # those of B: with B = 0, A has none
-        assert overall_gap(gradients(second)[1::2], expected) < 5e-6
+        assert overall_gap(gradients(second)[1::2], expected) < 2e-5
 
 
 @pytest.mark.parametrize(
