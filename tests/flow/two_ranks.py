@@ -11,15 +11,16 @@ from itertools import compress
 import torch
 import torch.distributed as dist
 
-from rlkit import advantages, losses
+from rlkit import losses
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.loss import PolicyLoss
+from rlkit.registry import load_plugins
 from rlkit.testing import example_batch
 from rlkit.types import Batch, PolicyOutput, TrainBatch
 
 ESTIMATORS: list[AdvantageEstimator] = [
-    getattr(advantages, name)({"first": 1.0, "second": 0.5}) if name == "GDPO" else getattr(advantages, name)()
-    for name in advantages.__all__
+    part.cls({"first": 1.0, "second": 0.5}) if part.name == "GDPO" else part.cls()
+    for part in load_plugins(entry_points=False).parts["advantages"].values()
 ]
 SELECTING = [losses.KLCov(fraction=0.1), losses.ClipCov(fraction=0.1, cov_low=0.0, cov_high=9.0)]
 
