@@ -128,9 +128,8 @@ def trl_side(work: Work) -> Metrics:
 
 def fit_side(work: Work) -> Metrics:
     """Train with rlkit and SGLang beside it."""
+    from rlkit_servers.sglang.engine import SGLangEngine
     from rlkit_servers.sglang.launch import Launch
-
-    from rlkit.engines import SGLangEngine
 
     return rlkit_side(work, SGLangEngine(Launch(memory_fraction=0.4)))
 

@@ -14,10 +14,10 @@ import torch
 
 pytest.importorskip("sglang")
 
+from rlkit_servers.sglang.engine import SGLangEngine
 from rlkit_servers.sglang.launch import Launch
 from rlkit_servers.states import ServerState
 
-from rlkit.engines import SGLangEngine
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model, save_random_model
 from rlkit.testing.models import build_tokenizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rlkit.ops.answers import equal, final_answer
+from rlkit_math.answers import equal, final_answer
 
 
 @pytest.mark.parametrize(
