@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Coroutine, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,8 +114,12 @@ def request(tokens: tuple[int, ...], sample: int = 0, session: str = "s", **samp
 
 
 def children(pid: int) -> list[int]:
-    """Return the ids of a process's children."""
-    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+    """Return the ids of a process's children; its threads come and go meanwhile."""
+    pids: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError):
+            pids += map(int, file.read_text().split())
+    return pids
 
 
 def server_pid(engine: ServerEngine) -> int:
