@@ -79,8 +79,8 @@ def installed() -> list[Plugin]:
     """
     plugins: list[Plugin] = []
     for entry in sorted(entry_points(PARTS), key=lambda e: e.name):
-        if entry.dist is not None and entry.dist.name == DISTRIBUTION:
-            continue  # the built-in parts
+        if comes_with_rlkit(entry):
+            continue  # its parts are built-in ones
         plugin = _describe(entry, entry.name)
         plugin.hooks = entry
         namesakes = [p for p in plugins if p.name == plugin.name and not p.disabled]
@@ -99,6 +99,11 @@ def installed() -> list[Plugin]:
         if owner is plugin:
             plugins.append(plugin)
     return plugins
+
+
+def comes_with_rlkit(entry: metadata.EntryPoint) -> bool:
+    """Whether an entry point is one of rlkit's own distribution: it names a package that is in the same wheel."""
+    return entry.dist is not None and entry.dist.name == DISTRIBUTION
 
 
 def entry_points(group: str) -> metadata.EntryPoints:

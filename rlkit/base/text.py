@@ -208,13 +208,13 @@ def source_of(module: str) -> str:
 @functools.cache
 def _source_of_package(package: str) -> str:
     """Return the origin of a top-level package; looking it up takes longer than many a part's call."""
-    from rlkit.base.installed import DISTRIBUTION, PARTS, entry_points
+    from rlkit.base.installed import PARTS, comes_with_rlkit, entry_points
 
     if package == "rlkit":
         return ""
     for entry in entry_points(PARTS):
         if entry.value.partition(":")[0].partition(".")[0] == package and entry.dist is not None:
-            if entry.dist.name == DISTRIBUTION:
+            if comes_with_rlkit(entry):
                 return ""
             return f" of plugin {entry.name!r} ({entry.dist.name} {entry.dist.version})"
     return f" of {package}"

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rlkit.hooks import Register, hookimpl
-from rlkit.registry.shelf import shelf
+from rlkit.registry.shelf import shelf_parts
 
 PACKAGE = Path(__file__).parents[1]
 PACKAGES = (
@@ -21,9 +21,7 @@ PACKAGES = (
 def rlkit_register(register: Register) -> None:
     modules = [import_module(f"rlkit.{package}") for package in PACKAGES]
     parts: list[type] = [getattr(module, name) for module in modules for name in module.__all__]
-    for module in shelf():
-        module.rlkit_register(parts.append)
-    for part in sorted(parts, key=lambda part: part.__name__):
+    for part in sorted([*parts, *shelf_parts()], key=lambda part: part.__name__):
         register(part)
 
 

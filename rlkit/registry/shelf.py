@@ -8,27 +8,27 @@ as its entry points. For recipes, scripts and saved runs they have the same path
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import ModuleType
 
-from rlkit.base.installed import DISTRIBUTION, PARTS, entry_points
+from rlkit.base.installed import PARTS, comes_with_rlkit, entry_points
 from rlkit.hooks import kinds_of
 
 
-def shelf() -> Iterator[ModuleType]:
-    """Import the modules with hooks of the packages that come with rlkit, in the order of their names."""
+def shelf_parts() -> Iterator[type]:
+    """Import the packages that come with rlkit, in the order of their names; yield the parts that they register."""
     for entry in sorted(entry_points(PARTS), key=lambda entry: entry.name):
-        if entry.dist is not None and entry.dist.name == DISTRIBUTION:
-            yield entry.load()
+        if comes_with_rlkit(entry):
+            parts: list[type] = []
+            entry.load().rlkit_register(parts.append)
+            yield from parts
 
 
 def attribute_of(kind: str) -> Callable[[str], type]:
     """Make the `__getattr__` of the package of a kind, which serves the parts of that kind by their names."""
 
     def serve(name: str) -> type:
-        if not name.startswith("_"):
-            for module in shelf():
-                part = getattr(module, name, None)
-                if name in module.__all__ and isinstance(part, type) and kind in kinds_of(part):
+        if name[:1].isupper():  # a class; the import of a submodule asks for its name, too
+            for part in shelf_parts():
+                if part.__name__ == name and kind in kinds_of(part):
                     return part
         raise AttributeError(f"module 'rlkit.{kind}' has no attribute {name!r}")
 

@@ -100,3 +100,9 @@ assert str(caught[0].message) == "rlkit.errors is now rlkit.base.errors, and end
 
 def test_packages_may_import_by_former_paths() -> None:
     assert "rlkit.base.errors" in loaded_by(FORMER)
+
+
+def test_a_submodule_of_a_kind_loads_no_package_of_the_shelf() -> None:
+    loaded = loaded_by("from rlkit.tasks import rows")
+    assert "rlkit.tasks.rows" in loaded
+    assert not [name for name in loaded if name.startswith("rlkit_")]

@@ -94,8 +94,8 @@ class JudgeReward(RewardManager):
     def close(self) -> None:
         self._client.close()
 
-    def effect(self) -> str | None:
-        return None if self.server is None else f"asks {self.server}"
+    def effect(self) -> str:
+        return f"asks {self.server}"
 
     def counts(self) -> Mapping[str, float]:
         return self._client.spending.counts
