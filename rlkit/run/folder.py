@@ -22,9 +22,9 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.base.text import redact_arguments
+from rlkit.interfaces.content import pictures_of
 from rlkit.recipe.yaml_text import load_yaml
 from rlkit.registry import Registry
-from rlkit.rollout.rendering import pictures_of
 from rlkit.run.rows import as_row, picture_file
 from rlkit.types import JsonObject, Trajectory
 

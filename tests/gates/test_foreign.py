@@ -12,7 +12,7 @@ from tests.gates.trees import tree_of
 CLIENTS = ("urllib.request", "urllib3", "http.client", "httpx", "requests", "aiohttp", "websockets")
 HTTP = {
     "rlkit/base/retry.py": "the client",
-    "rlkit/gateway/server.py": "a server",
+    "plugins/rlkit-agents/src/rlkit_agents/server.py": "a server",
     "plugins/rlkit-engine-http/src/rlkit_engine_http/__main__.py": "a server",
     "plugins/rlkit-engine-http/src/rlkit_engine_http/server.py": "a server",
     "plugins/rlkit-env-openenv/src/rlkit_env_openenv/connection.py": "a WebSocket to a server that the user names",

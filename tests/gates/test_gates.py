@@ -44,7 +44,6 @@ FLOORS = [
         "engines",
         "loggers",
     },
-    {"gateway"},
     {"agents"},
     {"rollout", "testing"},
     {"data"},
@@ -62,13 +61,25 @@ OWNERS = {
 }
 
 
-PUBLIC = {"agents", "base", "distributed", "hooks", "interfaces", "media", "models", "ops", "registry", "types"}
+PUBLIC = {
+    "agents",
+    "base",
+    "distributed",
+    "hooks",
+    "interfaces",
+    "media",
+    "models",
+    "ops",
+    "registry",
+    "tools",
+    "types",
+}
 """Rooms from which the shelf may import."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
 NOT_YET = ["rlkit/cli/views/reward.py imports rlkit_math.answers"]
 """What the core still imports of the shelf."""
-MOST_CORE_LINES = 35_400
+MOST_CORE_LINES = 33_960
 """It may only fall; the aim is 25,000."""
 
 

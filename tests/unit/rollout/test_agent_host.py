@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlkit.gateway.forest import Sample
+from rlkit.interfaces.gateway import Sample
 from rlkit.rollout.agents import AgentHost, SessionRole, TemplateBackend, _assign_roles
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits

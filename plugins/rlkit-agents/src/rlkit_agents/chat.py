@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rlkit.gateway.content import content_of
-from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
-from rlkit.gateway.request import (
+from rlkit.types import JsonObject, Message
+from rlkit_agents.content import content_of
+from rlkit_agents.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
+from rlkit_agents.request import (
     Answer,
     Call,
     ChatRequest,
@@ -22,7 +23,6 @@ from rlkit.gateway.request import (
     text_of,
     token_limit,
 )
-from rlkit.types import JsonObject, Message
 
 READ = {"model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream", "n"}
 READ |= {"stream_options"}

@@ -11,7 +11,7 @@ try:
     from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 except ImportError as error:
-    raise RecipeError(f"rlkit.gateway.example needs openai-agents ({error}): {extra_command('agents')}") from error
+    raise RecipeError(f"rlkit_agents.example needs openai-agents ({error}): {extra_command('agents')}") from error
 
 TURNS = 3
 

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 from itertools import count
 
-from rlkit.gateway.content import content_of
-from rlkit.gateway.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
-from rlkit.gateway.request import (
+from rlkit.types import JsonObject, Message
+from rlkit_agents.content import content_of
+from rlkit_agents.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
+from rlkit_agents.request import (
     Answer,
     Call,
     ChatRequest,
@@ -22,7 +23,6 @@ from rlkit.gateway.request import (
     text_of,
     token_limit,
 )
-from rlkit.types import JsonObject, Message
 
 READ = {"model", "input", "instructions", "tools", "tool_choice", "max_output_tokens", "previous_response_id", "stream"}
 PREFIX = "resp_"

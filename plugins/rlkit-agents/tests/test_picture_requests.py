@@ -10,20 +10,20 @@ import zlib
 from typing import Any
 
 import pytest
+from fake_policy import ask, session_of, tree, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from rlkit_agents.chat import ChatCompletions
+from rlkit_agents.dialect import Dialect
+from rlkit_agents.messages import Messages
+from rlkit_agents.request import ChatRequest, RequestError
+from rlkit_agents.responses import Responses
+from rlkit_agents.session import AgentSession
 
 from rlkit.base.errors import RecipeError
-from rlkit.gateway.chat import ChatCompletions
-from rlkit.gateway.dialect import Dialect
-from rlkit.gateway.messages import Messages
-from rlkit.gateway.request import ChatRequest, RequestError
-from rlkit.gateway.responses import Responses
-from rlkit.gateway.session import AgentSession
 from rlkit.interfaces.picture import Picture
 from rlkit.types import JsonObject, Message
-from tests.unit.gateway.fake import ask, session_of, tree, user
 
 
 def png(colour: str = "red") -> bytes:

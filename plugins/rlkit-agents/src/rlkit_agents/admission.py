@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rlkit.gateway.request import RequestError
+from rlkit_agents.request import RequestError
 
 OPEN_BYTES = 64 * 2**20
 """Of all bodies of a session at once."""

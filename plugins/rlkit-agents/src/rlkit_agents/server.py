@@ -16,23 +16,21 @@ from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
-from rlkit.gateway.chat import ChatCompletions
-from rlkit.gateway.connections import CLOSE_SECONDS, Connections
-from rlkit.gateway.dialect import Dialect
-from rlkit.gateway.messages import Messages
-from rlkit.gateway.prompt import PolicyBackend, Prepared, prepare, render
-from rlkit.gateway.request import RequestError, parse_json
-from rlkit.gateway.responses import Responses
-from rlkit.gateway.session import AgentSession, SessionLimits
+from rlkit.interfaces.gateway import MODEL, Gateway, GatewaySession, PolicyBackend, SessionLimits
 from rlkit.types import JsonObject
+from rlkit_agents.chat import ChatCompletions
+from rlkit_agents.connections import CLOSE_SECONDS, Connections
+from rlkit_agents.dialect import Dialect
+from rlkit_agents.messages import Messages
+from rlkit_agents.prompt import Prepared, prepare, render
+from rlkit_agents.request import RequestError, parse_json
+from rlkit_agents.responses import Responses
+from rlkit_agents.session import AgentSession
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 HOST = "127.0.0.1"
-MODEL = "policy"
-"""The name under which agents address the policy; any other is accepted too."""
-
 MOST_BYTES = 16 * 2**20
 """Of a body."""
 MOST_OBJECTS = 2**17
@@ -56,8 +54,8 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 
-class Gateway:
-    """Serves sessions on an event loop; a session is open from `open` until its `close`."""
+class ChatGateway(Gateway):
+    """Serves sessions over HTTP, in the dialects of OpenAI and of Anthropic."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, AgentSession] = {}
@@ -143,11 +141,12 @@ class Gateway:
         self._sessions[session.id] = session
         return session
 
-    async def end(self, session: AgentSession) -> None:
+    async def end(self, session: GatewaySession) -> None:
         """Close a session, whose token is refused from now on."""
-        self._sessions.pop(session.id, None)
-        await session.close()
-        self._connections.close(session)
+        opened = self._sessions.pop(session.id, None)
+        if opened is not None:
+            await opened.close()
+            self._connections.close(opened)
 
     def _handler(self, handle: Handler, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Return a handler that answers errors in the dialect's form."""

@@ -18,32 +18,17 @@ from rlkit.base.deadlines import in_thread
 from rlkit.base.errors import EngineError, RolloutError, explain
 from rlkit.base.tasks import cancel
 from rlkit.base.text import tokens_until
-from rlkit.gateway.admission import Admission
-from rlkit.gateway.forest import Forest
-from rlkit.gateway.prompt import PolicyBackend, Prepared, prepare
-from rlkit.gateway.request import Answer, Call, ChatRequest, Finish, RequestError
+from rlkit.interfaces.gateway import MODEL, PolicyBackend, Sample, SessionLimits
 from rlkit.interfaces.parser import ParsedTurn
 from rlkit.media import Media
-from rlkit.types import Completion, StopReason
+from rlkit.types import Completion, JsonObject, Message, StopReason
+from rlkit_agents.admission import Admission
+from rlkit_agents.chat import ChatCompletions
+from rlkit_agents.forest import Forest
+from rlkit_agents.prompt import Prepared, prepare
+from rlkit_agents.request import Answer, Call, ChatRequest, Finish, RequestError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class SessionLimits:
-    """What a session may use.
-
-    Args:
-        turns: Turns of the policy.
-        tokens: Tokens that the policy samples in all of them; None for any number.
-        tool_calls: Calls of tools that the policy makes; None for any number.
-        concurrent: Requests at once, and idle connections.
-    """
-
-    turns: int = 64
-    tokens: int | None = None
-    tool_calls: int | None = None
-    concurrent: int = 16
 
 
 @dataclass
@@ -93,6 +78,32 @@ class AgentSession:
     def error(self) -> str | None:
         """Why the policy did not answer a request, unless it did after a retry."""
         return next(iter(self._errors.values()), None)
+
+    @property
+    def forks(self) -> int:
+        """Turns that continue what another turn continues already, or start another conversation of the same role."""
+        return self.forest.forks
+
+    def samples(self) -> list[Sample]:
+        """Return the samples of the forest, in the order of roles."""
+        return self.forest.samples()
+
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject], max_tokens: int | None, speaker: int = 0
+    ) -> Message:
+        """Return the policy's next message as OpenAI's chat completions have it, in a role by its number.
+
+        Raises:
+            RequestError: The request is refused, or the session has ended.
+        """
+        dialect = ChatCompletions()
+        body = {"model": MODEL, "messages": list(messages), "tools": list(tools), "max_tokens": max_tokens}
+        request = dialect.read(body, self.conversation)
+        request.speaker = speaker
+        with self.admission.request():
+            answer = await self.answer(request)
+        message: Message = dialect.write(answer, request)["choices"][0]["message"]
+        return message
 
     def conversation(self, answer: str) -> ChatRequest:
         """Return the conversation up to a turn of the policy, and its tools.

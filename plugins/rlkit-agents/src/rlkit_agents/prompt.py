@@ -2,53 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError
-from rlkit.gateway.forest import Forest, Node
-from rlkit.gateway.request import ChatRequest, RequestError
-from rlkit.interfaces.parser import ParsedTurn
-from rlkit.media import Media, Rendered
-from rlkit.types import Completion, JsonObject, Message
-
-
-class PolicyBackend(Protocol):
-    """What a session needs of the policy: rendering, sampling and reading."""
-
-    context: int
-    """Tokens of the longest conversation."""
-
-    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> Rendered:
-        """Return messages as the policy reads them, ready for its turn; `after` is the turn before, None at the start.
-
-        It is called in threads, for several sessions at once.
-
-        Raises:
-            RecipeError: The chat template cannot render them there, or the policy reads no pictures.
-        """
-
-    async def sample(
-        self, tokens: Sequence[int], max_tokens: int | None, label: str, media: Media | None = None
-    ) -> Completion:
-        """Continue tokens, with the pictures of their placeholders; random numbers derive from the label.
-
-        Raises:
-            RolloutError: This request failed.
-            EngineError: The engine failed.
-        """
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return a turn as text, with special tokens and without the one that ended it."""
-
-    def read(self, text: str, tools: Sequence[JsonObject], prompt: Sequence[int]) -> ParsedTurn:
-        """Return the text of a turn without special tokens, and its calls of tools, if there are any.
-
-        Args:
-            text: The turn, as `text` returns it.
-            tools: Those that the policy may call.
-            prompt: The tokens with which its prompt ends.
-        """
+from rlkit.interfaces.gateway import PolicyBackend
+from rlkit.media import Rendered
+from rlkit.types import Message
+from rlkit_agents.forest import Forest, Node
+from rlkit_agents.request import ChatRequest, RequestError
 
 
 class Prepared(NamedTuple):

@@ -9,16 +9,17 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from agent_clients import chat_client, message_client, run, serving
+from fake_policy import FakePolicy, ask, tree, user
+from rlkit_agents import server
+from rlkit_agents.chat import ChatCompletions
+from rlkit_agents.request import RequestError
+from rlkit_agents.server import ChatGateway
+from rlkit_agents.session import AgentSession
 
 from rlkit.base.errors import RecipeError, RolloutError
-from rlkit.gateway import server
-from rlkit.gateway.chat import ChatCompletions
-from rlkit.gateway.request import RequestError
-from rlkit.gateway.server import Gateway
-from rlkit.gateway.session import AgentSession, SessionLimits
+from rlkit.interfaces.gateway import SessionLimits
 from tests.events import until
-from tests.unit.gateway.clients import chat_client, message_client, run, serving
-from tests.unit.gateway.fake import FakePolicy, ask, tree, user
 
 CALLS = (
     'Both. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -32,7 +33,7 @@ RESPONSE_TOOLS: Any = [{"type": "function", "name": name, "parameters": SCHEMA} 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_chat_client_reads_texts_calls_and_results(stream: bool) -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         async with chat_client(gateway, session.id) as client:
             messages: list[Any] = [{"role": "system", "content": "s"}, {"role": "user", "content": "go"}]
             if stream:
@@ -61,7 +62,7 @@ def test_the_chat_client_reads_texts_calls_and_results(stream: bool) -> None:
 
 
 def test_ids_of_answers_show_nothing_of_the_key() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         async with chat_client(gateway, session.id) as client:
             answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])
         pieces = {session.id[start : start + 8] for start in range(len(session.id) - 7)}
@@ -72,7 +73,7 @@ def test_ids_of_answers_show_nothing_of_the_key() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_messages_client_reads_texts_calls_and_results(stream: bool) -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         async with message_client(gateway, session.id) as client:
             messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "go"}]}]
             options: Any = {"model": "m", "max_tokens": 500, "system": "s", "tools": MESSAGE_TOOLS}
@@ -103,7 +104,7 @@ def test_the_messages_client_reads_texts_calls_and_results(stream: bool) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_responses_client_reads_texts_calls_and_results(stream: bool) -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         async with chat_client(gateway, session.id) as client:
             items: list[Any] = [{"role": "user", "content": "go"}]
             options: Any = {"model": "m", "instructions": "s", "tools": RESPONSE_TOOLS}
@@ -136,7 +137,7 @@ USER: Any = user("a")
 def test_tokens_and_sizes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_BYTES", 1000)
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         other = gateway.open(FakePolicy(), SessionLimits())
         ended = gateway.open(FakePolicy(), SessionLimits())
         await gateway.end(ended)
@@ -163,7 +164,7 @@ def test_tokens_and_sizes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_session_has_limits() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
         async with chat_client(gateway, session.id, max_retries=0) as client:
@@ -187,7 +188,7 @@ def test_a_session_has_limits() -> None:
 
 @pytest.mark.parametrize(("asked", "left", "expected"), [(5, 3, 3), (3, 5, 3), (None, 4, 4), (4, None, 4)])
 def test_a_turn_has_the_fewest_tokens_allowed(asked: int | None, left: int | None, expected: int) -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         limits = {} if asked is None else {"max_tokens": asked}
         async with chat_client(gateway, session.id, max_retries=0) as client:
             await client.chat.completions.create(model="m", messages=[USER], **limits)
@@ -198,7 +199,7 @@ def test_a_turn_has_the_fewest_tokens_allowed(asked: int | None, left: int | Non
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_disconnect_commits_nothing(stream: bool) -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
         body = {"model": "m", "messages": [USER], "stream": stream}
@@ -219,7 +220,7 @@ def test_a_disconnect_commits_nothing(stream: bool) -> None:
 def test_a_dropped_request_that_ends_late_leaves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine takes a while to abort; meanwhile the agent asks the same again, and then the session ends."""
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold, aborted = asyncio.Event(), asyncio.Event()
         sample = policy.sample
@@ -258,7 +259,7 @@ def test_an_unexpected_error_costs_the_rollout_only(monkeypatch: pytest.MonkeyPa
     def broken(*_: object) -> Any:
         raise ZeroDivisionError("of the parser")
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         other, policy = gateway.open(FakePolicy(), SessionLimits()), session.backend
         async with chat_client(gateway, session.id, max_retries=0) as client:
             monkeypatch.setattr(policy, "read", broken)
@@ -281,7 +282,7 @@ def test_messages_that_the_template_refuses_are_refused() -> None:
     def refuse(messages: Any, *_: object) -> list[int]:
         raise RecipeError("no system message there")
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         first = await ask(session, user("a"))
         session.backend.render = refuse  # type: ignore[method-assign]
         async with chat_client(gateway, session.id) as client:
@@ -294,7 +295,7 @@ def test_messages_that_the_template_refuses_are_refused() -> None:
 
 
 def test_a_dead_listener_is_replaced_at_its_address() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         url, listener = gateway.url, gateway._listener
         assert listener is not None
         async with chat_client(gateway, session.id) as client:
@@ -314,7 +315,7 @@ def test_a_dead_listener_is_replaced_at_its_address() -> None:
 
 
 def test_an_equal_request_is_joined_and_a_retry_repeated() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
         async with chat_client(gateway, session.id) as client:
@@ -338,7 +339,7 @@ def test_an_equal_request_is_joined_and_a_retry_repeated() -> None:
 
 
 def test_the_clients_retry_what_the_engine_did_not_answer() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         errors: list[Exception | None] = [RolloutError("a server has died"), None]
         policy: Any = session.backend
         policy.fail = lambda: errors.pop(0)
@@ -355,7 +356,7 @@ def test_the_clients_retry_what_the_engine_did_not_answer() -> None:
 
 
 def test_the_end_of_a_session_ends_its_requests() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
         async with chat_client(gateway, session.id, max_retries=0) as client:
@@ -370,11 +371,11 @@ def test_the_end_of_a_session_ends_its_requests() -> None:
 
 
 def test_64_sessions_on_two_servers_stay_apart() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         async with serving() as (second, _):
             sessions = [(g, g.open(FakePolicy(), SessionLimits())) for g in (gateway, second) for _ in range(32)]
 
-            async def converse(own: Gateway, conversation: AgentSession, client: aiohttp.ClientSession) -> None:
+            async def converse(own: ChatGateway, conversation: AgentSession, client: aiohttp.ClientSession) -> None:
                 messages: list[dict[str, str]] = []
                 headers = {"x-api-key": conversation.id}
                 for turn in range(3):

@@ -13,23 +13,24 @@ from typing import Any, TypeVar
 import anthropic
 import openai
 from anthropic.types import Message as AnthropicMessage
+from fake_policy import FakePolicy
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from rlkit_agents.server import ChatGateway
+from rlkit_agents.session import AgentSession
 
-from rlkit.gateway.server import Gateway
-from rlkit.gateway.session import AgentSession, SessionLimits
-from tests.unit.gateway.fake import FakePolicy
+from rlkit.interfaces.gateway import SessionLimits
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 T = TypeVar("T")
 
 
 @asynccontextmanager
-async def serving(*texts: str, limits: SessionLimits | None = None) -> AsyncIterator[tuple[Gateway, AgentSession]]:
+async def serving(*texts: str, limits: SessionLimits | None = None) -> AsyncIterator[tuple[ChatGateway, AgentSession]]:
     """Serve a session of a policy that writes these texts."""
-    gateway = Gateway()
+    gateway = ChatGateway()
     await gateway.start()
     try:
         yield gateway, gateway.open(FakePolicy(*texts), limits or SessionLimits())
@@ -37,7 +38,9 @@ async def serving(*texts: str, limits: SessionLimits | None = None) -> AsyncIter
         await gateway.close()
 
 
-def run(test: Callable[[Gateway, AgentSession], Awaitable[T]], *texts: str, limits: SessionLimits | None = None) -> T:
+def run(
+    test: Callable[[ChatGateway, AgentSession], Awaitable[T]], *texts: str, limits: SessionLimits | None = None
+) -> T:
     """Return what a test of a served session returns."""
 
     async def serve() -> T:
@@ -47,12 +50,12 @@ def run(test: Callable[[Gateway, AgentSession], Awaitable[T]], *texts: str, limi
     return asyncio.run(serve())
 
 
-def chat_client(gateway: Gateway, key: str, **options: Any) -> openai.AsyncOpenAI:
+def chat_client(gateway: ChatGateway, key: str, **options: Any) -> openai.AsyncOpenAI:
     http = openai.DefaultAsyncHttpxClient(verify=False)
     return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, http_client=http, **options)
 
 
-def message_client(gateway: Gateway, key: str) -> anthropic.AsyncAnthropic:
+def message_client(gateway: ChatGateway, key: str) -> anthropic.AsyncAnthropic:
     http = anthropic.DefaultAsyncHttpxClient(verify=False)
     return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, http_client=http)
 
@@ -85,12 +88,12 @@ class Ask:
 class Asker(ABC):
     """Sends requests of sessions by a provider's client, with one client for all sessions."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: ChatGateway) -> None:
         self.gateway = gateway
         self.client = self.connect(gateway)
 
     @abstractmethod
-    def connect(self, gateway: Gateway) -> Any: ...
+    def connect(self, gateway: ChatGateway) -> Any: ...
 
     @abstractmethod
     async def send(self, ask: Ask, **options: Any) -> Said: ...
@@ -110,7 +113,7 @@ def texts(text: str, kind: str = "text") -> list[dict[str, str]]:
 
 
 class ChatAsker(Asker):
-    def connect(self, gateway: Gateway) -> Any:
+    def connect(self, gateway: ChatGateway) -> Any:
         return chat_client(gateway, "none")
 
     async def send(self, ask: Ask, **options: Any) -> Said:
@@ -146,7 +149,7 @@ class ChatAsker(Asker):
 
 
 class MessagesAsker(Asker):
-    def connect(self, gateway: Gateway) -> Any:
+    def connect(self, gateway: ChatGateway) -> Any:
         return message_client(gateway, "none")
 
     async def send(self, ask: Ask, **options: Any) -> Said:
@@ -184,7 +187,7 @@ class MessagesAsker(Asker):
 
 
 class ResponsesAsker(Asker):
-    def connect(self, gateway: Gateway) -> Any:
+    def connect(self, gateway: ChatGateway) -> Any:
         return chat_client(gateway, "none")
 
     async def send(self, ask: Ask, **options: Any) -> Said:

@@ -6,12 +6,12 @@ import asyncio
 import random
 from dataclasses import replace
 
-from rlkit.gateway.forest import Sample
-from rlkit.gateway.session import SessionLimits
+from agent_clients import Ask, Asker, ChatAsker, MessagesAsker, ResponsesAsker, Said, edited, serving
+from fake_policy import FakePolicy
+from test_forest import check_samples
+
+from rlkit.interfaces.gateway import Sample, SessionLimits
 from rlkit.types import Completion
-from tests.unit.gateway.clients import Ask, Asker, ChatAsker, MessagesAsker, ResponsesAsker, Said, edited, serving
-from tests.unit.gateway.fake import FakePolicy
-from tests.unit.gateway.test_forest import check_samples
 
 CONVERSATIONS = 60
 TEXTS = [

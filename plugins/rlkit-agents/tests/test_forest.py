@@ -8,16 +8,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from fake_policy import END, ask, session_of, tree, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlkit_agents.forest import Attachment, Forest
+from rlkit_agents.request import Call, ChatRequest, RequestError, assistant, name_results
+from rlkit_agents.session import AgentSession
 
 from rlkit.base.errors import RolloutError
-from rlkit.gateway.forest import Attachment, Forest, Sample
-from rlkit.gateway.request import Call, ChatRequest, RequestError, assistant, name_results
-from rlkit.gateway.session import AgentSession
+from rlkit.interfaces.gateway import Sample
 from rlkit.types import Fork, Message, StopReason
 from tests.events import until
-from tests.unit.gateway.fake import END, ask, session_of, tree, user
 
 History = Callable[[AgentSession], Awaitable[object]]
 

@@ -9,13 +9,12 @@ import agents
 import anthropic
 import openai
 import pytest
+from agent_clients import chat_client, message_client, run
+from fake_policy import END, tree
 from pydantic import BaseModel
-
-from rlkit.gateway.server import Gateway
-from rlkit.gateway.session import AgentSession
-from tests.unit.gateway.clients import chat_client, message_client, run
-from tests.unit.gateway.fake import END, tree
-from tests.unit.gateway.test_forest import check_samples
+from rlkit_agents.server import ChatGateway
+from rlkit_agents.session import AgentSession
+from test_forest import check_samples
 
 TURNS = (
     'Both. <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
@@ -135,7 +134,7 @@ LOOPS: list[tuple[Callable[..., Any], Callable[[Any, bool], Awaitable[str]]]] = 
 def test_a_tool_loop_of_an_sdk_is_one_sample(
     connect: Callable[..., Any], loop: Callable[[Any, bool], Awaitable[str]], stream: bool
 ) -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         async with connect(gateway, session.id) as client:
             assert await loop(client, stream) == "37"
         assert tree(session.forest) == [None, 0, 1]

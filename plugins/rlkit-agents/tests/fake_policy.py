@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from rlkit_agents.forest import Forest
+from rlkit_agents.request import ChatRequest, assistant
+from rlkit_agents.session import AgentSession
+
 from rlkit.base.errors import RecipeError
-from rlkit.gateway.forest import Forest
-from rlkit.gateway.request import ChatRequest, assistant
-from rlkit.gateway.session import AgentSession, SessionLimits
+from rlkit.interfaces.content import pictures_of
+from rlkit.interfaces.gateway import SessionLimits
 from rlkit.interfaces.parser import ParsedTurn
 from rlkit.media import Media, MediaSegment, Rendered
 from rlkit.parsers.hermes import HermesParser
-from rlkit.rollout.rendering import pictures_of
 from rlkit.types import Completion, JsonObject, Message, StopReason
 
 END = "\x03"

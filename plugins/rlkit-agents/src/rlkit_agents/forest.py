@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlkit.gateway.request import canonical, digest
+from rlkit.interfaces.gateway import Sample
 from rlkit.media import MediaSegment, Rendered
 from rlkit.types import Completion, Fork, Message, StopReason, Turn
+from rlkit_agents.request import canonical, digest
 
 
 @dataclass(frozen=True)
@@ -54,41 +55,6 @@ class Attachment(NamedTuple):
 
     parent: Node | None
     messages: int
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A path from the first turn of a conversation to a last one, flat.
-
-    Args:
-        tokens: [t] Ids.
-        mask: [t] True where the policy sampled the token and no sample before has it.
-        logps: [t] Log-probs of the tokens under the mask, 0.0 elsewhere.
-        versions: [t] Versions of the weights under the mask, -1 elsewhere.
-        turns: Spans without gaps; turns of the policy that an earlier sample has are part of the first span.
-        messages: The conversation.
-        stop: Why the last turn ended.
-        last: Ids of the last turn.
-        fork: Where it leaves an earlier sample; None if they share no turn.
-        positions: Indices of the nodes under the mask.
-        media: The pictures that placeholders among the tokens stand for.
-        candidates: [t] Ids from which each token under the mask was sampled, empty elsewhere.
-        speaker: Number of the role whose conversation it is; 0 without roles.
-    """
-
-    tokens: list[int]
-    mask: list[bool]
-    logps: list[float]
-    versions: list[int]
-    turns: list[Turn]
-    messages: list[Message]
-    stop: StopReason
-    last: list[int]
-    fork: Fork | None
-    positions: list[int]
-    media: list[MediaSegment]
-    candidates: list[Sequence[int]] = field(default_factory=list)
-    speaker: int = 0
 
 
 @dataclass

@@ -10,17 +10,17 @@ from typing import Any
 
 import aiohttp
 import pytest
+from agent_clients import chat_client, run
+from fake_policy import FakePolicy, tree, user
+from rlkit_agents import admission, connections, server
+from rlkit_agents.request import RequestError
+from rlkit_agents.server import ChatGateway
+from rlkit_agents.session import AgentSession
 
-from rlkit.gateway import admission, connections, server
-from rlkit.gateway.request import RequestError
-from rlkit.gateway.server import Gateway
-from rlkit.gateway.session import AgentSession, SessionLimits
+from rlkit.interfaces.gateway import SessionLimits
 from rlkit.media import Rendered
-from rlkit.rollout.agents import SessionClient
 from rlkit.types import Completion, JsonObject, Message
 from tests.events import until
-from tests.unit.gateway.clients import chat_client, run
-from tests.unit.gateway.fake import FakePolicy, tree, user
 
 CHAT, COUNT = "/v1/chat/completions", "/v1/messages/count_tokens"
 BODY = json.dumps({"model": "m", "messages": [user("a")]}).encode()
@@ -50,7 +50,7 @@ class Connection:
         self.writer = writer
 
     @classmethod
-    async def open(cls, gateway: Gateway) -> Connection:
+    async def open(cls, gateway: ChatGateway) -> Connection:
         return cls(*await asyncio.open_connection("127.0.0.1", gateway.port))
 
     def send(self, key: str, path: str = CHAT, body: bytes = BODY, headers: str = "") -> None:
@@ -75,17 +75,17 @@ class Connection:
             pass
 
 
-def other(gateway: Gateway, **limits: int) -> AgentSession:
+def other(gateway: ChatGateway, **limits: int) -> AgentSession:
     return gateway.open(FakePolicy(), SessionLimits(**limits))
 
 
-async def answered(gateway: Gateway, session: AgentSession) -> None:
+async def answered(gateway: ChatGateway, session: AgentSession) -> None:
     """Ask in a session by OpenAI's client, which is not told to try again."""
     async with chat_client(gateway, session.id, max_retries=0) as client:
         await client.chat.completions.create(model="m", messages=[user("a")])  # type: ignore[list-item]
 
 
-def open_connections(gateway: Gateway) -> int:
+def open_connections(gateway: ChatGateway) -> int:
     assert gateway._runner is not None
     assert gateway._runner.server is not None
     return len(gateway._runner.server.connections)
@@ -94,7 +94,7 @@ def open_connections(gateway: Gateway) -> int:
 def test_half_sent_posts_take_places_of_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STRANGERS", 40)
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         honest = other(gateway, concurrent=16)
         flood = []
         for _ in range(200):
@@ -119,7 +119,7 @@ def test_half_sent_posts_take_places_of_their_session(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("path", [CHAT, COUNT])
 def test_long_messages_are_read_beside_the_loop(path: str) -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         policy = HeldPolicy()
         hostile, honest = gateway.open(policy, SessionLimits(concurrent=2)), other(gateway)
         body = json.dumps({"model": "m", "messages": [user("held" + "x" * 2**20)]}).encode()
@@ -140,7 +140,7 @@ def test_long_messages_are_read_beside_the_loop(path: str) -> None:
 def test_a_dropped_request_keeps_its_thread() -> None:
     """Otherwise an agent that asks and leaves, again and again, would take all threads."""
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         policy = HeldPolicy()
         hostile = gateway.open(policy, SessionLimits(concurrent=2))
         body = json.dumps({"model": "m", "messages": [user("held")]}).encode()
@@ -160,7 +160,7 @@ def test_a_dropped_request_keeps_its_thread() -> None:
 def test_bytes_are_charged_while_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "OPEN_BYTES", 1500)
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         first, second = [await Connection.open(gateway) for _ in range(2)]
         body = json.dumps({"model": "m", "messages": [user("x" * 900)]}).encode()
         first.send(session.id, body=body[:-1], headers=f"Content-Length: {len(body)}\r\n")
@@ -181,7 +181,7 @@ def test_a_body_ends_at_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_BYTES", 4000)
     monkeypatch.setattr(server, "MOST_OBJECTS", 50)
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         chunked, declared, late, early, objects = [await Connection.open(gateway) for _ in range(5)]
         chunked.send(session.id, body=b"3e8\r\n" + b"x" * 1000 + b"\r\n", headers="Transfer-Encoding: chunked\r\n")
         await until(lambda: session.admission.bytes == 1000)
@@ -207,7 +207,7 @@ def test_a_body_ends_at_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_strangers_do_not_close_the_connections_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STRANGERS", 4)
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         known = await Connection.open(gateway)
         known.send(session.id)
         assert await known.status() == 200
@@ -227,7 +227,7 @@ def test_strangers_do_not_close_the_connections_of_sessions(monkeypatch: pytest.
 
 
 def test_a_session_keeps_as_many_idle_connections_as_requests() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         idle = []
         for _ in range(5):  # as agents that make a client for each request, and forget it
             idle.append(await Connection.open(gateway))
@@ -251,7 +251,7 @@ def test_the_end_of_a_session_closes_what_it_left_open(monkeypatch: pytest.Monke
     """A body that is half sent, and an answer that nobody reads."""
     monkeypatch.setattr(connections, "CLOSE_SECONDS", 0.01)
 
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         half, slow = [await Connection.open(gateway) for _ in range(2)]
         half.send(session.id, headers=f"Content-Length: {len(BODY) + 1}\r\n")
         slow.send(session.id, body=json.dumps({"model": "m", "messages": [user("a")], "stream": True}).encode())
@@ -266,7 +266,7 @@ def test_the_end_of_a_session_closes_what_it_left_open(monkeypatch: pytest.Monke
 
 
 def test_pipelined_requests_are_answered_one_by_one() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         connection = await Connection.open(gateway)
         for _ in range(100):
             connection.send(session.id, COUNT)
@@ -277,7 +277,7 @@ def test_pipelined_requests_are_answered_one_by_one() -> None:
 
 
 def test_a_flood_of_headers_is_refused() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         connection = await Connection.open(gateway)
         connection.send(session.id, headers="".join(f"X-{i}: {'x' * 8000}\r\n" for i in range(1000)))
         assert await connection.status() == 400
@@ -288,14 +288,13 @@ def test_a_flood_of_headers_is_refused() -> None:
 
 
 def test_an_agent_in_this_process_has_the_same_places() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         policy: Any = session.backend
         policy.hold = asyncio.Event()
-        client = SessionClient(session, gateway.url)
-        asking = [asyncio.ensure_future(client.chat([user(str(i))])) for i in range(2)]
+        asking = [asyncio.ensure_future(session.chat([user(str(i))], (), None)) for i in range(2)]
         await until(lambda: len(policy.sampled) == 2)
         with pytest.raises(RequestError, match="the session has 2 requests in flight, expected at most 2; wait"):
-            await client.chat([user("2")])
+            await session.chat([user("2")], (), None)
         policy.hold.set()
         await asyncio.gather(*asking)
         assert session.counts["requests_refused"] == 1
@@ -304,7 +303,7 @@ def test_an_agent_in_this_process_has_the_same_places() -> None:
 
 
 def test_what_a_body_calls_its_options_is_no_header() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         body = {"model": "m", "messages": [user("a")], "a\r\nSet-Cookie: b": 1, "é": 2, "\x00": 3}
         async with (
             aiohttp.ClientSession(headers={"x-api-key": session.id}) as client,

@@ -9,12 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-
-from rlkit.gateway.chat import ChatCompletions
-from rlkit.gateway.server import Gateway
-from rlkit.gateway.session import AgentSession
-from tests.unit.gateway.clients import run
-from tests.unit.gateway.fake import ask, tree, user
+from agent_clients import run
+from fake_policy import ask, tree, user
+from rlkit_agents.chat import ChatCompletions
+from rlkit_agents.server import ChatGateway
+from rlkit_agents.session import AgentSession
 
 USER = user("a")
 DEEP: Any = functools.reduce(lambda inner, _: [inner], range(65), 1)
@@ -180,7 +179,7 @@ def test_a_limit_that_is_null_is_none(limits: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("path", "body", "status", "message"), MALFORMED)
 def test_a_malformed_request_is_refused_in_the_apis_form(path: str, body: Any, status: int, message: str) -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         first = await ask(session, USER)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with (
@@ -199,7 +198,7 @@ def test_a_malformed_request_is_refused_in_the_apis_form(path: str, body: Any, s
 
 
 def test_a_body_that_no_codec_reads_is_refused() -> None:
-    async def test(gateway: Gateway, session: AgentSession) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
         body = json.dumps({"model": "m", "messages": [USER], "temperature": 0.1, "tool_choice": "required"}).encode()
         headers = {"x-api-key": session.id, "Content-Encoding": "gzip"}
         async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(force_close=True)) as client:

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlkit.gateway.request import Answer, ChatRequest, RequestError, of_type, optional
 from rlkit.types import JsonObject
+from rlkit_agents.request import Answer, ChatRequest, RequestError, of_type, optional
 
 Recall = Callable[[str], ChatRequest]
 """Returns the conversation up to an earlier answer of the session, with its tools, by the answer's id."""

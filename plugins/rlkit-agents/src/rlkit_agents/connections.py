@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlkit.gateway.session import AgentSession
+from rlkit_agents.session import AgentSession
 
 if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
