@@ -104,7 +104,10 @@ SUITES = {
         ),
     ),
     "browser": Suite(
-        ("rlkit/cli/views/**/*", "tests/flow/test_report_page.py", "tests/flow/browser.py"),
+        (
+            "plugins/rlkit-report/src/rlkit_report/**/*", "rlkit/records/*.py", "tests/flow/test_report_page.py",
+            "tests/flow/browser.py",
+        ),
         ("-m", "slow", "tests/flow/test_report_page.py"),
         ("tests/flow/test_report_page.py",),
         debian=(("chromium", "chromium"),),

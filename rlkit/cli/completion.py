@@ -10,7 +10,6 @@ import re
 from argparse import Action, ArgumentParser
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from importlib import import_module
 
 import shtab
 
@@ -18,7 +17,7 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.cli.docs import topics
 from rlkit.cli.parsing.keys import values_by_key
 from rlkit.cli.scaffold import WRITTEN
-from rlkit.commands import VERBS, plugin_verbs
+from rlkit.commands import VERBS, own_verb, plugin_verbs
 from rlkit.registry import Registry, load_plugins
 
 Keys = dict[str, tuple[str, ...]]
@@ -111,7 +110,7 @@ def verbs_parser(registry: Registry) -> ArgumentParser:
 def _help_of(verb: str) -> str:
     out = io.StringIO()
     with redirect_stdout(out), suppress(SystemExit):  # of argparse, once it is printed
-        import_module(f"rlkit.cli.{verb}").run(["--help"])
+        own_verb(verb)(["--help"])
     return out.getvalue()
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.base.installed import Plugin
+from rlkit.cli.display import echo, show
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.scaffold import WRITTEN
 from rlkit.cli.views import reference
-from rlkit.cli.views.display import echo, show
 from rlkit.commands import VERBS
 from rlkit.hooks import KINDS
 from rlkit.registry import Part, Registry, load_plugins

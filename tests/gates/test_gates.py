@@ -31,6 +31,7 @@ FLOORS = [
     {"hooks", "commands", "optimizers", "schedules", "registry", "recipe"},
     {"distributed"},
     {"models"},
+    {"records"},
     {
         "advantages",
         "curricula",
@@ -70,16 +71,21 @@ PUBLIC = {
     "media",
     "models",
     "ops",
+    "records",
     "registry",
     "tools",
     "types",
 }
 """Rooms from which the shelf may import."""
+FOR_VERBS = {
+    f"rlkit.{name}" for name in ["cli.checkpoint", "cli.display", "cli.parsing.parser", "run.rescore", "run.signals"]
+}
+"""What verbs may import besides: options with a recipe, printing, signals, and rewards without a policy."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-NOT_YET = ["rlkit/cli/views/reward.py imports rlkit_math.answers"]
+NOT_YET = ["plugins/rlkit-report/src/rlkit_report/reward_comparison.py imports rlkit_math.answers"]
 """What the core still imports of the shelf."""
-MOST_CORE_LINES = 33_960
+MOST_CORE_LINES = 32_850
 """It may only fall; the aim is 25,000."""
 
 
@@ -150,13 +156,13 @@ def test_the_core_imports_nothing_of_the_shelf() -> None:
             for module in imports(path)
             if module.partition(".")[0] in SHELF
         ]
-    assert wrong == NOT_YET
+    assert not wrong
 
 
 def test_the_shelf_imports_public_rooms_alone() -> None:
     wrong = []
     for path in set(SHIPPED) - set(CORE):
-        rooms = {room(module) for module in imports(path) if module.startswith("rlkit.")}
+        rooms = {room(module) for module in imports(path) if module.startswith("rlkit.") and module not in FOR_VERBS}
         wrong += [f"{path.relative_to(ROOT)} imports rlkit.{name}" for name in rooms - PUBLIC]
     assert not wrong
 

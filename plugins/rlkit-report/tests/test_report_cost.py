@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_report import data_of, report, validated
 
-from rlkit.cli.views.runs import RunFiles
+from rlkit.records.files import RunFiles
 from tests.conftest import ROOT
-from tests.unit.cli.test_report import data_of, report, validated, write_run
+from tests.run_folders import write_run
 
 TINY = ROOT / "rlkit" / "models" / "tiny"
 HEAVY = ("torch", "transformers", "lightning.fabric", "numpy", "pydantic")

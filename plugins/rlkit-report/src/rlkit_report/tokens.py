@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rlkit.base.errors import RlkitError, explain
-from rlkit.cli.views.runs import RunFiles
+from rlkit.records.files import RunFiles
 
 TOKENIZER = "tokenizer.json"
 WORD_START = "\u2581"
@@ -102,7 +102,7 @@ def _tokenizer_folder(run: RunFiles) -> str:
     import yaml
 
     from rlkit.models import SHIPPED
-    from rlkit.run.folder import as_data
+    from rlkit.records.folder import as_data
 
     final = run.path / "final"
     if os.path.isfile(Path(final, "tokenizer_config.json")):

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, explain
 from rlkit.base.files import MAX_JSON_BYTES, open_inside, read_inside
-from rlkit.cli.views.headline import headline
-from rlkit.cli.views.validation import metrics_of
 from rlkit.recipe.credentials import without_credentials
-from rlkit.run.rows import read_lines
+from rlkit.records.headline import headline
+from rlkit.records.rows import read_lines
+from rlkit.records.saved_validation import metrics_of
 from rlkit.types import JsonObject
 
 NAME = re.compile(r"(step|validation)-(\w+?)(?:\.rank(\d+))?\.jsonl\.gz")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.files import check_run_folder
-from rlkit.cli.views.display import echo
-from rlkit.cli.views.page import MARK, write_page
-from rlkit.cli.views.runs import MOST_STEPS, RunFiles
-from rlkit.cli.views.server import serve
+from rlkit.cli.display import echo
+from rlkit.records.files import MOST_STEPS, RunFiles
+from rlkit_report.page import MARK, write_page
+from rlkit_report.server import serve
 
 USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
        rlkit report RUN... --serve [--port N] [--max-mb N]

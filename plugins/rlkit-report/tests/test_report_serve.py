@@ -15,12 +15,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from rlkit_report.server import Pages, ReportServer
+from test_report import data_of
 
 from rlkit.cli.main import main
-from rlkit.cli.views.runs import RunFiles
-from rlkit.cli.views.server import Pages, ReportServer
+from rlkit.records.files import RunFiles
 from rlkit.run.folder import RunFolder
-from tests.unit.cli.test_report import data_of, trajectory, write_run
+from tests.run_folders import trajectory, write_run
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportServer]:
-    monkeypatch.setattr("rlkit.cli.views.server.SHARE", 1.0)  # as often as it is asked for
+    monkeypatch.setattr("rlkit_report.server.SHARE", 1.0)  # as often as it is asked for
     with ReportServer(Pages(lambda: [RunFiles(run, 1e9)]), 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -71,7 +72,7 @@ def test_the_page_is_that_of_the_run_as_it_is_now(server: ReportServer, run: Pat
 def test_a_page_is_not_built_more_often_than_a_share_of_the_time(
     server: ReportServer, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlkit.cli.views.server.SHARE", 1e-9)
+    monkeypatch.setattr("rlkit_report.server.SHARE", 1e-9)
     first, *others = [asked_after(text, server, run) for text in ("", "{}\n", "[]\n")]
     assert others[0] != first  # the first one also loads the tokenizer
     assert others[1] == others[0]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_report.reward_comparison import RescoredGroup, RewardComparison
 
 from rlkit.cli.main import main
-from rlkit.cli.views.reward import RescoredGroup, RewardComparison
-from rlkit.run.folder import json_lines
-from rlkit.run.rows import SavedRow, as_row
+from rlkit.records.folder import json_lines
+from rlkit.records.rows import SavedRow, as_row
 from rlkit.testing.models import build_tokenizer
 from rlkit.types import JsonObject, Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl

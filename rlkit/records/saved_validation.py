@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from rlkit.run.rows import read_rows
+from rlkit.records.rows import read_rows
 
 
 @lru_cache(maxsize=32)
@@ -20,7 +20,7 @@ def metrics_of(files: Sequence[tuple[Path, object]]) -> dict[str, float]:
     Raises:
         RecipeError: A file cannot be read, or a row in it is none.
     """
-    from rlkit.run.validation_metrics import GradedCompletion, metrics
+    from rlkit.records.validation_metrics import GradedCompletion, metrics
 
     answers = defaultdict(list)
     for path, _ in files:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from rlkit.cli.views.pictures import RunPictures
-from rlkit.cli.views.runs import RolloutFile, chosen, token_ids
-from rlkit.cli.views.tokens import TokenTexts
 from rlkit.interfaces.content import described
+from rlkit.records.files import RolloutFile, chosen, token_ids
 from rlkit.types import JsonObject
+from rlkit_report.pictures import RunPictures
+from rlkit_report.tokens import TokenTexts
 
 MAX_ROWS = 64
 """Rows of a page."""

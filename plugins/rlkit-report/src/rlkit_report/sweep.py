@@ -19,12 +19,11 @@ from types import FrameType
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.text import redact, redact_option
-from rlkit.cli.parsing.command_line import CommandLine, split
-from rlkit.cli.parsing.parser import parse
-from rlkit.cli.views.display import echo, metric_rows, show
-from rlkit.run.alarms import mean_text
-from rlkit.run.folder import output_path
-from rlkit.run.outcome import VERDICT_METRICS
+from rlkit.cli.display import echo, metric_rows, show
+from rlkit.cli.parsing.parser import CommandLine, parse, split
+from rlkit.records.folder import output_path
+from rlkit.records.rewards import mean_text
+from rlkit.records.verdict import VERDICT_METRICS
 from rlkit.types import JsonObject
 
 USAGE = """usage: rlkit sweep --recipe NAME --SECTION.OPTION=VALUE,VALUE,... --out FOLDER [--json]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlkit.base.files import read_inside
-from rlkit.cli.views.runs import samples_of
+from rlkit.records.files import samples_of
 from rlkit.types import JsonObject
 
 NAME = re.compile(r"media/[0-9a-f]{32}\.(png|jpg|gif|webp|bmp)")

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rlkit_report.sweep import OPTIONS, SweepRun, _runs, _show, name_of, values_of
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.command_line import split
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.sweep import OPTIONS, SweepRun, _runs, _show, name_of, values_of
 from rlkit.types import JsonObject
 from tests.conftest import read_jsonl
 

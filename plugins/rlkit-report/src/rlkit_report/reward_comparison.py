@@ -13,10 +13,10 @@ from typing import NamedTuple
 from rlkit_math.answers import form_of_completion, form_of_reference
 
 from rlkit.base.errors import shorten
-from rlkit.cli.views.display import echo, show
+from rlkit.cli.display import echo, show
 from rlkit.interfaces.parser import after_thinking
 from rlkit.ops.statistics import rank_correlation
-from rlkit.run.rows import SavedRow
+from rlkit.records.rows import SavedRow
 from rlkit.types import JsonObject, Score, Trajectory
 
 SAME = 6

@@ -16,10 +16,10 @@ from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, RlkitError, explain
-from rlkit.cli.views.display import echo
-from rlkit.cli.views.page import write
-from rlkit.cli.views.runs import RunFiles
+from rlkit.cli.display import echo
+from rlkit.records.files import RunFiles
 from rlkit.run.signals import raised
+from rlkit_report.page import write
 
 HOST = "127.0.0.1"
 

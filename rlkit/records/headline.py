@@ -10,10 +10,9 @@ from pathlib import Path
 import yaml
 
 from rlkit.base.text import counted
-from rlkit.cli.views.display import STYLES
 from rlkit.recipe.yaml_text import load_yaml
-from rlkit.run.alarms import REWARD_METRICS, RewardHistory, repeats
-from rlkit.run.outcome import VERDICT_METRICS, next_command
+from rlkit.records.rewards import REWARD_METRICS, RewardHistory, repeats
+from rlkit.records.verdict import CHANGES, VERDICT_METRICS, next_command
 from rlkit.types import JsonObject
 
 MAX_NAME = 120
@@ -53,7 +52,7 @@ def headline(run: Path, recipe_text: str, environment: JsonObject, result: JsonO
         "steps": _at(recipe, "train", "steps"),
         "seconds": result.get("seconds"),
         "facts": {name: value[:MAX_NAME] for name, value in facts.items() if value and isinstance(value, str)},
-        "verdict": change if isinstance(change, str) and change in STYLES else None,
+        "verdict": change if isinstance(change, str) and change in CHANGES else None,
         "changes": _changes(metrics) or _reward_changes(history),
         "diagnosis": diagnosis,
         "warnings": [text for text in warnings if not repeats(text, diagnosis)],

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rlkit.base.errors import shorten
 from rlkit.base.text import safe
 from rlkit.ops.statistics import bootstrap, majority, pass_at_k, wilson
-from rlkit.train.sources import LONGEST_NAME, MAX_SOURCES, source_of
+from rlkit.records.sources import LONGEST_NAME, MAX_SOURCES, source_of
 from rlkit.types import StopReason, Trajectory
 
 Accuracies = dict[int, float]

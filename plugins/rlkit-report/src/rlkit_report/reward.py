@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from functools import cached_property
 from io import FileIO
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
-from rlkit.base.errors import RecipeError, RolloutError, explain
-from rlkit.base.tasks import run_concurrently
+from rlkit.base.errors import RecipeError, explain
 from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
+from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.views.agreement import Agreement
-from rlkit.cli.views.display import echo
-from rlkit.cli.views.reward import RescoredGroup, RewardComparison, report
-from rlkit.recipe import Recipe
-from rlkit.rollout.scoring import score
-from rlkit.rollout.template import ChatTemplate
-from rlkit.run.launch import home_of
-from rlkit.run.rows import SavedRow, read_rows
-from rlkit.train.setup import Bound, bound_without_policy
-from rlkit.types import JsonObject, Message, Score
+from rlkit.records.folder import home_of
+from rlkit.run.rescore import rescoring
+from rlkit.types import JsonObject
+from rlkit_report.agreement import Agreement
+from rlkit_report.reward_comparison import RescoredGroup, RewardComparison, report
 
 USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] [overrides]
     scores saved rollouts again, with the reward of the recipe and its overrides, and shows what changes
@@ -60,10 +52,10 @@ def run(argv: Sequence[str]) -> int:
     agreement = None if parsed.options.label is None else Agreement(parsed.options.label)
     with ExitStack() as stack:
         out = _open(stack, parsed.options.out, files)
-        scorer = Rescorer(parsed.recipe, stack.enter_context(bound_without_policy(parsed.recipe, parsed.recipe.scorer)))
+        scorer = stack.enter_context(rescoring(parsed.recipe))
         console = Console(stderr=True, quiet=len(files) < 2 or not Console(stderr=True).is_terminal)
         for path in track(files, "scoring", console=console, transient=True):
-            for group in scorer.score(path):
+            for group in map(RescoredGroup, scorer.score(path)):
                 comparison.add(group)
                 if agreement is not None:
                     agreement.add(group.rows)
@@ -142,51 +134,3 @@ def _write(out: FileIO, lines: Iterable[JsonObject]) -> None:
             unwritten = unwritten[out.write(unwritten) :]
     except OSError as error:
         raise RecipeError(f"--out is {out.name!r}, which cannot be written: {explain(error)}") from error
-
-
-class Rescorer:
-    """Calls a recipe's reward on saved rollouts, with as many prompts at once as a step has.
-
-    Args:
-        recipe: Checked; its policy is not loaded.
-        bound: What the reward is bound to.
-    """
-
-    def __init__(self, recipe: Recipe, bound: Bound) -> None:
-        self.recipe = recipe
-        self.bound = bound
-
-    def score(self, path: Path) -> Iterator[RescoredGroup]:
-        """Yield the groups of a file in its order, with the new scores of all rows but of failed conversations."""
-        groups: dict[tuple[str, ...], list[SavedRow]] = defaultdict(list)
-        for row in read_rows(path, self._tokenize):
-            groups[row.group].append(row)
-        scored = [[row for row in rows if not row.failed] for rows in groups.values()]
-        scores_of = self.bound.loop.run(self._score(scored))
-        for rows, group_rows, scores in zip(groups.values(), scored, scores_of, strict=True):
-            for row, new in zip(group_rows, scores, strict=True):
-                row.trajectory.score = new
-            yield RescoredGroup(rows)
-
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        return ChatTemplate(
-            self.bound.runtime.tokenizer, self.bound.runtime.stop_ids, (), self.recipe.model.chat_template_kwargs
-        )
-
-    async def _score(self, groups: Sequence[Sequence[SavedRow]]) -> list[list[Score]]:
-        at_once = asyncio.Semaphore(self.recipe.train.prompts_per_step)
-
-        async def score_group(rows: Sequence[SavedRow]) -> list[Score]:
-            async with at_once:
-                try:
-                    trajectories = [row.trajectory for row in rows]
-                    return await score(self.recipe.scorer, trajectories, self.bound.workers) if rows else []
-                except RolloutError as error:  # of a reward whose on_error is raise
-                    return [Score(None, error=str(error))] * len(rows)
-
-        return await run_concurrently(*map(score_group, groups))
-
-    def _tokenize(self, messages: list[Message], text: str) -> tuple[list[int], list[int]]:
-        template = self._template
-        return template.start(messages), template.codec.encode(text) + template.turn_end

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from rlkit.base.errors import RecipeError, explain
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
+from rlkit.base.text import counted
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
 from rlkit.recipe.credentials import withhold
-from rlkit.run.folder import as_data, flat
-from rlkit.run.rows import read_lines
+from rlkit.records.folder import as_data, flat, home_of
+from rlkit.records.rows import read_lines
 from rlkit.types import JsonObject
 
 IGNORED = ("time/", "memory/", "checkpoint/", "engine/")
@@ -246,3 +247,42 @@ def _rows(path: Path) -> Iterator[JsonObject]:
             except (ValueError, RecursionError) as error:
                 raise RecipeError(f"{path} cannot be read: line {number} is no JSON: {explain(error)}") from error
             yield row if isinstance(row, dict) else {"prompt": row}
+
+
+def folder_of(name: str) -> Path:
+    """Return a run folder.
+
+    Raises:
+        RecipeError: It is none.
+    """
+    folder = Path(name)
+    if not os.path.isdir(folder) or home_of(name) != folder:
+        raise RecipeError(f"{name!r} is no run folder, expected one with recipe.yaml")
+    return folder
+
+
+def lines(comparison: RunComparison) -> Iterator[str]:
+    """Yield what is said of the steps, the answers and the tensors of two runs."""
+    if comparison.step is None:
+        yield f"metrics: the same in the {counted(comparison.steps, 'step')} that both have"
+    else:
+        names = ", ".join(f"{name} {_text(a)} and {_text(b)}" for name, (a, b) in comparison.step.metrics.items())
+        more = f", and {comparison.step.others} others" if comparison.step.others else ""
+        yield f"metrics: the first step that differs is {comparison.step.number}: {names}{more}"
+    if comparison.answer is None:
+        yield "answers: the same in all rollouts that both have"
+    else:
+        answer = comparison.answer
+        yield f"answers: the first that differs is in {answer.file}, row {answer.row}: {answer.what}"
+    if comparison.tensor is not None:
+        where = f"{comparison.tensor.name} in {comparison.tensor.checkpoint}"
+        yield f"tensors: the first that differs is {where}: {comparison.tensor.what}"
+    else:
+        listed = ", ".join(comparison.checkpoints)
+        yield (
+            f"tensors: the same in {listed}" if listed else "weights: not compared, no checkpoint of this step was kept"
+        )
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)

@@ -14,10 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from rlkit.cli.views.pages import PageIndex, as_json, pages
-from rlkit.cli.views.pictures import RunPictures
-from rlkit.cli.views.runs import RunFiles
-from rlkit.cli.views.tokens import texts_of
+from rlkit.records.files import RunFiles
+from rlkit_report.pages import PageIndex, as_json, pages
+from rlkit_report.pictures import RunPictures
+from rlkit_report.tokens import texts_of
 
 HERE = Path(__file__).parent
 SCRIPTS = ("core", "address", "charts", "headline", "answers", "difference", "curves", "timeline", "conversation",

@@ -9,7 +9,7 @@ from math import isfinite
 
 from rlkit.base.errors import RecipeError
 from rlkit.ops.statistics import Moments, rank_correlation
-from rlkit.run.rows import SavedRow
+from rlkit.records.rows import SavedRow
 from rlkit.types import JsonObject
 
 RIGHT = 0.5
