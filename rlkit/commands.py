@@ -62,8 +62,8 @@ def own_verb(verb: str) -> Callable[[Sequence[str]], int]:
         return run
     from rlkit.base.installed import COMMANDS, comes_with_rlkit, entry_points
 
-    for entry in entry_points(COMMANDS).select(name=verb):
-        if comes_with_rlkit(entry):
+    for entry in entry_points(COMMANDS):
+        if entry.name == verb and comes_with_rlkit(entry):
             run = entry.load()
             break
     else:

@@ -46,7 +46,7 @@ FLOORS = [
         "loggers",
     },
     {"agents"},
-    {"rollout", "testing"},
+    {"rollout"},
     {"data"},
     {"train"},
     {"run"},
@@ -63,29 +63,18 @@ OWNERS = {
 
 
 PUBLIC = {
-    "agents",
-    "base",
-    "distributed",
-    "hooks",
-    "interfaces",
-    "media",
-    "models",
-    "ops",
-    "records",
-    "registry",
-    "tools",
-    "types",
+    *("__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "media", "models"),
+    *("ops", "recipe", "records", "registry", "tools", "types"),
 }
 """Rooms from which the shelf may import."""
 FOR_VERBS = {
-    f"rlkit.{name}" for name in ["cli.checkpoint", "cli.display", "cli.parsing.parser", "run.rescore", "run.signals"]
+    *("rlkit.cli.checkpoint", "rlkit.cli.display", "rlkit.cli.parsing.parser", "rlkit.cli.views.installed"),
+    *("rlkit.run.rescore", "rlkit.run.signals"),
 }
 """What verbs may import besides: options with a recipe, printing, signals, and rewards without a policy."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-NOT_YET = ["plugins/rlkit-report/src/rlkit_report/reward_comparison.py imports rlkit_math.answers"]
-"""What the core still imports of the shelf."""
-MOST_CORE_LINES = 32_850
+MOST_CORE_LINES = 31_260
 """It may only fall; the aim is 25,000."""
 
 
@@ -145,7 +134,7 @@ def test_a_floor_imports_only_lower_floors() -> None:
 def test_the_core_imports_nothing_of_the_shelf() -> None:
     """Not by the paths that parts of the shelf have for recipes and scripts, either."""
     wrong = []
-    for path in CORE:
+    for path in set(CORE) - {ROOT / "rlkit" / "testing.py"}:  # a path for plugins, which the core does not import
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and node.module in SERVED:
                 own = vars(import_module(node.module)).keys()
@@ -154,7 +143,7 @@ def test_the_core_imports_nothing_of_the_shelf() -> None:
         wrong += [
             f"{path.relative_to(ROOT)} imports {module}"
             for module in imports(path)
-            if module.partition(".")[0] in SHELF
+            if module.partition(".")[0] in SHELF or module == "rlkit.testing"
         ]
     assert not wrong
 

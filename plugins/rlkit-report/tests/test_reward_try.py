@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 from rlkit_report.reward_comparison import RescoredGroup, RewardComparison
 
 from rlkit.cli.main import main
 from rlkit.records.folder import json_lines
 from rlkit.records.rows import SavedRow, as_row
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import JsonObject, Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 from tests.judge_stand_in import responses, serving

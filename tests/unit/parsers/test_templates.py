@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.interfaces.parser import ToolCall, ToolParser, opened_thinking, parse_after_thinking
 from rlkit.parsers import (
@@ -24,7 +25,6 @@ from rlkit.parsers import (
 )
 from rlkit.parsers.arguments import with_types
 from rlkit.parsers.detect import detect
-from rlkit.testing.models import build_tokenizer
 from tests.vendors import template_text
 
 PARSERS: dict[str, type[ToolParser]] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rlkit_authors.models import TEMPLATE, build_tokenizer
 
 from rlkit.records.folder import json_lines
 from rlkit.records.rows import as_row, read_rows
@@ -16,7 +17,6 @@ from rlkit.rewards import CodeReward, ExactReward, MathReward, QAReward, RemoteR
 from rlkit.rollout.collect import ConversationSetup, collect
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import FakeEngine, example_trajectory
-from rlkit.testing.models import TEMPLATE, build_tokenizer
 from rlkit.types import Prompt, Sampling, Trajectory
 
 REWARDS = [

@@ -13,6 +13,7 @@ import pytest
 from agent_clients import chat_client
 from fake_policy import FakePolicy
 from rlkit_agents.server import ChatGateway
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.interfaces.agent import AgentResult, AgentTask
@@ -25,7 +26,6 @@ from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, JsonObject, Prompt, Request, SampleKey, Sampling, StopReason
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import shutil
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,12 +11,12 @@ from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.base.installed import Plugin
 from rlkit.cli.display import echo, show
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.scaffold import WRITTEN
-from rlkit.cli.views import reference
-from rlkit.commands import VERBS
+from rlkit.cli.views.installed import offers, show_plugins
 from rlkit.hooks import KINDS
 from rlkit.registry import Part, Registry, load_plugins
-from rlkit.testing.conformance import Finding, examine
+from rlkit_authors import reference
+from rlkit_authors.conformance import Finding, examine
+from rlkit_authors.scaffold import WRITTEN
 
 EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))}
 """A worked example for each way to extend rlkit."""
@@ -58,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _new(argv: Sequence[str]) -> int:
-    from rlkit.cli.scaffold import new
+    from rlkit_authors.scaffold import new
 
     folder = new(argv)
     echo(f"{folder} is a plugin: pip install -e '{folder}[test]', then pytest {folder}")
@@ -104,26 +102,6 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def show_plugins(registry: Registry) -> None:
-    """Print each plugin with what it offers, broken and disabled ones included, in the terminal's width."""
-    width = shutil.get_terminal_size().columns
-    for plugin in registry.plugins:
-        echo(f"{plugin.name}  ({plugin.distribution} {plugin.version}, made for rlkit {plugin.made_for or 'any'})")
-        state = (
-            "disabled" if plugin.disabled else f"BROKEN: {plugin.error}" if plugin.error else _offers(plugin, registry)
-        )
-        for line in state.splitlines():
-            echo(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
-
-
-def _offers(plugin: Plugin, registry: Registry) -> str:
-    """Return a line for each kind of which a plugin offers parts, then one for its verbs and one for its recipes."""
-    offers = {kind: [p.name for p in parts.values() if p.plugin is plugin] for kind, parts in registry.parts.items()}
-    offers["commands"] = [f"rlkit {verb}" for verb in plugin.commands if verb not in VERBS]
-    offers["recipes"] = [name for name, (_, owner) in registry.recipes.items() if owner is plugin]
-    return "\n".join(f"{kind}: {', '.join(names)}" for kind, names in offers.items() if names) or "nothing"
-
-
 def _show(name: str, registry: Registry) -> str:
     if name in EXAMPLES:
         return EXAMPLES[name].read_text(encoding="utf-8").rstrip()
@@ -151,9 +129,7 @@ def _describe_kind(kind: str, registry: Registry) -> str:
 
 def _describe_rest(plugin: Plugin, registry: Registry) -> str:
     """Return a plugin's verbs and recipes."""
-    return "\n".join(
-        line for line in _offers(plugin, registry).splitlines() if line.startswith(("commands", "recipes"))
-    )
+    return "\n".join(line for line in offers(plugin, registry).splitlines() if line.startswith(("commands", "recipes")))
 
 
 def _describe(part: Part) -> str:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlkit_authors.limits import time_limit
 
 from rlkit import hookimpl
 from rlkit.cli.main import main
@@ -18,7 +19,6 @@ from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardFunction, RewardManager
 from rlkit.registry import load_plugins
 from rlkit.testing import check_reward
-from rlkit.testing.limits import time_limit
 from rlkit.types import Score, Trajectory
 
 
@@ -96,7 +96,7 @@ def test_a_part_that_hangs_fails_only_its_own_check(
 
     module = SimpleNamespace(__name__="slow", rlkit_register=hookimpl(rlkit_register))
     registry = load_plugins([("slow", module)], entry_points=False)
-    monkeypatch.setattr("rlkit.cli.plugins.load_plugins", lambda: registry)
+    monkeypatch.setattr("rlkit_authors.plugins.load_plugins", lambda: registry)
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["plugins", "test", "slow"]) == 1
     printed = capsys.readouterr()

@@ -9,11 +9,11 @@ from typing import get_type_hints
 
 import pytest
 import torch
+from rlkit_authors import reference
 from torch import Tensor
 
 from rlkit import types
 from rlkit.cli.main import main
-from rlkit.cli.views import reference
 from tests.conftest import ROOT
 
 NAMED = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.testing.models import SIZES, build_tokenizer
+from rlkit_authors.models import SIZES, build_tokenizer
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, ModelConfig, Tokenizer

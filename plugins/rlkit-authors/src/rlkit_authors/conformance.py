@@ -18,11 +18,11 @@ from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Task
 from rlkit.registry import Part, Registry, load_plugins
-from rlkit.testing import contracts, conversations, golden
-from rlkit.testing.agents import check_agent
-from rlkit.testing.limits import time_limit
-from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Prompt
+from rlkit_authors import contracts, conversations, golden
+from rlkit_authors.agents import check_agent
+from rlkit_authors.limits import time_limit
+from rlkit_authors.runtime import ExampleRuntime
 
 CONTRACTS: dict[str, Callable[..., object]] = {
     "advantages": contracts.check_advantage,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask, RoleClient
-from rlkit.testing.conversations import PROMPT, check_close
-from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import JsonObject, Message, Prompt
+from rlkit_authors.conversations import PROMPT, check_close
+from rlkit_authors.runtime import ExampleRuntime
 
 
 class ScriptedClient:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from rlkit_authors.conformance import check_options
 
 from rlkit.batch import LossOutput, PolicyOutput, Reads, TrainBatch
 from rlkit.interfaces.loss import ForwardOptions, PolicyLoss
 from rlkit.rewards import ExactReward
 from rlkit.testing import check_loss
-from rlkit.testing.conformance import check_options
 
 READS = {
     "top": Reads(top=4),

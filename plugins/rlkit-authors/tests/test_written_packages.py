@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from hatchling.build import build_wheel
+from rlkit_authors.scaffold import PLURALS, WRITTEN
 from safetensors.torch import load_file
 
 from rlkit.cli.main import main
-from rlkit.cli.scaffold import PLURALS, WRITTEN
 from rlkit.hooks import KINDS
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model

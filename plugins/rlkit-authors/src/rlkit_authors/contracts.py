@@ -25,8 +25,8 @@ from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
 from rlkit.interfaces.task import Curriculum, Split, Task
 from rlkit.models.optimizer_state import try_out
-from rlkit.testing.limits import time_limit
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, TrainBatch, Trajectory, Turn
+from rlkit_authors.limits import time_limit
 
 ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)
 """Unusual texts that a policy may write."""

@@ -21,8 +21,8 @@ from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.runtime import BoundPart, RunPart, Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.models.weights import PolicyWeights
-from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Completion, JsonObject, Message, Prompt, Request, SampleKey, Sampling
+from rlkit_authors.runtime import ExampleRuntime
 
 PROMPT = Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], "4")
 ACTIONS = ("1", "yes", "", "\x00{[(<", "four", "4")
