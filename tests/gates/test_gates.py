@@ -64,7 +64,7 @@ OWNERS = {
 
 PUBLIC = {
     *("__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "media", "models"),
-    *("ops", "recipe", "records", "registry", "tools", "types"),
+    *("ops", "parsers", "recipe", "records", "registry", "tools", "types"),
 }
 """Rooms from which the shelf may import."""
 FOR_VERBS = {
@@ -74,7 +74,7 @@ FOR_VERBS = {
 """What verbs may import besides: options with a recipe, printing, signals, and rewards without a policy."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-MOST_CORE_LINES = 31_260
+MOST_CORE_LINES = 30_900
 """It may only fall; the aim is 25,000."""
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import test_call_forms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit import parsers
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
 from rlkit.parsers import (
     DeepSeekParser,
@@ -30,11 +30,10 @@ from rlkit.parsers import (
 )
 from rlkit.parsers.detect import detect
 from rlkit.registry import load_plugins
-from tests.unit.parsers import test_forms
 
 Call = tuple[str, dict[str, Any]]
 
-PARSERS: list[type[ToolParser]] = [getattr(parsers, name) for name in parsers.__all__]
+PARSERS: list[type[ToolParser]] = [part.cls for part in load_plugins(entry_points=False).parts["parsers"].values()]
 
 
 def deepseek(text: str) -> str:
@@ -309,7 +308,7 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("parser", "text", "left", "calls"), [*MALFORMED, *test_forms.MALFORMED])
+@pytest.mark.parametrize(("parser", "text", "left", "calls"), [*MALFORMED, *test_call_forms.MALFORMED])
 def test_malformed_calls_say_what_is_wrong(
     parser: type[ToolParser], text: str, left: str, calls: list[tuple[str, str | None]]
 ) -> None:

@@ -26,6 +26,8 @@ class PythonicParser(ToolParser):
     hold (`true`, `false` and `null` are understood), so Python's keywords cannot name an argument.
     """
 
+    generality = 2
+
     @classmethod
     def detects(cls, template: str) -> bool:
         return _ASKED_FOR.search(template) is not None

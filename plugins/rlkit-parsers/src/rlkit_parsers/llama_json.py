@@ -21,6 +21,8 @@ class LlamaJsonParser(ToolParser):
     instead, which these models write too; any other object is text.
     """
 
+    generality = 3
+
     @classmethod
     def detects(cls, template: str) -> bool:
         return _HEADER.search(template) is not None and _PARAMETERS.search(template) is not None
