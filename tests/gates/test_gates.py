@@ -63,8 +63,8 @@ OWNERS = {
 
 
 PUBLIC = {
-    *("__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "media", "models"),
-    *("ops", "parsers", "recipe", "records", "registry", "tools", "types"),
+    *("__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "loggers", "media"),
+    *("models", "ops", "parsers", "recipe", "records", "registry", "tools", "types"),
 }
 """Rooms from which the shelf may import."""
 FOR_VERBS = {
@@ -74,7 +74,7 @@ FOR_VERBS = {
 """What verbs may import besides: options with a recipe, printing, signals, and rewards without a policy."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-MOST_CORE_LINES = 30_900
+MOST_CORE_LINES = 30_800
 """It may only fall; the aim is 25,000."""
 
 
