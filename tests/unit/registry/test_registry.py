@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -243,9 +244,15 @@ def test_wrapped_and_static_methods_are_fine() -> None:
     load_plugins([plugin("good", Wrapped, Static)], entry_points=False).require_healthy()
 
 
+@dataclass(frozen=True)
+class Installed:
+    name: str
+    requires: tuple[str, ...]
+    version: str = "1.2"
+
+
 def entry(name: str, dist: str, load: Any, *requires: str) -> Any:
-    installed = SimpleNamespace(name=dist, version="1.2", requires=list(requires))
-    return SimpleNamespace(name=name, value=name, dist=installed, load=load)
+    return SimpleNamespace(name=name, value=name, dist=Installed(dist, requires), load=load)
 
 
 def fail() -> None:
