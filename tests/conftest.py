@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from rlkit.base.imports import import_lazily
 from tests import forks
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads that fight are slower than one
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+import_lazily()  # as the command line does
 
 # examples are the same in every run, and fewer, but where .ci/stress gives a seed
 RANDOM = "RLKIT_TEST_SEED" in os.environ

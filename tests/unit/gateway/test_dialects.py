@@ -13,7 +13,7 @@ from tests.unit.gateway.clients import Ask, Asker, ChatAsker, MessagesAsker, Res
 from tests.unit.gateway.fake import FakePolicy
 from tests.unit.gateway.test_forest import check_samples
 
-CONVERSATIONS = 60
+CONVERSATIONS = 20
 TEXTS = [
     "yes",
     " no\n",
