@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import io
 import json
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from rlkit.base.garbage import THRESHOLD
 from rlkit.base.imports import import_lazily
 from tests import forks
 
@@ -25,6 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import_lazily()  # as the command line does
+gc.set_threshold(THRESHOLD)  # the collector of cycles looks through a million objects of libraries and tests
 
 # examples are the same in every run, and fewer, but where .ci/stress gives a seed
 RANDOM = "RLKIT_TEST_SEED" in os.environ

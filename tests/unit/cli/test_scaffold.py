@@ -482,6 +482,7 @@ def test_plugins_test_prints_what_failed_and_exits_1(
     assert "no plugin or distribution is named 'mixd'; did you mean 'mixed'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_built_in_parts_conform(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "test", "builtin"]) == 0
     out = capsys.readouterr().out

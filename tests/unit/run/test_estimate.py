@@ -27,6 +27,8 @@ SCORE = (
 )  # fmt: skip
 WIDE = ("--train.max_tokens_per_micro_batch=1200", "--fabric.accelerator=gpu", "--fabric.precision=32-true")
 HALF = (*LORA, "--model.dtype=bfloat16")
+FEW = "--task.max_operand=9"
+"""100 problems instead of 10,000: `recipe check` measures as many as the run trains on."""
 
 
 def recipe_of(shape: Path | str, *options: str, name: str = "grpo_gsm8k") -> Recipe:
@@ -274,21 +276,21 @@ def test_what_is_wrong_is_still_an_error(capsys: pytest.CaptureFixture[str], sha
 
 
 def test_adapters_with_a_rate_for_whole_weights_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", "check", "quick_grpo", "--model.lora.rank=4", "--train.lr=1e-6"]) == 0
+    assert main(["recipe", "check", "quick_grpo", FEW, "--model.lora.rank=4", "--train.lr=1e-6"]) == 0
     assert "warning: train.lr is 1e-06, with which adapters hardly learn; set it to 1e-5" in capsys.readouterr().out
-    assert main(["recipe", "check", "quick_ppo", "--critic.lora.rank=4", "--critic.lr=4.9e-6"]) == 0
+    assert main(["recipe", "check", "quick_ppo", FEW, "--critic.lora.rank=4", "--critic.lr=4.9e-6"]) == 0
     assert "warning: critic.lr is 4.9e-06, with which" in capsys.readouterr().out
     for fine in (["--train.lr=1e-6"], ["--model.lora.rank=4", "--train.lr=5e-6"]):
-        assert main(["recipe", "check", "quick_grpo", *fine]) == 0
+        assert main(["recipe", "check", "quick_grpo", FEW, *fine]) == 0
         assert "hardly learn" not in capsys.readouterr().out
 
 
 def test_an_uncorrected_loss_with_several_updates_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     plain, several = "--loss=PolicyGradient", "--train.minibatches=2"
-    assert main(["recipe", "check", "quick_grpo", plain, several, "--train.epochs=3"]) == 0
+    assert main(["recipe", "check", "quick_grpo", FEW, plain, several, "--train.epochs=3"]) == 0
     assert "warning: loss PolicyGradient does not correct for 6 optimizer steps" in capsys.readouterr().out
     for words in ([plain, "--train.minibatches=1"], [several], ["--loss=AdvantageRegression", several]):
-        assert main(["recipe", "check", "quick_grpo", *words]) == 0
+        assert main(["recipe", "check", "quick_grpo", FEW, *words]) == 0
         assert "does not correct" not in capsys.readouterr().out
 
 

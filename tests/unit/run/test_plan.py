@@ -26,6 +26,7 @@ from rlkit.testing.models import save_random_model
 from rlkit.types import Prompt, Score, Structure, Trajectory
 
 DPO = ("--loss=DPO", "--advantage=null")
+FEW = "--task.max_operand=9"
 
 
 def check(capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -102,11 +103,12 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_reference_of_an_adapter_is_said_to_be_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model("tiny", lora=Lora(4, 8))
     save_policy(load_policy(model), load_tokenizer(model), tmp_path / "adapter")
-    further = (f"--model.path={tmp_path / 'adapter'}", "--model.lora.rank=4", "--model.lora.alpha=8", "--train.lr=1e-4")
+    lora = ("--model.lora.rank=4", "--train.lr=1e-4", FEW)
+    further = (f"--model.path={tmp_path / 'adapter'}", "--model.lora.alpha=8", *lora)
     warning = "KL is measured against the base without the adapter"
     assert warning in check(capsys, *further, "--kl_loss.coef=0.1")
     assert warning not in check(capsys, *further)
-    assert warning not in check(capsys, "--model.lora.rank=4", "--train.lr=1e-4", "--kl_loss.coef=0.1")
+    assert warning not in check(capsys, *lora, "--kl_loss.coef=0.1")
 
 
 def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
@@ -179,12 +181,12 @@ def test_texts_of_a_structure_hold_the_reference(structure: Structure, reference
 def test_a_reward_that_fails_is_refused_as_in_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def bad(text):\n    raise ValueError('no')\n", encoding="utf-8")
     function = f"--reward.function={tmp_path}/bad.py:bad"
-    words = ["recipe", "check", "quickstart", "--reward=PythonReward", function, "--reward.allow_code=true", "--deep"]
-    assert main([*words, "--fabric.accelerator=cpu"]) == 2
+    words = ["recipe", "check", "quickstart", FEW, "--reward=PythonReward", function, "--reward.allow_code=true"]
+    assert main([*words, "--deep", "--fabric.accelerator=cpu"]) == 2
     assert re.search(
         r"ValueError: no \(.*bad.py, line 2: raise ValueError\('no'\)\); fix it\n", capsys.readouterr().err
     )
-    remote = ("--reward=RemoteReward", "--reward.url=http://127.0.0.1:9")
+    remote = ("--reward=RemoteReward", "--reward.url=http://127.0.0.1:9", FEW)
     assert main(["recipe", "check", "quickstart", *remote, "--reward.timeout=1"]) == 2
     assert "fix it, or set train.require_reward: false if its service starts later" in capsys.readouterr().err
     out = check(capsys, *remote, "--reward.timeout=1", "--train.require_reward=false")
