@@ -6,7 +6,6 @@ import re
 import time
 from contextlib import suppress
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rlkit_math.answers import UngradableError, equal, reference_of
