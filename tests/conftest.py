@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ def write_plugin(site: Path, name: str, source: str) -> Path:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlkit-{name}\nVersion: 2.1\n")
     (info / "entry_points.txt").write_text(f"[rlkit]\n{name} = rlkit_{name}_parts\n")
     return site
+
+
+@dataclass(frozen=True)
+class FakeDistribution:
+    """What is read of an installed distribution."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...] = ()
 
 
 def write_metadata(package: Path, site: Path) -> None:

@@ -51,7 +51,7 @@ from rlkit.testing import (
     check_tool,
 )
 from rlkit.types import Completion, LossOutput, Prompt, StopReason
-from tests.conftest import ROOT
+from tests.conftest import ROOT, FakeDistribution
 
 
 @pytest.fixture(autouse=True)
@@ -462,7 +462,7 @@ def test_plugins_test_prints_what_failed_and_exits_1(
         SimpleNamespace(
             name=name,
             value=name,
-            dist=SimpleNamespace(name=dist, version="1", requires=["rlkit-fabric>=0.1,<0.2"]),
+            dist=FakeDistribution(dist, "1", ("rlkit-fabric>=0.1,<0.2",)),
             load=lambda name=name: modules[name],
         )
         for name, dist in dists.items()

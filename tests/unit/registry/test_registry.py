@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,7 +24,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.registry import checks, load_plugins
 from rlkit.rewards import ExactReward
 from rlkit.tools import Calculator
-from tests.conftest import write_plugin
+from tests.conftest import FakeDistribution, write_plugin
 
 
 class Other(ExactReward):
@@ -244,15 +243,8 @@ def test_wrapped_and_static_methods_are_fine() -> None:
     load_plugins([plugin("good", Wrapped, Static)], entry_points=False).require_healthy()
 
 
-@dataclass(frozen=True)
-class Installed:
-    name: str
-    requires: tuple[str, ...]
-    version: str = "1.2"
-
-
 def entry(name: str, dist: str, load: Any, *requires: str) -> Any:
-    return SimpleNamespace(name=name, value=name, dist=Installed(dist, requires), load=load)
+    return SimpleNamespace(name=name, value=name, dist=FakeDistribution(dist, "1.2", requires), load=load)
 
 
 def fail() -> None:
