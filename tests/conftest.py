@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import io
 import json
@@ -11,18 +12,23 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from rlkit.base.garbage import THRESHOLD
+from rlkit.base.imports import import_lazily
 from tests import forks
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads that fight are slower than one
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+import_lazily()  # as the command line does
+gc.set_threshold(THRESHOLD)  # the collector of cycles looks through a million objects of libraries and tests
 
 # examples are the same in every run, and fewer, but where .ci/stress gives a seed
 RANDOM = "RLKIT_TEST_SEED" in os.environ
@@ -74,6 +80,15 @@ def write_plugin(site: Path, name: str, source: str) -> Path:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlkit-{name}\nVersion: 2.1\n")
     (info / "entry_points.txt").write_text(f"[rlkit]\n{name} = rlkit_{name}_parts\n")
     return site
+
+
+@dataclass(frozen=True)
+class FakeDistribution:
+    """What is read of an installed distribution."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...] = ()
 
 
 def write_metadata(package: Path, site: Path) -> None:

@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlkit.base.garbage import KERNELS
+from rlkit.base.imports import import_lazily
 
 ROOT = Path(__file__).parents[1]
 
@@ -171,6 +172,7 @@ def _ask(process: subprocess.Popen[str], request: dict[str, Any]) -> Any:
 
 def _serve() -> None:
     """Answer each line of the standard input with a status; return only in a fork, which then is the run."""
+    import_lazily()
     for name in IMPORTS:
         importlib.import_module(name)
     gc.collect()

@@ -105,7 +105,13 @@ def installed() -> list[Plugin]:
 
 def comes_with_rlkit(entry: metadata.EntryPoint) -> bool:
     """Whether an entry point is one of rlkit's own distribution: it names a package that is in the same wheel."""
-    return entry.dist is not None and entry.dist.name == DISTRIBUTION
+    return entry.dist is not None and _name(entry.dist) == DISTRIBUTION
+
+
+@lru_cache(maxsize=64)
+def _name(distribution: metadata.Distribution) -> str:
+    """Return a distribution's name, for which its metadata is parsed once."""
+    return distribution.name
 
 
 def entry_points(group: str) -> metadata.EntryPoints:

@@ -50,8 +50,13 @@ def _method_problems(cls: type) -> Iterator[str]:
             yield with_definition(f"{method}{mismatch}", cls, name)
 
 
-def misspelt_methods(cls: type) -> Iterator[str]:
-    """Yield a problem for each public method that looks like a misspelt override, which is never called."""
+@cache
+def misspelt_methods(cls: type) -> tuple[str, ...]:
+    """Return a problem for each public method that looks like a misspelt override, which is never called."""
+    return tuple(_misspelt_methods(cls))
+
+
+def _misspelt_methods(cls: type) -> Iterator[str]:
     methods = _interface_methods(cls)
     plugin_classes = [owner for owner in cls.__mro__ if not _is_ours(owner)]
     members = {name: member for owner in reversed(plugin_classes) for name, member in vars(owner).items()}

@@ -256,6 +256,7 @@ def test_a_loss_off_policy(tmp_path: Path, name: str) -> None:
     assert all(row["mismatch/max"] < 1e-4 for row in metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_truncated_sampling_trains_over_its_candidates(tmp_path: Path, ahead: bool) -> None:
     """Engine, trainer and reference renormalise over the tokens that the limits left, also in interrupted turns."""
@@ -388,6 +389,7 @@ def test_a_recipe_learns_to_carry(tmp_path: Path, recipe: str) -> None:
         assert fmean(explained[-10:]) > explained[0] + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["ClipCov --loss.cov_low=0 --loss.cov_high=99", "KLCov"])
 def test_the_first_step_on_a_rollout_selects_tokens_too(tmp_path: Path, loss: str) -> None:
     """Where the old policy is the one that learns, its log-probs are known before tokens are selected."""
@@ -409,12 +411,14 @@ def test_kl_in_the_reward_reaches_the_advantages(tmp_path: Path) -> None:
     assert max(gaps) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_reference_that_follows_the_policy(tmp_path: Path) -> None:
     options = ("--kl_loss.coef=0.01", "--reference.refresh_every=1", "--train.lr=0.01")
     metrics, _ = fit(tmp_path / "out", *options)
     assert all(row["policy/kl_ref"] == pytest.approx(0, abs=1e-6) for row in metrics)
 
 
+@pytest.mark.slow
 def test_an_average_of_the_weights_is_saved_beside_them(tmp_path: Path) -> None:
     fit(tmp_path / "out", "--train.ema=0.9")
     final, average = (load_policy(Model(str(tmp_path / "out" / name))).state_dict() for name in ("final", "ema"))
@@ -423,6 +427,7 @@ def test_an_average_of_the_weights_is_saved_beside_them(tmp_path: Path) -> None:
     assert 0 < followed < 0.5 * moved
 
 
+@pytest.mark.slow
 def test_a_filter_drops_or_refills_groups_without_signal(tmp_path: Path) -> None:
     dropping, kept = fit(tmp_path / "a", "--rollout.filter=ZeroSignal", "--rollout.group_size=2")
     for row, rows in zip(dropping, kept, strict=True):
@@ -466,6 +471,7 @@ def test_sequences_that_the_policy_left_are_masked(tmp_path: Path) -> None:
     assert all(0 < row["policy/off_policy_masked"] < 0.75 for row in metrics)
 
 
+@pytest.mark.slow
 def test_the_old_policy_may_be_the_engine(tmp_path: Path) -> None:
     options = ("--train.old_logps=rollout", "--train.minibatches=2", "--train.epochs=2")
     metrics, _ = fit(tmp_path / "out", *options)

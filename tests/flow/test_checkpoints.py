@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.models.checkpoints import tensor_shapes
-from rlkit.models.source import SHIPPED
 from rlkit.models.store import Store
 from tests import forks
 from tests.conftest import ROOT, read_jsonl, rlkit, rlkit_in_process
@@ -73,24 +71,6 @@ def test_an_exported_checkpoint_answers_as_the_trained_model(run: Path) -> None:
     assert (again.returncode, "choose a new folder" in again.stderr) == (2, True)
     merged = rlkit_in_process("export", "--checkpoint", "run", "--out", "merged", "--merge-lora", cwd=run.parent)
     assert (merged.returncode, "has no adapter to merge" in merged.stderr) == (1, True)
-
-
-def test_lora_is_exported_as_an_adapter_or_merged(tmp_path: Path) -> None:
-    """The adapter over its base, the merged model, and `final/` give the same tokens; the base does not."""
-    shutil.copytree(SHIPPED["tiny"], tmp_path / "model")  # transformers knows no model by the name `tiny`
-    model = ("--model.path=model", "--model.lora.rank=8")
-    done = rlkit_in_process(*BASE, "--out", "run", *model, "--train.lr=0.01", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for name, flags in (("adapter", ()), ("merged", ("--merge-lora",))):
-        done = rlkit_in_process(
-            "export", "--checkpoint", "run/checkpoints/step-000003", "--out", name, *flags, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
-    assert (tmp_path / "adapter" / "adapter_config.json").exists()
-    assert not (tmp_path / "merged" / "adapter_config.json").exists()
-    assert answer(tmp_path / "adapter") == answer(tmp_path / "merged") == answer(tmp_path / "run" / "final")
-    adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    assert any(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)
 
 
 def test_the_last_and_the_best_stay(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def port() -> Iterator[int]:
     thread.join()
 
 
+@pytest.mark.slow
 def test_a_password_in_a_url_is_used_and_never_written(
     port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_prompts_that_are_all_too_long_are_refused(tmp_path: Path, capsys: pytes
     assert "no training prompt has at most 4095 tokens" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_loss_is_a_mean_over_the_updates_of_a_rollout(tmp_path: Path) -> None:
     """With a learning rate of nearly 0, four epochs have the loss of one, and so has the critic."""
     options = (
@@ -123,6 +124,7 @@ def test_the_loss_is_a_mean_over_the_updates_of_a_rollout(tmp_path: Path) -> Non
     assert min(map(abs, losses[0])) > 1e-6
 
 
+@pytest.mark.slow
 def test_the_rollouts_that_are_kept_can_be_chosen(tmp_path: Path) -> None:
     """Every second step, two groups of four of the four; no file at all where `every` is 0."""
     for every, files in ((2, {"step-00002", "validation-before", "validation-after"}), (0, set())):
@@ -175,6 +177,7 @@ def in_step(number: int, action: Callable[[], None]) -> Iterator[None]:
 ENDLESS = (*FIT, "--train.steps=100000", "--train.schedule=Constant")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGHUP, 2), (signal.SIGTERM, 1)])
 def test_a_signal_leaves_a_run_that_can_be_resumed(
     number: int, times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

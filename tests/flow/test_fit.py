@@ -55,6 +55,7 @@ def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
     assert result(again)["validation"] == result(out)["validation"]
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_a_used_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(tmp_path / "a", "--train.seed=1") == fit(tmp_path / "b", "--train.seed=2") == 0
     assert metrics(tmp_path / "a") != metrics(tmp_path / "b")
@@ -62,6 +63,7 @@ def test_the_seed_decides_and_a_used_folder_is_refused(tmp_path: Path, capsys: p
     assert "holds another run; choose a new folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_gsm8k_with_the_tiny_model(tmp_path: Path, gsm8k_like: Path) -> None:
     # the second step spans two epochs of twelve problems
     out = tmp_path / "out"
@@ -77,6 +79,7 @@ def test_gsm8k_with_the_tiny_model(tmp_path: Path, gsm8k_like: Path) -> None:
     assert first["rollout/length_max"] <= 24
 
 
+@pytest.mark.slow
 def test_lora_trains_adapters_only_and_saves_them(tmp_path: Path) -> None:
     from safetensors import safe_open
 
@@ -93,6 +96,7 @@ def test_lora_trains_adapters_only_and_saves_them(tmp_path: Path) -> None:
     assert second["mismatch/max"] < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [("--train.minibatches=2", "--train.epochs=2"), ("--train.max_tokens_per_micro_batch=64",)]
 )
@@ -119,6 +123,7 @@ def test_slower_ways_are_named_once_and_measured(tmp_path: Path, capsys: pytest.
     assert packed == fused == [0, 1]
 
 
+@pytest.mark.slow
 def test_validation_while_training(tmp_path: Path) -> None:
     assert fit(tmp_path / "out", "--validation.every=1", "--train.steps=3") == 0
     rows = metrics(tmp_path / "out")
@@ -158,6 +163,7 @@ def test_prepared_data_trains_the_same(tmp_path: Path) -> None:
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_validate_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "--recipe", "quickstart", "--json", "--validation.limit=50"]) == 0
     metrics = json.loads(capsys.readouterr().out)

@@ -73,6 +73,7 @@ def test_the_gradient_is_that_of_the_loss_written_out(run: TrainContext) -> None
     assert_same(plain, gradient(run, ROWS))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(ROWS), budget=st.integers(1, 300))
 @pytest.mark.parametrize("loss", OTHERS)

@@ -37,6 +37,7 @@ def last_number(text: str) -> str:
     return (re.findall(r"\d+", text) or [""])[-1]
 
 
+@pytest.mark.slow
 def test_calls_and_tokens_are_metrics_and_the_key_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server counts 100 and 10 tokens a call; calls before the first step and of a validation count too."""
     monkeypatch.setenv("RLKIT_JUDGE", "k-123456")

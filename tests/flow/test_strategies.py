@@ -297,18 +297,6 @@ def test_the_error_of_another_rank_is_told(folder: Path) -> None:
     assert "no reward on this one" in result["error"]["message"]
 
 
-def test_two_ranks_learn_as_one_does(folder: Path) -> None:
-    """Forty steps from 0.69: the curve of one rank, but for noise."""
-    done = rlkit(
-        "fit", "--recipe=quickstart", "--out=curve", "--train.steps=40", "--validation.samples=0", "--save.every=0",
-        "--fabric.accelerator=cpu", *TWO["fsdp2"], cwd=folder,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    validation = json.loads((folder / "curve" / "result.json").read_text())["validation"]
-    assert validation["before"]["accuracy"] < 0.75
-    assert validation["after"]["accuracy"] > 0.85
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_one_conversation_is_printed_by_several_ranks(strategy: str, tmp_path: Path) -> None:
     two = ("--fabric.devices=2", "--fabric.accelerator=cpu", f"--fabric.strategy={strategy}")

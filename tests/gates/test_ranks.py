@@ -16,9 +16,11 @@ from tests.gates.trees import SHIPPED
 LOCAL = {"get_rank", "get_world_size", "is_available", "is_initialized"}
 """What `torch.distributed` answers without asking anybody."""
 
+FABRICS = ("barrier", "broadcast", "all_gather", "all_reduce")
 COLLECTIVE = re.compile(
-    rf"^torch\.distributed\.(?!{'|'.join(LOCAL)})\w+$|fabric\.(barrier|broadcast|all_gather|all_reduce)$|\.full_tensor$"
+    rf"^torch\.distributed\.(?!{'|'.join(LOCAL)})\w+$|fabric\.({'|'.join(FABRICS)})$|\.full_tensor$"
 )
+CALLED = {*FABRICS, "full_tensor"}
 
 DATA = ("torch.distributed.tensor", "torch.distributed.checkpoint")
 """Modules that define types, beside collectives."""
@@ -59,10 +61,9 @@ def of_torch(source: Source) -> list[str]:
             found += sorted(names & COLLECTIVE_DATA if module.startswith(DATA) else names - LOCAL)
         elif isinstance(node, ast.Import):
             found += [a.name for a in node.names if a.name.startswith("torch.distributed")]
-        elif isinstance(node, ast.Attribute) and COLLECTIVE.search(
-            name := ".".join(names_of(node)) or ast.unparse(node)
-        ):
-            found.append(name)
+        elif isinstance(node, ast.Attribute) and (names_of(node)[:1] == ["torch"] or node.attr in CALLED):
+            name = ast.unparse(node)
+            found += [name] if COLLECTIVE.search(name) else []
     return found
 
 

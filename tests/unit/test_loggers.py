@@ -150,6 +150,7 @@ def test_a_resumed_run_goes_on_in_all_loggers(tmp_path: Path, monkeypatch: pytes
     assert [folder.name.split("-")[3] for folder in folders] == [run_id, run_id]
 
 
+@pytest.mark.slow
 def test_answers_of_validations_are_tables_in_weights_and_biases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

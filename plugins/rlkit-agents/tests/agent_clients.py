@@ -8,22 +8,20 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import anthropic
-import openai
-from anthropic.types import Message as AnthropicMessage
 from fake_policy import FakePolicy
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 from rlkit_agents.server import ChatGateway
 from rlkit_agents.session import AgentSession
 
 from rlkit.interfaces.gateway import SessionLimits
 
-EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+if TYPE_CHECKING:  # each client takes seconds to import
+    import anthropic
+    import openai
+    from pydantic import TypeAdapter
+
 T = TypeVar("T")
 
 
@@ -51,11 +49,15 @@ def run(
 
 
 def chat_client(gateway: ChatGateway, key: str, **options: Any) -> openai.AsyncOpenAI:
+    import openai
+
     http = openai.DefaultAsyncHttpxClient(verify=False)
     return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, http_client=http, **options)
 
 
 def message_client(gateway: ChatGateway, key: str) -> anthropic.AsyncAnthropic:
+    import anthropic
+
     http = anthropic.DefaultAsyncHttpxClient(verify=False)
     return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, http_client=http)
 
@@ -117,6 +119,9 @@ class ChatAsker(Asker):
         return chat_client(gateway, "none")
 
     async def send(self, ask: Ask, **options: Any) -> Said:
+        from openai.lib.streaming.chat import ChatCompletionStreamState
+        from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
         def content(text: str) -> Any:
             return texts(text) if ask.blocks else text
 
@@ -153,6 +158,8 @@ class MessagesAsker(Asker):
         return message_client(gateway, "none")
 
     async def send(self, ask: Ask, **options: Any) -> Said:
+        from anthropic.types import Message
+
         def content(text: str) -> Any:
             return texts(text) if ask.blocks else text
 
@@ -180,10 +187,18 @@ class MessagesAsker(Asker):
                 answer = await events.get_final_message()
         else:
             answer = await self.client.messages.create(**body, **options)
-        blocks = AnthropicMessage.model_validate(answer.to_dict()).content
+        blocks = Message.model_validate(answer.to_dict()).content
         text = "".join(block.text for block in blocks if block.type == "text")
         calls = [(b.id, b.name, json.dumps(b.input)) for b in blocks if b.type == "tool_use"]
         return Said("assistant", text, tuple(calls))
+
+
+@cache
+def response_events() -> TypeAdapter[Any]:
+    from openai.types.responses import ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ResponseStreamEvent)
 
 
 class ResponsesAsker(Asker):
@@ -191,6 +206,8 @@ class ResponsesAsker(Asker):
         return chat_client(gateway, "none")
 
     async def send(self, ask: Ask, **options: Any) -> Said:
+        from openai.types.responses import Response
+
         last = max((i for i, said in enumerate(ask.said) if said.role == "assistant"), default=-1)
         response = ask.said[last].response if ask.recall and last >= 0 else ""
         items: list[Any] = []
@@ -207,7 +224,7 @@ class ResponsesAsker(Asker):
             body["tools"] = [{"type": "function", "name": tool, "parameters": schema(tool)} for tool in ask.tools]
         if ask.stream:
             events = [event async for event in await self.client.responses.create(**body, **options, stream=True)]
-            answer = [EVENTS.validate_python(event.to_dict()) for event in events][-1].response
+            answer = [response_events().validate_python(event.to_dict()) for event in events][-1].response
         else:
             answer = await self.client.responses.create(**body, **options)
         parsed = Response.model_validate(answer.to_dict())

@@ -13,7 +13,7 @@ from test_forest import check_samples
 from rlkit.interfaces.gateway import Sample, SessionLimits
 from rlkit.types import Completion
 
-CONVERSATIONS = 60
+CONVERSATIONS = 20
 TEXTS = [
     "yes",
     " no\n",

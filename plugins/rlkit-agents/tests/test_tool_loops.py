@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import agents
-import anthropic
-import openai
 import pytest
 from agent_clients import chat_client, message_client, run
 from fake_policy import END, tree
@@ -15,6 +12,10 @@ from pydantic import BaseModel
 from rlkit_agents.server import ChatGateway
 from rlkit_agents.session import AgentSession
 from test_forest import check_samples
+
+if TYPE_CHECKING:  # each client takes seconds to import
+    import anthropic
+    import openai
 
 TURNS = (
     'Both. <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
@@ -33,6 +34,7 @@ class add(BaseModel):  # the SDK names the tool after its class
 
 async def tool_runner(client: anthropic.AsyncAnthropic, stream: bool) -> str:
     """A thread: after the first turn only new messages are sent, without the system prompt and the tools."""
+    import anthropic
 
     @anthropic.beta_async_tool(name="add")
     async def add_numbers(a: int, b: int) -> str:
@@ -55,6 +57,8 @@ async def tool_runner(client: anthropic.AsyncAnthropic, stream: bool) -> str:
 
 
 async def chat_completions(client: openai.AsyncOpenAI, stream: bool) -> str:
+    import openai
+
     tools: Any = [openai.pydantic_function_tool(add)]
     messages: list[Any] = [{"role": "user", "content": "go"}]
     while True:
@@ -75,6 +79,8 @@ async def chat_completions(client: openai.AsyncOpenAI, stream: bool) -> str:
 
 
 async def responses(client: openai.AsyncOpenAI, stream: bool) -> str:
+    import openai
+
     tools: Any = [openai.pydantic_function_tool(add)["function"] | {"type": "function"}]
     items: list[Any] = [{"role": "user", "content": "go"}]
     while True:
@@ -96,13 +102,15 @@ async def responses(client: openai.AsyncOpenAI, stream: bool) -> str:
             )
 
 
-async def openai_agents(client: openai.AsyncOpenAI, stream: bool, model: type[Any]) -> str:
+async def openai_agents(client: openai.AsyncOpenAI, stream: bool, model: str) -> str:
+    import agents
+
     async def add_numbers(a: int, b: int) -> str:
         """Add numbers."""
         return str(a + b)
 
     tool = agents.function_tool(add_numbers, name_override="add")
-    agent = agents.Agent("adder", tools=[tool], model=model("m", client))
+    agent = agents.Agent("adder", tools=[tool], model=getattr(agents, model)("m", client))
     options = agents.RunConfig(tracing_disabled=True)
     if not stream:
         return str((await agents.Runner.run(agent, "go", run_config=options)).final_output)
@@ -113,11 +121,11 @@ async def openai_agents(client: openai.AsyncOpenAI, stream: bool, model: type[An
 
 
 async def agents_by_chat(client: openai.AsyncOpenAI, stream: bool) -> str:
-    return await openai_agents(client, stream, agents.OpenAIChatCompletionsModel)
+    return await openai_agents(client, stream, "OpenAIChatCompletionsModel")
 
 
 async def agents_by_responses(client: openai.AsyncOpenAI, stream: bool) -> str:
-    return await openai_agents(client, stream, agents.OpenAIResponsesModel)
+    return await openai_agents(client, stream, "OpenAIResponsesModel")
 
 
 LOOPS: list[tuple[Callable[..., Any], Callable[[Any, bool], Awaitable[str]]]] = [

@@ -51,7 +51,7 @@ from rlkit.testing import (
     check_tool,
 )
 from rlkit.types import Completion, LossOutput, Prompt, StopReason
-from tests.conftest import ROOT
+from tests.conftest import ROOT, FakeDistribution
 
 
 @pytest.fixture(autouse=True)
@@ -462,7 +462,7 @@ def test_plugins_test_prints_what_failed_and_exits_1(
         SimpleNamespace(
             name=name,
             value=name,
-            dist=SimpleNamespace(name=dist, version="1", requires=["rlkit-fabric>=0.1,<0.2"]),
+            dist=FakeDistribution(dist, "1", ("rlkit-fabric>=0.1,<0.2",)),
             load=lambda name=name: modules[name],
         )
         for name, dist in dists.items()
@@ -483,6 +483,7 @@ def test_plugins_test_prints_what_failed_and_exits_1(
     assert "no plugin or distribution is named 'mixd'; did you mean 'mixed'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_built_in_parts_conform(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "test", "builtin"]) == 0
     out = capsys.readouterr().out

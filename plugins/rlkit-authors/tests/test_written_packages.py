@@ -83,6 +83,7 @@ def named(*kinds: str) -> list[str]:
     return [f"--{KINDS[PLURALS[kind]].key}=New{kind.capitalize()}" for kind in kinds]
 
 
+@pytest.mark.slow
 def test_each_is_listed_and_passes_its_test(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "list"]) == 0
     listed = capsys.readouterr().out

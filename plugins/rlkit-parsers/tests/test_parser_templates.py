@@ -127,7 +127,7 @@ def writable(name: str, value: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_calls_that_a_template_writes_are_read_back(name: str, data: st.DataObject) -> None:
     values = JSON.filter(lambda value: writable(name, value))

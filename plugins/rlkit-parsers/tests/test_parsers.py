@@ -494,7 +494,7 @@ def calls_of(form: str) -> st.SearchStrategy[list[Call]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data(), before=st.sampled_from(["", "Let me see.\n"]))
 def test_calls_written_in_the_form_are_read_back(form: str, data: st.DataObject, before: str) -> None:
     parser, render, _, _ = FORMS[form]
@@ -516,14 +516,14 @@ def check(parser: type[ToolParser], text: str) -> None:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(text=st.text() | st.lists(st.sampled_from(MARKS) | st.text(max_size=3), max_size=20).map("".join))
 def test_any_text_is_parsed(parser: type[ToolParser], text: str) -> None:
     check(parser, text)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_valid_text_that_was_damaged_is_parsed(form: str, data: st.DataObject) -> None:
     parser, render, _, _ = FORMS[form]

@@ -18,7 +18,6 @@ from rlkit.registry.builtin import rlkit_recipes
 
 @pytest.mark.parametrize("recipe", sorted(p.stem for p in rlkit_recipes().glob("*.yaml")))
 def test_every_shipped_recipe_parses_and_is_short(recipe: str) -> None:
-    assert parse("fit", ["--recipe", recipe]).recipe.train.steps > 0
     assert parse("fit", ["--recipe", recipe, "--model.lora.rank=16"]).recipe.model.lora is not None
     lines = (rlkit_recipes() / f"{recipe}.yaml").read_text().splitlines()
     assert len(lines) <= 25

@@ -27,7 +27,7 @@ from rlkit.cli.parsing.suggest import PACKAGES, nearest
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import MathReward
-from tests.conftest import ROOT
+from tests.conftest import ROOT, FakeDistribution
 
 
 def refusal(*argv: str) -> str:
@@ -100,7 +100,7 @@ def test_a_new_class_has_its_defaults_and_the_same_keeps_options(tmp_path: Path)
 
 def test_parts_of_plugins_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its distribution is not installed, its plugin is disabled, or does not register the class."""
-    dist = SimpleNamespace(name="rlkit-length-reward", version="0.1.0", requires=[])
+    dist = FakeDistribution("rlkit-length-reward", "0.1.0")
     entry = SimpleNamespace(name="length", value="rlkit_length_reward", dist=dist, load=pytest.fail)
     monkeypatch.setattr(installed, "entry_points", lambda group: [])
     assert (

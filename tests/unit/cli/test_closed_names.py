@@ -241,7 +241,7 @@ def test_a_file_names_registered_parts_alone(
 def test_an_option_names_registered_parts_alone(
     form: str, trap: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused(["quickstart", fill(form, trap)], trap, capsys)
+    refused(["quickstart", fill(form, trap)], trap, capsys, VERBS[OPTIONS.index(form) % 3 :][:1])
 
 
 @pytest.mark.parametrize("option", ["anything", "untyped", "function", "kind", "module", "thing", "table", "stranger"])
@@ -252,10 +252,10 @@ def test_options_of_any_type_take_data_alone(
     value = fill("<FUNCTION>", trap)
     nested = f"{{x: [{value}]}}"
     for given in (value, nested):
-        said = refused(["quickstart", "--reward=Curious", f"--reward.{option}={given}"], trap, capsys)
+        said = refused(["quickstart", "--reward=Curious", f"--reward.{option}={given}"], trap, capsys, VERBS[:1])
         assert MODULE in said or "takes an object, which no recipe can hold" in said
     if option in ("function", "kind", "module", "stranger", "thing"):
-        refused(["quickstart", "--reward=Curious", f"--reward.{option}={MODULE}.touch"], trap, capsys)
+        refused(["quickstart", "--reward=Curious", f"--reward.{option}={MODULE}.touch"], trap, capsys, VERBS[:1])
     else:  # text is data
         text = {"x": f"{MODULE}.touch"} if option == "table" else f"{MODULE}.touch"
         given = json.dumps(text) if option == "table" else text

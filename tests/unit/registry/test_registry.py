@@ -24,7 +24,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.registry import checks, load_plugins
 from rlkit.rewards import ExactReward
 from rlkit.tools import Calculator
-from tests.conftest import write_plugin
+from tests.conftest import FakeDistribution, write_plugin
 
 
 class Other(ExactReward):
@@ -244,8 +244,7 @@ def test_wrapped_and_static_methods_are_fine() -> None:
 
 
 def entry(name: str, dist: str, load: Any, *requires: str) -> Any:
-    installed = SimpleNamespace(name=dist, version="1.2", requires=list(requires))
-    return SimpleNamespace(name=name, value=name, dist=installed, load=load)
+    return SimpleNamespace(name=name, value=name, dist=FakeDistribution(dist, "1.2", requires), load=load)
 
 
 def fail() -> None:

@@ -541,6 +541,7 @@ def test_remote_reward_repeats_what_may_succeed_later(
     url: str, workers: Workers, monkeypatch: pytest.MonkeyPatch, status: int, attempts: int
 ) -> None:
     monkeypatch.setattr(Service, "status", status)
+    monkeypatch.setattr("rlkit.base.retry._pause", lambda number: 0.0)
     Service.failures = 99
     [found] = scored(RemoteReward(url, retry=RetryPolicy(retries=2)), [example_trajectory("a")], workers)
     assert len(Service.sizes) == attempts

@@ -400,6 +400,7 @@ def test_untrainable_rows_are_refused_before_the_first_step(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_answers_that_are_too_long_are_left_out_or_cut(tmp_path: Path) -> None:
     rows = [{"prompt": "2 + 3 = ?", "completion": "5 " * (5000 if i == 0 else 1), "id": str(i)} for i in range(3)]
     words = (*rows_in(tmp_path, rows), "--log.rollouts.limit=null", "--train.steps=1")

@@ -63,6 +63,7 @@ def fit(folder: Path, wrong: object) -> list[dict[str, Any]]:
     return read_jsonl(folder / "out" / "metrics.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "error"), MISTYPED.values(), ids=MISTYPED)
 def test_a_mistyped_argument_fails_its_conversation_only(
     tmp_path: Path, wrong: object, error: str, capsys: pytest.CaptureFixture[str]

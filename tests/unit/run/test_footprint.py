@@ -101,16 +101,17 @@ def test_a_base_in_four_bits_is_an_eighth_of_a_float32_one() -> None:
 
 
 def test_a_large_model_with_a_tiny_ones_options_is_warned_of(check: Callable[..., str]) -> None:
-    large = "--model.path=Qwen/Qwen2.5-0.5B-Instruct"
-    output = check("quickstart", large, "--gpu=h100", "--train.lr=5e-4")
+    few = "--task.max_operand=9"
+    large = ("--model.path=Qwen/Qwen2.5-0.5B-Instruct", few)
+    output = check("quickstart", *large, "--gpu=h100", "--train.lr=5e-4")
     assert "warning: train.lr is 0.0005, expected at most 5e-05 where all weights of a model of 494M" in output
     assert "warning: fabric.precision is 32-true, in which a GPU is" in output
     assert "critic.lr" not in output
-    good = (large, "--train.lr=5e-5", "--fabric.precision=bf16-mixed", "--gpu=h100")
+    good = (*large, "--train.lr=5e-5", "--fabric.precision=bf16-mixed", "--gpu=h100")
     assert "warning" not in check("quickstart", *good)
-    assert "expected at most" not in check("quickstart", large, "--model.lora.rank=8", "--gpu=h100")
-    assert "warning" not in check("quickstart", "--gpu=h100", "--train.lr=5e-4")  # tiny
-    assert "warning: critic.lr is 0.001, expected at most" in check("quick_ppo", large, "--critic.lr=1e-3")
+    assert "expected at most" not in check("quickstart", *large, "--model.lora.rank=8", "--gpu=h100")
+    assert "warning" not in check("quickstart", few, "--gpu=h100", "--train.lr=5e-4")  # tiny
+    assert "warning: critic.lr is 0.001, expected at most" in check("quick_ppo", *large, "--critic.lr=1e-3")
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,12 @@ from rlkit.run.preflight.structure_texts import structured_texts
 from rlkit.types import Prompt, Score, Structure, Trajectory
 
 DPO = ("--loss=DPO", "--advantage=null")
+FEW = "--task.max_operand=12"
+"""169 problems instead of 10,000, of which the longest prompt has 30 tokens, too."""
 
 
 def check(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert main(["recipe", "check", "quickstart", *options]) == 0
+    assert main(["recipe", "check", "quickstart", FEW, *options]) == 0
     return capsys.readouterr().out
 
 
@@ -74,7 +76,8 @@ def test_a_group_that_the_loss_reads_has_all_its_rows(capsys: pytest.CaptureFixt
     fits, larger = (f"--train.max_tokens_per_micro_batch={limit}" for limit in (336, 335))
     assert "at most 336 tokens: 8 of the longest rows" in check(capsys, *DPO, fits)
     assert "the longest group has 336 tokens, more than" in check(capsys, *DPO, larger)
-    pairs = ("--rollout.engine=Recorded", "--task.mistakes=1", "--train.max_tokens_per_micro_batch=40")
+    longer = ("--task.max_operand=99", "--train.max_tokens_per_micro_batch=40")
+    pairs = ("--rollout.engine=Recorded", "--task.mistakes=1", *longer)
     assert "the longest group has 78 tokens, more than" in check(capsys, *DPO, *pairs)  # two of 30 and 9 tokens
     assert "a step, estimated: 64 rows of a prompt of " in check(capsys, *DPO, *pairs)
 
@@ -102,11 +105,12 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_reference_of_an_adapter_is_said_to_be_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model("tiny", lora=Lora(4, 8))
     save_policy(load_policy(model), load_tokenizer(model), tmp_path / "adapter")
-    further = (f"--model.path={tmp_path / 'adapter'}", "--model.lora.rank=4", "--model.lora.alpha=8", "--train.lr=1e-4")
+    lora = ("--model.lora.rank=4", "--train.lr=1e-4")
+    further = (f"--model.path={tmp_path / 'adapter'}", "--model.lora.alpha=8", *lora)
     warning = "KL is measured against the base without the adapter"
     assert warning in check(capsys, *further, "--kl_loss.coef=0.1")
     assert warning not in check(capsys, *further)
-    assert warning not in check(capsys, "--model.lora.rank=4", "--train.lr=1e-4", "--kl_loss.coef=0.1")
+    assert warning not in check(capsys, *lora, "--kl_loss.coef=0.1")
 
 
 def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
@@ -179,12 +183,12 @@ def test_texts_of_a_structure_hold_the_reference(structure: Structure, reference
 def test_a_reward_that_fails_is_refused_as_in_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def bad(text):\n    raise ValueError('no')\n", encoding="utf-8")
     function = f"--reward.function={tmp_path}/bad.py:bad"
-    words = ["recipe", "check", "quickstart", "--reward=PythonReward", function, "--reward.allow_code=true", "--deep"]
-    assert main([*words, "--fabric.accelerator=cpu"]) == 2
+    words = ["recipe", "check", "quickstart", FEW, "--reward=PythonReward", function, "--reward.allow_code=true"]
+    assert main([*words, "--deep", "--fabric.accelerator=cpu"]) == 2
     assert re.search(
         r"ValueError: no \(.*bad.py, line 2: raise ValueError\('no'\)\); fix it\n", capsys.readouterr().err
     )
-    remote = ("--reward=RemoteReward", "--reward.url=http://127.0.0.1:9")
+    remote = (FEW, "--reward=RemoteReward", "--reward.url=http://127.0.0.1:9")
     assert main(["recipe", "check", "quickstart", *remote, "--reward.timeout=1"]) == 2
     assert "fix it, or set train.require_reward: false if its service starts later" in capsys.readouterr().err
     out = check(capsys, *remote, "--reward.timeout=1", "--train.require_reward=false")

@@ -90,6 +90,7 @@ def test_a_run_that_cannot_go_on_says_why(tmp_path: Path, capsys: pytest.Capture
     assert f"the run in '{out}' ended before its first complete checkpoint (save.every)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_with_code_of_its_own_goes_on_with_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_run_with_code_of_its_own_goes_on_with_the_flag(
     assert main(["fit", "--resume=run", "--train.steps=3", "--recipe=run/recipe.yaml"]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_are_elsewhere_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def questions(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_tasks_through_fit_by_a_recipe(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The metrics of each task are by its name, the answers name it, and the run's recipe has the tasks."""
     own = {"class_path": "Jsonl", "init_args": {"path": str(questions), "validation_path": str(questions)}}

@@ -25,9 +25,10 @@ def squares(data: bytes) -> list[str | None]:
     colours: list[str | None] = []
     for cell in range(COLUMNS * ROWS):
         left, top = cell % COLUMNS * CELL, cell // COLUMNS * CELL
-        pixels = Counter(image.getpixel((left + x, top + y)) for x in range(CELL) for y in range(CELL))
-        del pixels[BACKGROUND]
-        colours.append(NAMES[pixels.most_common(1)[0][0]] if pixels else None)  # type: ignore[index]
+        drawn = {colour for _, colour in image.crop((left, top, left + CELL, top + CELL)).getcolors()}
+        drawn.discard(BACKGROUND)
+        colours.append(NAMES[drawn.pop()] if drawn else None)
+        assert not drawn
     return colours
 
 

@@ -44,6 +44,7 @@ def prompts(out: Path, steps: range) -> Counter[str]:
     return Counter(row["prompt"] for row in rows if "advantages" in row)
 
 
+@pytest.mark.slow
 def test_without_a_lead_it_is_synchronous_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Resumed, too: no group is sampled ahead of a step, so a checkpoint has all that the next one depends on."""
     words = ("--train.steps=3", "--rollout.max_staleness=2", "--rollout.lead=0", "--save.every=1", "--save.keep_last=3")
@@ -125,6 +126,7 @@ def test_a_resumed_run_trains_on_each_prompt_once(tmp_path: Path, capsys: pytest
     assert "was trained on some prompts of later steps" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_a_lead_a_filter_replaces_the_same_prompts(tmp_path: Path) -> None:
     """The answers are the same; log-probs differ by rounding, since others are in the batch beside them."""
     words = (

@@ -85,6 +85,7 @@ class Digits(RewardFunction):
         return self.grade(trajectory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["PolicyGradient", "Distillation"])
 def test_the_teacher_reads_the_steps_own_samples(tmp_path: Path, loss: str) -> None:
     """Log-probs are those of transformers with the solution in the first message; other rows are not read."""

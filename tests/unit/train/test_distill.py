@@ -123,6 +123,7 @@ def test_what_does_not_go_with_a_teacher(tmp_path: Path, words: tuple[str, ...],
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_a_teacher_beside_a_reward_with_adapters(tmp_path: Path) -> None:
     words = ("--teacher.path=tiny", "--advantage=GRPO", "--model.lora={}", "--train.minibatches=2", "--loss=ClipLoss")
     done = rlkit_in_process("fit", *RUN, *words, cwd=tmp_path)

@@ -78,6 +78,7 @@ def test_a_weight_of_0_changes_nothing_bit_for_bit(tmp_path: Path) -> None:
         assert 0 < other["mix/text/loss"] < 1
 
 
+@pytest.mark.slow
 def test_weight_1_with_reward_0_is_supervised_bit_for_bit(tmp_path: Path) -> None:
     mixed = fit(tmp_path, "--recipe=quickstart", *SMALL, *PASSES, *UNREWARDED, TEXT, name="mixed")
     plain = fit(tmp_path, "--recipe=quick_sft", *SMALL, *PASSES, "--task.max_operand=49", "--reward=null", name="plain")
