@@ -1,0 +1,120 @@
+"""The folders of models: whose each is, and the states that were saved under names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlkit.base.errors import show
+from rlkit.types import JsonObject
+from rlkit_tinker.checkpoints import NAME, folder_of, write_folder
+from rlkit_tinker.server.requests import WireRequest
+from rlkit_tinker.types import RequestFailedError
+
+RUN, CHECKPOINT = "run.json", "checkpoint.json"
+KINDS = ("weights", "sampler_weights")
+
+
+class RunFiles:
+    """The folders of models in that of the server; a model's folder outlives its session.
+
+    Args:
+        root: The folder of the server.
+        base: The name of the base, as it is written into saved states.
+        names: The names under which clients may ask for the base.
+    """
+
+    def __init__(self, root: Path, base: str, names: Sequence[str]) -> None:
+        self._root = root
+        self.base = base
+        self.names = tuple(names)
+
+    def check_base(self, name: str) -> None:
+        """Check that a client asks for the base that is served.
+
+        Raises:
+            RequestFailedError: It asks for another.
+        """
+        if name not in self.names:
+            raise RequestFailedError(
+                f"base_model is {show(name)}, but this server has {' and '.join(self.names)}; ask for that, or start "
+                "the server with --alias NAME"
+            )
+
+    def add(
+        self, model: str, tenant: str, base_model: str, lora_config: JsonObject, user_metadata: JsonObject | None
+    ) -> None:
+        """Write what is known of a new model."""
+        folder = self._root / model
+        folder.mkdir(parents=True, exist_ok=True)
+        run = {"tenant": tenant, "base_model": base_model, "lora_config": lora_config, "user_metadata": user_metadata}
+        _write_json(folder / RUN, run)
+
+    def read(self, model: str) -> JsonObject:
+        """Return what is known of a model; empty if there is none of this name."""
+        file = self._root / model / RUN
+        if not NAME.fullmatch(model) or not os.path.isfile(file):
+            return {}
+        run: JsonObject = json.loads(file.read_text(encoding="utf-8"))
+        return run
+
+    def folder_of(self, path: str, tenant: str) -> Path:
+        """Return the folder of a tenant's saved state.
+
+        Raises:
+            RequestFailedError: The tenant has no such state; another's is as if it were not there.
+        """
+        folder = folder_of(self._root, path)
+        if self.read(folder.parent.parent.name).get("tenant") != tenant or not os.path.isfile(folder / CHECKPOINT):
+            raise RequestFailedError(f"no state is saved at {show(path)}; name one of save_state")
+        return folder
+
+    def write(
+        self,
+        request: WireRequest,
+        path: str,
+        ttl_seconds: int | None,
+        write: Callable[[Path], None],
+        overwrite: bool = False,
+    ) -> None:
+        """Write a state once, also where a kill came between its writing and the record of it."""
+        folder = folder_of(self._root, path)
+        if _read_checkpoint(folder).get("request") == request.id:
+            return
+        expires = None if ttl_seconds is None else time.time() + ttl_seconds
+
+        def write_all(part: Path) -> None:
+            write(part)
+            _write_json(part / CHECKPOINT, {"request": request.id, "created": time.time(), "expires": expires})
+
+        write_folder(folder, write_all, overwrite)
+
+    def remove_snapshots(self, model: str) -> None:
+        """Remove the weights that a model has saved for sampling without a name."""
+        shutil.rmtree(self._root / model / "snapshots", ignore_errors=True)
+
+    def remove_expired(self) -> None:
+        """Remove the states whose time is over."""
+        for kind in KINDS:
+            for folder in self._root.glob(f"*/{kind}/*"):
+                expires = _read_checkpoint(folder).get("expires")
+                if expires is not None and expires < time.time():
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_checkpoint(folder: Path) -> JsonObject:
+    file = folder / CHECKPOINT
+    if not os.path.isfile(file):
+        return {}
+    checkpoint: JsonObject = json.loads(file.read_text(encoding="utf-8"))
+    return checkpoint
+
+
+def _write_json(file: Path, value: JsonObject) -> None:
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(json.dumps(value), encoding="utf-8")
+    partial.rename(file)
