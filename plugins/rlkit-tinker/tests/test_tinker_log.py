@@ -209,9 +209,10 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.Mo
         return real(file, content[:50])
 
     real = os.write
-    with monkeypatch.context() as patch, pytest.raises(JournalError, match="No space left.*free space on its disk"):
-        patch.setattr("rlkit_tinker.server.journal.os.write", write_a_part)
+    monkeypatch.setattr("rlkit_tinker.server.journal.os.write", write_a_part)
+    with pytest.raises(JournalError, match="No space left.*free space on its disk"):
         journal.append(record)
+    monkeypatch.undo()
     journal.append(record)
     journal.close()
     assert Journal(tmp_path).records == [record, record]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from asyncio import CancelledError, create_task
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -20,8 +21,6 @@ from rlkit_tinker.server.messages import CLASSES
 from rlkit_tinker.server.requests import read_request
 from rlkit_tinker.server.routes import Routes
 from rlkit_tinker.server.runs import RunFiles
-
-from asyncio import CancelledError, create_task
 
 BASE = "Qwen/Qwen3-8B"
 """The name under which tests ask for the tiny base."""
@@ -102,17 +101,19 @@ class Wire:
     Args:
         http: The connections.
         url: The address.
+        routes: What answers there.
         key: The key of the tenant.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, key: str = "tml-alice") -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, routes: Routes, key: str = "tml-alice") -> None:
+        self.routes = routes
         self._http = http
         self._url = url
         self._key = key
 
     def of(self, key: str) -> Wire:
         """Return a client with another key."""
-        return Wire(self._http, self._url, key)
+        return Wire(self._http, self._url, self.routes, key)
 
     async def send(self, path: str, raw: bytes = b"{}", method: str = "POST") -> tuple[int, bytes]:
         """Send a request; return the status and the content."""
@@ -149,17 +150,13 @@ class Wire:
 
 
 @asynccontextmanager
-async def served(
-    service: Service, folder: Path, keys: Sequence[str] = (), silence: float = 300.0
-) -> AsyncIterator[Wire]:
+async def served(service: Service, folder: Path, keys: Sequence[str] = ()) -> AsyncIterator[Wire]:
     """Serve a folder on a free port; yield a client."""
     coordinator = coordinator_of(service, folder)
-    routes = Routes(coordinator, runs_of(folder), service.context, "tokenizer", silence)
+    routes = Routes(coordinator, runs_of(folder), service.context, "tokenizer", 300.0)
     runner = web.AppRunner(TinkerApp(routes, frozenset(keys)).build(), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with running(coordinator), aiohttp.ClientSession() as http:
-        sweeping = create_task(routes.sweep())
-        yield Wire(http, f"http://127.0.0.1:{runner.addresses[0][1]}")
-        sweeping.cancel()
+        yield Wire(http, f"http://127.0.0.1:{runner.addresses[0][1]}", routes)
         await runner.cleanup()

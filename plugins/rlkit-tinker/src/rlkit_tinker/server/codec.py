@@ -73,9 +73,10 @@ def config_of(message: Message) -> dict[str, float]:
 
 
 def _tokens(chunk: Message) -> list[int]:
-    if not chunk.HasField("encoded_text"):
-        kind = next((name for name in ("image", "dmel") if chunk.HasField(name)), "nothing")
-        raise RequestFailedError(f"a chunk of its input holds {kind}, expected encoded_text; only tokens are served")
+    kinds = [name for name in ("encoded_text", "image", "dmel") if chunk.HasField(name)]
+    if kinds != ["encoded_text"]:
+        held = " and ".join(kinds) or "nothing"
+        raise RequestFailedError(f"a chunk of its input holds {held}, expected encoded_text; only tokens are served")
     tokens: list[int] = _numbers("a chunk's tokens", chunk.encoded_text.tokens, "<i4").tolist()
     return tokens
 

@@ -89,16 +89,19 @@ class Routes:
 
     async def sweep(self) -> None:
         """End sessions that have been silent too long, and remove states whose time is over; for ever."""
-        loop = asyncio.get_running_loop()
         while True:
-            for session in list(self._coordinator.state.sessions.values()):
-                silent = loop.time() - self._seen.setdefault(session.id, loop.time())
-                if silent > self._silence:
-                    await self._coordinator.end_session(session)
-            for name in self._seen.keys() - self._coordinator.state.sessions.keys():
-                del self._seen[name]
+            await self.end_silent_sessions(asyncio.get_running_loop().time())
             await asyncio.to_thread(self._runs.remove_expired)
             await asyncio.sleep(SWEEP_SECONDS)
+
+    async def end_silent_sessions(self, now: float) -> None:
+        """End the sessions that have been silent too long at a time of the loop's clock."""
+        sessions = self._coordinator.state.sessions
+        for session in list(sessions.values()):
+            if now - self._seen.setdefault(session.id, now) > self._silence:
+                await self._coordinator.end_session(session)
+        for name in self._seen.keys() - sessions.keys():
+            del self._seen[name]
 
     async def _create_session(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         read_body(bodies.SessionBody, read_json(body))
