@@ -28,31 +28,32 @@ def service() -> Service:
     return Service("tiny", max_adapters=4, max_rank=16)
 
 
-def requests() -> list[tuple[str, bytes]]:
-    """Return what a client sends: two steps of two passes, a snapshot, samples, a state with a retained gradient."""
+def requests(session: str = "s") -> list[tuple[str, bytes]]:
+    """Return what a client sends: two steps of two passes, a snapshot, and a state with a retained gradient."""
+    model = f"{session}:train:0"
     rows = [random_data(seed, rows=1) for seed in range(3)]
     return [
-        ("create_model", create_body("s")),
-        ("forward_backward", pass_body(MODEL, 1, rows[0])),
-        ("forward_backward", pass_body(MODEL, 2, rows[1], "ppo")),
-        ("optim_step", json_body(model_id=MODEL, seq_id=3, adam_params=ADAM)),
-        ("forward_backward", pass_body(MODEL, 4, rows[2])),
-        ("save_weights_for_sampler", json_body(model_id=MODEL, seq_id=5, sampling_session_seq_id=0)),
-        ("optim_step", json_body(model_id=MODEL, seq_id=6, adam_params=ADAM)),
-        ("forward_backward", pass_body(MODEL, 7, rows[0])),
-        ("save_weights", json_body(model_id=MODEL, seq_id=8, path="end")),
+        ("create_model", create_body(session)),
+        ("forward_backward", pass_body(model, 1, rows[0])),
+        ("forward_backward", pass_body(model, 2, rows[1], "ppo")),
+        ("optim_step", json_body(model_id=model, seq_id=3, adam_params=ADAM)),
+        ("forward_backward", pass_body(model, 4, rows[2])),
+        ("save_weights_for_sampler", json_body(model_id=model, seq_id=5, sampling_session_seq_id=0)),
+        ("optim_step", json_body(model_id=model, seq_id=6, adam_params=ADAM)),
+        ("forward_backward", pass_body(model, 7, rows[0])),
+        ("save_weights", json_body(model_id=model, seq_id=8, path="end")),
     ]
 
 
 async def finish(coordinator: Coordinator) -> list[bytes]:
     """Send all requests in order, and samples of the snapshot; return what their futures answer."""
     answers = [await ask(coordinator, route, raw) for route, raw in requests()]
-    return [*answers, await ask(coordinator, "asample", sample_body("s:sample:0", 0))]
+    return [*answers, await ask(coordinator, "asample", sample_body("s:sample:0", 0, sampling_params={"seed": 1}))]
 
 
-def state(folder: Path) -> dict[str, torch.Tensor]:
+def state(folder: Path, model: str = MODEL) -> dict[str, torch.Tensor]:
     files = ("adapter_model.safetensors", "optimizer.safetensors")
-    saved = [load_file(folder / MODEL / "weights" / "end" / file) for file in files]
+    saved = [load_file(folder / model / "weights" / "end" / file) for file in files]
     assert any(name.endswith(".grad") for name in saved[1])
     return saved[0] | saved[1]
 
@@ -62,17 +63,22 @@ def check_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor])
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.fixture(scope="module")
-def plain(service: Service, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[bytes], Path]:
-    """The answers in the plain order, and the folder that it leaves."""
-    folder = tmp_path_factory.mktemp("plain")
+def run_plainly(service: Service, folder: Path) -> list[bytes]:
+    """Run all requests in order on a server that nothing interrupts."""
 
     async def run() -> list[bytes]:
         async with running(coordinator_of(service, folder)) as coordinator:
             coordinator.open_session("s", "alice")
             return await finish(coordinator)
 
-    return asyncio.run(run()), folder
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def plain(service: Service, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[bytes], Path]:
+    """The answers in the plain order, and the folder that it leaves."""
+    folder = tmp_path_factory.mktemp("plain")
+    return run_plainly(service, folder), folder
 
 
 @pytest.mark.parametrize("seed", range(4))

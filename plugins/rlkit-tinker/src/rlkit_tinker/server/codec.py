@@ -127,7 +127,7 @@ def encode_pass(output: ForwardBackwardOutput) -> bytes:
         field.trailing_shape.extend(widths)
     for name, value in output.metrics.items():
         message.metrics[name] = value
-    encoded: bytes = message.SerializeToString()
+    encoded: bytes = message.SerializeToString(deterministic=True)
     return encoded
 
 
@@ -154,5 +154,5 @@ def encode_samples(response: SampleResponse, top: int) -> bytes:
         likely.token_ids = np.array([[token for token, _ in row] for row in cells], "<i4").tobytes()
         likely.logprobs = np.array([[logp for _, logp in row] for row in cells], "<f4").tobytes()
         likely.k, likely.length = top, len(cells)
-    encoded: bytes = message.SerializeToString()
+    encoded: bytes = message.SerializeToString(deterministic=True)
     return encoded

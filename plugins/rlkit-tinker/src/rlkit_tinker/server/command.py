@@ -56,6 +56,12 @@ def run(argv: Sequence[str]) -> int:
         words = "" if not argv else f", not {show(argv[0], 60)}"
         raise RecipeError(f"rlkit serve takes what is served{words}: rlkit serve tinker --model PATH")
     options = _parser().parse_args(argv[1:])
+    if not 0 <= options.port <= 65535:
+        raise RecipeError(f"--port is {options.port}, expected 0 to 65535; 0 for a free one")
+    if not options.session_seconds >= 30:
+        raise RecipeError(
+            f"--session-seconds is {options.session_seconds}, expected at least 30: the SDK sends every 10"
+        )
     keys = _read_keys(options.keys)
     if options.host not in LOOPBACK and not keys:
         raise RecipeError(f"--host {options.host} is reached from other machines; add --keys FILE, one key a line")

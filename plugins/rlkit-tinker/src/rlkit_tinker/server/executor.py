@@ -25,7 +25,7 @@ from rlkit_tinker.server.requests import (
     WireResult,
     read_body,
 )
-from rlkit_tinker.server.runs import RunFiles
+from rlkit_tinker.server.runs import RunFiles, version_of
 from rlkit_tinker.server.state import SamplerSource
 from rlkit_tinker.types import ForwardBackwardOutput, RequestFailedError, SampleResponse
 
@@ -52,7 +52,9 @@ class ServiceExecutor:
         self._clients: dict[str, TrainingClient] = {}
         self._failures: dict[str, str] = {}
         """Why a model cannot be used, by its id."""
-        self._pairs: OrderedDict[str, Pairs] = OrderedDict()
+        self._unrestored: dict[str, Path] = {}
+        """The states of models that cannot be restored, which stay for a server that can."""
+        self._pairs: OrderedDict[SamplerSource, Pairs] = OrderedDict()
         self._commands: dict[str, Callable[[WireRequest, str], WireResult]] = {
             CREATE: self._create,
             LOAD: self._load,
@@ -79,15 +81,16 @@ class ServiceExecutor:
     def free(self, model: str) -> None:
         """Free the slot of a model, and remove what only its session could use."""
         self._failures.pop(model, None)
+        self._unrestored.pop(model, None)
         client = self._clients.pop(model, None)
         if client is not None:
             client.close()
-        self._runs.remove_snapshots(model)
+        self._runs.end(model)
 
     def forget(self, source: SamplerSource) -> None:
         """Remove the weights of a sampling session without a name."""
         if source.folder is not None and source.model_path is None:
-            self._pairs.pop(source.folder, None)
+            self._pairs.pop(source, None)
             shutil.rmtree(self._service.folder / source.folder, ignore_errors=True)
 
     def save_models(self, folder: Path) -> dict[str, str]:
@@ -97,6 +100,9 @@ class ServiceExecutor:
             adapter = client.adapter
             write_folder(folder / str(number), lambda part, a=adapter: save_state(a, bank, "", part), overwrite=True)
             folders[model] = f"{folder.name}/{number}"
+        for number, (model, state) in enumerate(self._unrestored.items(), len(folders)):
+            folders[model] = f"{folder.name}/{number}"
+            self._unrestored[model] = shutil.copytree(state, folder / str(number))
         return folders
 
     def restore(self, model: str, folder: Path | None) -> None:
@@ -107,6 +113,8 @@ class ServiceExecutor:
             self._clients[model] = self._client_of(model, folder, optimizer=True)
         except RequestFailedError as error:
             self._failures[model] = str(error)
+            if folder is not None:
+                self._unrestored[model] = folder
 
     def check_source(self, source: SamplerSource) -> None:
         """Load the weights of a new sampling session.
@@ -231,12 +239,17 @@ class ServiceExecutor:
         """Return the matrices of a source, which stay loaded while they are used."""
         if source.folder is None:
             return None
-        if source.folder not in self._pairs:
-            self._pairs[source.folder] = read_pairs(self._service.folder / source.folder, self._service.bank)
-        self._pairs.move_to_end(source.folder)
+        if source not in self._pairs:
+            folder = self._service.folder / source.folder
+            if source.version != version_of(folder):
+                raise RequestFailedError(
+                    f"{source.model_path} was overwritten or removed; create another sampling client"
+                )
+            self._pairs[source] = read_pairs(folder, self._service.bank)
+        self._pairs.move_to_end(source)
         while len(self._pairs) > MAX_SAMPLERS_LOADED:
             self._pairs.popitem(last=False)
-        return self._pairs[source.folder]
+        return self._pairs[source]
 
 
 def snapshot_folder(request: WireRequest) -> str:

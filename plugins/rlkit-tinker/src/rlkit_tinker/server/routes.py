@@ -28,7 +28,7 @@ from rlkit_tinker.server.requests import (
     read_json,
     read_request,
 )
-from rlkit_tinker.server.runs import RunFiles
+from rlkit_tinker.server.runs import RunFiles, version_of
 from rlkit_tinker.server.state import SamplerSource
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ POLL_SECONDS = 25.0
 """How long a poll is held; the SDK waits 45 s."""
 SWEEP_SECONDS = 5.0
 """Between two looks for sessions that are silent."""
+MAX_SESSIONS = 1024
+"""The most sessions of a tenant."""
 CLIENT_CONFIG = {"proto_compress_fwdbwd": False, "parallel_fwdbwd_chunks": True, "sample_max_concurrent_requests": 2000}
 """The flags of clients; all others stay as the SDK has them."""
 
@@ -105,6 +107,9 @@ class Routes:
 
     async def _create_session(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         read_body(bodies.SessionBody, read_json(body))
+        sessions = self._coordinator.state.sessions.values()
+        if sum(session.tenant == tenant for session in sessions) >= MAX_SESSIONS:
+            raise RefusedError(f"the key has {MAX_SESSIONS} sessions; finish some", 429)
         name = uuid4().hex
         self._coordinator.open_session(name, tenant)
         return web.json_response({"type": "create_session", "session_id": name})
@@ -147,7 +152,7 @@ class Routes:
             source = SamplerSource()
         else:
             folder = self._runs.folder_of(fields.model_path, tenant)
-            source = SamplerSource("/".join(folder.parts[-3:]), fields.model_path)
+            source = SamplerSource("/".join(folder.parts[-3:]), fields.model_path, version_of(folder))
         name = f"{session.id}:sample:{fields.sampling_session_seq_id}"
         await self._coordinator.add_sampler(name, source, session)
         return web.json_response({"type": "create_sampling_session", "sampling_session_id": name})

@@ -83,7 +83,7 @@ class RunFiles:
     ) -> None:
         """Write a state once, also where a kill came between its writing and the record of it."""
         folder = folder_of(self._root, path)
-        if _read_checkpoint(folder).get("request") == request.id:
+        if version_of(folder) == request.id:
             return
         expires = None if ttl_seconds is None else time.time() + ttl_seconds
 
@@ -93,9 +93,12 @@ class RunFiles:
 
         write_folder(folder, write_all, overwrite)
 
-    def remove_snapshots(self, model: str) -> None:
-        """Remove the weights that a model has saved for sampling without a name."""
-        shutil.rmtree(self._root / model / "snapshots", ignore_errors=True)
+    def end(self, model: str) -> None:
+        """Remove what a model has saved without a name, and all of a model that has saved nothing else."""
+        folder = self._root / model
+        shutil.rmtree(folder / "snapshots", ignore_errors=True)
+        if not any(os.path.isdir(folder / kind) for kind in KINDS):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def remove_expired(self) -> None:
         """Remove the states whose time is over."""
@@ -104,6 +107,12 @@ class RunFiles:
                 expires = _read_checkpoint(folder).get("expires")
                 if expires is not None and expires < time.time():
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def version_of(folder: Path) -> str | None:
+    """Return the request that saved a state under its name; None for what has no name."""
+    version: str | None = _read_checkpoint(folder).get("request")
+    return version
 
 
 def _read_checkpoint(folder: Path) -> JsonObject:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, zip_longest
 
 from rlkit_tinker.server.journal import JournalRecord
 from rlkit_tinker.server.requests import PASS, SAMPLE, WireRequest, WireResult, read_request
 
-MAX_RESULTS = 4096
-"""The most results of a session that stay for a further poll; the oldest go first."""
+MAX_RESULTS, MAX_RESULT_BYTES = 4096, 256 * 2**20
+"""The most results of a session that stay for a further poll, and their bytes; the oldest go first."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,12 @@ class SamplerSource:
     Args:
         folder: The folder of the weights within that of the server; None for the base.
         model_path: Their path, if they have a name.
+        version: The request that saved them there, if they have a name.
     """
 
     folder: str | None = None
     model_path: str | None = None
+    version: str | None = None
 
 
 @dataclass(eq=False)
@@ -63,6 +65,7 @@ class ClientSession:
     """Of the contents of requests that are pending or have a result."""
     pending_bytes: int = 0
     """Of the bodies of pending requests."""
+    result_bytes: int = 0
 
     def add_request(self, request: WireRequest) -> None:
         """Add a request that was accepted."""
@@ -83,9 +86,11 @@ class ClientSession:
         if request_id in self.pending:
             self.pending_bytes -= len(self.pending.pop(request_id).raw)
         self.results[request_id] = result
-        if len(self.results) > MAX_RESULTS:
+        self.result_bytes += len(result.content)
+        while len(self.results) > MAX_RESULTS or (self.result_bytes > MAX_RESULT_BYTES and len(self.results) > 1):
             oldest = next(iter(self.results))
-            del self.results[oldest], self.digests[oldest]
+            self.result_bytes -= len(self.results.pop(oldest).content)
+            del self.digests[oldest]
 
     def records(self, folders: Mapping[str, str]) -> Iterator[JournalRecord]:
         """Yield the records of the session as it is, with the folders of its models' states."""
@@ -113,7 +118,7 @@ def result_record(request_id: str, result: WireResult, digest: str) -> JournalRe
 
 def sampler_record(sampler: str, source: SamplerSource) -> JournalRecord:
     """Return the record of a new sampling session."""
-    return JournalRecord({"kind": "sampler", "id": sampler, "folder": source.folder, "model_path": source.model_path})
+    return JournalRecord({"kind": "sampler", "id": sampler, "source": asdict(source)})
 
 
 def session_of(name: str) -> str:
@@ -147,7 +152,7 @@ class ServerState:
                 session.add_result(name, WireResult(record.payload, header["is_json"]))
                 session.digests[name] = header["digest"]
             case "sampler" if session is not None:
-                session.samplers[name] = SamplerSource(header["folder"], header["model_path"])
+                session.samplers[name] = SamplerSource(**header["source"])
             case "forget" if session is not None:
                 session.samplers.pop(name, None)
             case "model" if session is not None:
