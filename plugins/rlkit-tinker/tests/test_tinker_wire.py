@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rlkit_tinker import Datum, ModelInput, RequestFailedError, Service
+from rlkit_tinker import Service
 from rlkit_tinker.server import routes
 from rlkit_tinker.server.app import BodyBudget
-from rlkit_tinker.server.codec import data_of, encode_pass
 from rlkit_tinker.server.coordinator import RefusedError
 from rlkit_tinker.server.messages import CLASSES
 from tinker_oracle import random_data
@@ -201,34 +200,34 @@ def test_malformed_requests_are_refused_and_nothing_is_lost(serve: Callable[...,
     serve(work)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_samples": 0}, "num_samples is 0"),
-        ({"num_samples": "2"}, "num_samples is '2'"),
-        ({"sampling_params": {"temperature": -1.0}}, "SamplingParams.temperature is -1.0"),
-        ({"sampling_params": {"stop": [1, "a"]}}, "sampling_params.stop"),
-        ({"sampling_params": {"min_p": 0.1}}, "sampling_params.min_p is 0.1"),
-        ({"prompt": {"chunks": [{"type": "image", "data": ""}]}}, "prompt.chunks.0"),
-        ({"prompt": {"chunks": []}}, "the prompt has 0 tokens, expected 1 to 4095"),
-        ({"prompt": {"chunks": [{"type": "encoded_text", "tokens": [2**40]}]}}, "is not in the vocabulary"),
-        ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n is 2, expected prompt_logprobs"),
-        ({"record_stability_info": True}, "record_stability_info is True"),
-        ({"topk_sample_logprobs": 3}, "topk_sample_logprobs is 3"),
-        ({"base_model": "x"}, "base_model is 'x'"),
-    ],
-)
-def test_wrong_samples_fail_with_samples_beside_them(
-    serve: Callable[..., None], options: dict[str, Any], message: str
-) -> None:
+WRONG_SAMPLES: list[tuple[dict[str, Any], str]] = [
+    ({"num_samples": 0}, "num_samples is 0"),
+    ({"num_samples": "2"}, "num_samples is '2'"),
+    ({"sampling_params": {"temperature": -1.0}}, "SamplingParams.temperature is -1.0"),
+    ({"sampling_params": {"stop": [1, "a"]}}, "sampling_params.stop"),
+    ({"sampling_params": {"min_p": 0.1}}, "sampling_params.min_p is 0.1"),
+    ({"prompt": {"chunks": [{"type": "image", "data": ""}]}}, "prompt.chunks.0"),
+    ({"prompt": {"chunks": []}}, "the prompt has 0 tokens, expected 1 to 4095"),
+    ({"prompt": {"chunks": [{"type": "encoded_text", "tokens": [2**40]}]}}, "is not in the vocabulary"),
+    ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n is 2, expected prompt_logprobs"),
+    ({"record_stability_info": True}, "record_stability_info is True"),
+    ({"topk_sample_logprobs": 3}, "topk_sample_logprobs is 3"),
+    ({"base_model": "x"}, "base_model is 'x'"),
+]
+"""Options of requests for samples that fail, and how."""
+
+
+def test_wrong_samples_fail_with_samples_beside_them(serve: Callable[..., None]) -> None:
     async def work(wire: Wire) -> None:
         fields = {"session_id": await wire.session(), "sampling_session_seq_id": 0, "base_model": BASE}
         sampler = (await wire.json("create_sampling_session", json_body(**fields)))["sampling_session_id"]
-        bodies = (sample_body(sampler, 0, **options), sample_body(sampler, 1))
+        requests = [*(options for options, _ in WRONG_SAMPLES), {}]
+        bodies = [sample_body(sampler, seq, **options) for seq, options in enumerate(requests)]
         accepted = [await wire.json("asample", body) for body in bodies]
-        answers = [await wire.result(each["request_id"]) for each in accepted]
-        assert message in failure(json.loads(answers[0]))
-        assert len(CLASSES["SampleResponse"].FromString(answers[1]).sequences) == 2
+        *answers, last = [await wire.result(each["request_id"]) for each in accepted]
+        for answer, (options, message) in zip(answers, WRONG_SAMPLES, strict=True):
+            assert message in failure(json.loads(answer)), options
+        assert len(CLASSES["SampleResponse"].FromString(last).sequences) == 2
 
     serve(work)
 
@@ -310,12 +309,46 @@ def test_a_tenant_sees_nothing_of_another(serve: Callable[..., None]) -> None:
     serve(work)
 
 
-@pytest.mark.parametrize(("key", "status"), [("tml-a", 200), ("tml-b", 401), ("", 401), ("sk-a", 401), ("tml-a ", 200)])
-def test_keys_are_those_of_the_file(serve: Callable[..., None], key: str, status: int) -> None:
+def test_named_states_are_listed_deleted_and_bounded(serve: Callable[..., None]) -> None:
+    """The sampler of a state that was overwritten or deleted fails by name, and one that is loaded goes on."""
+
     async def work(wire: Wire) -> None:
-        answer = await wire.of(key).send("client/config")
-        assert answer[0] == status
-        assert status == 200 or b"expected one of the server's --keys" in answer[1]
+        model = await wire.model()
+        session = model.partition(":")[0]
+        for seq, name in ((1, "a"), (2, "b")):
+            await wire.call("save_weights", json_body(model_id=model, seq_id=seq, path=name, ttl_seconds=3600))
+        route = f"training_runs/{model}/checkpoints"
+        listed = (await wire.json(route, method="GET"))["checkpoints"]
+        assert [each["checkpoint_id"] for each in listed] == ["weights/a", "weights/b"]
+        assert all(each["size_bytes"] > 1000 and each["time"] < each["expires_at"] for each in listed)
+        fields = {"session_id": session, "sampling_session_seq_id": 0, "model_path": listed[0]["tinker_path"]}
+        sampler = (await wire.json("create_sampling_session", json_body(**fields)))["sampling_session_id"]
+        await wire.call("forward_backward", pass_body(model, 3, DATA))
+        await wire.call("optim_step", step_body(model, 4))
+        body = json_body(model_id=model, seq_id=5, path="a")
+        assert "is there already; choose another name" in failure(await wire.call("save_weights", body))
+        await wire.call("save_weights", json_body(model_id=model, seq_id=6, path="a", overwrite=True))
+        assert isinstance(await wire.call("asample", sample_body(sampler, 0)), bytes)
+        wire.routes._coordinator._executor._pairs.clear()
+        message = f"tinker://{model}/weights/a was overwritten or removed"
+        assert message in failure(await wire.call("asample", sample_body(sampler, 1)))
+        assert (await wire.of("tml-bob").send(f"{route}/weights/b", method="DELETE"))[0] == 400
+        assert (await wire.send(f"{route}/weights/b", method="DELETE"))[0] == 204
+        assert (await wire.send(f"{route}/weights/b", method="DELETE"))[0] == 400
+        assert len((await wire.json(route, method="GET"))["checkpoints"]) == 1
+        wire.routes._runs._max_bytes = 1000.0
+        body = json_body(model_id=model, seq_id=7, path="c")
+        assert "delete some by RestClient.delete_checkpoint" in failure(await wire.call("save_weights", body))
+
+    serve(work)
+
+
+def test_keys_are_those_of_the_file(serve: Callable[..., None]) -> None:
+    async def work(wire: Wire) -> None:
+        for key, expected in (("tml-a", 200), ("tml-a ", 200), ("tml-b", 401), ("", 401), ("sk-a", 401)):
+            status, content = await wire.of(key).send("client/config")
+            assert status == expected, key
+            assert status == 200 or b"expected one of the server's --keys" in content
 
     serve(work, keys=["tml-a"])
 
@@ -364,49 +397,3 @@ def test_bodies_are_charged_before_they_are_read(serve: Callable[..., None]) -> 
             pass
     with budget.request("alice", 2**27):
         pass
-
-
-def test_sparse_matrices_are_read_and_hostile_ones_refused() -> None:
-    """target_tokens [3,2] with 4 of 6 numbers, as the SDK sends 2-D tensors of torch."""
-    message = CLASSES["ForwardBackwardRequest"]()
-    row = message.data.add()
-    row.model_input.add().encoded_text.tokens = np.array([1, 2, 3], "<i4").tobytes()
-    tensor = row.loss_fn_inputs["target_tokens"]
-    tensor.dtype = 2
-    tensor.shape.extend([3, 2])
-    tensor.sparse_csr.values = np.array([5, 6, 7, 8], "<i8").tobytes()
-    tensor.sparse_csr.crow_indices = np.array([0, 2, 2, 4], "<i8").tobytes()
-    tensor.sparse_csr.col_indices = np.array([0, 1, 0, 1], "<i8").tobytes()
-    [datum] = data_of(message)
-    assert datum.loss_fn_inputs["target_tokens"].to_numpy().tolist() == [[5, 6], [0, 0], [7, 8]]
-    hostile = [
-        ("shape", [2**40, 2**40]), ("shape", [3, 1]), ("shape", [3]), ("shape", [-3, -2]), ("shape", [2, 2]),
-        ("crow_indices", [0, 2, 1, 4]), ("crow_indices", [0, 2, 2, 9]), ("crow_indices", []),
-        ("crow_indices", [1, 2, 2, 4]), ("col_indices", [0, 1, 0, -1]),
-        ("col_indices", [0, 1, 0, 2]), ("col_indices", [0]), ("values", [1]),
-    ]  # fmt: skip
-    for name, numbers in hostile:
-        broken = CLASSES["ForwardBackwardRequest"]()
-        broken.CopyFrom(message)
-        target = broken.data[0].loss_fn_inputs["target_tokens"]
-        if name == "shape":
-            del target.shape[:]
-            target.shape.extend(numbers)
-        else:
-            setattr(target.sparse_csr, name, np.array(numbers, "<i8").tobytes())
-        with pytest.raises(RequestFailedError, match="datum 0: 'target_tokens' has"):
-            data_of(broken)
-
-
-def test_results_of_unequal_widths_are_records_of_their_own(service: Service) -> None:
-    """Targets [N], [N], [N,2]: two records, with offsets in bytes."""
-    data = [*DATA, *DATA, Datum(ModelInput((5, 6)), {"target_tokens": [[1, 2], [3, 4]], "weights": [[1.0, 1], [1, 1]]})]
-    with service.create_training_client(rank=2) as client:
-        output = client.forward(data, "cross_entropy").result()
-    records = CLASSES["ForwardBackwardOutput"].FromString(encode_pass(output)).loss_fn_outputs
-    assert [record.num_datums for record in records] == [2, 1]
-    fields = [record.fields["logprobs"] for record in records]
-    assert [list(field.trailing_shape) for field in fields] == [[], [2]]
-    count = 4 * DATA[0].model_input.length
-    assert np.frombuffer(fields[0].offsets, "<i8").tolist() == [0, count, 2 * count]
-    assert np.frombuffer(fields[1].data, "<f4").tolist() == output.loss_fn_outputs[2]["logprobs"].data

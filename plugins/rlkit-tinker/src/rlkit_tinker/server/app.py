@@ -67,7 +67,7 @@ class BodyBudget:
 
 
 def tenant_of(key: str) -> str:
-    """Return the name of a key's tenant, which does not tell the key."""
+    """Return the name of a key's tenant, from which the key cannot be computed."""
     return blake2b(key.encode(), digest_size=8).hexdigest()
 
 

@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--alpha", type=float, default=32.0, help="the scale of adapters is alpha / rank")
     add("--max-adapters", type=int, default=64, help="the most training clients at once")
     add("--max-rank", type=int, default=128, help="the largest rank")
+    add("--tenant-gib", type=float, default=100.0, help="the most GiB of states that a key has under names")
     add("--session-seconds", type=float, default=300.0, help="a session without a heartbeat for so long ends")
     return parser
 
@@ -62,6 +63,8 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(
             f"--session-seconds is {options.session_seconds}, expected at least 30: the SDK sends every 10"
         )
+    if not options.tenant_gib > 0:
+        raise RecipeError(f"--tenant-gib is {options.tenant_gib}, expected a positive number")
     keys = _read_keys(options.keys)
     if options.host not in LOOPBACK and not keys:
         raise RecipeError(f"--host {options.host} is reached from other machines; add --keys FILE, one key a line")
@@ -84,7 +87,8 @@ async def _serve(options: argparse.Namespace, keys: frozenset[str], journal: Jou
         folder=options.folder,
         device=options.device,
     )
-    runs = RunFiles(options.folder, base_name(options.model), [*options.alias, options.model])
+    names = [*options.alias, options.model]
+    runs = RunFiles(options.folder, base_name(options.model), names, options.tenant_gib * 2**30)
     coordinator = Coordinator(journal, ServiceExecutor(service, runs), options.folder)
     coordinator.recover()
     tokenizer = locate(options.model).tokenizer

@@ -39,7 +39,7 @@ MAX_PENDING = 8192
 MAX_AHEAD = 4096
 """How far the number of a model's request may be ahead of the next to run."""
 COMPACT_BYTES = 64 * 2**20
-"""How much a journal grows before it is written anew."""
+"""How much a journal grows before it is compacted."""
 COMPACT_PASSES = 256
 """How many passes would run again after a kill before states are saved."""
 STATES = "states-"
@@ -209,7 +209,7 @@ class Coordinator:
                 await self.compact()
 
     async def compact(self) -> None:
-        """Save the states of all models, and write the journal anew from what there is now."""
+        """Save the states of all models, and replace the journal by the records of what there is now."""
         earlier = list(self._folder.glob(f"{STATES}*"))
         folder = self._folder / f"{STATES}{uuid4().hex[:12]}"
         folders = await self._in_thread(lambda: self._executor.save_models(folder))
@@ -227,6 +227,8 @@ class Coordinator:
         """Run requests, and let their results show once they are written."""
         results = await self._in_thread(run)
         self._passes += sum(request.route == PASS for request in requests)
+        if any(request.route == LOAD for request in requests):  # the state that was loaded may be removed later
+            self._passes = COMPACT_PASSES
         for request, result in zip(requests, results, strict=True):
             self._add_result(request.id, result)
         for request in requests:

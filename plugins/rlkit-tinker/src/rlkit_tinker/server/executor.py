@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,12 +71,12 @@ class ServiceExecutor:
             if request.route == PASS:
                 results.append(self._submit_pass(request))
             else:
-                results.append(_answer(lambda r=request, t=tenant: self._commands[r.route](r, t)))
+                results.append(_answer(partial(self._commands[request.route], request, tenant)))
         return [result if isinstance(result, WireResult) else _answer(result) for result in results]
 
     def run_samples(self, requests: Sequence[WireRequest], sources: Sequence[SamplerSource | None]) -> list[WireResult]:
         """Run requests for samples together; return their results."""
-        work = [_attempt(lambda r=r, s=s: self._submit_samples(r, s)) for r, s in zip(requests, sources, strict=True)]
+        work = [_attempt(partial(self._submit_samples, r, s)) for r, s in zip(requests, sources, strict=True)]
         return [result if isinstance(result, WireResult) else _answer(result) for result in work]
 
     def free(self, model: str) -> None:
@@ -97,8 +98,7 @@ class ServiceExecutor:
         """Save the states of all models into a folder; return their folders by the ids of the models."""
         bank, folders = self._service.bank, {}
         for number, (model, client) in enumerate(self._clients.items()):
-            adapter = client.adapter
-            write_folder(folder / str(number), lambda part, a=adapter: save_state(a, bank, "", part), overwrite=True)
+            write_folder(folder / str(number), partial(save_state, client.adapter, bank, ""), overwrite=True)
             folders[model] = f"{folder.name}/{number}"
         for number, (model, state) in enumerate(self._unrestored.items(), len(folders)):
             folders[model] = f"{folder.name}/{number}"
@@ -173,20 +173,14 @@ class ServiceExecutor:
         body = read_body(bodies.SaveBody, request.body)
         adapter, bank = self._client(request).adapter, self._service.bank
         path = f"tinker://{request.owner}/weights/{body.path}"
-
-        def write(part: Path) -> None:
-            save_state(adapter, bank, self._runs.base, part)
-
+        write = partial(save_state, adapter, bank, self._runs.base)
         self._runs.write(request, path, body.ttl_seconds, write, body.overwrite)
         return WireResult.of({"type": SAVE, "path": path})
 
     def _save_for_sampler(self, request: WireRequest, tenant: str) -> WireResult:
         body = read_body(bodies.SaveSamplerBody, request.body)
         adapter, bank = self._client(request).adapter, self._service.bank
-
-        def write(part: Path) -> None:
-            save_adapter(adapter.pairs, bank, self._runs.base, part)
-
+        write = partial(save_adapter, adapter.pairs, bank, self._runs.base)
         if body.path is not None:
             path = f"tinker://{request.owner}/sampler_weights/{body.path}"
             self._runs.write(request, path, body.ttl_seconds, write)
@@ -281,7 +275,7 @@ def _answer(work: Callable[[], WireResult]) -> WireResult:
 
 
 def _attempt(work: Callable[[], WireResult | Callable[[], WireResult]]) -> WireResult | Callable[[], WireResult]:
-    """Return what a function returns, or the failure of its request."""
+    """Return the result of a function, or the failure of its request."""
     try:
         return work()
     except RequestFailedError as error:

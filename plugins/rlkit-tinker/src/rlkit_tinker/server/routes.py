@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -62,7 +63,7 @@ class Routes:
         self._tokenizer = tokenizer
         self._silence = silence
         self._seen: dict[str, float] = {}
-        """When each session was last heard of, on the loop's clock."""
+        """The time of the last request of each session, on the loop's clock."""
 
     def table(self) -> dict[tuple[str, str], Answer]:
         """Return the answers by methods and paths."""
@@ -84,10 +85,11 @@ class Routes:
             "get_server_capabilities": self._capabilities,
             "samplers/{id}": self._get_sampler,
             "training_runs/{id}": self._training_run,
+            "training_runs/{id}/checkpoints": self._checkpoints,
         }
-        return {("POST", path): answer for path, answer in posts.items()} | {
-            ("GET", path): answer for path, answer in gets.items()
-        }
+        deletes = {"training_runs/{id}/checkpoints/{kind}/{name}": self._delete_checkpoint}
+        methods = {"POST": posts, "GET": gets, "DELETE": deletes}
+        return {(method, path): answer for method, table in methods.items() for path, answer in table.items()}
 
     async def sweep(self) -> None:
         """End sessions that have been silent too long, and remove states whose time is over; for ever."""
@@ -196,6 +198,16 @@ class Routes:
             }
         )
 
+    async def _checkpoints(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
+        name = request.match_info["id"]
+        self._run(name, tenant)
+        return web.json_response({"checkpoints": await asyncio.to_thread(self._runs.checkpoints, name)})
+
+    async def _delete_checkpoint(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
+        path = "tinker://{id}/{kind}/{name}".format(**request.match_info)
+        await asyncio.to_thread(shutil.rmtree, self._runs.folder_of(path, tenant))
+        return web.Response(status=204)
+
     async def _capabilities(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         models = [{"model_name": name, "max_context_length": self._context} for name in self._runs.names]
         return web.json_response({"supported_models": models})
@@ -213,7 +225,7 @@ class Routes:
 
 
 def _samples(body: Mapping[str, object]) -> int:
-    """Return how many samples a body asks for; what is no such number fails when the request runs."""
+    """Return the number of samples that a body asks for; 0 if it is none, which fails when the request runs."""
     count = body.get("num_samples", 1)
     return count if isinstance(count, int) and 0 <= count <= 1 << 16 else 0
 

@@ -7,6 +7,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 from rlkit.base.errors import show
@@ -16,7 +18,7 @@ from rlkit_tinker.server.requests import WireRequest
 from rlkit_tinker.types import RequestFailedError
 
 RUN, CHECKPOINT = "run.json", "checkpoint.json"
-KINDS = ("weights", "sampler_weights")
+KINDS = {"weights": "training", "sampler_weights": "sampler"}
 
 
 class RunFiles:
@@ -26,10 +28,12 @@ class RunFiles:
         root: The folder of the server.
         base: The name of the base, as it is written into saved states.
         names: The names under which clients may ask for the base.
+        max_bytes: The most bytes of a tenant's states under names.
     """
 
-    def __init__(self, root: Path, base: str, names: Sequence[str]) -> None:
+    def __init__(self, root: Path, base: str, names: Sequence[str], max_bytes: float = inf) -> None:
         self._root = root
+        self._max_bytes = max_bytes
         self.base = base
         self.names = tuple(names)
 
@@ -48,14 +52,14 @@ class RunFiles:
     def add(
         self, model: str, tenant: str, base_model: str, lora_config: JsonObject, user_metadata: JsonObject | None
     ) -> None:
-        """Write what is known of a new model."""
+        """Write the description of a new model."""
         folder = self._root / model
         folder.mkdir(parents=True, exist_ok=True)
         run = {"tenant": tenant, "base_model": base_model, "lora_config": lora_config, "user_metadata": user_metadata}
         _write_json(folder / RUN, run)
 
     def read(self, model: str) -> JsonObject:
-        """Return what is known of a model; empty if there is none of this name."""
+        """Return the description of a model; empty if there is none of this name."""
         file = self._root / model / RUN
         if not NAME.fullmatch(model) or not os.path.isfile(file):
             return {}
@@ -85,6 +89,7 @@ class RunFiles:
         folder = folder_of(self._root, path)
         if version_of(folder) == request.id:
             return
+        self._check_space(self.read(request.owner)["tenant"])
         expires = None if ttl_seconds is None else time.time() + ttl_seconds
 
         def write_all(part: Path) -> None:
@@ -99,6 +104,35 @@ class RunFiles:
         shutil.rmtree(folder / "snapshots", ignore_errors=True)
         if not any(os.path.isdir(folder / kind) for kind in KINDS):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def checkpoints(self, model: str) -> list[JsonObject]:
+        """Return the fields, as the SDK reads them, of each state that a model has saved under a name."""
+        folders = [(kind, folder) for kind in KINDS for folder in sorted((self._root / model / kind).glob("*"))]
+        checkpoints = [
+            (kind, folder, _read_checkpoint(folder)) for kind, folder in folders if NAME.fullmatch(folder.name)
+        ]
+        return [
+            {
+                "checkpoint_id": f"{kind}/{folder.name}",
+                "checkpoint_type": KINDS[kind],
+                "tinker_path": f"tinker://{model}/{kind}/{folder.name}",
+                "time": _time(checkpoint["created"]),
+                "expires_at": _time(checkpoint["expires"]),
+                "size_bytes": _size(folder),
+            }
+            for kind, folder, checkpoint in checkpoints
+            if checkpoint
+        ]
+
+    def _check_space(self, tenant: str) -> None:
+        models = [run.parent.name for run in self._root.glob(f"*/{RUN}")]
+        own = [model for model in models if self.read(model).get("tenant") == tenant]
+        size = sum(_size(self._root / model / kind) for model in own for kind in KINDS)
+        if size >= self._max_bytes:
+            raise RequestFailedError(
+                f"the key's states have {size / 2**30:.3g} GiB, expected less than {self._max_bytes / 2**30:.3g}; "
+                "delete some by RestClient.delete_checkpoint, or raise --tenant-gib"
+            )
 
     def remove_expired(self) -> None:
         """Remove the states whose time is over."""
@@ -121,6 +155,14 @@ def _read_checkpoint(folder: Path) -> JsonObject:
         return {}
     checkpoint: JsonObject = json.loads(file.read_text(encoding="utf-8"))
     return checkpoint
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if os.path.isfile(file))
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def _write_json(file: Path, value: JsonObject) -> None:

@@ -1,4 +1,4 @@
-"""What the server knows of its sessions, as the records of its journal tell it one after another."""
+"""The sessions of the server: what the records of its journal add up to."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class ServerState:
         return [self.sessions[session_of(name)].pending[name] for name in ids]
 
     def next_round(self) -> list[WireRequest]:
-        """Return what runs next: the commands of each model before its next pass, then these passes together."""
+        """Return the next requests to run: the commands of each model before its next pass, then these passes."""
         commands: list[WireRequest] = []
         passes: list[WireRequest] = []
         for log in chain.from_iterable(session.models.values() for session in self.sessions.values()):
