@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 STAMPS = ROOT / ".ci" / "stamps.json"
 
 SERVERS = (
-    "plugins/rlkit-servers/src/**/*.py", "rlkit/gateway/**/*.py", "rlkit/interfaces/engine.py",
+    "plugins/rlkit-servers/src/**/*.py", "plugins/rlkit-agents/src/rlkit_agents/**/*.py", "rlkit/interfaces/engine.py",
     "rlkit/interfaces/outputs.py", "rlkit/models/weights.py", "rlkit/models/lora.py", "rlkit/types.py",
     "tests/served.py", "tests/agreement.py", "tests/candidates.py",
 )  # fmt: skip
@@ -55,8 +55,9 @@ def _own(name: str, *more: str) -> tuple[str, ...]:
 SUITES = {
     "hubs": Suite(
         (
-            "rlkit/loggers.py", "rlkit/ops/quantization.py", "rlkit/models/load.py", "rlkit/agents.py",
-            "rlkit/gateway/**/*.py", "rlkit/rollout/recorded.py", "rlkit/rollout/rendering.py",
+            "rlkit/loggers.py", "plugins/rlkit-trackers/src/**/*.py", "rlkit/ops/quantization.py", "rlkit/models/load.py",
+            "rlkit/agents.py",
+            "plugins/rlkit-agents/src/rlkit_agents/**/*.py", "rlkit/rollout/recorded.py", "rlkit/rollout/rendering.py",
             "rlkit/rollout/template.py", "rlkit/losses/dpo.py", "tests/vendors.py",
             "plugins/rlkit-env-verifiers/src/**/*.py", "plugins/rlkit-env-openenv/src/**/*.py", "tests/hubs/**/*.py",
             ".ci/environment", ".ci/constraints-hubs.txt", ".ci/constraints-openenv.txt",
@@ -113,7 +114,10 @@ SUITES = {
         ),
     ),
     "browser": Suite(
-        ("rlkit/cli/views/**/*", "tests/flow/test_report_page.py", "tests/flow/browser.py"),
+        (
+            "plugins/rlkit-report/src/rlkit_report/**/*", "rlkit/records/*.py", "tests/flow/test_report_page.py",
+            "tests/flow/browser.py",
+        ),
         ("-m", "slow", "tests/flow/test_report_page.py"),
         ("tests/flow/test_report_page.py",),
         debian=(("chromium", "chromium"),),

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError
 from rlkit.base.files import check_run_folder
+from rlkit.cli.display import Display
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
 from rlkit.cli.parsing.reader import find, read
 from rlkit.cli.parsing.suggest import known_keys, near_keys, nearest
 from rlkit.cli.streams import unfailing
-from rlkit.cli.views.display import Display
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.agent import Agent
 from rlkit.interfaces.callback import Callback
@@ -165,9 +165,9 @@ def fit(
         RlkitError: The run failed; its checkpoints remain in its folder.
     """
     from rlkit.models.save import save_object
+    from rlkit.records.rows import read_lines
     from rlkit.run.folder import RunFolder
     from rlkit.run.launch import Job, launch
-    from rlkit.run.rows import read_lines
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with unfailing(), raised():
@@ -197,8 +197,7 @@ def _has_peers() -> bool:
 
 def _folder_for_model(out: str | Path | None, resume: str | Path | None) -> Path:
     """Return the run folder of a run whose model is an object."""
-    from rlkit.run.folder import default_folder, output_path
-    from rlkit.run.launch import home_of
+    from rlkit.records.folder import default_folder, home_of, output_path
 
     if out is not None:
         folder = output_path(str(out))

@@ -7,7 +7,9 @@ pyproject.toml names it under `[project.entry-points."rlkit.commands"]`: `hello 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +48,27 @@ SYNONYMS = {
 """Verbs of other toolkits, and rlkit's."""
 
 _SECTION = "[rlkit.commands]"
+
+
+def own_verb(verb: str) -> Callable[[Sequence[str]], int]:
+    """Import the function of one of rlkit's own verbs: a module of `rlkit.cli`, or of a package that comes with rlkit.
+
+    Raises:
+        PluginError: The package is not part of this installation.
+    """
+    run: Callable[[Sequence[str]], int]
+    if find_spec(f"rlkit.cli.{verb}") is not None:
+        run = import_module(f"rlkit.cli.{verb}").run
+        return run
+    from rlkit.base.installed import COMMANDS, comes_with_rlkit, entry_points
+
+    for entry in entry_points(COMMANDS):
+        if entry.name == verb and comes_with_rlkit(entry):
+            run = entry.load()
+            break
+    else:
+        raise PluginError(f"no package that comes with rlkit provides the verb {verb!r}; install rlkit again")
+    return run
 
 
 def plugin_verbs() -> dict[str, str]:

@@ -18,6 +18,7 @@ FORMER = {
     "rlkit.engines.sglang": "rlkit_servers.sglang.engine",
     "rlkit.engines.sglang_changes": "rlkit_servers.sglang.changes",
     "rlkit.errors": "rlkit.base.errors",
+    "rlkit.gateway": "rlkit_agents",
     "rlkit.names": "rlkit.base.names",
     "rlkit.ops.answers": "rlkit_math.answers",
     "rlkit.ranges": "rlkit.base.ranges",

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 
 IMPORTS = (
     "torch._dynamo", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2", "peft", "rlkit.cli.fit", "rlkit.cli.views.display", "rlkit.engines",
+    "transformers.models.qwen2.modeling_qwen2", "peft", "rlkit.cli.fit", "rlkit.cli.display", "rlkit.engines",
     "rlkit.losses", "rlkit.run.launch",
 )  # fmt: skip
 """Modules that most runs import; none of a plugin."""

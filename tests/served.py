@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import jsonschema
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 from rlkit_servers.api import ServerOutput
 from rlkit_servers.engine import ServerEngine
 from rlkit_servers.retry import ServerRetryPolicy
@@ -32,7 +33,6 @@ from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights
 from rlkit.ops.sampling import Truncation, truncate
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason, Structure
 from tests.candidates import logps_over_candidates
 from tests.conftest import FAST, read_jsonl, rlkit_in_process

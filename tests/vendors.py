@@ -6,9 +6,10 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
+from rlkit_authors.models import build_tokenizer
+
 from rlkit.rollout.rendering import Renderer
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import JsonObject
 from tests.conftest import ROOT
 

@@ -93,6 +93,8 @@ def installed() -> list[Plugin]:
         if clash or not namesakes:
             plugins.append(plugin)
     for entry in sorted(entry_points(COMMANDS), key=lambda e: e.name):
+        if comes_with_rlkit(entry):
+            continue
         plugin = _describe(entry, entry.dist.name if entry.dist else entry.name)
         owner = next((p for p in plugins if p.distribution == plugin.distribution), plugin)
         owner.commands[entry.name] = entry

@@ -57,7 +57,7 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
         return list(argv)
     path = paths[-1]
     from rlkit.models.source import locate
-    from rlkit.run.launch import home_of
+    from rlkit.records.folder import home_of
 
     home_of(path)  # refuses a folder that leads elsewhere
     source = locate(path)
@@ -105,7 +105,7 @@ def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _with_recipe(argv: Sequence[str], paths: Sequence[str]) -> list[str]:
     """Return the arguments with the recipe of the first run among the places, unless they name one."""
-    from rlkit.run.launch import home_of
+    from rlkit.records.folder import home_of
 
     named = bool(argv) and not argv[0].startswith("-") and "=" not in argv[0]
     if not named and not any(argument.partition("=")[0] == "--recipe" for argument in argv):

@@ -10,15 +10,13 @@ import re
 from argparse import Action, ArgumentParser
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from importlib import import_module
 
 import shtab
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.cli.docs import topics
 from rlkit.cli.parsing.keys import values_by_key
-from rlkit.cli.scaffold import WRITTEN
-from rlkit.commands import VERBS, plugin_verbs
+from rlkit.commands import VERBS, own_verb, plugin_verbs
 from rlkit.registry import Registry, load_plugins
 
 Keys = dict[str, tuple[str, ...]]
@@ -31,6 +29,8 @@ USAGE = """usage: rlkit completion bash > ~/.local/share/bash-completion/complet
 """
 FLAG = re.compile(r"(?<![\w`-])(--[a-z][\w-]*)(?:[ =]([A-Z][A-Z_]+|\{[^}]*\}))?(?![\w.])")
 """An option in a verb's help, with the name of its value."""
+ONE_OF = re.compile(r"\b([A-Z]+) is one of\s+([\w-]+(?:,\s+[\w-]+)*)")
+"""In a verb's help, the values that may stand for a name."""
 WORD = re.compile(r"[\w.:+/-]+")
 """What needs no quotes in a shell; other names of plugins are left out, since bash would expand them."""
 RECIPES = re.compile(r"--recipe\b|\[overrides\]|--SECTION\.OPTION")
@@ -111,19 +111,19 @@ def verbs_parser(registry: Registry) -> ArgumentParser:
 def _help_of(verb: str) -> str:
     out = io.StringIO()
     with redirect_stdout(out), suppress(SystemExit):  # of argparse, once it is printed
-        import_module(f"rlkit.cli.{verb}").run(["--help"])
+        own_verb(verb)(["--help"])
     return out.getvalue()
 
 
 def _fill(parser: ArgumentParser, verb: str, text: str, registry: Registry, keys: Keys) -> None:
     """Add the options that a verb's help names, and those of a recipe where it takes one."""
     keys = keys if RECIPES.search(text) else {}
-    names: dict[str, Collection[str]] = {"--kind": WRITTEN, "--from": RECIPE}
+    listed = {value: re.split(r",\s+", choices) for value, choices in ONE_OF.findall(text)}
     for flag, value in dict(reversed(FLAG.findall(text))).items():
         if flag.removeprefix("--") in keys:
             continue
-        choices = value.strip("{}").split(",") if value.startswith("{") else names.get(flag)
-        if flag == "--recipe":
+        choices = value.strip("{}").split(",") if value.startswith("{") else listed.get(value)
+        if flag in ("--recipe", "--from"):
             _complete(parser.add_argument(flag), RECIPE)
         elif value or choices:
             _complete(parser.add_argument(flag), choices or shtab.FILE)

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rlkit.base.errors import RecipeError
+from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.streams import new_file
 from rlkit.cli.views.data import show, stats
-from rlkit.cli.views.display import echo
 from rlkit.data.data import Data, load_data, picture_reader
 from rlkit.data.prompts import held_out, make_prompt
 from rlkit.interfaces.content import json_messages
@@ -29,11 +29,11 @@ from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
+from rlkit.records.folder import output_path
 from rlkit.registry import calling
 from rlkit.rollout.collect import collect
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.participants import Participants
-from rlkit.run.folder import output_path
 from rlkit.tasks import Arithmetic
 from rlkit.train.sampling import score_group
 from rlkit.train.setup import bound_without_policy, fabric_for, prepare_rollouts

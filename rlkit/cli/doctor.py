@@ -11,8 +11,8 @@ import torch
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
-from rlkit.cli.plugins import show_plugins
-from rlkit.cli.views.display import echo, show
+from rlkit.cli.display import echo, show
+from rlkit.cli.views.installed import show_plugins
 from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.size import parameter_count

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlkit.base.text import counted
+from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.views.display import echo
 from rlkit.data.mixtures import recipe_of
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Critic, Recipe, Teacher, Train

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.hub import check_repository, push
+from rlkit.cli.display import echo
 from rlkit.cli.views.card import export_card
-from rlkit.cli.views.display import echo
 from rlkit.models.source import locate
+from rlkit.records.folder import home_of, new_folder, output_path, write_atomically
 from rlkit.run.checkpoint.export import export
 from rlkit.run.checkpoint.scan import refuse_credentials
-from rlkit.run.folder import new_folder, output_path, write_atomically
-from rlkit.run.launch import home_of
 
 
 def run(argv: Sequence[str]) -> int:

@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
         parsed = parse("fit", _with_recipe(argv), OPTIONS, trains=True)
         options, train = parsed.options, parsed.recipe.train
         with uncollected():
-            from rlkit.cli.views.display import Display
+            from rlkit.cli.display import Display
             from rlkit.run.launch import Job, launch
         job = Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, options.out, options.resume, options.force)
         launcher = parsed.recipe.launcher
@@ -105,7 +105,7 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     command_line = split(argv, OPTIONS)
     if command_line.options.resume is None or command_line.recipes:
         return list(argv)
-    from rlkit.run.launch import home_of
+    from rlkit.records.folder import home_of
 
     resume = command_line.options.resume
     home = home_of(resume)

@@ -6,14 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from rlkit import __version__
 from rlkit.base.errors import RlkitError, shorten
 from rlkit.base.garbage import uncollected
 from rlkit.base.text import safe
 from rlkit.cli.streams import unfailing
-from rlkit.commands import VERBS, plugin_verbs, run_plugin_verb
+from rlkit.commands import VERBS, own_verb, plugin_verbs, run_plugin_verb
 
 LONGEST = 20_000
 """Characters of an error that are shown."""
@@ -61,8 +60,8 @@ def _run(args: list[str]) -> int:
 
         import_lazily()
         with uncollected():
-            verb = import_module(f"rlkit.cli.{args[0]}")
-        return int(verb.run(arguments))
+            run = own_verb(args[0])
+        return int(run(arguments))
     except RlkitError as error:
         if debug:
             raise

@@ -14,13 +14,13 @@ from lightning.fabric import Fabric
 
 from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.base.installed import DISTRIBUTION
+from rlkit.cli.display import echo, show, show_list
 from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.command_line import split
 from rlkit.cli.parsing.own_recipe import SAVINGS, own_recipe
 from rlkit.cli.parsing.parser import parse
 from rlkit.cli.parsing.script import as_python
 from rlkit.cli.streams import new_file
-from rlkit.cli.views.display import echo, show, show_list
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager

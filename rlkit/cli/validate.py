@@ -15,14 +15,15 @@ from rich.console import Console
 
 from rlkit.base.errors import CheckpointError, RecipeError, RlkitError, explain
 from rlkit.cli.checkpoint import ALLOW_CODE, CHECKPOINT, each_checkpoint
+from rlkit.cli.display import by_checkpoint, echo, metric_rows, show
 from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.cli.views.display import by_checkpoint, echo, metric_rows, show
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.offload import free_cached
 from rlkit.recipe import Recipe
+from rlkit.records.folder import as_data, json_text, new_folder, of_rank, write_atomically
 from rlkit.run.answers import write_answers
 from rlkit.run.evaluate import Evaluation, evaluate, samplings
-from rlkit.run.folder import as_data, environment, json_text, new_folder, of_rank, write_atomically
+from rlkit.run.folder import environment
 from rlkit.run.harness import Harness
 from rlkit.train.setup import fabric_for, prepare_rollouts
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.files import cache_folder
+from rlkit.interfaces.content import pictures_of
 from rlkit.rollout.recorded import RecordedSpan, require_one, samples_of
-from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.replies import longest_piece
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Message, Prompt

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlkit.interfaces.content import described
+from rlkit.interfaces.content import described, pictures_of
 from rlkit.interfaces.picture import Picture
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import JsonObject, Message, Prompt
@@ -36,9 +36,7 @@ class AgentTask:
     @property
     def pictures(self) -> list[Picture]:
         """The pictures of the prompt's messages."""
-        contents = (message["content"] for message in self.prompt.messages)
-        parts = (part for content in contents if isinstance(content, list) for part in content)
-        return [part["image"] for part in parts if part.get("type") == "image"]
+        return pictures_of(self.prompt.messages)
 
 
 class RoleClient(Protocol):

@@ -144,3 +144,9 @@ def are_tools(tools: object) -> bool:
 def _is_tool(tool: object) -> bool:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     return isinstance(tool, str) or (isinstance(function, Mapping) and isinstance(function.get("name"), str))
+
+
+def pictures_of(messages: Sequence[Message]) -> list[Picture]:
+    """Return the pictures in messages, in the order in which they are rendered."""
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return [part["image"] for content in contents for part in content if part.get("type") == "image"]

@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from rlkit.base.errors import show
 from rlkit.interfaces.runtime import RunPart
@@ -46,6 +46,9 @@ class ParsedTurn:
 
 class ToolParser(RunPart):
     """Reads the calls in a turn's text, which has its special tokens, but not the token that ended the turn."""
+
+    generality: ClassVar[int] = 0
+    """Of parsers that detect the same template, that with the least is taken."""
 
     @classmethod
     @abstractmethod

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from rlkit.interfaces.parser import ToolParser
-from rlkit.parsers.deepseek import DeepSeekParser
-from rlkit.parsers.gemma import GemmaParser
-from rlkit.parsers.glm import GlmParser
-from rlkit.parsers.harmony import HarmonyParser
 from rlkit.parsers.hermes import HermesParser
-from rlkit.parsers.lfm import LfmParser
-from rlkit.parsers.llama_json import LlamaJsonParser
-from rlkit.parsers.mistral import MistralParser
-from rlkit.parsers.pythonic import PythonicParser
-from rlkit.parsers.qwen_coder import QwenCoderParser
-
-_MOST_SPECIFIC_FIRST: tuple[type[ToolParser], ...] = (
-    DeepSeekParser,
-    MistralParser,
-    GlmParser,
-    GemmaParser,
-    HarmonyParser,
-    LfmParser,
-    QwenCoderParser,
-    HermesParser,
-    PythonicParser,
-    LlamaJsonParser,
-)
+from rlkit.registry.shelf import shelf_parts
 
 
 def detect(template: str) -> type[ToolParser] | None:
-    """Return rlkit's parser for the calls that a chat template (Jinja source) prescribes; None if there is none."""
-    return next((parser for parser in _MOST_SPECIFIC_FIRST if parser.detects(template)), None)
+    """Return rlkit's parser for the calls that a chat template (Jinja source) prescribes; None if there is none.
+
+    Of several the least general one is taken.
+    """
+    parsers: list[type[ToolParser]] = [HermesParser, *(part for part in shelf_parts() if issubclass(part, ToolParser))]
+    detecting = [parser for parser in parsers if parser.detects(template)]
+    return min(detecting, key=lambda parser: parser.generality, default=None)

@@ -14,6 +14,8 @@ _ARGUMENTS = re.compile(r'"arguments\\?"')  # a backslash where the template's o
 class HermesParser(ToolParser):
     """Reads `<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>`, as Hermes, Qwen 2.5 and Qwen 3 write it."""
 
+    generality = 1
+
     @classmethod
     def detects(cls, template: str) -> bool:
         return "<tool_call>" in template and _ARGUMENTS.search(template) is not None

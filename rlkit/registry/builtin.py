@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from rlkit.hooks import Register, hookimpl
+from rlkit.hooks import Register, hookimpl, kinds_of
 from rlkit.registry.shelf import shelf_parts
 
 PACKAGE = Path(__file__).parents[1]
@@ -21,7 +21,8 @@ PACKAGES = (
 def rlkit_register(register: Register) -> None:
     modules = [import_module(f"rlkit.{package}") for package in PACKAGES]
     parts: list[type] = [getattr(module, name) for module in modules for name in module.__all__]
-    for part in sorted([*parts, *shelf_parts()], key=lambda part: part.__name__):
+    parts += [part for part in shelf_parts() if kinds_of(part)]
+    for part in sorted(parts, key=lambda part: part.__name__):
         register(part)
 
 

@@ -8,18 +8,34 @@ as its entry points. For recipes, scripts and saved runs they have the same path
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
+from rlkit.base.errors import PluginError
 from rlkit.base.installed import PARTS, comes_with_rlkit, entry_points
 from rlkit.hooks import kinds_of
 
+T = TypeVar("T")
+
 
 def shelf_parts() -> Iterator[type]:
-    """Import the packages that come with rlkit, in the order of their names; yield the parts that they register."""
+    """Import the packages that come with rlkit, in the order of their names; yield the classes that they register."""
     for entry in sorted(entry_points(PARTS), key=lambda entry: entry.name):
         if comes_with_rlkit(entry):
             parts: list[type] = []
             entry.load().rlkit_register(parts.append)
             yield from parts
+
+
+def provider(interface: type[T]) -> type[T]:
+    """Return the class that a package of the shelf registers for an interface which no recipe names.
+
+    Raises:
+        PluginError: The package is not part of this installation.
+    """
+    for cls in shelf_parts():
+        if issubclass(cls, interface):
+            return cls
+    raise PluginError(f"no package that comes with rlkit provides {interface.__name__}; install rlkit again")
 
 
 def attribute_of(kind: str) -> Callable[[str], type]:

@@ -19,20 +19,18 @@ from rlkit.base.folders import remove
 from rlkit.base.names import source_name
 from rlkit.base.tasks import cancel
 from rlkit.base.text import part_name, safe
-from rlkit.gateway.chat import ChatCompletions
-from rlkit.gateway.forest import Sample
-from rlkit.gateway.server import MODEL, Gateway
-from rlkit.gateway.session import AgentSession, SessionLimits
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
+from rlkit.interfaces.content import pictures_of
+from rlkit.interfaces.gateway import MODEL, Gateway, GatewaySession, Sample, SessionLimits
 from rlkit.interfaces.parser import ParsedTurn, ToolParser, parse_after_thinking
 from rlkit.media import Media, Rendered
 from rlkit.parsers.arguments import with_types
 from rlkit.recipe import ConversationLimits
+from rlkit.registry.shelf import provider
 from rlkit.rollout.collect import ConversationSetup, ask_engine
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
 from rlkit.rollout.loop import warn_on_stderr
-from rlkit.rollout.rendering import pictures_of
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, JsonObject, Message, Prompt, Request, SampleKey, StopReason, Trajectory
 
@@ -134,7 +132,7 @@ class TemplateBackend:
 class SessionClient:
     """An agent's way to its session."""
 
-    def __init__(self, session: AgentSession, url: str, speaker: int = 0) -> None:
+    def __init__(self, session: GatewaySession, url: str, speaker: int = 0) -> None:
         self.url = url
         self.key = session.id
         self.model = MODEL
@@ -146,14 +144,7 @@ class SessionClient:
         self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), max_tokens: int | None = None
     ) -> Message:
         """Return the policy's next message, as OpenAI's chat completions have it."""
-        dialect = ChatCompletions()
-        body = {"model": MODEL, "messages": list(messages), "tools": list(tools), "max_tokens": max_tokens}
-        request = dialect.read(body, self.session.conversation)
-        request.speaker = self.speaker
-        with self.session.admission.request():
-            answer = await self.session.answer(request)
-        message: Message = dialect.write(answer, request)["choices"][0]["message"]
-        return message
+        return await self.session.chat(messages, tools, max_tokens, self.speaker)
 
     def role(self, name: str) -> SessionRole:
         """Return a new conversation in a role."""
@@ -211,7 +202,7 @@ class AgentHost:
         self.dialogue = dialogue
         self.limits = limits
         self.note = note
-        self.gateway = Gateway()
+        self.gateway = provider(Gateway)()  # type: ignore[type-abstract]
         self._problems: set[str] = set()
         self._root: Path | None = None
 
@@ -256,8 +247,8 @@ class AgentHost:
         seconds = min(limit for limit in (self.agent.timeout, self.limits.seconds) if limit is not None)
         seed = SampleKey(key.seed, key.step, key.prompt, 0).hash()
         result, client = await self._run(AgentTask(prompt, folder, seed), backend, limits, seconds)
-        session, samples = client.session, client.session.forest.samples()
-        counts = {**session.counts, "agent_failed": int(result.status != 0), "forks": session.forest.forks}
+        session, samples = client.session, client.session.samples()
+        counts = {**session.counts, "agent_failed": int(result.status != 0), "forks": session.forks}
         trajectory = self._trajectory(prompt, samples, counts)
         _assign_roles(trajectory, samples, client.roles)
         trajectory.agent = {"folder": str(folder), "status": result.status, "output": result.output}

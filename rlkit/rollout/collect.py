@@ -14,6 +14,7 @@ from rlkit.base.deadlines import deadline, queued
 from rlkit.base.errors import RecipeError, RolloutError, explain
 from rlkit.base.tasks import run_concurrently, run_first
 from rlkit.base.text import tokens_until
+from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.media import Media, Rendered
 from rlkit.recipe.rollout import sampling_of_row
@@ -21,7 +22,7 @@ from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.gate import Gate, remainder
 from rlkit.rollout.participants import Participants, ParticipantSession
-from rlkit.rollout.rendering import TokenCodec, pictures_of
+from rlkit.rollout.rendering import TokenCodec
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Tools, Trajectory

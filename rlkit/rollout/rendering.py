@@ -15,7 +15,6 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.limits import OverdueError, memory_limit, time_limit
 from rlkit.interfaces.model import Tokenizer
 from rlkit.interfaces.parser import MARKS, opened_thinking
-from rlkit.interfaces.picture import Picture
 from rlkit.types import JsonObject, Message, Tools
 
 V = TypeVar("V")
@@ -230,12 +229,6 @@ class Renderer:
                 "another model"
             ) from error
         return cast(str, text)
-
-
-def pictures_of(messages: Sequence[Message]) -> list[Picture]:
-    """Return the pictures in messages, in the order in which they are rendered."""
-    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
-    return [part["image"] for content in contents for part in content if part.get("type") == "image"]
 
 
 def texts_of(message: Message) -> list[str]:

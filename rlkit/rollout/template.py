@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from rlkit.base.errors import RecipeError
+from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.model import Tokenizer
 from rlkit.media import Rendered
 from rlkit.rollout.pictures import PictureReader, RenderedCache
@@ -18,7 +19,6 @@ from rlkit.rollout.rendering import (
     any_of,
     common_length,
     find_end,
-    pictures_of,
     texts_of,
 )
 from rlkit.types import JsonObject, Message, Tools

@@ -3,5 +3,5 @@
 What belongs here: launching processes (`launch`), training until the last step, a signal or a failure (`fit`,
 `session`, `validator`, `ending`), the other ranks (`peers`), and every file of the run folder (`folder`, `record`,
 `metrics_log`, `rows`, `answers`, `lock`). What does not: how a step trains (`rlkit.train`), how a store of checkpoints
-is laid out (`rlkit.models.store`), and how a run is displayed (`rlkit.cli.views.display`).
+is laid out (`rlkit.models.store`), and how a run is displayed (`rlkit.cli.display`).
 """

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rlkit.base.errors import shorten
 from rlkit.base.text import redact
+from rlkit.records.folder import json_lines, write_atomically
+from rlkit.records.rows import as_row
+from rlkit.records.validation_metrics import GradedCompletion
 from rlkit.run.evaluate import Evaluation
-from rlkit.run.folder import json_lines, write_atomically
-from rlkit.run.rows import as_row
-from rlkit.run.validation_metrics import GradedCompletion
 from rlkit.types import JsonObject
 
 MAX_COMPONENTS = 100

@@ -11,8 +11,8 @@ from rlkit.interfaces.callback import RunEnd
 from rlkit.models.save import model_card, save_policy
 from rlkit.models.source import merge_overrides, source_of
 from rlkit.models.weights import full_state_dict
-from rlkit.run.folder import AVERAGE, write_atomically
-from rlkit.run.outcome import verdict_on
+from rlkit.records.folder import AVERAGE, write_atomically
+from rlkit.records.verdict import verdict_on
 from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
 from rlkit.train.setup import TrainContext

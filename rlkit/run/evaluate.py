@@ -15,11 +15,7 @@ from rlkit.ops.groups import pairs
 from rlkit.ops.masked import last_of
 from rlkit.ops.statistics import paired_p_value, sign_test
 from rlkit.recipe import Recipe, Validation
-from rlkit.rollout.collate import collate
-from rlkit.rollout.collect import collect
-from rlkit.rollout.recorded import check_recorded, recorded_group
-from rlkit.rollout.service import RolloutService
-from rlkit.run.validation_metrics import (
+from rlkit.records.validation_metrics import (
     Accuracies,
     GradedCompletion,
     by_prompt,
@@ -27,6 +23,10 @@ from rlkit.run.validation_metrics import (
     order_metrics,
     rewards_by_prompt,
 )
+from rlkit.rollout.collate import collate
+from rlkit.rollout.collect import collect
+from rlkit.rollout.recorded import check_recorded, recorded_group
+from rlkit.rollout.service import RolloutService
 from rlkit.train.microbatch import forward_in_micro_batches
 from rlkit.train.sampling import score_group
 from rlkit.types import Prompt, RolloutBatch, Sampling, Score, Trajectory

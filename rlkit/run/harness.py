@@ -22,8 +22,8 @@ from rlkit.base.installed import extra_command
 from rlkit.models.load import is_reward_model
 from rlkit.models.source import locate
 from rlkit.recipe import Model
+from rlkit.records.folder import json_lines, write_atomically
 from rlkit.run.checkpoint.export import export
-from rlkit.run.folder import json_lines, write_atomically
 from rlkit.types import JsonObject
 
 CPU_BATCH_SIZE = 8

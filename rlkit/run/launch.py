@@ -13,18 +13,17 @@ import torch
 from lightning.fabric import Fabric
 
 from rlkit.base.errors import CheckpointError, RecipeError
-from rlkit.base.files import check_run_folder
 from rlkit.base.text import safe
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.ranks import Ranks
-from rlkit.models.checkpoint_schema import MANIFEST
 from rlkit.models.checkpoints import CheckpointRef, newest_intact, open_checkpoint
 from rlkit.models.store import Store
 from rlkit.recipe import Recipe
+from rlkit.records.folder import default_folder, home_of, output_path
 from rlkit.registry import Registry
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.fit import fit
-from rlkit.run.folder import RunFolder, default_folder, output_path
+from rlkit.run.folder import RunFolder
 from rlkit.run.lock import Lock
 from rlkit.run.outcome import Outcome, Replay, Reporter
 from rlkit.run.record import RunRecord
@@ -125,20 +124,6 @@ def _exit_without_launcher(launcher: str, joined: threading.Event) -> None:
         print(f"error: process {safe(launcher)}, which started this rank, has ended", file=sys.stderr, flush=True)
     finally:
         os._exit(1)
-
-
-def home_of(location: str) -> Path | None:
-    """Return the run folder that a location to resume from is, or is in; None if there is no such folder.
-
-    Raises:
-        RecipeError: The folder leads elsewhere.
-    """
-    for folder in (Path(location), *Path(location).parents[:2]):
-        is_checkpoint = os.path.exists(folder / MANIFEST)  # not a run folder, even if it holds a recipe
-        if os.path.isfile(folder / "recipe.yaml") and not is_checkpoint:
-            check_run_folder(folder)
-            return folder
-    return None
 
 
 def _check_store(recipe: Recipe) -> None:

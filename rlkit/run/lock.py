@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.files import check_run_folder
-from rlkit.run.folder import make_private
+from rlkit.records.folder import make_private
 
 FILE = "lock"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)

@@ -15,11 +15,11 @@ from pathlib import Path
 from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.text import part_name, redact_arguments
 from rlkit.interfaces.callback import LoggedRun, Logger
-from rlkit.run.alarms import RewardHistory
+from rlkit.records.folder import write_atomically
+from rlkit.records.rewards import RewardHistory
+from rlkit.records.rows import read_lines
 from rlkit.run.answers import answers_to_log
 from rlkit.run.evaluate import Evaluation
-from rlkit.run.folder import write_atomically
-from rlkit.run.rows import read_lines
 
 OPEN_SECONDS = 60.0
 """How long a run waits for a logger to open before it starts without it; the logger may still open later."""

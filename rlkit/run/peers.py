@@ -19,7 +19,7 @@ from rlkit.base.errors import RankError, explain
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.text import redact, safe
 from rlkit.distributed.ranks import Ranks
-from rlkit.run.folder import write_atomically
+from rlkit.records.folder import write_atomically
 from rlkit.types import JsonObject
 
 COLLECTIVE = re.compile(r"gloo|nccl|processgroup|tcpstore|connection (closed|reset)|\bc10d\b", re.IGNORECASE)

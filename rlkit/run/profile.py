@@ -13,7 +13,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from rlkit.run.folder import of_rank, write_atomically
+from rlkit.records.folder import of_rank, write_atomically
 from rlkit.train.metrics import NVTX
 
 ALLOCATIONS = 100_000

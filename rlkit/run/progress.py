@@ -10,7 +10,8 @@ from rlkit.base.errors import RecipeError, TrainingError, shorten
 from rlkit.base.text import part_name
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
-from rlkit.run.alarms import Alarms, RewardHistory, advice_on_prompts
+from rlkit.records.rewards import RewardHistory, advice_on_prompts
+from rlkit.run.alarms import Alarms
 from rlkit.run.preflight.reward_checks import RewardChecks
 
 MAX_STALLED = 3

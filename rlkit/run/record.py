@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 from rlkit.base.errors import RankError, explain, shorten
 from rlkit.base.text import redact
+from rlkit.records.folder import as_data
+from rlkit.records.verdict import next_command
 from rlkit.run.checkpoint.write import Writer
-from rlkit.run.folder import RunFolder, as_data
-from rlkit.run.outcome import Outcome, Reporter, WarningKeeper, next_command
+from rlkit.run.folder import RunFolder
+from rlkit.run.outcome import Outcome, Reporter, WarningKeeper
 
 
 @dataclass

@@ -18,13 +18,14 @@ from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Profile, Recipe
-from rlkit.run.alarms import RewardHistory
+from rlkit.records.folder import as_data
+from rlkit.records.rewards import RewardHistory
+from rlkit.records.verdict import Metrics
 from rlkit.run.checkpoint.resume import lacks_optimizer, load, rollout_differences, validation_options, watched
 from rlkit.run.checkpoint.state import numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
-from rlkit.run.folder import as_data
 from rlkit.run.metrics_log import MetricsLog, open_loggers
-from rlkit.run.outcome import Metrics, Replay
+from rlkit.run.outcome import Replay
 from rlkit.run.preflight import memory
 from rlkit.run.preflight.picture_check import check_pictures
 from rlkit.run.preflight.start import preflight

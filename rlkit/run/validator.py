@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rlkit.interfaces.callback import ValidationEnd
+from rlkit.records.validation_metrics import Accuracies
+from rlkit.records.verdict import Metrics
 from rlkit.run.answers import write_answers
 from rlkit.run.evaluate import evaluate
 from rlkit.run.metrics_log import MetricsLog
-from rlkit.run.outcome import Metrics
 from rlkit.run.progress import Progress
 from rlkit.run.record import RunRecord
-from rlkit.run.validation_metrics import Accuracies
 from rlkit.train.setup import TrainContext
 
 

@@ -17,7 +17,7 @@ from rlkit.distributed.ranks import Ranks
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
 from rlkit.ops.statistics import Moments, repeated_ngrams
-from rlkit.train.sources import MAX_SOURCES, source_of
+from rlkit.records.sources import MAX_SOURCES, source_of
 from rlkit.types import Prompt, StopReason, TrainBatch, Trajectory
 
 Totals = dict[str, list[float]]

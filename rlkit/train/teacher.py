@@ -21,12 +21,12 @@ from rlkit.media import Media, MediaSegment, Rendered
 from rlkit.ops.logps import MIN_PROB
 from rlkit.ops.masked import masked_sum, span_sums
 from rlkit.recipe import Teacher
+from rlkit.records.sources import source_of
 from rlkit.rollout.collate import collate
 from rlkit.rollout.rendering import TokenCodec
 from rlkit.train.logps import columns_of, frozen_logps, frozen_top
 from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext
-from rlkit.train.sources import source_of
 from rlkit.types import Batch, RolloutBatch, Trajectory
 
 

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.base.garbage import lasting
 from rlkit.engines import TorchEngine
@@ -32,7 +33,6 @@ from rlkit.rollout.conversation import Limits
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Prompt, Request, Sampling, StopReason, Trajectory
 from tests.bench.step_costs import conversations, instant_engine, tiny
 

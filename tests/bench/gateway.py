@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import torch
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.engines import TorchEngine
 from rlkit.interfaces.agent import Agent, AgentClient, AgentResult, AgentTask
@@ -34,7 +35,6 @@ from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.participants import Participants
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, StopReason, Trajectory
 from tests.bench.conversations import Stopping
 

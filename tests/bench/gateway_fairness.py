@@ -116,13 +116,14 @@ async def latencies(port: int, keys: list[str], seconds: float) -> tuple[float, 
 
 async def compare(seconds: float, attacks: list[str]) -> None:
     """Measure the eight sessions without and with each attack."""
-    from rlkit.gateway.server import Gateway
-    from rlkit.gateway.session import SessionLimits
+    from rlkit_agents.server import ChatGateway
+    from rlkit_authors.models import build_tokenizer
+
+    from rlkit.interfaces.gateway import SessionLimits
     from rlkit.rollout.agents import TemplateBackend
     from rlkit.rollout.collect import BusyTimer
     from rlkit.rollout.conversation import Limits
     from rlkit.rollout.dialogue import Dialogue
-    from rlkit.testing.models import build_tokenizer
     from rlkit.types import SampleKey, Sampling
 
     tokenizer = build_tokenizer()
@@ -132,7 +133,7 @@ async def compare(seconds: float, attacks: list[str]) -> None:
         engine=SlowEngine(), gate=None, timer=BusyTimer(), sampling=Sampling(max_tokens=8),
         limits=Limits(context=CONTEXT), template=dialogue.template,
     )  # fmt: skip
-    gateway = Gateway()
+    gateway = ChatGateway()
     await gateway.start()
 
     def key(index: int) -> str:

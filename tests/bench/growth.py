@@ -138,7 +138,8 @@ def rows(size: int, folder: Path) -> float:
 
 def sessions(size: int, folder: Path) -> float:
     """Measure the gateway, its client included, by sessions of three turns at once."""
-    from rlkit.testing.models import build_tokenizer
+    from rlkit_authors.models import build_tokenizer
+
     from tests.bench.gateway import Instant, play
 
     return asyncio.run(play(Instant(), build_tokenizer(), True, 0, sessions=size))[0]

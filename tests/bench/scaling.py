@@ -144,7 +144,7 @@ def validate() -> None:
 
 def _run(ranks: int) -> tuple[dict[str, float], Workload]:
     """Return the seconds of a run's steps, the cores that other processes left it, and conversations like its own."""
-    from rlkit.run.rows import read_rows
+    from rlkit.records.rows import read_rows
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"

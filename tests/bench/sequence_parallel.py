@@ -41,6 +41,7 @@ class Peak(threading.Thread):
 def measure(tokens: int, ranks: int, recompute: bool) -> None:
     """Print the memory of all ranks at the peak over before, in MiB, and the seconds, as JSON on the first rank."""
     import torch
+    from rlkit_authors.models import random_model
 
     from rlkit import recipe as sections
     from rlkit.base.garbage import reuse_memory
@@ -49,7 +50,6 @@ def measure(tokens: int, ranks: int, recompute: bool) -> None:
     from rlkit.models.actor import Actor
     from rlkit.recipe import Train
     from rlkit.run.preflight.memory import rss_mb
-    from rlkit.testing.models import random_model
     from rlkit.train.models import Placer
 
     strategy = sections.FSDP2(sequence_parallel=ranks)

@@ -11,12 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.base.errors import EngineError, RecipeError, RolloutError
 from rlkit.engines import TorchEngine
 from rlkit.engines.torch.structure import StructureMatcher
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason, Structure
 from tests.candidates import logps_over_candidates
 from tests.contract.test_torch_engine import PROMPTS, ask, bound, engine_of, model, request

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 from transformers import GenerationConfig
 
 from rlkit.base.errors import EngineError
@@ -27,7 +28,6 @@ from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora, base_model
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
 from tests.events import Gate, until
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_agents.forest import Forest
 
 from rlkit.engines import TorchEngine
-from rlkit.gateway.forest import Forest
 from tests.conftest import read_jsonl
 from tests.flow.test_agents import ASK, SHORT, agent_file, command_agent, python_agent, read_command
 from tests.flow.test_conversations import fit

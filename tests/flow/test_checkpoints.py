@@ -159,7 +159,7 @@ def test_a_run_in_progress_is_not_resumed_beside_itself(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_or_damaged_is_refused(tmp_path: Path) -> None:
-    from rlkit.testing.models import save_random_model
+    from rlkit_authors.models import save_random_model
 
     model = save_random_model(tmp_path / "model")
     assert rlkit_in_process(*BASE, "--out=run", f"--model.path={model}", cwd=tmp_path).returncode == 0

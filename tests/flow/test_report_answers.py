@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.run.folder import json_lines
-from rlkit.run.rows import as_row
+from rlkit.records.folder import json_lines
+from rlkit.records.rows import as_row
 from rlkit.types import Score, Trajectory
 from tests.flow.browser import Tab
 from tests.flow.test_report_page import click, page, tab, text, written  # noqa: F401 (fixtures)
-from tests.unit.cli.test_report import HOSTILE, trajectory, write_run
+from tests.run_folders import HOSTILE, trajectory, write_run
 
 pytestmark = pytest.mark.slow
 

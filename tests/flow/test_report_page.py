@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rlkit_report.server import Pages, ReportServer
 
 from rlkit.cli.main import main
-from rlkit.cli.views.runs import RunFiles
-from rlkit.cli.views.server import Pages, ReportServer
+from rlkit.records.files import RunFiles
+from rlkit.records.rows import as_row
 from rlkit.run.folder import RunFolder
-from rlkit.run.rows import as_row
 from rlkit.types import Fork
 from tests.flow.browser import Tab, chromium
-from tests.unit.cli.test_report import HOSTILE, trajectory, write_run
+from tests.run_folders import HOSTILE, trajectory, write_run
 
 pytestmark = pytest.mark.slow
 

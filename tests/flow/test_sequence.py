@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import save_random_model
 from torch import Tensor
 
-from rlkit.testing.models import save_random_model
 from tests import forks
 from tests.conftest import read_jsonl, rlkit
 from tests.flow.ddp_gradients import LENGTHS

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlkit.cli.views.compare import compare
 from rlkit.models.load import load_policy
 from rlkit.recipe import Model
+from rlkit.records.comparison import compare
 from tests import forks
 from tests.conftest import read_jsonl, rlkit, rlkit_in_process, write_plugin
 

@@ -12,7 +12,7 @@ from tests.gates.trees import tree_of
 CLIENTS = ("urllib.request", "urllib3", "http.client", "httpx", "requests", "aiohttp", "websockets")
 HTTP = {
     "rlkit/base/retry.py": "the client",
-    "rlkit/gateway/server.py": "a server",
+    "plugins/rlkit-agents/src/rlkit_agents/server.py": "a server",
     "plugins/rlkit-engine-http/src/rlkit_engine_http/__main__.py": "a server",
     "plugins/rlkit-engine-http/src/rlkit_engine_http/server.py": "a server",
     "plugins/rlkit-tinker/src/rlkit_tinker/server/app.py": "a server",
@@ -25,6 +25,9 @@ HTTP = {
 ROOMS = (
     "rlkit/run/",
     "rlkit/cli/",
+    "rlkit/records/",
+    "plugins/rlkit-authors/src/",
+    "plugins/rlkit-report/src/",
     "rlkit/tasks/",
     "rlkit/rewards/",
     "rlkit/api.py",
@@ -35,12 +38,13 @@ ROOMS = (
 FILES = {
     "rlkit/cli/docs.py": "rlkit's own pages",
     "rlkit/cli/parsing/reader.py": "a recipe that the user names",
-    "rlkit/cli/plugins.py": "rlkit's own examples",
+    "plugins/rlkit-authors/src/rlkit_authors/conformance.py": "the first line of a plugin's recipe",
+    "plugins/rlkit-authors/src/rlkit_authors/plugins.py": "rlkit's own examples",
     "rlkit/cli/recipe.py": "a recipe that the user names",
-    "rlkit/cli/report.py": "the first bytes of the report that --out replaces",
-    "rlkit/cli/scaffold.py": "rlkit's own templates",
+    "plugins/rlkit-report/src/rlkit_report/report.py": "the first bytes of the report that --out replaces",
+    "plugins/rlkit-authors/src/rlkit_authors/scaffold.py": "rlkit's own templates",
     "rlkit/cli/streams.py": "the null device",
-    "rlkit/cli/views/page.py": "rlkit's own page",
+    "plugins/rlkit-report/src/rlkit_report/page.py": "rlkit's own page",
     "rlkit/loggers.py": "the columns of the run's own CSV file",
     "rlkit/run/checkpoint/scan.py": "an export that rlkit has just written",
     "rlkit/run/lock.py": "the lock, with O_NOFOLLOW",

@@ -31,6 +31,7 @@ FLOORS = [
     {"hooks", "commands", "optimizers", "schedules", "registry", "recipe"},
     {"distributed"},
     {"models"},
+    {"records"},
     {
         "advantages",
         "curricula",
@@ -44,9 +45,8 @@ FLOORS = [
         "engines",
         "loggers",
     },
-    {"gateway"},
     {"agents"},
-    {"rollout", "testing"},
+    {"rollout"},
     {"data"},
     {"train"},
     {"run"},
@@ -62,13 +62,19 @@ OWNERS = {
 }
 
 
-PUBLIC = {"agents", "base", "distributed", "hooks", "interfaces", "media", "models", "ops", "registry", "types"}
+PUBLIC = {
+    *("__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "loggers", "media"),
+    *("models", "ops", "parsers", "recipe", "records", "registry", "tools", "types"),
+}
 """Rooms from which the shelf may import."""
+FOR_VERBS = {
+    *("rlkit.cli.checkpoint", "rlkit.cli.display", "rlkit.cli.parsing.parser", "rlkit.cli.views.installed"),
+    *("rlkit.run.rescore", "rlkit.run.signals"),
+}
+"""What verbs may import besides: options with a recipe, printing, signals, and rewards without a policy."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-NOT_YET = ["rlkit/cli/views/reward.py imports rlkit_math.answers"]
-"""What the core still imports of the shelf."""
-MOST_CORE_LINES = 35_400
+MOST_CORE_LINES = 30_800
 """It may only fall; the aim is 25,000."""
 
 
@@ -128,7 +134,7 @@ def test_a_floor_imports_only_lower_floors() -> None:
 def test_the_core_imports_nothing_of_the_shelf() -> None:
     """Not by the paths that parts of the shelf have for recipes and scripts, either."""
     wrong = []
-    for path in CORE:
+    for path in set(CORE) - {ROOT / "rlkit" / "testing.py"}:  # a path for plugins, which the core does not import
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and node.module in SERVED:
                 own = vars(import_module(node.module)).keys()
@@ -137,15 +143,15 @@ def test_the_core_imports_nothing_of_the_shelf() -> None:
         wrong += [
             f"{path.relative_to(ROOT)} imports {module}"
             for module in imports(path)
-            if module.partition(".")[0] in SHELF
+            if module.partition(".")[0] in SHELF or module == "rlkit.testing"
         ]
-    assert wrong == NOT_YET
+    assert not wrong
 
 
 def test_the_shelf_imports_public_rooms_alone() -> None:
     wrong = []
     for path in set(SHIPPED) - set(CORE):
-        rooms = {room(module) for module in imports(path) if module.startswith("rlkit.")}
+        rooms = {room(module) for module in imports(path) if module.startswith("rlkit.") and module not in FOR_VERBS}
         wrong += [f"{path.relative_to(ROOT)} imports rlkit.{name}" for name in rooms - PUBLIC]
     assert not wrong
 

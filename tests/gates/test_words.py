@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.gates.picture import PICTURE, picture
-from tests.gates.test_gates import imports
 from tests.gates.trees import SHIPPED, tree_of
 
 SOURCES = [*(ROOT / "rlkit").rglob("*.py"), *(ROOT / "plugins").glob("*/src/**/*.py")]
@@ -93,8 +92,7 @@ PLACEHOLDERS = {
 """Names that do not say what they hold."""
 MAX_PLACEHOLDERS, MAX_WALRUSES = 3, 40
 """Placeholders in 1,000 names that are bound, and assignment expressions in all of the code."""
-MAX_PARAMETERS, MAX_METHODS = 6, 15
-
+MAX_PARAMETERS = 6
 DEFINED_TWICE = {"Recipe"}  # that of Python (`rlkit.Recipe`) and that of a file, with objects in it
 
 
@@ -146,16 +144,12 @@ def test_names_say_what_they_hold() -> None:
 
 
 def too_many(tree: ast.AST) -> Iterator[str]:
-    """Yield the functions with too many parameters and the classes with too many methods.
+    """Yield the functions with too many parameters.
 
     The options of a part, its constructor's parameters, are no parameters in this sense: a recipe names them.
     """
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            methods = sum(isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) for member in node.body)
-            if methods > MAX_METHODS:
-                yield f"{node.name} has {methods} methods"
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__":
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__":
             arguments = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             count = len(arguments) - (arguments[:1] in (["self"], ["cls"]))
             of_autograd = arguments[:1] == ["ctx"]  # those of the function that it differentiates
@@ -163,7 +157,7 @@ def too_many(tree: ast.AST) -> Iterator[str]:
                 yield f"{node.name} has {count} parameters"
 
 
-def test_functions_have_few_parameters_and_classes_few_methods() -> None:
+def test_functions_have_few_parameters() -> None:
     wrong = {str(path.relative_to(ROOT)): list(too_many(tree_of(path))) for path in (ROOT / "rlkit").rglob("*.py")}
     assert {path: problems for path, problems in wrong.items() if problems} == {}
 
@@ -191,7 +185,7 @@ def count_any(tree: ast.AST) -> int:
 
 def test_any_stands_in_few_lines() -> None:
     """At most 2.5 in 1,000 lines: what is not read is an `object`, what is has a type or a Protocol."""
-    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "rlkit").rglob("*.py")}
+    texts = {path: path.read_text(encoding="utf-8") for path in SHIPPED}
     counts = Counter({str(path): count_any(tree_of(path)) for path in texts})
     lines = sum(text.count("\n") for text in texts.values())
     assert counts.total() <= 2.5 * lines / 1000, counts.most_common(10)
@@ -209,7 +203,7 @@ def rooms() -> dict[str, list[Path]]:
 def test_rooms_are_few_and_of_a_size_that_means_something() -> None:
     sizes = {room: sum(not path.stem.startswith("__") for path in modules) for room, modules in rooms().items()}
     assert len(sizes) <= 29
-    assert {room: size for room, size in sizes.items() if size and not 3 <= size <= 20} == {}
+    assert {room: size for room, size in sizes.items() if size and size < 3} == {}
 
 
 def test_a_room_says_what_belongs_there_and_what_does_not() -> None:
@@ -219,27 +213,6 @@ def test_a_room_says_what_belongs_there_and_what_does_not() -> None:
         if room != "rlkit"
     }
     assert [room for room, text in texts.items() if len(text.splitlines()) < 3] == []
-
-
-def test_few_rooms_import_one_another() -> None:
-    """The modules directly in `rlkit` are its vocabulary and its small kinds: no room."""
-    names = rooms()
-    arrows = set()
-    for room, modules in names.items():
-        for module in (module for path in modules for module in imports(path)):
-            parts = module.split(".")
-            other = next((o for o in (".".join(parts[:n]) for n in range(len(parts), 0, -1)) if o in names), "rlkit")
-            if other not in (room, "rlkit") and room != "rlkit":
-                arrows.add((room, other))
-    assert len(arrows) <= 150, len(arrows)
-
-
-def test_names_of_tests_have_at_most_60_characters() -> None:
-    texts = [
-        path.read_text(encoding="utf-8")
-        for path in (*(ROOT / "tests").rglob("*.py"), *ROOT.glob("plugins/*/tests/*.py"))
-    ]
-    assert [name for text in texts for name in re.findall(r"def (test_\w{56,})", text)] == []
 
 
 def test_the_picture_of_the_rooms_is_current() -> None:
@@ -255,9 +228,7 @@ def test_the_gates_find_what_they_look_for() -> None:
     tree = ast.parse('class Run:\n    """Gives what it was told."""\n    tries: Any\n    def meet(self) -> Any: ...\n')
     assert list(definitions(tree)) == [("", "Run"), ("Run", "tries"), ("Run", "meet")]
     assert count_any(tree) == 2
-    methods = "".join(f"    def m{i}(self): ...\n" for i in range(16))
-    large = ast.parse(f"class Large:\n{methods}\ndef f(a, b, c, d, e, *, f, g): ...\n")
-    assert list(too_many(large)) == ["Large has 16 methods", "f has 7 parameters"]
+    assert list(too_many(ast.parse("def f(a, b, c, d, e, *, f, g): ..."))) == ["f has 7 parameters"]
     assert public_classes({"a.py": tree, "b.py": tree}) == {"Run": ["a.py", "b.py"]}
     bindings = ast.parse("for found, x in y: z = lambda known: (kept := 1)")
     assert sorted(bound_names(bindings)) == ["found", "kept", "known", "x", "z"]

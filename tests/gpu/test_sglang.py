@@ -14,13 +14,13 @@ import torch
 
 pytest.importorskip("sglang")
 
+from rlkit_authors.models import build_tokenizer
 from rlkit_servers.sglang.engine import SGLangEngine
 from rlkit_servers.sglang.launch import Launch
 from rlkit_servers.states import ServerState
 
 from rlkit.models.weights import PolicyWeights
 from rlkit.testing import random_model, save_random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Request, SampleKey, Sampling
 from tests.conftest import FAST, read_jsonl, rlkit
 

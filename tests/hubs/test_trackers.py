@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rlkit_trackers.loggers import ClearML, SwanLab
 
 from rlkit.cli.main import main
 from rlkit.interfaces.callback import LoggedRun, Logger
-from rlkit.loggers import ClearML, SwanLab
 from rlkit.run.metrics_log import open_loggers
 from tests.conftest import FAST, ROOT, read_jsonl
 
@@ -66,7 +66,7 @@ def test_swanlab_writes_to_the_run_folder(tmp_path: Path) -> None:
 def test_trackers_do_not_store_credentials_of_the_command(tmp_path: Path) -> None:
     """SwanLab reads the command line from the kernel, ClearML from a thread of its own."""
     code = (
-        "from pathlib import Path\nfrom rlkit.loggers import *\nfrom tests.hubs.test_trackers import log\n"
+        "from pathlib import Path\nfrom rlkit_trackers.loggers import *\nfrom tests.hubs.test_trackers import log\n"
         "for logger in (SwanLab(offline=True), ClearML('adds', 'sums', offline=True)):\n"
         f"    log(logger, Path({str(tmp_path)!r}), range(1, 2))"
     )

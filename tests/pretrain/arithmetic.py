@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlkit.testing.models import build_tokenizer
+from rlkit_authors.models import build_tokenizer
 
 
 def build_model(tokenizer: Any) -> Any:

@@ -13,9 +13,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlkit_authors.models import build_tokenizer
+
 from rlkit.interfaces.picture import Picture
 from rlkit.tasks.pictures import COLOURS, Pictures, Scene, scenes
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Row
 from tests.pretrain.arithmetic import arguments
 

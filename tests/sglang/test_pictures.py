@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rlkit_authors.vision_models import save_random_vision_model
 
 from rlkit.data.data import picture_reader
 from rlkit.engines import SGLangServer
@@ -20,7 +21,6 @@ from rlkit.models.load import load_policy, load_tokenizer, stop_ids
 from rlkit.models.vision import backbone_of, picture_inputs
 from rlkit.recipe import Model, Vision
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.vision_models import save_random_vision_model
 from rlkit.types import Completion, Message, Request, SampleKey, Sampling
 from tests.conftest import read_jsonl, rlkit
 from tests.served import RETRY, Trainer

@@ -89,8 +89,8 @@ def rows_of(folder: Path) -> list[dict[str, float]]:
 def test_the_loop_of_the_page_learns_its_sentence(served: ServedTiny) -> None:
     page = (ROOT / "rlkit" / "docs" / "tinker.md").read_text(encoding="utf-8")
     [script] = re.findall(r"```python\n(.*?)```", page, re.S)
-    (served.folder / "loop.py").write_text(script.replace("http://127.0.0.1:8765", served.url))
-    printed = served.run("loop.py")
+    (served.folder / "sky.py").write_text(script.replace("http://127.0.0.1:8765", served.url))
+    printed = served.run("sky.py")
     assert " is blue" in printed
     assert re.search(r"^tinker://\w+:train:0/weights/blue$", printed, re.M)
 

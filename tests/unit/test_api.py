@@ -24,11 +24,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlkit import Recipe, fit, recipe
 from rlkit.advantages import GAE, GRPO
 from rlkit.base.errors import RecipeError
+from rlkit.cli.display import Display
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import as_data
 from rlkit.cli.parsing.parser import build
-from rlkit.cli.views.display import Display
 from rlkit.filters import ZeroSignal
 from rlkit.models.source import SHIPPED
 from rlkit.recipe import Fabric, KLLoss, Model, Rollout, Train, Validation

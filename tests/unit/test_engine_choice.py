@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 from rlkit_servers.engine import DeviceEngine, names_model
 from rlkit_servers.sglang import engine as sglang
 
@@ -19,7 +20,6 @@ from rlkit.engines import SGLangEngine, TorchEngine
 from rlkit.recipe import FSDP2, Fabric, Model, Recipe
 from rlkit.run.preflight.plan import batches
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 
 GPU = ("--fabric.accelerator=auto", "--fabric.precision=bf16-mixed")
 

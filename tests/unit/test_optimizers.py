@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from rlkit_authors.models import random_model
 from torch import nn
 
 from rlkit.base.errors import PartError, RecipeError
@@ -20,7 +21,6 @@ from rlkit.recipe import FSDP2, Fabric, Lora, Save, Train, check
 from rlkit.run.checkpoint.state import tensors
 from rlkit.run.preflight.footprint import optimizer_bytes
 from rlkit.schedules import Constant, Cosine, CosineRestarts, Linear, Polynomial, WarmupStableDecay
-from rlkit.testing.models import random_model
 from rlkit.train.optim import learning_rate, make_optimizer, set_learning_rate, weight_groups
 from tests.unit.phases import recipe
 

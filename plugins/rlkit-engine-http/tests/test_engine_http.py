@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
+from rlkit_authors.models import build_tokenizer
 from rlkit_engine_http import HttpApi, HttpEngine
 from rlkit_engine_http.engine import SharedFiles
 from rlkit_engine_http.server import SamplingServer, ServerRuntime, application, read_request
@@ -30,7 +31,6 @@ from safetensors.torch import load_file, save_file
 from rlkit.base.errors import RecipeError
 from rlkit.engines import TorchEngine
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Request, SampleKey, Sampling, Structure
 from tests import forks
 from tests.conftest import FAST, ROOT, read_jsonl, rlkit, write_plugin

@@ -13,6 +13,7 @@ import gymnasium
 import pytest
 import rlkit_env_gym
 from gymnasium.spaces import Box, Discrete, Text
+from rlkit_authors.runtime import ExampleRuntime
 from rlkit_env_gym import GymTask, GymText
 from rlkit_env_gym.packages import SUPPORTED
 from rlkit_env_gym.spaces import Actions, plain
@@ -22,7 +23,6 @@ from rlkit.interfaces.environment import Observation
 from rlkit.registry import load_plugins
 from rlkit.rollout.guard import GuardError, guard
 from rlkit.testing import check_environment, check_task
-from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Prompt
 
 closed: list[str] = []

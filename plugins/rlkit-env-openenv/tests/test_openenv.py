@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from rlkit_authors.runtime import ExampleRuntime
 from rlkit_env_openenv import OpenEnv, OpenEnvTask
 from rlkit_env_openenv.actions import ActionReader, text_of
 from rlkit_env_openenv.connection import TITLE, VERSION, ServerObservation, read_result
@@ -19,7 +20,6 @@ from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.interfaces.environment import Observation
 from rlkit.rollout.guard import GuardError, guard
 from rlkit.testing import check_environment, check_task
-from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Prompt
 
 PROMPT = Prompt("game", [])

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlkit_authors.agents import ScriptedClient
 from rlkit_env_verifiers import VerifiersAgent, VerifiersReward, VerifiersTask
 from rlkit_env_verifiers.agent import OUTCOME
 
 from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.interfaces.agent import AgentTask
-from rlkit.testing.agents import ScriptedClient
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 
 PROMPT = Prompt("sums-0", [{"role": "user", "content": "1 + 1 = ?"}], meta={"environment": "{}", "index": 0})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.command_line import OwnOptions, split
+from rlkit.cli.parsing.command_line import CommandLine, OwnOptions, split
 from rlkit.cli.parsing.compose import Composer, engine_in
 from rlkit.cli.parsing.help import print_help
 from rlkit.cli.parsing.instantiate import instantiate
@@ -25,7 +25,7 @@ from rlkit.recipe import Recipe, check
 from rlkit.recipe.credentials import as_yaml, expand
 from rlkit.registry import Registry, load_plugins
 
-__all__ = ["Parsed", "build", "parse", "split"]
+__all__ = ["CommandLine", "Parsed", "build", "parse", "split"]
 
 
 @dataclass

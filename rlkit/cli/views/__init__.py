@@ -1,5 +1,5 @@
-"""What verbs show: tables, comparisons and pages.
+"""What verbs show: tables, cards and samples.
 
-What belongs here: the display of a run, the HTML report and its server, comparisons of runs and of rewards, statistics
-of data. What does not: arguments of verbs (`rlkit.cli`), and files of a run (`rlkit.run`).
+What belongs here: the model card, samples of a run, statistics of data, the reference of kinds. What does not:
+arguments of verbs (`rlkit.cli`), files of a run (`rlkit.records`), and pages and comparisons (`rlkit_report`).
 """

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import track
 
 from rlkit.base.errors import shorten
-from rlkit.cli.views.display import echo, echo_spans
-from rlkit.cli.views.display import show as show_table
+from rlkit.cli.display import echo, echo_spans
+from rlkit.cli.display import show as show_table
 from rlkit.data.data import Data
 from rlkit.recipe.unscorable import unscorable_training, unscorable_validation
 from rlkit.rollout.recorded import recorded_group

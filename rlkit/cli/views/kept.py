@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.views.compare import metrics
 from rlkit.data.data import Data
+from rlkit.records.comparison import metrics
+from rlkit.records.folder import of_rank
+from rlkit.records.rows import read_rows
 from rlkit.rollout.service import RolloutService
-from rlkit.run.folder import of_rank
-from rlkit.run.rows import read_rows
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, share_groups
 from rlkit.types import Trajectory

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rlkit.base.errors import RecipeError, show
 from rlkit.models.checkpoints import CheckpointRef, load_checkpoint, tensor_shapes
 from rlkit.recipe import Rollout
+from rlkit.records.folder import as_data, flat
 from rlkit.run.checkpoint.state import restore, tensors
-from rlkit.run.folder import as_data, flat
 from rlkit.train.setup import TrainContext
 from rlkit.types import JsonObject
 

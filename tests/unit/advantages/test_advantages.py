@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_authors import golden
 
 from rlkit.advantages import (
     GAE,
@@ -31,7 +32,6 @@ from rlkit.base.errors import PartError, RecipeError
 from rlkit.base.ranges import outside
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.ops.masked import whiten
-from rlkit.testing import golden
 from rlkit.train import credit
 from rlkit.types import Batch
 

@@ -12,17 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlkit_authors import plugins
 
 from rlkit import hookimpl
 from rlkit.base import installed
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import Plugin
-from rlkit.cli import doctor, plugins
+from rlkit.cli import doctor
+from rlkit.cli.display import comparison
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser
 from rlkit.cli.parsing.help import SECTIONS
 from rlkit.cli.parsing.suggest import PACKAGES, nearest
-from rlkit.cli.views.display import comparison
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import MathReward

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.cli.main import main
 from rlkit.cli.views.data import BINS, histogram
 from rlkit.models.source import source_of
 from rlkit.recipe import Model
-from rlkit.testing.models import build_tokenizer
 
 TEMPLATE = (
     "{% if tools %}{% for t in tools %}<{{ t['function']['name'] }}: {{ t['function']['description'] }}>{% endfor %}"

@@ -18,6 +18,8 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 from PIL import Image
+from rlkit_authors import reference
+from rlkit_authors.scaffold import PLURALS, WRITTEN
 
 from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
@@ -25,8 +27,6 @@ from rlkit.cli.docs import ORDER, PLUGINS, find, notebook, page, title, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.reader import load
-from rlkit.cli.scaffold import PLURALS, WRITTEN
-from rlkit.cli.views import reference
 from rlkit.hooks import KINDS
 from rlkit.ops.correction import LogpMismatch
 from rlkit.parsers.detect import detect

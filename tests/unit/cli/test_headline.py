@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlkit.cli.views.headline import headline
+from rlkit.records.headline import headline
 
 RECIPE = """
 model: {path: org/model, head: score}

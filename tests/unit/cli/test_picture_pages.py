@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlkit.cli.views.pictures import MAX_BYTES, RunPictures
+from rlkit_report.pictures import MAX_BYTES, RunPictures
+
 from rlkit.interfaces.content import described
 from rlkit.types import JsonObject
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rlkit.cli.display import Display, echo, show
 from rlkit.cli.main import main
 from rlkit.cli.streams import UnfailingStream, unfailing
-from rlkit.cli.views.display import Display, echo, show
-from rlkit.run.alarms import MeanReward
+from rlkit.records.rewards import MeanReward
 from rlkit.run.metrics_log import MetricsLog
 from tests.conftest import read_jsonl
 
@@ -115,7 +115,7 @@ def test_the_time_left_is_known_right_after_a_resume(capsys: pytest.CaptureFixtu
 def test_a_terminal_shows_a_table_that_changes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
-    monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: True)
+    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: True)
     monkeypatch.setenv("TERM", "dumb")  # no control codes
     display = Display(4)
     display.validated(0, {"accuracy": 0.25, "accuracy_low": 0.125, "accuracy_high": 0.5})
@@ -280,7 +280,7 @@ def test_a_narrower_terminal_keeps_no_copy_of_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     """Lines of at most 50 columns in a terminal of 20 columns fold; for each row that this adds, one more is erased."""
-    monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: True)
+    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     display = Display(4)
@@ -300,7 +300,7 @@ def test_words_stay_whole_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     """Notes are wrapped between words; the last line, whose commands are copied, is not."""
-    monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: True)
+    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("LINES", "20")  # without which a dumb terminal has 80 columns

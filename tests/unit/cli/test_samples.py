@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.cli.display import Display
 from rlkit.cli.main import main
-from rlkit.cli.views.display import Display
 from rlkit.cli.views.samples import differing_prompts, sample_text
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
@@ -42,7 +42,7 @@ def test_a_policys_text_cannot_act_on_a_terminal(
     is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Escape codes are written out, and no line begins as rlkit's own do, whatever breaks it."""
-    monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: is_terminal)
+    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: is_terminal)
     monkeypatch.setenv("TERM", "dumb")
     hostile = "\x1b[2J\x1b]0;title\x07\r\rwarning: a\nwarning: b\x0bwarning: c\u2028warning: d\x9b3[red]e[/red]\u202ef"
     Display(4, 1).samples(1, [sample(hostile, hostile)])
@@ -63,7 +63,7 @@ def test_samples_are_shown_every_n_steps(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlkit.cli.views.display._on_terminal", lambda: is_terminal)
+    monkeypatch.setattr("rlkit.cli.display._on_terminal", lambda: is_terminal)
     monkeypatch.setenv("TERM", "dumb")
     display = Display(25, every)
     for step in range(1, 26):

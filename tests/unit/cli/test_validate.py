@@ -11,8 +11,8 @@ import pytest
 
 from rlkit.base.errors import EngineError
 from rlkit.cli import validate
+from rlkit.cli.display import by_checkpoint
 from rlkit.cli.main import main
-from rlkit.cli.views.display import by_checkpoint
 from rlkit.run.checkpoint.export import export
 from tests.conftest import read_jsonl
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.data.retokenize import Span, align, retokenize
 from rlkit.data.teacher import TeacherPrompts
@@ -16,7 +17,6 @@ from rlkit.recipe import Model
 from rlkit.rollout.collate import collate
 from rlkit.rollout.rendering import TokenCodec
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.models import build_tokenizer
 from rlkit.train.credit import distill
 from rlkit.train.teacher import retokenized_rows
 from tests.conftest import FAST, read_jsonl, rlkit_in_process

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlkit_authors.models import random_model
 from torch import Tensor, nn
 
 from rlkit.cli.main import main
@@ -15,7 +16,6 @@ from rlkit.distributed.fsdp2 import checkpoint_activations
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora
 from rlkit.recipe import Lora
-from rlkit.testing.models import random_model
 
 CPU = torch.device("cpu")
 TOKENS, LAYERS, HIDDEN, VOCABULARY = 2 * 33, 2, 32, 264

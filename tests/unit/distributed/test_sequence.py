@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import random_model, save_random_model
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -17,7 +18,6 @@ from rlkit.distributed import sequence as module
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.sequence import SequenceGroup, causal_attention, division_problem
 from rlkit.recipe import FSDP2, Fabric
-from rlkit.testing.models import random_model, save_random_model
 
 
 def config(kind: str = "qwen2", **changes: Any) -> Any:

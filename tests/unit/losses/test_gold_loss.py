@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 from torch import Tensor
 
 from rlkit.data.retokenize import Vocabularies
@@ -20,7 +21,6 @@ from rlkit.ops.logps import OutputLayer, TokenStatistics, logits_logps, token_lo
 from rlkit.recipe import Model
 from rlkit.rollout.collate import collate
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.models import build_tokenizer
 from rlkit.train.teacher import retokenized_rows
 from rlkit.types import PolicyOutput, Reads
 from tests.bench.gold import SHARED, TEACHER_SHARED, logits

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_authors import golden
 
 from rlkit.base.ranges import outside
 from rlkit.interfaces.loss import PolicyLoss
@@ -29,7 +30,7 @@ from rlkit.losses import (
     PolicyGradient,
 )
 from rlkit.ops import aggregate
-from rlkit.testing import check_loss, example_batch, golden
+from rlkit.testing import check_loss, example_batch
 from rlkit.types import LossOutput, PolicyOutput, TrainBatch
 
 SMOOTH = [ClipLoss(), ClipLoss(clip_dual=3.0), PolicyGradient(), SAPO(), GMPO(), KLCov(fraction=0.2), M2PO(), DRO()]

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
+from rlkit_authors.contracts import example_batch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
@@ -36,7 +37,6 @@ from rlkit.run.folder import RunFolder
 from rlkit.run.metrics_log import MetricsLog
 from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
-from rlkit.testing.contracts import example_batch
 from tests.conftest import read_jsonl
 
 SHORT = (

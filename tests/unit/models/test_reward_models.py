@@ -19,11 +19,11 @@ from rlkit.models.lora import has_lora, merge_adapters, score_head
 from rlkit.models.save import save_policy
 from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Lora, Model
+from rlkit.records.validation_metrics import order_metrics
 from rlkit.rewards import ModelReward
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.checkpoint.export import export
 from rlkit.run.evaluate import compare_order
-from rlkit.run.validation_metrics import order_metrics
 from rlkit.testing import example_trajectory, random_model, save_random_model
 from rlkit.types import Score, Trajectory
 from tests.unit.models.test_packing import ARCHITECTURES, rows_of

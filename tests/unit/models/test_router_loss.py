@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 from torch import Tensor
 
 from rlkit.cli.main import main
 from rlkit.models.actor import Actor, load_balancing_loss
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.train.objective import Counts, Objective
 from rlkit.types import PolicyOutput, Reads
 from tests.conftest import read_jsonl

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rlkit_authors.models import build_tokenizer, random_model
 from transformers import GenerationConfig
 
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.models.save import model_card, save_policy
-from rlkit.testing.models import build_tokenizer, random_model
 
 FEW = ("--train.steps=2", "--train.prompts_per_step=2", "--validation.limit=4")
 

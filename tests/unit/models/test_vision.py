@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rlkit_authors.vision_models import VISION_KINDS, save_random_vision_model
 from torch import Tensor
 
 from rlkit.engines import TorchEngine
@@ -26,7 +27,6 @@ from rlkit.models.vision import backbone_of, freeze_vision, language_model, medi
 from rlkit.recipe import Lora, Model, Vision
 from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.vision_models import VISION_KINDS, save_random_vision_model
 from rlkit.types import Completion, Message, Request, SampleKey, Sampling
 
 PACKED = [kind for kind in VISION_KINDS if kind != "gemma3"]

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from rlkit_authors.plugins import EXAMPLES
 
 from rlkit.cli.main import main
-from rlkit.cli.plugins import EXAMPLES
 from rlkit.registry import load_plugins
 from tests.conftest import FAST, ROOT, read_jsonl
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.functions import load_once
@@ -38,7 +39,6 @@ from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.tasks import HFDataset
 from rlkit.testing import check_reward, example_trajectory
-from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.types import Score, Trajectory
 from tests.unit.clock import SkippingLoop

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rlkit_authors.models import TEMPLATE, build_tokenizer
 
+from rlkit.records.folder import json_lines
+from rlkit.records.rows import as_row, read_rows
 from rlkit.rewards import CodeReward, ExactReward, MathReward, QAReward, RemoteReward
 from rlkit.rollout.collect import ConversationSetup, collect
 from rlkit.rollout.template import ChatTemplate
-from rlkit.run.folder import json_lines
-from rlkit.run.rows import as_row, read_rows
 from rlkit.testing import FakeEngine, example_trajectory
-from rlkit.testing.models import TEMPLATE, build_tokenizer
 from rlkit.types import Prompt, Sampling, Trajectory
 
 REWARDS = [

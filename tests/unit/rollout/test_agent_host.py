@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlkit_authors.models import build_tokenizer
 
-from rlkit.gateway.forest import Sample
+from rlkit.interfaces.gateway import Sample
 from rlkit.rollout.agents import AgentHost, SessionRole, TemplateBackend, _assign_roles
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory, Turn
 
 PROMPT = Prompt("p", [{"role": "user", "content": "?"}], None)

@@ -10,11 +10,14 @@ from typing import Any
 
 import openai
 import pytest
+from agent_clients import chat_client
+from fake_policy import FakePolicy
+from rlkit_agents.server import ChatGateway
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.base.errors import EngineError, RecipeError
-from rlkit.gateway.server import Gateway
-from rlkit.gateway.session import SessionLimits
 from rlkit.interfaces.agent import AgentResult, AgentTask
+from rlkit.interfaces.gateway import SessionLimits
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.picture import Picture
 from rlkit.parsers import GlmParser, HarmonyParser
@@ -23,10 +26,7 @@ from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Completion, JsonObject, Prompt, Request, SampleKey, Sampling, StopReason
-from tests.unit.gateway.clients import chat_client
-from tests.unit.gateway.fake import FakePolicy
 
 
 class CalmEngine:
@@ -80,7 +80,7 @@ def test_parallel_requests_of_an_agent_count_as_one_conversation() -> None:
 class Stubborn:
     """An agent that never ends, whatever its session answers."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: ChatGateway) -> None:
         self.gateway = gateway
 
     async def run(self, task: AgentTask, client: SessionClient) -> AgentResult:
@@ -95,7 +95,7 @@ class Stubborn:
 
 def test_an_engine_that_fails_ends_an_agent_that_goes_on() -> None:
     async def run() -> None:
-        gateway = Gateway()
+        gateway = ChatGateway()
         await gateway.start()
         host: Any = SimpleNamespace(gateway=gateway, agent=Stubborn(gateway))
         task = AgentTask(Prompt("p", [], None), Path(), 0)

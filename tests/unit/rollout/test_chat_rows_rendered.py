@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
@@ -19,7 +20,6 @@ from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.types import JsonObject, Message, Prompt, RecordedAnswer, SampleKey
 from tests.unit.rollout.test_templates import TOOLS, WITH_TOOLS, template_of

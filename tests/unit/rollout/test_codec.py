@@ -5,8 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rlkit_authors.models import build_tokenizer
+
 from rlkit.rollout.rendering import TokenCodec
-from rlkit.testing.models import build_tokenizer
 
 TEXTS = [f"{i} + {i} = {2 * i}, said {'abc' * i} " * (i + 1) for i in range(40)]
 

@@ -184,8 +184,9 @@ def test_requests_wait_at_a_closed_gate() -> None:
 
 
 def test_an_engine_that_cannot_be_interrupted_names_the_option() -> None:
+    from rlkit_authors.engine import FakeEngine
+
     from rlkit.base.errors import EngineError
-    from rlkit.testing.engine import FakeEngine
 
     with pytest.raises(EngineError, match="FakeEngine cannot interrupt requests; set rollout.max_staleness: 0"):
         FakeEngine().interrupt()

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
+from rlkit_authors.runtime import ExampleRuntime
 
 from rlkit.base.deadlines import deadline, paused, queued
 from rlkit.base.errors import RolloutError
@@ -27,7 +28,6 @@ from rlkit.rollout.participants import Participants
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
-from rlkit.testing.runtime import ExampleRuntime
 from rlkit.types import Message, Prompt, Score, Trajectory
 from tests.unit.hostile import Fragile, compare_badly, shout
 from tests.unit.rollout.test_conversation import PROMPT, Adder, Countdown, call, hold, replies, tools

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_authors.models import build_tokenizer
 
 from rlkit import hookimpl
 from rlkit.cli.main import main
@@ -22,7 +23,6 @@ from rlkit.rollout.conversation import Limits
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.replies import WIDEST, note, reply_limit, without_middle
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing.models import build_tokenizer
 from rlkit.tools import Calculator
 from rlkit.types import Message, StopReason
 from tests.conftest import read_jsonl

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.advantages import GRPO, RLOO
 from rlkit.base.errors import EngineError, RolloutError
@@ -25,7 +26,6 @@ from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import FakeEngine, example_trajectory
-from rlkit.testing.models import build_tokenizer
 from rlkit.train import sampling
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlkit_authors.models import build_tokenizer
 
 from rlkit.base.errors import RecipeError
 from rlkit.rollout.template import CALL_ID, ChatTemplate
 from rlkit.rollout.template_check import check_template
-from rlkit.testing.models import build_tokenizer
 from rlkit.types import Message
 
 TEMPLATES = Path(__file__).parents[2] / "templates"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer, random_model
 from transformers import GenerationConfig
 
 from rlkit import hookimpl
@@ -20,7 +21,6 @@ from rlkit.parsers import HermesParser
 from rlkit.registry import load_plugins
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import misreading, missing_parser
-from rlkit.testing.models import build_tokenizer, random_model
 from rlkit.types import Completion, Request, StopReason
 from tests.conftest import read_jsonl
 from tests.vendors import template_text

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
+from rlkit.records.folder import of_rank
+from rlkit.records.validation_metrics import GradedCompletion
 from rlkit.run.answers import write_answers
 from rlkit.run.evaluate import Evaluation
-from rlkit.run.folder import of_rank
-from rlkit.run.validation_metrics import GradedCompletion
 from rlkit.testing import example_trajectory
 from rlkit.types import Prompt, Score, StopReason, Trajectory
 from tests.conftest import FAST, read_jsonl

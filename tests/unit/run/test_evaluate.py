@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from rlkit.base.errors import RecipeError
+from rlkit.cli.display import comparison, metric_rows
 from rlkit.cli.main import main
-from rlkit.cli.views.display import comparison, metric_rows
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.recipe import Validation
+from rlkit.records.validation_metrics import GradedCompletion, metrics
+from rlkit.records.verdict import verdict_on
 from rlkit.run.evaluate import Evaluation, samplings
-from rlkit.run.outcome import verdict_on
 from rlkit.run.progress import Progress
-from rlkit.run.validation_metrics import GradedCompletion, metrics
 from rlkit.testing import example_trajectory
 from rlkit.types import Sampling
 from tests.conftest import read_jsonl

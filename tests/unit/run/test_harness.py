@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.cli.display import metric_rows
 from rlkit.cli.main import main
-from rlkit.cli.views.display import metric_rows
 from rlkit.run import harness
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from rlkit.cli.parsing.parser import parse
 from rlkit.models.checkpoint_schema import MANIFEST
+from rlkit.records.folder import home_of
 from rlkit.run import launch
-from rlkit.run.launch import LAUNCHER, Job, home_of
+from rlkit.run.launch import LAUNCHER, Job
 
 
 def test_a_rank_exits_if_its_launcher_ends_before_all_join(

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from rlkit.cli.views.display import Display
+from rlkit.cli.display import Display
 from rlkit.ops.statistics import paired_p_value
+from rlkit.records.verdict import SMALLEST_P, Verdict, p_text, verdict_on
 from rlkit.run.folder import RunFolder
-from rlkit.run.outcome import MAX_WARNINGS, SMALLEST_P, Verdict, p_text, verdict_on
+from rlkit.run.outcome import MAX_WARNINGS
 from rlkit.run.record import RunRecord
 
 Metrics = dict[str, float]

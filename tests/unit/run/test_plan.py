@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rlkit_authors.models import save_random_model
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
@@ -22,7 +23,6 @@ from rlkit.rollout.template import CALL_ID, USER, ChatTemplate
 from rlkit.rollout.template_check import check_template
 from rlkit.run.preflight import plan
 from rlkit.run.preflight.structure_texts import structured_texts
-from rlkit.testing.models import save_random_model
 from rlkit.types import Prompt, Score, Structure, Trajectory
 
 DPO = ("--loss=DPO", "--advantage=null")

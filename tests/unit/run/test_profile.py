@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.cli.main import main
-from rlkit.cli.views.compare import compare
+from rlkit.records.comparison import compare
 
 FEW = (
     "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=2", "--rollout.group_size=2",

@@ -15,9 +15,9 @@ from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store
 from rlkit.recipe import KLReward, Shaping
+from rlkit.records.folder import as_data
 from rlkit.run.checkpoint.resume import compare
 from rlkit.run.checkpoint.state import numbers, restore
-from rlkit.run.folder import as_data
 from rlkit.train.credit import RewardTransforms
 from tests.conftest import FAST
 

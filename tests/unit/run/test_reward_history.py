@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.run.alarms import RewardHistory, advice_on_prompts
+from rlkit.records.rewards import RewardHistory, advice_on_prompts
 
 
 def history(steps: int, low: float, high: float, accuracy: float | None = None) -> RewardHistory:

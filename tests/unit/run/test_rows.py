@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.base.errors import RecipeError
-from rlkit.run.folder import json_lines
-from rlkit.run.rows import MAX_META, MAX_OUTPUT, SavedRow, as_row, read_rows
+from rlkit.records.folder import json_lines
+from rlkit.records.rows import MAX_META, MAX_OUTPUT, SavedRow, as_row, read_rows
 from rlkit.types import Fork, Message, Prompt, Score, StopReason, Trajectory, Turn
 
 ASKED: list[Message] = [{"role": "user", "content": "?"}]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.views.compare import compare
 from rlkit.data.data import Data
 from rlkit.models.checkpoints import open_checkpoint
+from rlkit.records.comparison import compare
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import build_tokenizer
 from safetensors.torch import load_file
 
 from rlkit.recipe import Teacher
 from rlkit.testing import random_model
-from rlkit.testing.models import build_tokenizer
 from rlkit.train.credit import distill
 from rlkit.train.metrics import Meter
 from rlkit.train.teacher import log_by_teacher

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_authors.models import save_random_model
 
 from rlkit import api
 from rlkit.base.errors import RecipeError
@@ -21,7 +22,6 @@ from rlkit.recipe import Model, Teacher
 from rlkit.rollout.collate import collate
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model
-from rlkit.testing.models import save_random_model
 from rlkit.train.teacher import teacher_rows
 from rlkit.types import Message, Prompt, StopReason, Trajectory
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
