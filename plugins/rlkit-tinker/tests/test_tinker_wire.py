@@ -336,7 +336,7 @@ def test_named_states_are_listed_deleted_and_bounded(serve: Callable[..., None])
         assert (await wire.send(f"{route}/weights/b", method="DELETE"))[0] == 204
         assert (await wire.send(f"{route}/weights/b", method="DELETE"))[0] == 400
         assert len((await wire.json(route, method="GET"))["checkpoints"]) == 1
-        wire.routes._runs._max_bytes = 1000.0
+        wire.routes._folders._max_bytes = 1000.0
         body = json_body(model_id=model, seq_id=7, path="c")
         assert "delete some by RestClient.delete_checkpoint" in failure(await wire.call("save_weights", body))
 

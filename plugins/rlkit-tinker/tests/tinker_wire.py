@@ -16,11 +16,11 @@ from rlkit_tinker import Datum, Service
 from rlkit_tinker.server.app import TinkerApp
 from rlkit_tinker.server.coordinator import Coordinator
 from rlkit_tinker.server.executor import ServiceExecutor
+from rlkit_tinker.server.folders import ModelFolders
 from rlkit_tinker.server.journal import Journal
 from rlkit_tinker.server.messages import CLASSES
 from rlkit_tinker.server.requests import read_request
 from rlkit_tinker.server.routes import Routes
-from rlkit_tinker.server.runs import RunFiles
 
 BASE = "Qwen/Qwen3-8B"
 """The name under which tests ask for the tiny base."""
@@ -61,14 +61,14 @@ def sample_body(sampler: str, seq: int, **options: Any) -> bytes:
 def coordinator_of(service: Service, folder: Path) -> Coordinator:
     """Return a coordinator over the states in a folder, as a server that starts."""
     service.folder = folder
-    coordinator = Coordinator(Journal(folder), ServiceExecutor(service, runs_of(folder)), folder)
+    coordinator = Coordinator(Journal(folder), ServiceExecutor(service, folders_of(folder)), folder)
     coordinator.recover()
     return coordinator
 
 
-def runs_of(folder: Path) -> RunFiles:
+def folders_of(folder: Path) -> ModelFolders:
     """Return the files of models in a folder."""
-    return RunFiles(folder, "tiny", [BASE, "tiny"])
+    return ModelFolders(folder, "tiny", [BASE, "tiny"])
 
 
 @asynccontextmanager
@@ -153,7 +153,7 @@ class Wire:
 async def served(service: Service, folder: Path, keys: Sequence[str] = ()) -> AsyncIterator[Wire]:
     """Serve a folder on a free port; yield a client."""
     coordinator = coordinator_of(service, folder)
-    routes = Routes(coordinator, runs_of(folder), service.context, "tokenizer", 300.0)
+    routes = Routes(coordinator, coordinator._executor._folders, service.context, "tokenizer", 300.0)
     runner = web.AppRunner(TinkerApp(routes, frozenset(keys)).build(), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -75,19 +75,19 @@ class TinkerApp:
     """Serves the routes.
 
     Args:
-        routes: Answer requests.
+        api: Answers requests.
         keys: The keys that are accepted; none for any that the SDK takes.
     """
 
-    def __init__(self, routes: Routes, keys: frozenset[str]) -> None:
-        self._routes = routes
+    def __init__(self, api: Routes, keys: frozenset[str]) -> None:
+        self._api = api
         self._keys = keys
         self._budget = BodyBudget()
 
     def build(self) -> web.Application:
         """Return the application."""
         app = web.Application()
-        for (method, path), answer in self._routes.table().items():
+        for (method, path), answer in self._api.table().items():
             app.router.add_route(method, PREFIX + path, self._handler(answer))
         app.router.add_route("*", "/{path:.*}", self._handler(_missing))
         return app

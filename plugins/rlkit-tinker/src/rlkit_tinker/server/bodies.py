@@ -166,7 +166,7 @@ class SampleBody(ExactBody):
         return ModelInput.from_ints([token for chunk in self.prompt.chunks for token in chunk.tokens])
 
     def params(self, seed: int) -> SamplingParams:
-        """Return how tokens are sampled, by a seed unless the request has its own."""
+        """Return the options of sampling, with a seed unless the request has its own."""
         options = self.sampling_params.model_dump()
         return SamplingParams(**{**options, "seed": seed if options["seed"] is None else options["seed"]})
 

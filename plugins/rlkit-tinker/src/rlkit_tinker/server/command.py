@@ -18,9 +18,9 @@ from rlkit.models.source import base_name, locate
 from rlkit_tinker.server.app import KEY, TinkerApp
 from rlkit_tinker.server.coordinator import Coordinator
 from rlkit_tinker.server.executor import ServiceExecutor
+from rlkit_tinker.server.folders import ModelFolders
 from rlkit_tinker.server.journal import Journal
 from rlkit_tinker.server.routes import Routes
-from rlkit_tinker.server.runs import RunFiles
 from rlkit_tinker.service import Service
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -88,12 +88,12 @@ async def _serve(options: argparse.Namespace, keys: frozenset[str], journal: Jou
         device=options.device,
     )
     names = [*options.alias, options.model]
-    runs = RunFiles(options.folder, base_name(options.model), names, options.tenant_gib * 2**30)
-    coordinator = Coordinator(journal, ServiceExecutor(service, runs), options.folder)
+    folders = ModelFolders(options.folder, base_name(options.model), names, options.tenant_gib * 2**30)
+    coordinator = Coordinator(journal, ServiceExecutor(service, folders), options.folder)
     coordinator.recover()
     tokenizer = locate(options.model).tokenizer
     tokenizer = os.path.abspath(tokenizer) if os.path.isdir(tokenizer) else tokenizer
-    routes = Routes(coordinator, runs, service.context, tokenizer, options.session_seconds)
+    routes = Routes(coordinator, folders, service.context, tokenizer, options.session_seconds)
     runner = web.AppRunner(
         TinkerApp(routes, keys).build(), access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS
     )
@@ -102,7 +102,8 @@ async def _serve(options: argparse.Namespace, keys: frozenset[str], journal: Jou
     await site.start()
     port = runner.addresses[0][1]
     url = f"http://{options.host}:{port}"
-    print(f"Serving {' and '.join(runs.names)} at {url}, with states in {options.folder}/. Clients need:", flush=True)
+    names = " and ".join(folders.names)
+    print(f"Serving {names} at {url}, with states in {options.folder}/. Clients need:", flush=True)
     print(f"  export TINKER_BASE_URL={url} TINKER_API_KEY=tml-local", flush=True)
     await _run_until_signal(coordinator, routes)
     await runner.cleanup()

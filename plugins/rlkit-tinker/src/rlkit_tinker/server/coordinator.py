@@ -18,7 +18,7 @@ from rlkit_tinker.server.requests import CREATE, LOAD, PASS, SAMPLE, SAVE_SAMPLE
 from rlkit_tinker.server.state import (
     ClientSession,
     SamplerSource,
-    ServerState,
+    Sessions,
     request_record,
     result_record,
     sampler_record,
@@ -69,7 +69,7 @@ class Coordinator:
     """
 
     def __init__(self, journal: Journal, executor: ServiceExecutor, folder: Path) -> None:
-        self.state = ServerState()
+        self.state = Sessions()
         self._journal = journal
         self._executor = executor
         self._folder = folder

@@ -15,6 +15,7 @@ from rlkit_tinker.checkpoints import load_state, read_pairs, save_adapter, save_
 from rlkit_tinker.clients import SamplingClient, TrainingClient
 from rlkit_tinker.server import bodies
 from rlkit_tinker.server.codec import config_of, data_of, encode_pass, encode_samples
+from rlkit_tinker.server.folders import ModelFolders, version_of
 from rlkit_tinker.server.requests import (
     CREATE,
     LOAD,
@@ -26,7 +27,6 @@ from rlkit_tinker.server.requests import (
     WireResult,
     read_body,
 )
-from rlkit_tinker.server.runs import RunFiles, version_of
 from rlkit_tinker.server.state import SamplerSource
 from rlkit_tinker.types import ForwardBackwardOutput, RequestFailedError, SampleResponse
 
@@ -44,12 +44,12 @@ class ServiceExecutor:
 
     Args:
         service: The service.
-        runs: The folders of models.
+        folders: The folders of models.
     """
 
-    def __init__(self, service: Service, runs: RunFiles) -> None:
+    def __init__(self, service: Service, folders: ModelFolders) -> None:
         self._service = service
-        self._runs = runs
+        self._folders = folders
         self._clients: dict[str, TrainingClient] = {}
         self._failures: dict[str, str] = {}
         """Why a model cannot be used, by its id."""
@@ -86,7 +86,7 @@ class ServiceExecutor:
         client = self._clients.pop(model, None)
         if client is not None:
             client.close()
-        self._runs.end(model)
+        self._folders.end(model)
 
     def forget(self, source: SamplerSource) -> None:
         """Remove the weights of a sampling session without a name."""
@@ -126,7 +126,7 @@ class ServiceExecutor:
 
     def _create(self, request: WireRequest, tenant: str) -> WireResult:
         body = read_body(bodies.CreateModelBody, request.body)
-        self._runs.check_base(body.base_model)
+        self._folders.check_base(body.base_model)
         lora = body.lora_config
         adapter = self._service.bank.create(
             lora.rank,
@@ -136,21 +136,21 @@ class ServiceExecutor:
             unembed=lora.train_unembed,
         )
         self._clients[request.owner] = TrainingClient(self._service, adapter, request.owner)
-        self._runs.add(request.owner, tenant, body.base_model, lora.model_dump(), body.user_metadata)
+        self._folders.add(request.owner, tenant, body.base_model, lora.model_dump(), body.user_metadata)
         return WireResult.of({"type": CREATE, "model_id": request.owner})
 
     def _load(self, request: WireRequest, tenant: str) -> WireResult:
         body = read_body(bodies.LoadBody, request.body)
-        folder = self._runs.folder_of(body.path, tenant)
-        source = self._runs.read(folder.parent.parent.name)
+        folder = self._folders.folder_of(body.path, tenant)
+        source = self._folders.read(folder.parent.parent.name)
         if request.seq:
             load_state(self._client(request).adapter, self._service.bank, folder, body.optimizer)
         else:
             base = source["base_model"] if body.base_model is None else body.base_model
-            self._runs.check_base(base)
+            self._folders.check_base(base)
             self._clients[request.owner] = self._client_of(request.owner, folder, body.optimizer)
             metadata = source["user_metadata"] if body.user_metadata is None else body.user_metadata
-            self._runs.add(request.owner, tenant, base, source["lora_config"], metadata)
+            self._folders.add(request.owner, tenant, base, source["lora_config"], metadata)
         return WireResult.of({"type": LOAD, "path": body.path, "model_id": request.owner})
 
     def _client_of(self, model: str, folder: Path, optimizer: bool) -> TrainingClient:
@@ -173,17 +173,17 @@ class ServiceExecutor:
         body = read_body(bodies.SaveBody, request.body)
         adapter, bank = self._client(request).adapter, self._service.bank
         path = f"tinker://{request.owner}/weights/{body.path}"
-        write = partial(save_state, adapter, bank, self._runs.base)
-        self._runs.write(request, path, body.ttl_seconds, write, body.overwrite)
+        write = partial(save_state, adapter, bank, self._folders.base)
+        self._folders.write(request, path, body.ttl_seconds, write, body.overwrite)
         return WireResult.of({"type": SAVE, "path": path})
 
     def _save_for_sampler(self, request: WireRequest, tenant: str) -> WireResult:
         body = read_body(bodies.SaveSamplerBody, request.body)
         adapter, bank = self._client(request).adapter, self._service.bank
-        write = partial(save_adapter, adapter.pairs, bank, self._runs.base)
+        write = partial(save_adapter, adapter.pairs, bank, self._folders.base)
         if body.path is not None:
             path = f"tinker://{request.owner}/sampler_weights/{body.path}"
-            self._runs.write(request, path, body.ttl_seconds, write)
+            self._folders.write(request, path, body.ttl_seconds, write)
             return WireResult.of({"type": SAVE_SAMPLER, "path": path})
         if body.sampling_session_seq_id is None:
             raise RequestFailedError("path and sampling_session_seq_id are missing; give one of them")

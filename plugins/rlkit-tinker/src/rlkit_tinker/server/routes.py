@@ -17,6 +17,7 @@ from rlkit.types import JsonObject
 from rlkit_tinker.server import bodies
 from rlkit_tinker.server.app import MAX_PENDING_BYTES, Answer
 from rlkit_tinker.server.coordinator import Coordinator, RefusedError
+from rlkit_tinker.server.folders import ModelFolders, version_of
 from rlkit_tinker.server.requests import (
     CREATE,
     LOAD,
@@ -29,7 +30,6 @@ from rlkit_tinker.server.requests import (
     read_json,
     read_request,
 )
-from rlkit_tinker.server.runs import RunFiles, version_of
 from rlkit_tinker.server.state import SamplerSource
 
 if TYPE_CHECKING:
@@ -50,15 +50,17 @@ class Routes:
 
     Args:
         coordinator: Runs requests that have futures.
-        runs: The folders of models.
+        folders: The folders of models.
         context: The most tokens of a sequence.
         tokenizer: The name or the folder of the base's tokenizer.
         silence: The seconds after which a session without a heartbeat ends.
     """
 
-    def __init__(self, coordinator: Coordinator, runs: RunFiles, context: int, tokenizer: str, silence: float) -> None:
+    def __init__(
+        self, coordinator: Coordinator, folders: ModelFolders, context: int, tokenizer: str, silence: float
+    ) -> None:
         self._coordinator = coordinator
-        self._runs = runs
+        self._folders = folders
         self._context = context
         self._tokenizer = tokenizer
         self._silence = silence
@@ -95,7 +97,7 @@ class Routes:
         """End sessions that have been silent too long, and remove states whose time is over; for ever."""
         while True:
             await self.end_silent_sessions(asyncio.get_running_loop().time())
-            await asyncio.to_thread(self._runs.remove_expired)
+            await asyncio.to_thread(self._folders.remove_expired)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def end_silent_sessions(self, now: float) -> None:
@@ -150,10 +152,10 @@ class Routes:
         fields = read_body(bodies.SamplerBody, read_json(body))
         session = self._session(fields.session_id, tenant)
         if fields.model_path is None:
-            self._runs.check_base(fields.base_model or "")
+            self._folders.check_base(fields.base_model or "")
             source = SamplerSource()
         else:
-            folder = self._runs.folder_of(fields.model_path, tenant)
+            folder = self._folders.folder_of(fields.model_path, tenant)
             source = SamplerSource("/".join(folder.parts[-3:]), fields.model_path, version_of(folder))
         name = f"{session.id}:sample:{fields.sampling_session_seq_id}"
         await self._coordinator.add_sampler(name, source, session)
@@ -164,8 +166,8 @@ class Routes:
         source = self._session(name, tenant).samplers.get(name)
         if source is None:
             raise RefusedError(f"there is no sampling session {show(name, 80)}", 404)
-        run = {} if source.folder is None else self._runs.read(source.folder.partition("/")[0])
-        base = run.get("base_model", self._runs.names[0])
+        run = {} if source.folder is None else self._folders.read(source.folder.partition("/")[0])
+        base = run.get("base_model", self._folders.names[0])
         return web.json_response({"sampler_id": name, "base_model": base, "model_path": source.model_path})
 
     async def _get_info(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
@@ -178,7 +180,7 @@ class Routes:
 
     async def _weights_info(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         path = read_body(bodies.PathBody, read_json(body)).tinker_path
-        run = self._runs.read(self._runs.folder_of(path, tenant).parent.parent.name)
+        run = self._folders.read(self._folders.folder_of(path, tenant).parent.parent.name)
         lora = {key: value for key, value in run["lora_config"].items() if key.startswith("train_")}
         info = {"base_model": run["base_model"], "is_lora": True, "lora_rank": run["lora_config"]["rank"]}
         return web.json_response({**info, **lora})
@@ -201,15 +203,15 @@ class Routes:
     async def _checkpoints(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         name = request.match_info["id"]
         self._run(name, tenant)
-        return web.json_response({"checkpoints": await asyncio.to_thread(self._runs.checkpoints, name)})
+        return web.json_response({"checkpoints": await asyncio.to_thread(self._folders.checkpoints, name)})
 
     async def _delete_checkpoint(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         path = "tinker://{id}/{kind}/{name}".format(**request.match_info)
-        await asyncio.to_thread(shutil.rmtree, self._runs.folder_of(path, tenant))
+        await asyncio.to_thread(shutil.rmtree, self._folders.folder_of(path, tenant))
         return web.Response(status=204)
 
     async def _capabilities(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
-        models = [{"model_name": name, "max_context_length": self._context} for name in self._runs.names]
+        models = [{"model_name": name, "max_context_length": self._context} for name in self._folders.names]
         return web.json_response({"supported_models": models})
 
     def _session(self, name: str, tenant: str, status: int = 404) -> ClientSession:
@@ -218,7 +220,7 @@ class Routes:
         return session
 
     def _run(self, model: str, tenant: str) -> JsonObject:
-        run = self._runs.read(model)
+        run = self._folders.read(model)
         if run.get("tenant") != tenant:
             raise RefusedError(f"there is no model {show(model, 80)}; create another", 404)
         return run

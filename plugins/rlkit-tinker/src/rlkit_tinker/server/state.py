@@ -126,7 +126,7 @@ def session_of(name: str) -> str:
     return name.partition(":")[0]
 
 
-class ServerState:
+class Sessions:
     """The sessions; a record that is applied again, after a restart, has the same effect."""
 
     def __init__(self) -> None:

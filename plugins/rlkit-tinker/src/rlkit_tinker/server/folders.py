@@ -21,7 +21,7 @@ RUN, CHECKPOINT = "run.json", "checkpoint.json"
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 
 
-class RunFiles:
+class ModelFolders:
     """The folders of models in that of the server; a model's folder outlives its session.
 
     Args:
