@@ -222,3 +222,34 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.Mo
     journal.append(record)
     journal.close()
     assert Journal(tmp_path).records == [record, record]
+
+
+def test_a_session_may_end_while_its_requests_run(service: Service, tmp_path: Path) -> None:
+    """Ended twice, with a pass that runs and samples that wait: others go on, also after a restart."""
+
+    async def run() -> None:
+        async with running(coordinator_of(service, tmp_path)) as coordinator:
+            for name in ("s", "t"):
+                coordinator.open_session(name, "alice")
+            for route, raw in requests()[:6]:
+                await ask(coordinator, route, raw)
+            session = coordinator.session("s", "alice")
+            for request in (read_request(*requests()[6]), read_request("asample", sample_body("s:sample:0", 1))):
+                await coordinator.submit(request, "alice")
+            while MODEL not in coordinator.state.sessions["s"].models or session.models[MODEL].next_seq < 7:
+                await asyncio.sleep(0)  # until the step runs
+            await asyncio.gather(coordinator.end_session(session), coordinator.end_session(session))
+            with pytest.raises(RefusedError, match="there is no session of 's:train:0', or it has ended"):
+                await ask(coordinator, *requests()[7])
+            assert b"model_id" in await ask(coordinator, "create_model", create_body("t"))
+            assert not (tmp_path / MODEL).exists()
+
+    asyncio.run(run())
+    again = coordinator_of(service, tmp_path)
+    assert list(again.state.sessions) == ["t"]
+    asyncio.run(close(again))
+
+
+async def close(coordinator: Coordinator) -> None:
+    async with running(coordinator):
+        pass

@@ -121,7 +121,9 @@ class Coordinator:
         return session
 
     async def end_session(self, session: ClientSession) -> None:
-        """End a session: its models' slots are free after the round that runs."""
+        """End a session, unless it has ended: its models' slots are free after the round that runs."""
+        if self.state.sessions.get(session.id) is not session:
+            return
         self._commit(JournalRecord({"kind": "end", "id": session.id}))
         for request_id in session.pending:
             self._notify(request_id)
@@ -193,11 +195,12 @@ class Coordinator:
         if self._passes:  # they ran again
             await self.compact()
         while True:
-            requests, samples = self.state.next_round(), self.state.next_samples(MAX_BATCH)
+            requests = self.state.next_round()
             if requests:
                 self._commit(JournalRecord({"kind": "round", "ids": [request.id for request in requests]}))
                 tenants = self._tenants(requests)
                 await self._answer(requests, partial(self._executor.run_round, requests, tenants))
+            samples = self.state.next_samples(MAX_BATCH)  # of the sessions that are open now
             if samples:
                 sources = [self._use_sampler(request) for request in samples]
                 await self._answer(samples, partial(self._executor.run_samples, samples, sources))

@@ -121,12 +121,13 @@ class Journal:
                     file.write(record.encode())
                 file.flush()
                 os.fsync(file.fileno())
-                self.size = file.tell()
+                size = file.tell()
             partial.rename(self._path)
         except OSError as error:
             raise JournalError(f"{partial} cannot be written: {error}; free space on its disk") from error
         os.close(self._file)
         self._file = os.open(self._path, os.O_RDWR | os.O_APPEND)
+        self.size = size
 
     def close(self) -> None:
         """Close the file; another process may use the folder."""
