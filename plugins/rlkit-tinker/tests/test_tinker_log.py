@@ -234,8 +234,8 @@ def test_a_session_may_end_while_its_requests_run(service: Service, tmp_path: Pa
             for route, raw in requests()[:6]:
                 await ask(coordinator, route, raw)
             session = coordinator.session("s", "alice")
-            for request in (read_request(*requests()[6]), read_request("asample", sample_body("s:sample:0", 1))):
-                await coordinator.submit(request, "alice")
+            together = (requests()[6], ("asample", sample_body("s:sample:0", 1)))
+            await asyncio.gather(*(coordinator.submit(read_request(*request), "alice") for request in together))
             while MODEL not in coordinator.state.sessions["s"].models or session.models[MODEL].next_seq < 7:
                 await asyncio.sleep(0)  # until the step runs
             await asyncio.gather(coordinator.end_session(session), coordinator.end_session(session))

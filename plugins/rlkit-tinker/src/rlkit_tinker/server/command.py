@@ -53,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     """Serve until a signal ends it; return the exit status."""
+    if list(argv) in (["-h"], ["--help"]):
+        _parser().print_help()
+        return 0
     if list(argv[:1]) != ["tinker"]:
         words = "" if not argv else f", not {show(argv[0], 60)}"
         raise RecipeError(f"rlkit serve takes what is served{words}: rlkit serve tinker --model PATH")
@@ -99,7 +102,10 @@ async def _serve(options: argparse.Namespace, keys: frozenset[str], journal: Jou
     )
     await runner.setup()
     site = web.TCPSite(runner, options.host, options.port, backlog=1024)
-    await site.start()
+    try:
+        await site.start()
+    except OSError as error:
+        raise RecipeError(f"--host {options.host} --port {options.port} cannot be used: {error}") from error
     port = runner.addresses[0][1]
     url = f"http://{options.host}:{port}"
     names = " and ".join(folders.names)
