@@ -81,7 +81,8 @@ def test_a_loop_trains_saves_samples_and_resumes(serve: Callable[..., None]) -> 
         sampler = (await wire.json("create_sampling_session", json_body(**fields)))["sampling_session_id"]
         about = await wire.json(f"samplers/{sampler}", method="GET")
         assert about == {"sampler_id": sampler, "base_model": BASE, "model_path": named["path"]}
-        accepted = await wire.json("asample", sample_body(sampler, 0, prompt_logprobs=True, topk_prompt_logprobs=2))
+        options = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "sampling_params": {"stop": []}}
+        accepted = await wire.json("asample", sample_body(sampler, 0, **options))
         assert accepted["sample_sequence_ids"] == [f"{sampler}/0/{i}" for i in range(2)]
         response = CLASSES["SampleResponse"].FromString(await wire.result(accepted["request_id"]))
         assert [len(sequence.tokens) // 4 for sequence in response.sequences] == [4, 4]
