@@ -55,8 +55,8 @@ def _own(name: str, *more: str) -> tuple[str, ...]:
 SUITES = {
     "hubs": Suite(
         (
-            "rlkit/loggers.py", "plugins/rlkit-trackers/src/**/*.py", "rlkit/ops/quantization.py", "rlkit/models/load.py",
-            "rlkit/agents.py",
+            "rlkit/loggers.py", "plugins/rlkit-trackers/src/**/*.py", "rlkit/ops/quantization.py",
+            "rlkit/models/load.py", "rlkit/agents.py",
             "plugins/rlkit-agents/src/rlkit_agents/**/*.py", "rlkit/rollout/recorded.py", "rlkit/rollout/rendering.py",
             "rlkit/rollout/template.py", "rlkit/losses/dpo.py", "tests/vendors.py",
             "plugins/rlkit-env-verifiers/src/**/*.py", "plugins/rlkit-env-openenv/src/**/*.py", "tests/hubs/**/*.py",

@@ -1,6 +1,6 @@
 """The extension surface: the hooks that a plugin implements, and the kinds of parts that it can register.
 
-    from rlkit import hookimpl
+    from rlkit.hooks import hookimpl
 
     @hookimpl
     def rlkit_register(register):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.interfaces.tool import Content, State
 from rlkit.types import Prompt
-
-if TYPE_CHECKING:
-    pass
 
 
 class Observation(NamedTuple):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.interfaces.tool import State
 from rlkit.types import Message, Prompt
-
-if TYPE_CHECKING:
-    pass
 
 
 class Reply(NamedTuple):

@@ -26,7 +26,7 @@ class Inputs(Flag):
     ADVANTAGES = auto()
     """`batch.advantages`, for which the recipe needs an estimator."""
     REWARDS = auto()
-    """`batch.rewards`."""
+    """Rewards, directly or through the advantages: the recipe needs a reward, and its metrics are logged."""
     OLD_LOGPS = auto()
     """`batch.old_logps`: the loss compares with them, so it can correct for samples of another policy."""
     REFERENCE = auto()

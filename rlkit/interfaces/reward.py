@@ -8,17 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 from numbers import Real
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rlkit.base.errors import shorten, show, with_definition
 from rlkit.base.ranges import LARGEST_FLOAT
 from rlkit.base.text import part_name
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Prompt, Score, Trajectory
-
-if TYPE_CHECKING:
-    pass
-
 
 LONGEST_ANSWER = 500
 """Most characters of a final answer."""

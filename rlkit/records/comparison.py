@@ -266,7 +266,9 @@ def lines(comparison: RunComparison) -> Iterator[str]:
     if comparison.step is None:
         yield f"metrics: the same in the {counted(comparison.steps, 'step')} that both have"
     else:
-        names = ", ".join(f"{name} {_text(a)} and {_text(b)}" for name, (a, b) in comparison.step.metrics.items())
+        names = ", ".join(
+            f"{name} {value_text(a)} and {value_text(b)}" for name, (a, b) in comparison.step.metrics.items()
+        )
         more = f", and {comparison.step.others} others" if comparison.step.others else ""
         yield f"metrics: the first step that differs is {comparison.step.number}: {names}{more}"
     if comparison.answer is None:
@@ -284,5 +286,6 @@ def lines(comparison: RunComparison) -> Iterator[str]:
         )
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
+    """Return a value of a comparison as text."""
     return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)

@@ -79,7 +79,7 @@ def assign_groups(ranks: Ranks, sampled: Sequence[Trajectory], meter: Meter) -> 
         return [list(range(len(sampled)))]
     tokens_of: dict[int, int] = defaultdict(int)
     for trajectory in sampled:
-        tokens_of[trajectory.group] += sum(len(sample.tokens) for sample in trajectory.samples)
+        tokens_of[trajectory.group] += token_count([trajectory])
     by_rank = ranks.gather_dp(dict(tokens_of))
     groups = sorted((group, tokens) for of_rank in by_rank for group, tokens in of_rank.items())
     assigned = assign([tokens for _, tokens in groups], ranks.count)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from rlkit_authors.vision_models import save_random_vision_model
 
 from rlkit.api import fit
 from rlkit.tasks import Pictures
+from tests.vision_models import save_random_vision_model
 
 ROWS, TOLERANCE = 16, 1e-5
 

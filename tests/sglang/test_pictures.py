@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rlkit_authors.vision_models import save_random_vision_model
 
 from rlkit.data.data import picture_reader
 from rlkit.engines import SGLangServer
@@ -24,6 +23,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Request, SampleKey, Sampling
 from tests.conftest import read_jsonl, rlkit
 from tests.served import RETRY, Trainer
+from tests.vision_models import save_random_vision_model
 
 
 class Served(NamedTuple):

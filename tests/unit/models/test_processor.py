@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from rlkit_authors.vision_models import VISION_KINDS, save_random_vision_model
 from torch import Tensor
 
 from rlkit.base.errors import RecipeError
 from rlkit.models.processor import Processor, image_token_ids, join_media, load_processor, process
 from rlkit.testing import save_random_model
+from tests.vision_models import VISION_KINDS, save_random_vision_model
 
 WIDE, SQUARE, TALL = (84, 56), (32, 32), (30, 100)
 TOKEN_TYPES = {"qwen2_5_vl": "mm_token_type_ids", "qwen3_vl": "mm_token_type_ids", "gemma3": "token_type_ids"}

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rlkit_authors.vision_models import VISION_KINDS, save_random_vision_model
 from torch import Tensor
 
 from rlkit.engines import TorchEngine
@@ -28,6 +27,7 @@ from rlkit.recipe import Lora, Model, Vision
 from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Request, SampleKey, Sampling
+from tests.vision_models import VISION_KINDS, save_random_vision_model
 
 PACKED = [kind for kind in VISION_KINDS if kind != "gemma3"]
 """Gemma 3 attends to pictures in both directions, so that rows with them are padded."""

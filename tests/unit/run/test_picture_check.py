@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rlkit_authors.vision_models import save_random_vision_model
 
 from rlkit.cli.main import main
 from rlkit.models import vision
+from tests.vision_models import save_random_vision_model
 
 REWARD = "def score(text):\n    return sum(letter in 'aeiou' for letter in text) / 8\n"
 

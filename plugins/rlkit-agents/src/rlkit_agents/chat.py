@@ -84,9 +84,6 @@ class ChatCompletions(Dialect):
             yield event({**head, "choices": [], "usage": _usage(answer)})
         yield b"data: [DONE]\n\n"
 
-    def error(self, error: RequestError) -> JsonObject:
-        return {"error": {"message": str(error), "type": error.kind, "param": None, "code": error.code}}
-
 
 def _message(value: object) -> Message:
     message = of_type(value, dict, "an element of messages")

@@ -39,9 +39,9 @@ class Dialect(ABC):
     def events(self, answer: Answer, request: ChatRequest) -> Iterator[bytes]:
         """Yield an answer as server-sent events, in the provider's order."""
 
-    @abstractmethod
     def error(self, error: RequestError) -> JsonObject:
-        """Return an error as a body."""
+        """Return an error as a body; the form is OpenAI's."""
+        return {"error": {"message": str(error), "type": error.kind, "param": None, "code": error.code}}
 
     def error_event(self, error: RequestError) -> bytes:
         """Return an error as the last event of a stream."""

@@ -88,9 +88,6 @@ class Responses(Dialect):
             yield send("response.output_item.done", output_index=index, item=item)
         yield send("response.incomplete" if body["status"] == "incomplete" else "response.completed", response=body)
 
-    def error(self, error: RequestError) -> JsonObject:
-        return {"error": {"message": str(error), "type": error.kind, "param": None, "code": error.code}}
-
     def error_event(self, error: RequestError) -> bytes:
         fields = {"code": error.code or error.kind, "message": str(error), "param": None, "sequence_number": 0}
         return event({"type": "error", **fields}, "error")

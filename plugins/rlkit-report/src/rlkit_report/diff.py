@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.display import echo, show
-from rlkit.records.comparison import RunComparison, compare, folder_of, lines
+from rlkit.records.comparison import RunComparison, compare, folder_of, lines, value_text
 
 USAGE = """usage: rlkit diff RUN RUN [--json]
     shows where two runs differ: their recipes, their environments, the first step whose metrics differ, the first
@@ -36,12 +36,8 @@ def run(argv: Sequence[str]) -> int:
 def _report(comparison: RunComparison, folders: Sequence[str]) -> None:
     for title, pairs in (("recipe", comparison.recipe), ("environment", comparison.environment)):
         if pairs:
-            show((title, *folders), [(key, *map(_text, pair)) for key, pair in pairs.items()])
+            show((title, *folders), [(key, *map(value_text, pair)) for key, pair in pairs.items()])
         else:
             echo(f"{title}: the same")
     for line in lines(comparison):
         echo(line)
-
-
-def _text(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
