@@ -70,6 +70,15 @@ SUITES = {
         ),
         "hubs",
     ),
+    "tinker": Suite(
+        (
+            "plugins/rlkit-tinker/src/**/*.py", "plugins/rlkit-tinker/pyproject.toml", "rlkit/docs/tinker.md",
+            "tests/tinker/**/*.py", ".ci/environment", ".ci/constraints-tinker.txt",
+        ),
+        ("tests/tinker",),
+        ("tests/tinker/test_sdk.py::test_sl_loop_learns_and_resumes",),
+        "tinker",
+    ),
     "vllm": Suite(
         _own("vllm", "plugins/rlkit-engine-vllm/src/**/*.py"),
         ("tests/vllm",),

@@ -15,6 +15,9 @@ HTTP = {
     "plugins/rlkit-agents/src/rlkit_agents/server.py": "a server",
     "plugins/rlkit-engine-http/src/rlkit_engine_http/__main__.py": "a server",
     "plugins/rlkit-engine-http/src/rlkit_engine_http/server.py": "a server",
+    "plugins/rlkit-tinker/src/rlkit_tinker/server/app.py": "a server",
+    "plugins/rlkit-tinker/src/rlkit_tinker/server/command.py": "a server",
+    "plugins/rlkit-tinker/src/rlkit_tinker/server/routes.py": "a server",
     "plugins/rlkit-env-openenv/src/rlkit_env_openenv/connection.py": "a WebSocket to a server that the user names",
 }
 """Modules that may import `CLIENTS`."""

@@ -35,6 +35,7 @@ NOT_HERE = {
     r"^mkdir|^rlkit completion": "files in the reader's home",
     r"^rlkit replay .*--step 101\b": "a run of 101 steps",
     r"^(vllm|curl|python -m sglang|python llama\.cpp)": "a server or converter of another project",
+    r"^rlkit serve|^python sky\.py": "Tinker's SDK: tests/tinker runs them",
 }
 """Commands that no machine of the gate runs, and what they need."""
 GIVEN = {"looking-at-a-run": ("runs/a", "runs/b"), "why-it-does-not-learn": ("runs/mine",)}

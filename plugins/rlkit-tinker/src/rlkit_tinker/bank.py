@@ -131,17 +131,23 @@ class AdapterBank:
             raise RequestFailedError(f"rank is {show(rank)}, expected an integer from 1 to {self.max_rank}{full}")
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise RequestFailedError(f"seed is {show(seed)}, expected an integer from 0 to 2**63 - 1")
-        if len(self._adapters) >= self.max_adapters:
-            raise RequestFailedError(
-                f"all {self.max_adapters} adapters are in use; close a training client, or raise max_adapters"
-            )
+        self._check_slots()
         names = [name for kind in self._kinds_to_train(attn, mlp, unembed) for name in self.names[kind]]
         pairs = self.empty_pairs(names, rank)
         generator = torch.Generator().manual_seed(seed)
         for pair in pairs.values():
             down = nn.init.kaiming_uniform_(torch.empty(pair.down.shape), a=sqrt(5), generator=generator)
             pair.down.data.copy_(down)  # drawn on the CPU, alike on every device
-        self._adapters.append(Adapter(pairs, rank))
+        return self.add(pairs)
+
+    def add(self, pairs: Pairs) -> Adapter:
+        """Return a new adapter with these matrices.
+
+        Raises:
+            RequestFailedError: All slots are in use.
+        """
+        self._check_slots()
+        self._adapters.append(Adapter(pairs, len(next(iter(pairs.values())).down)))
         return self._adapters[-1]
 
     def empty_pairs(self, names: Sequence[str], rank: int) -> dict[str, LoraPair]:
@@ -188,6 +194,12 @@ class AdapterBank:
             return y if self._route is None else self._route.add(name, x, y)
 
         return routed
+
+    def _check_slots(self) -> None:
+        if len(self._adapters) >= self.max_adapters:
+            raise RequestFailedError(
+                f"all {self.max_adapters} adapters are in use; close a training client, or raise max_adapters"
+            )
 
     def _kinds_to_train(self, attn: bool, mlp: bool, unembed: bool) -> list[str]:
         kinds = [kind for kind, train in (("attn", attn), ("mlp", mlp), ("unembed", unembed)) if train]

@@ -42,14 +42,14 @@ GRADIENT = "grad"
 
 
 def folder_of(root: Path, path: str) -> Path:
-    """Return the folder of a path `tinker://MODEL/weights/NAME`.
+    """Return the folder of a path `tinker://MODEL/weights/NAME`, or `.../sampler_weights/NAME`.
 
     Raises:
         RequestFailedError: It is no such path.
     """
     scheme, *parts = path.replace("://", "/", 1).split("/") if isinstance(path, str) else [""]
     names_are_plain = len(parts) == 3 and all(NAME.fullmatch(part) for part in parts)
-    if scheme != "tinker" or not names_are_plain or parts[1] != "weights":
+    if scheme != "tinker" or not names_are_plain or parts[1] not in ("weights", "sampler_weights"):
         raise RequestFailedError(
             f"the path of a state is {show(path)}, expected tinker://MODEL/weights/NAME, where names have letters, "
             "digits and '_.:-'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from typing import Literal
 
 import numpy as np
@@ -49,7 +49,7 @@ class TensorData:
         if name not in DTYPES:
             raise RequestFailedError(f"the dtype of tensor data is {show(dtype)}, expected int64 or float32")
         array = array.astype(DTYPES[name])
-        if shape is not None and array.size != np.prod(shape):
+        if shape is not None and array.size != prod(shape):
             raise RequestFailedError(f"tensor data have {array.size} numbers, expected those of shape {list(shape)}")
         self._array: NDArray[np.int64 | np.float32] = array if shape is None else array.reshape(tuple(shape))
         self._array.flags.writeable = False
