@@ -6,12 +6,12 @@ import asyncio
 import random
 from dataclasses import replace
 
-from agent_clients import Ask, Asker, ChatAsker, MessagesAsker, ResponsesAsker, Said, edited, serving
-from fake_policy import FakePolicy
 from test_forest import check_samples
 
 from rlkit.interfaces.gateway import Sample, SessionLimits
 from rlkit.types import Completion
+from tests.agent_clients import Ask, Asker, ChatAsker, MessagesAsker, ResponsesAsker, Said, edited, serving
+from tests.fake_policy import FakePolicy
 
 CONVERSATIONS = 20
 TEXTS = [

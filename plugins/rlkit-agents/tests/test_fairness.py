@@ -10,8 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from agent_clients import chat_client, run
-from fake_policy import FakePolicy, tree, user
 from rlkit_agents import admission, connections, server
 from rlkit_agents.request import RequestError
 from rlkit_agents.server import ChatGateway
@@ -20,7 +18,9 @@ from rlkit_agents.session import AgentSession
 from rlkit.interfaces.gateway import SessionLimits
 from rlkit.media import Rendered
 from rlkit.types import Completion, JsonObject, Message
+from tests.agent_clients import chat_client, run
 from tests.events import until
+from tests.fake_policy import FakePolicy, tree, user
 
 CHAT, COUNT = "/v1/chat/completions", "/v1/messages/count_tokens"
 BODY = json.dumps({"model": "m", "messages": [user("a")]}).encode()

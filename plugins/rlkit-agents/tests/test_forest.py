@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from fake_policy import END, ask, session_of, tree, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlkit_agents.forest import Attachment, Forest
@@ -19,6 +18,7 @@ from rlkit.base.errors import RolloutError
 from rlkit.interfaces.gateway import Sample
 from rlkit.types import Fork, Message, StopReason
 from tests.events import until
+from tests.fake_policy import END, ask, session_of, tree, user
 
 History = Callable[[AgentSession], Awaitable[object]]
 

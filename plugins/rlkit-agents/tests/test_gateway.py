@@ -9,8 +9,6 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from agent_clients import chat_client, message_client, run, serving
-from fake_policy import FakePolicy, ask, tree, user
 from rlkit_agents import server
 from rlkit_agents.chat import ChatCompletions
 from rlkit_agents.request import RequestError
@@ -19,7 +17,9 @@ from rlkit_agents.session import AgentSession
 
 from rlkit.base.errors import RecipeError, RolloutError
 from rlkit.interfaces.gateway import SessionLimits
+from tests.agent_clients import chat_client, message_client, run, serving
 from tests.events import until
+from tests.fake_policy import FakePolicy, ask, tree, user
 
 CALLS = (
     'Both. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

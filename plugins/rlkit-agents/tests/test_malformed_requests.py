@@ -9,11 +9,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from agent_clients import run
-from fake_policy import ask, tree, user
 from rlkit_agents.chat import ChatCompletions
 from rlkit_agents.server import ChatGateway
 from rlkit_agents.session import AgentSession
+
+from tests.agent_clients import run
+from tests.fake_policy import ask, tree, user
 
 USER = user("a")
 DEEP: Any = functools.reduce(lambda inner, _: [inner], range(65), 1)

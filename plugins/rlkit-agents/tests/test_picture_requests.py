@@ -10,7 +10,6 @@ import zlib
 from typing import Any
 
 import pytest
-from fake_policy import ask, session_of, tree, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -24,6 +23,7 @@ from rlkit_agents.session import AgentSession
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.picture import Picture
 from rlkit.types import JsonObject, Message
+from tests.fake_policy import ask, session_of, tree, user
 
 
 def png(colour: str = "red") -> bytes:

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from agent_clients import chat_client, message_client, run
-from fake_policy import END, tree
 from pydantic import BaseModel
 from rlkit_agents.server import ChatGateway
 from rlkit_agents.session import AgentSession
 from test_forest import check_samples
+
+from tests.agent_clients import chat_client, message_client, run
+from tests.fake_policy import END, tree
 
 if TYPE_CHECKING:  # each client takes seconds to import
     import anthropic

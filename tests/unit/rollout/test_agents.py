@@ -10,8 +10,6 @@ from typing import Any
 
 import openai
 import pytest
-from agent_clients import chat_client
-from fake_policy import FakePolicy
 from rlkit_agents.server import ChatGateway
 from rlkit_authors.models import build_tokenizer
 
@@ -27,6 +25,8 @@ from rlkit.rollout.conversation import Limits
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, JsonObject, Prompt, Request, SampleKey, Sampling, StopReason
+from tests.agent_clients import chat_client
+from tests.fake_policy import FakePolicy
 
 
 class CalmEngine:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fake_policy import FakePolicy
 from rlkit_agents.server import ChatGateway
 from rlkit_agents.session import AgentSession
 
 from rlkit.interfaces.gateway import SessionLimits
+from tests.fake_policy import FakePolicy
 
 if TYPE_CHECKING:  # each client takes seconds to import
     import anthropic
