@@ -1,15 +1,17 @@
-"""Import paths that modules had before they moved, for packages that still use them, until `REMOVED_IN`."""
+"""Former names of what packages use: paths of modules, and booleans of engines. They end in `REMOVED_IN`."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections.abc import Sequence
+from enum import Flag
 from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 FORMER = {
     "rlkit.base.command": "rlkit_code.command",
@@ -49,7 +51,7 @@ class FormerPaths(MetaPathFinder, Loader):
 
     def __init__(self) -> None:
         self.imported: dict[str, str] = {}
-        """The former paths that were imported since the last `take_imported`, and those that they lead to."""
+        """The former names that were used since the last `take_imported`, and those that they lead to."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -87,8 +89,49 @@ def serve_former_paths() -> None:
         sys.meta_path.append(_PATHS)
 
 
+class FormerFlag:
+    """A boolean attribute of engines and of their classes that is one of their `capabilities` now.
+
+    Args:
+        name: Name of the attribute.
+        capability: The capability that it sets.
+    """
+
+    def __init__(self, name: str, capability: Flag) -> None:
+        self.name, self.capability = name, capability
+
+    def adopt(self, cls: Any) -> None:
+        """Turn the boolean that a class sets into a capability.
+
+        Raises:
+            TypeError: The attribute is no boolean.
+        """
+        if self.name not in vars(cls):
+            return
+        value = vars(cls)[self.name]
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"{cls.__name__}.{self.name} is {value!r}, expected true or false; set `capabilities` in `__init__`, "
+                f"with {self.capability} or without it"
+            )
+        delattr(cls, self.name)
+        _PATHS.imported[f"{cls.__name__}.{self.name}"] = str(self.capability)
+        self.__set__(cls, value)
+
+    def __get__(self, engine: Any, cls: Any) -> bool:
+        return self.capability in (cls if engine is None else engine).capabilities
+
+    def __set__(self, engine: Any, value: bool) -> None:
+        message = (
+            f"`{self.name}` of an engine is {self.capability} in its `capabilities`, and ends in rlkit {REMOVED_IN}"
+        )
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        others = engine.capabilities & ~self.capability
+        engine.capabilities = others | self.capability if value else others
+
+
 def take_imported() -> str | None:
-    """Name the former paths imported since the last call, in a note; None if there are none."""
+    """Name the former names used since the last call, in a note; None if there are none."""
     imported, _PATHS.imported = _PATHS.imported, {}
     for name in imported:
         sys.modules.pop(name, None)  # so that the next import is seen, too
@@ -96,4 +139,4 @@ def take_imported() -> str | None:
     if not modules:
         return None
     listed = ", ".join(f"{name} (now {imported[name]})" for name in modules)
-    return f"it imports {listed}; the former paths end in rlkit {REMOVED_IN}"
+    return f"it uses {listed}; the former names end in rlkit {REMOVED_IN}"

@@ -6,11 +6,15 @@ import json
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from enum import Flag, auto
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.installed import extra_command
+from rlkit.former import FormerFlag
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Completion, Request, Structure
 
@@ -23,36 +27,38 @@ COPIES_SHARE = 0.25
 """The largest share of a GPU's memory that TorchEngine fills with copies of the weights, to sample faster."""
 
 
+class Capability(Flag):
+    """What an engine does besides continuing token ids with weights of its own. The recipe may require it."""
+
+    NOTHING = 0
+    READS_POLICY = auto()
+    """It samples from the trainer's own weights, which then stay on the device."""
+    INTERRUPT = auto()
+    """It implements `interrupt`, so that rollouts can run ahead of the trainer."""
+    BESIDE = auto()
+    """It samples on devices of its own and takes weights in the middle of requests. It then continues while the trainer
+    learns, and rollouts can run ahead without `interrupt`."""
+    CANDIDATES = auto()
+    """Completions have `candidates` where `sampling.top_k` is set, so that training may truncate."""
+    RESUMES_STRUCTURES = auto()
+    """A request continues a text in the middle of its structure, as turns with stop texts need."""
+    TEACHER = auto()
+    """It implements `teacher`."""
+    VALIDATION_ONLY = auto()
+    """It samples in validation alone: the run trains on recorded completions."""
+
+
 class RolloutEngine(BoundPart):
     """Continues token ids. A caller sends one request at a time; the engine batches them.
 
     Constructors store options only; models and servers are opened in `bind` and later.
     """
 
-    reads_policy: bool = False
-    """Whether the engine samples from the trainer's own weights, which then stay on the device."""
-
-    interruptible: bool = False
-    """Whether the engine implements `interrupt`, so that rollouts can run ahead of the trainer."""
-
-    beside: bool = False
-    """Whether the engine samples on devices of its own and takes weights in the middle of requests. It then continues
-    while the trainer learns, and rollouts can run ahead without `interrupt`."""
-
-    returns_candidates: bool = False
-    """Whether completions have `candidates` where `sampling.top_k` is set, so that training may truncate."""
-
-    resumes_structures: bool = False
-    """Whether a request continues a text in the middle of its structure, as turns with stop texts need."""
-
-    recorded: bool = False
-    """Whether the run trains on recorded completions, and the engine samples for validation only."""
+    capabilities: Capability = Capability.NOTHING
+    """What the engine does; a class with several bases that does not set it has the capabilities of all of them."""
 
     chosen: str = ""
     """Why the engine was chosen on GPUs for a recipe that names none; empty if it names this engine."""
-
-    scores: bool = False
-    """Whether the engine implements `teacher`."""
 
     reserved: int = 0
     """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
@@ -68,6 +74,14 @@ class RolloutEngine(BoundPart):
 
     packages: ClassVar[Mapping[str, Callable[[str], str]]] = MappingProxyType({})
     """Distributions that the engine needs, each with a description of an installed version, for `rlkit doctor`."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if len(cls.__bases__) > 1 and "capabilities" not in vars(cls):
+            inherited = (getattr(base, "capabilities", Capability.NOTHING) for base in cls.__bases__)
+            cls.capabilities = reduce(or_, inherited)
+        for flag in FORMER_FLAGS:
+            flag.adopt(cls)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -115,7 +129,7 @@ class RolloutEngine(BoundPart):
         """Continue the request's tokens until a stop id, `max_tokens` or the end of the context.
 
         `Completion.logps` are those of `log_softmax(logits / temperature)`, and a stop id is part of the tokens. If the
-        engine `returns_candidates` and the request has `top_k`, log-probs are those of the softmax over the candidates.
+        engine returns CANDIDATES and the request has `top_k`, log-probs are those of the softmax over the candidates.
 
         Raises:
             RolloutError: This request failed; others are not affected.
@@ -169,6 +183,20 @@ class RolloutEngine(BoundPart):
     def health(self) -> dict[str, float]:
         """Return gauges to log with the step; the maximum over all ranks is logged, so larger should mean worse."""
         return {}
+
+
+FORMER_FLAGS = [
+    FormerFlag("reads_policy", Capability.READS_POLICY),
+    FormerFlag("interruptible", Capability.INTERRUPT),
+    FormerFlag("beside", Capability.BESIDE),
+    FormerFlag("returns_candidates", Capability.CANDIDATES),
+    FormerFlag("resumes_structures", Capability.RESUMES_STRUCTURES),
+    FormerFlag("scores", Capability.TEACHER),
+    FormerFlag("recorded", Capability.VALIDATION_ONLY),
+]
+"""The booleans that engines had before `capabilities`."""
+for _flag in FORMER_FLAGS:
+    setattr(RolloutEngine, _flag.name, _flag)
 
 
 def grammar_of(structure: Structure) -> str:

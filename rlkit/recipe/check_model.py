@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from rlkit.base.errors import show
 from rlkit.base.installed import extra_command
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe.fabric import FSDP2
 from rlkit.recipe.recipe import Recipe, option
@@ -161,7 +162,7 @@ def _check_quantization(recipe: Recipe) -> Iterator[str]:
     if isinstance(recipe.fabric.strategy, FSDP2):
         yield f"{quantized} fabric.strategy FSDP2 cannot shard weights in 4 bits; choose ddp, or set it to null"
     engine = recipe.rollout.engine
-    if not engine.reads_policy:
+    if Capability.READS_POLICY not in engine.capabilities:
         yield (
             f"{quantized} rollout.engine {type(engine).__name__} needs weights in 16 bits; choose rollout.engine: "
             "TorchEngine, or set it to null"

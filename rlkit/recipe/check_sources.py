@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlkit.base.errors import show
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.recipe.model import Attempts, Teacher
 from rlkit.recipe.recipe import Recipe
@@ -75,7 +76,7 @@ def check_teacher(recipe: Recipe) -> Iterator[str]:
         if teacher.engine is not None:
             yield "teacher.engine says which product serves teacher.urls, but there are none; add them, or remove it"
         return
-    if teacher.engine is not None and not teacher.engine.scores:
+    if teacher.engine is not None and Capability.TEACHER not in teacher.engine.capabilities:
         name = type(teacher.engine).__name__
         yield f"teacher.engine is {name}, whose servers do not score tokens; `rlkit docs servers` names those that do"
     if not teacher.urls:
@@ -142,12 +143,12 @@ def check_staleness(recipe: Recipe) -> Iterator[str]:
             "or add correction: {high: 2.0} (weighs each token by that ratio) or rejection: {high: 2.0} (leaves out "
             "the tokens with the largest ratios)"
         )
-    if not (rollout.engine.interruptible or rollout.engine.beside):
+    if not rollout.engine.capabilities & (Capability.INTERRUPT | Capability.BESIDE):
         yield (
             f"{stale} rollout.engine {type(rollout.engine).__name__} cannot be interrupted, and does not sample "
             "during training; choose TorchEngine"
         )
-    if rollout.max_conversations is not None and not rollout.engine.beside:
+    if rollout.max_conversations is not None and Capability.BESIDE not in rollout.engine.capabilities:
         yield f"{stale} rollout.max_conversations does not limit interrupted conversations; set rollout.lead instead"
     if rollout.oversample > 1:
         yield (

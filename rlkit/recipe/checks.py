@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.text import part_name
 from rlkit.interfaces.advantage import Needs
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.recipe.check_model import check_model
 from rlkit.recipe.check_sources import check_mixtures, check_recorded, check_staleness, check_teacher
@@ -169,7 +170,8 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
 
 def _check_truncation(recipe: Recipe) -> Iterator[str]:
     """The trainer renormalises over the candidates of each token, which the engine must return."""
-    sampling, engine = recipe.rollout.sampling, type(recipe.rollout.engine)
+    sampling, engine = recipe.rollout.sampling, recipe.rollout.engine
+    name = type(engine).__name__
     limits = f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}"
     if sampling.structure is not None:
         limits += " and a structure"
@@ -179,8 +181,8 @@ def _check_truncation(recipe: Recipe) -> Iterator[str]:
             f"{limits}, but the trainer keeps the ids from which each token is sampled; set top_k as well, from 1 to "
             f"{MOST_CANDIDATES}, such as 100"
         )
-    if not engine.returns_candidates:
-        yield f"{limits}, but {engine.__name__} does not return the ids from which each token is sampled; {advice}"
+    if Capability.CANDIDATES not in engine.capabilities:
+        yield f"{limits}, but {name} does not return the ids from which each token is sampled; {advice}"
     if recipe.teacher is not None or recipe.loss.forward.teacher_top or recipe.loss.forward.statistics.mean:
         yield f"{limits}, but a teacher and the loss read log-probs over the whole vocabulary; {advice}"
 
@@ -202,7 +204,7 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
                 recipe.rollout.engine.check_structure(section.structure)
             except RecipeError as error:
                 yield f"{key}.sampling.structure: {error}"
-            if section.stop and not recipe.rollout.engine.resumes_structures:
+            if section.stop and Capability.RESUMES_STRUCTURES not in recipe.rollout.engine.capabilities:
                 engine = type(recipe.rollout.engine).__name__
                 yield (
                     f"{key}.sampling has stop texts and a structure, which {engine} begins anew in each request; "

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlkit.base.garbage import lasting
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunStart
+from rlkit.interfaces.engine import Capability
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
@@ -100,7 +101,7 @@ class Session:
         saver = self._begin(context, resumed)
         outcome = self.record.outcome
         if context.recipe.rollout.max_staleness and self.replay is None:
-            stream_type = BesideStream if context.rollouts.engine.beside else ColocatedStream
+            stream_type = BesideStream if Capability.BESIDE in context.rollouts.engine.capabilities else ColocatedStream
             self.stream = stream_type(context.data, context.rollouts, self._trained(context.recipe, resumed))
         replay = self.replay or Replay(train.total_steps)
         method = method_of(context.recipe)

@@ -18,6 +18,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.data.measure import AnswerSizes, measure_answers
 from rlkit.engines import Recorded, TorchEngine
+from rlkit.interfaces.engine import Capability
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
@@ -428,8 +429,8 @@ def test_the_engine_gets_weights_for_validations_alone(tmp_path: Path, monkeypat
 
 def test_another_engine_answers_validations() -> None:
     class Other(TorchEngine):
-        reads_policy, reserved = False, 7
+        capabilities, reserved = Capability.CANDIDATES, 7
 
     engine = Recorded(Other())
-    assert (engine.reads_policy, engine.reserved, engine.recorded) == (False, 7, True)
-    assert Recorded().reads_policy
+    assert (engine.capabilities, engine.reserved) == (Capability.VALIDATION_ONLY, 7)
+    assert Recorded().capabilities == Capability.VALIDATION_ONLY | Capability.READS_POLICY

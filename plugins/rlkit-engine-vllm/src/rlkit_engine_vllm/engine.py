@@ -22,7 +22,7 @@ from rlkit_servers.transports import Transport, is_local
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
-from rlkit.interfaces.engine import check_launched
+from rlkit.interfaces.engine import Capability, check_launched
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Structure
 from rlkit_engine_vllm.api import VllmApi
@@ -53,8 +53,7 @@ class VllmRollouts(ServerEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    scores = True
-    returns_candidates = True
+    capabilities = Capability.TEACHER | Capability.CANDIDATES
 
     def __init__(self, launch: VllmLaunch, retry: ServerRetryPolicy, check_weights: bool) -> None:
         super().__init__(
@@ -161,7 +160,8 @@ class VllmServer(VllmRollouts):
         check_weights: bool = True,
     ) -> None:
         super().__init__(launch, retry, check_weights)
-        self.beside = not launch.release_memory
+        if not launch.release_memory:
+            self.capabilities |= Capability.BESIDE
         for url in urls:
             if not url.startswith(("http://", "https://")):
                 raise RecipeError(f"VllmServer has the url {url!r}, expected http://… or https://…")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 
 from rlkit.base.errors import EngineError
-from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.launcher import HostedServer, ServerCommand
 from rlkit.types import Completion, Request
 from rlkit_servers.api import ServerApi
@@ -240,7 +240,7 @@ def trainer_gpus(runtime: Runtime) -> set[int]:
 class DeviceEngine(ServerEngine):
     """A server on each rank's own device, or one that neighbouring ranks share over theirs."""
 
-    interruptible = True
+    capabilities = Capability.INTERRUPT
 
     gpus_per_server = 1
     """Ranks whose devices a server uses."""
