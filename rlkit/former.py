@@ -6,10 +6,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 from enum import Flag
-from functools import partial
+from functools import partial, reduce
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from operator import or_
 from types import ModuleType
 from typing import Any
 
@@ -90,44 +91,53 @@ def serve_former_paths() -> None:
 
 
 class FormerFlag:
-    """A boolean attribute of engines and of their classes that is one of their `capabilities` now.
+    """A boolean attribute of engines, and of their classes, that is one of their `capabilities` now."""
 
-    Args:
-        name: Name of the attribute.
-        capability: The capability that it sets.
-    """
+    def __init__(self, capability: Flag) -> None:
+        self.capability = capability
 
-    def __init__(self, name: str, capability: Flag) -> None:
-        self.name, self.capability = name, capability
-
-    def adopt(self, cls: Any) -> None:
-        """Turn the boolean that a class sets into a capability.
-
-        Raises:
-            TypeError: The attribute is no boolean.
-        """
-        if self.name not in vars(cls):
-            return
-        value = vars(cls)[self.name]
-        if not isinstance(value, bool):
-            raise TypeError(
-                f"{cls.__name__}.{self.name} is {value!r}, expected true or false; set `capabilities` in `__init__`, "
-                f"with {self.capability} or without it"
-            )
-        delattr(cls, self.name)
-        _PATHS.imported[f"{cls.__name__}.{self.name}"] = str(self.capability)
-        self.__set__(cls, value)
+    def __set_name__(self, cls: Any, name: str) -> None:
+        self.name = name
 
     def __get__(self, engine: Any, cls: Any) -> bool:
         return self.capability in (cls if engine is None else engine).capabilities
 
     def __set__(self, engine: Any, value: bool) -> None:
-        message = (
-            f"`{self.name}` of an engine is {self.capability} in its `capabilities`, and ends in rlkit {REMOVED_IN}"
-        )
+        message = f"`{self.name}` of engines is {self.capability} in `capabilities`, and ends in rlkit {REMOVED_IN}"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         others = engine.capabilities & ~self.capability
         engine.capabilities = others | self.capability if value else others
+
+
+class FormerFlags:
+    """A class with `capabilities` whose subclasses may set former flags; each flag is inherited by itself, as before.
+
+    Raises:
+        TypeError: A former flag is no boolean.
+    """
+
+    capabilities: Any
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        bases = [base for base in cls.__bases__ if hasattr(base, "capabilities")]
+        if len(bases) > 1 and "capabilities" not in vars(cls):
+            cls.capabilities = reduce(or_, (base.capabilities for base in bases))
+        former = {
+            name: flag for base in cls.__mro__ for name, flag in vars(base).items() if isinstance(flag, FormerFlag)
+        }
+        for name, value in list(vars(cls).items()):
+            if name not in former or value is former[name]:
+                continue
+            capability = former[name].capability
+            if not isinstance(value, bool):
+                raise TypeError(
+                    f"{cls.__name__}.{name} is {value!r}, expected true or false; set `capabilities` in `__init__`, "
+                    f"with {capability} or without it"
+                )
+            delattr(cls, name)
+            _PATHS.imported[f"{cls.__name__}.{name}"] = str(capability)
+            former[name].__set__(cls, value)
 
 
 def take_imported() -> str | None:

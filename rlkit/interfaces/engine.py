@@ -7,14 +7,12 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Flag, auto
-from functools import reduce
-from operator import or_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.installed import extra_command
-from rlkit.former import FormerFlag
+from rlkit.former import FormerFlag, FormerFlags
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Completion, Request, Structure
 
@@ -48,14 +46,20 @@ class Capability(Flag):
     """It samples in validation alone: the run trains on recorded completions."""
 
 
-class RolloutEngine(BoundPart):
+class RolloutEngine(BoundPart, FormerFlags):
     """Continues token ids. A caller sends one request at a time; the engine batches them.
 
     Constructors store options only; models and servers are opened in `bind` and later.
     """
 
     capabilities: Capability = Capability.NOTHING
-    """What the engine does; a class with several bases that does not set it has the capabilities of all of them."""
+    reads_policy = FormerFlag(Capability.READS_POLICY)
+    interruptible = FormerFlag(Capability.INTERRUPT)
+    beside = FormerFlag(Capability.BESIDE)
+    returns_candidates = FormerFlag(Capability.CANDIDATES)
+    resumes_structures = FormerFlag(Capability.RESUMES_STRUCTURES)
+    scores = FormerFlag(Capability.TEACHER)
+    recorded = FormerFlag(Capability.VALIDATION_ONLY)
 
     chosen: str = ""
     """Why the engine was chosen on GPUs for a recipe that names none; empty if it names this engine."""
@@ -74,14 +78,6 @@ class RolloutEngine(BoundPart):
 
     packages: ClassVar[Mapping[str, Callable[[str], str]]] = MappingProxyType({})
     """Distributions that the engine needs, each with a description of an installed version, for `rlkit doctor`."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if len(cls.__bases__) > 1 and "capabilities" not in vars(cls):
-            inherited = (getattr(base, "capabilities", Capability.NOTHING) for base in cls.__bases__)
-            cls.capabilities = reduce(or_, inherited)
-        for flag in FORMER_FLAGS:
-            flag.adopt(cls)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -183,20 +179,6 @@ class RolloutEngine(BoundPart):
     def health(self) -> dict[str, float]:
         """Return gauges to log with the step; the maximum over all ranks is logged, so larger should mean worse."""
         return {}
-
-
-FORMER_FLAGS = [
-    FormerFlag("reads_policy", Capability.READS_POLICY),
-    FormerFlag("interruptible", Capability.INTERRUPT),
-    FormerFlag("beside", Capability.BESIDE),
-    FormerFlag("returns_candidates", Capability.CANDIDATES),
-    FormerFlag("resumes_structures", Capability.RESUMES_STRUCTURES),
-    FormerFlag("scores", Capability.TEACHER),
-    FormerFlag("recorded", Capability.VALIDATION_ONLY),
-]
-"""The booleans that engines had before `capabilities`."""
-for _flag in FORMER_FLAGS:
-    setattr(RolloutEngine, _flag.name, _flag)
 
 
 def grammar_of(structure: Structure) -> str:

@@ -221,6 +221,7 @@ class VllmEngine(VllmRollouts, DeviceEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    capabilities = VllmRollouts.capabilities | DeviceEngine.capabilities
     preference = 1
     model_sources = ("vllm", "model_executor/models/registry.py")
 

@@ -284,6 +284,7 @@ class SGLangEngine(SGLangRollouts, DeviceEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    capabilities = SGLangRollouts.capabilities | DeviceEngine.capabilities
     preference = 2
     model_sources = ("sglang", "srt/models/*.py")
 
