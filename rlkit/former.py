@@ -6,11 +6,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 from enum import Flag
-from functools import partial, reduce
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from operator import or_
 from types import ModuleType
 from typing import Any
 
@@ -110,19 +109,14 @@ class FormerFlag:
 
 
 class FormerFlags:
-    """A class with `capabilities` whose subclasses may set former flags; each flag is inherited by itself, as before.
+    """A class with `capabilities` whose subclasses may set former flags.
 
     Raises:
         TypeError: A former flag is no boolean.
     """
 
-    capabilities: Any
-
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        bases = [base for base in cls.__bases__ if hasattr(base, "capabilities")]
-        if len(bases) > 1 and "capabilities" not in vars(cls):
-            cls.capabilities = reduce(or_, (base.capabilities for base in bases))
         former = {
             name: flag for base in cls.__mro__ for name, flag in vars(base).items() if isinstance(flag, FormerFlag)
         }

@@ -21,9 +21,10 @@ from rlkit.data.data import Data, load_data
 from rlkit.distributed.offload import free_cached
 from rlkit.recipe import Recipe
 from rlkit.run.answers import write_answers
-from rlkit.run.evaluate import Evaluation, evaluate, samplings
+from rlkit.run.evaluate import Evaluation, samplings
 from rlkit.run.folder import as_data, environment, json_text, new_folder, of_rank, write_atomically
 from rlkit.run.harness import Harness
+from rlkit.run.method import procedure_of
 from rlkit.train.setup import fabric_for, prepare_rollouts
 
 OWN: list[tuple[str, dict[str, object]]] = [
@@ -206,7 +207,7 @@ def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:
     rollouts = prepare_rollouts(recipe, data, fabric)
     try:
         rollouts.sync_weights()
-        return evaluate(rollouts, data.validation)
+        return procedure_of(recipe.method).evaluate(rollouts, data.validation)
     finally:
         rollouts.close()
 

@@ -123,16 +123,13 @@ UNSCORED = (
 
 
 def _check_head(recipe: Recipe) -> Iterator[str]:
-    loss, scores = recipe.loss, recipe.model.head == "score"
+    loss, scores = recipe.loss, recipe.model.scores
     name = type(loss).__name__
     if Inputs.SCORES in loss.inputs and not scores:
         yield f"loss {name} trains a reward model, but model.head is {recipe.model.head!r}; set model.head: score"
     if not scores:
         return
     reward_model = "model.head is 'score': a reward model, which predicts no tokens, but"
-    if not recipe.rollout.engine.recorded:
-        engine = type(recipe.rollout.engine).__name__
-        yield f"{reward_model} rollout.engine {engine} samples them; set rollout.engine: Recorded"
     if Inputs.SCORES not in loss.inputs:
         yield (
             f"{reward_model} loss {name} reads their log-probs; choose loss: BradleyTerry, or BinaryCrossEntropy for "

@@ -10,7 +10,7 @@ from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.recipe.check_model import check_model
-from rlkit.recipe.check_sources import check_mixtures, check_recorded, check_staleness, check_teacher
+from rlkit.recipe.check_sources import check_inputs, check_mixtures, check_staleness, check_teacher
 from rlkit.recipe.check_validation import check_best, check_validation
 from rlkit.recipe.recipe import Recipe, option
 from rlkit.registry.checks import method_problems
@@ -30,7 +30,8 @@ def check(recipe: Recipe) -> None:
     """
     checks = (
         _check_methods,
-        check_recorded,
+        recipe.method.problems,
+        check_inputs,
         check_teacher,
         _check_needs,
         _check_numbers,
@@ -56,11 +57,6 @@ def _check_methods(recipe: Recipe) -> Iterator[str]:
 
 def _check_needs(recipe: Recipe) -> Iterator[str]:
     advantage, needs = type(recipe.advantage).__name__, recipe.needs
-    if Needs.GROUPS in needs and recipe.rollout.group_size < 2 and not recipe.rollout.engine.recorded:
-        yield (
-            f"advantage {advantage} compares the samples of a prompt, but rollout.group_size is "
-            f"{recipe.rollout.group_size}; set rollout.group_size to 2 or more (usual: 8)"
-        )
     if Needs.VALUES in needs and recipe.critic is None:
         yield (
             f"advantage {advantage} needs values, but the recipe has no `critic:` section; add one, or choose "
@@ -105,11 +101,6 @@ def _check_components(recipe: Recipe, subject: str, names: Iterable[str], verb: 
 
 def _check_loss(recipe: Recipe) -> Iterator[str]:
     loss, name = recipe.loss, type(recipe.loss).__name__
-    if Inputs.GROUPS in loss.inputs and recipe.rollout.group_size < 2 and not recipe.rollout.engine.recorded:
-        yield (
-            f"loss {name} compares the samples of a prompt, but rollout.group_size is {recipe.rollout.group_size}; "
-            "set rollout.group_size to 2 or more"
-        )
     for key in ("train.aggregation", "train.off_policy_mask_threshold", "correction", "rejection"):
         if isinstance(loss, SequenceLoss) and option(recipe, key) is not None:
             yield f"loss {name} is per sequence, but `{key}` is per token; remove it"

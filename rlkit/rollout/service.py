@@ -86,8 +86,8 @@ class RolloutService:
 
     @property
     def engine(self) -> RolloutEngine:
-        """The recipe's engine."""
-        return self.recipe.rollout.engine
+        """The engine that the run uses."""
+        return self.recipe.engine
 
     def conversation_setup(
         self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.text import part_name, redact_arguments
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.run.alarms import RewardHistory
 from rlkit.run.answers import answers_to_log
-from rlkit.run.evaluate import Evaluation
 from rlkit.run.folder import write_atomically
 from rlkit.run.rows import read_lines
+
+if TYPE_CHECKING:
+    from rlkit.run.evaluate import Evaluation
 
 OPEN_SECONDS = 60.0
 """How long a run waits for a logger to open before it starts without it; the logger may still open later."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -133,17 +133,26 @@ def schedule(context: TrainContext, number: int, meter: Meter) -> None:
             meter.max(name, rate)
 
 
-def finish_step(context: TrainContext, rollouts: Rollouts, batch: TrainBatch, meter: Meter) -> StepResult:
-    """Return a step's result, with its metrics over all ranks."""
+def finish_step(
+    context: TrainContext, rollouts: Rollouts, batch: TrainBatch, meter: Meter, tokens_of: Mapping[str, str]
+) -> StepResult:
+    """Return a step's result, with its metrics over all ranks.
+
+    Args:
+        context: Parts of the run on this rank.
+        rollouts: Those of the step.
+        batch: The batch that was trained on.
+        meter: The step's.
+        tokens_of: The metric with the number of tokens of each further phase whose speed is logged.
+    """
     meter.max("version", context.rollouts.version)
-    if context.recipe.generates:
-        for name, gauge in context.rollouts.engine.health().items():
-            meter.max(f"engine/{name}", gauge)
+    for name, gauge in context.rollouts.engine.health().items():
+        meter.max(f"engine/{name}", gauge)
     metrics = meter.result(context.ranks)
-    return StepResult(rollouts, batch, metrics | speeds(context, metrics))
+    return StepResult(rollouts, batch, metrics | speeds(context, metrics, tokens_of))
 
 
-def speeds(context: TrainContext, metrics: dict[str, float]) -> dict[str, float]:
+def speeds(context: TrainContext, metrics: dict[str, float], tokens_of: Mapping[str, str]) -> dict[str, float]:
     """Return rates of a step from its seconds; `time/mfu` is the share of the device's peak that the update reached."""
     fabric = context.ranks.fabric
     seconds = sum(metrics.get(f"time/{phase}", 0.0) for phase in PHASES)
@@ -151,11 +160,9 @@ def speeds(context: TrainContext, metrics: dict[str, float]) -> dict[str, float]
         "time/trainer_idle_share": (metrics["time/sample"] + metrics["time/score"]) / max(seconds, 1e-9),
         "time/tokens_per_second_per_device": metrics["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
     }
-    tokens_of = {"logps": "update/tokens", "update": "update/tokens"}
-    if not context.recipe.rollout.engine.recorded:
+    if "sample" in tokens_of:
         rates["time/tokens_per_second"] = metrics.get("rollout/tokens", 0.0) / max(metrics["time/sample"], 1e-9)
-        tokens_of["sample"] = "rollout/tokens"
-    for phase, tokens in tokens_of.items():
+    for phase, tokens in {"logps": "update/tokens", "update": "update/tokens", **tokens_of}.items():
         if f"time/{phase}" in metrics and metrics.get(tokens):
             rates[f"time/{phase}_ms_per_token"] = 1000 * metrics[f"time/{phase}"] / metrics[tokens]
     return rates | _utilization(context, metrics)

@@ -58,4 +58,4 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
     batch = learn(context, scored, number, meter)
     attach_credit(context, rollouts, trajectories, batch, number)
     log_mismatch(context, batch, meter)
-    return finish_step(context, rollouts, batch, meter)
+    return finish_step(context, rollouts, batch, meter, {"sample": "rollout/tokens"})

@@ -40,4 +40,4 @@ def supervised_step(context: TrainContext, number: int, obtain: Obtain) -> StepR
     compute_advantages(context, scored, rollouts.train_on, meter)
     batch = learn(context, scored, number, meter)
     attach_credit(context, rollouts, rollouts.train_on, batch, number)
-    return finish_step(context, rollouts, batch, meter)
+    return finish_step(context, rollouts, batch, meter, {})

@@ -62,7 +62,7 @@ class Setting:
     @property
     def is_sampled(self) -> bool:
         """Whether an engine samples the completions of steps."""
-        return not self.recipe.rollout.engine.recorded
+        return self.recipe.method.samples
 
     @property
     def reads_policy(self) -> bool:
@@ -115,7 +115,7 @@ class Setting:
     @property
     def samples_from_copies(self) -> bool:
         """Whether the engine samples through copies of the weights in the data type of computations."""
-        sampled = self.is_sampled or (self.recipe.validation is not None and self.recipe.generates)
+        sampled = self.is_sampled or (self.recipe.validation is not None and not self.recipe.model.scores)
         return sampled and self.reads_policy and self.policy.config.model_type in {"llama", "mistral", "qwen2", "qwen3"}
 
     @property
@@ -144,9 +144,7 @@ def setting(
         RecipeError: A model's configuration cannot be loaded, so its shape is unknown.
     """
     model, critic = recipe.model, recipe.critic
-    policy = size_of(
-        find_config(model), model.lora, model.trust_remote_code, scores=not recipe.generates, vision=model.vision
-    )
+    policy = size_of(find_config(model), model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
     critic_size = None
     if critic is not None:
         critic_model = model.at(critic.path)

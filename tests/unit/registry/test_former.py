@@ -95,12 +95,6 @@ def test_a_former_boolean_that_is_a_property_is_refused() -> None:
         type("Late", (TorchEngine,), {"beside": property(lambda self: True)})
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_former_booleans_of_all_bases_are_inherited() -> None:
-    first, second = (type(name, (RolloutEngine,), {name: True}) for name in ("scores", "interruptible"))
-    assert type("Both", (first, second), {}).capabilities == Capability.TEACHER | Capability.INTERRUPT
-
-
 @pytest.mark.parametrize("former", FORMER)
 def test_a_former_path_has_the_names_of_the_new_one(former: str) -> None:
     with warnings.catch_warnings(record=True) as caught:

@@ -16,7 +16,7 @@ from rlkit.models.reference import Reference, WeightAverage
 from rlkit.ops.statistics import Moments
 from rlkit.recipe import VALIDATION_METRICS, Correction, Critic, KLReward
 from rlkit.run import evaluate as evaluation
-from rlkit.run.evaluate import evaluate
+from rlkit.run.evaluate import evaluate_completions
 from rlkit.testing import example_trajectory
 from rlkit.train import metrics as metrics_module
 from rlkit.train import phases, rl
@@ -274,7 +274,7 @@ def test_what_is_logged_of_rollouts() -> None:
 
 
 def service(ranks: LocalRanks | None = None) -> Any:
-    rollout = SimpleNamespace(group_size=2, engine=SimpleNamespace(recorded=False))
+    rollout = SimpleNamespace(group_size=2)
     sampled_in = SimpleNamespace(rollout=rollout, loss=SimpleNamespace(inputs=Inputs.REWARDS), reward=1)
     counts = SimpleNamespace(growth=dict)
     return SimpleNamespace(
@@ -361,7 +361,7 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(evaluation, "collect", collect)
     fake: Any = Service()
-    found = evaluate(fake, [Prompt("a", []), Prompt("b", [])])
+    found = evaluate_completions(fake, [Prompt("a", []), Prompt("b", [])])
     measured = found.metrics
     assert [len(t.text) for t in found.trajectories] == [1, 3, 3, 3]
     assert measured["reward"] == 1
@@ -371,4 +371,4 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
     assert [(s.temperature, s.max_tokens, n, step) for s, n, step in asked] == [(0, 8, 1, 0), (1, 8, 3, 0)]
     assert fake.entered == 1
     made.validation.samples = 0
-    assert not any(name.startswith("sampled_") for name in evaluate(fake, [Prompt("a", [])]).metrics)
+    assert not any(name.startswith("sampled_") for name in evaluate_completions(fake, [Prompt("a", [])]).metrics)
