@@ -172,7 +172,7 @@ def test_a_turn_that_is_rendered_anew_is_a_sample() -> None:
     renders = template_of("qwen3")
     prompt = Prompt("sum", [USER], recorded=[RecordedAnswer(TALK, 0.5, [0.25, 0.75])])
     [main] = recorded_group(renders, prompt, 0, 4096)
-    [first] = main.branches
+    [first] = main.span.branches
     asked = "<|im_start|>user\n2 + 3 = ?<|im_end|>\n<|im_start|>assistant\n"
     assert renders.codec.decode(first.tokens) == f"{asked}{THOUGHT}5<|im_end|>"
     assert renders.codec.decode(main.tokens) == f"{asked}5<|im_end|>\n{asked}{THOUGHT}Still 5.<|im_end|>"
@@ -190,7 +190,7 @@ def test_a_turn_that_is_rendered_anew_is_a_sample() -> None:
 def test_a_turn_that_is_not_trained_is_context() -> None:
     untrained = [{**TALK[0], "trained": False}, *TALK[1:]]
     [main] = recorded_group(template_of("qwen3"), Prompt("p", [USER], recorded=[RecordedAnswer(untrained)]), 0, 4096)
-    assert not main.branches
+    assert not main.span.branches
     assert template().codec.decode(list(compress(main.tokens, main.mask))) == f"{THOUGHT}Still 5.<|im_end|>"
     plain = [{**said("5"), "trained": False}, USER, said("It is 5.")]
     [whole] = recorded_group(template(), Prompt("p", [USER], recorded=[RecordedAnswer(plain)]), 0, 4096)
