@@ -117,21 +117,17 @@ class FormerFlags:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        former = {
-            name: flag for base in cls.__mro__ for name, flag in vars(base).items() if isinstance(flag, FormerFlag)
-        }
-        for name, value in list(vars(cls).items()):
-            if name not in former or value is former[name]:
-                continue
-            capability = former[name].capability
+        flags = [flag for base in cls.__mro__[1:] for flag in vars(base).values() if isinstance(flag, FormerFlag)]
+        for flag in [flag for flag in flags if flag.name in vars(cls)]:
+            value, attribute = vars(cls)[flag.name], f"{cls.__name__}.{flag.name}"
             if not isinstance(value, bool):
                 raise TypeError(
-                    f"{cls.__name__}.{name} is {value!r}, expected true or false; set `capabilities` in `__init__`, "
-                    f"with {capability} or without it"
+                    f"{attribute} is {value!r}, expected true or false; set `capabilities` in `__init__`, with "
+                    f"{flag.capability} or without it"
                 )
-            delattr(cls, name)
-            _PATHS.imported[f"{cls.__name__}.{name}"] = str(capability)
-            former[name].__set__(cls, value)
+            delattr(cls, flag.name)
+            _PATHS.imported[attribute] = str(flag.capability)
+            flag.__set__(cls, value)
 
 
 def take_imported() -> str | None:

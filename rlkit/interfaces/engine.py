@@ -196,20 +196,6 @@ def schema_of(structure: Structure) -> str:
     return json.dumps({"x-guidance": form, **(structure.json_schema or {})})
 
 
-def check_launched(engine: RolloutEngine, structures: bool, structure: Structure) -> None:
-    """Check a structure for servers that follow one only if they are started for it, by `launch.structures`.
-
-    Raises:
-        RecipeError: They are not started for it, or llguidance cannot follow it.
-    """
-    if not structures:
-        raise RecipeError(
-            f"{type(engine).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine, or set "
-            "launch.structures: true"
-        )
-    check_followed(structure)
-
-
 def check_followed(structure: Structure) -> None:
     """Check a structure without a tokenizer.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from rlkit_servers.api import ServerApi
-from rlkit_servers.engine import DeviceEngine, ServerEngine, trainer_gpus
+from rlkit_servers.engine import DeviceEngine, ServerEngine, check_launched, trainer_gpus
 from rlkit_servers.http import Client
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
@@ -22,7 +22,7 @@ from rlkit_servers.transports import Transport, is_local
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
-from rlkit.interfaces.engine import Capability, check_launched
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Structure
 from rlkit_engine_vllm.api import VllmApi
