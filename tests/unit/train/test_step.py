@@ -72,7 +72,8 @@ def test_the_learning_rates_of_a_step() -> None:
 def test_rewards_are_corrected_and_transformed() -> None:
     batch = scored(trainer_logps=-1.0 * scored().mask, ref_logps=-3.0 * scored().mask)
     meter = Meter()
-    shape_rewards(context(recipe(correction=Correction(), kl_reward=KLReward(coef=0.5))), batch, meter)
+    made = context(recipe(correction=Correction(), kl_reward=KLReward(coef=0.5)))
+    shape_rewards(made.recipe, made.transforms, made.ranks, batch, meter)
     found = metrics(meter)
     assert set(found) == {"correction/weight_mean", "reward/kl_reward", "reward/kl_coef"}
     assert found["correction/weight_mean"] == pytest.approx(0.606531)  # exp(-0.5)
@@ -205,7 +206,8 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     made = context(recipe(advantage=ReMax()))
     made.models.update_ema_and_reference = lambda step: events.append(f"follow {step}")
     made.rollouts.sync_weights = lambda: events.append(f"sync {made.rollouts.version}")
-    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0}, recorded=False)
+    made.rollouts.recipe, made.rollouts.ranks = made.recipe, made.ranks
+    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0})
     logps, update = rl.compute_logps, phases.update_models
 
     def noted(name: str, function: Any) -> Any:
