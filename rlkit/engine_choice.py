@@ -52,7 +52,7 @@ def choose_engine(recipe: Recipe, parts: Iterable[type]) -> tuple[type[RolloutEn
         recipe: A recipe that names no engine.
         parts: The registered engines.
     """
-    if recipe.fabric.accelerator in ("cpu", "mps") or not torch.cuda.is_available() or not recipe.generates:
+    if recipe.fabric.accelerator in ("cpu", "mps") or not torch.cuda.is_available() or recipe.model.scores:
         return None, ""
     engines = [part for part in parts if issubclass(part, RolloutEngine) and part.preference]
     reasons: list[str] = []

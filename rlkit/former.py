@@ -1,15 +1,17 @@
-"""Import paths that modules had before they moved, for packages that still use them, until `REMOVED_IN`."""
+"""Former names of what packages use: paths of modules, and booleans of engines. They end in `REMOVED_IN`."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections.abc import Sequence
+from enum import Flag
 from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 FORMER = {
     "rlkit.base.command": "rlkit_code.command",
@@ -50,7 +52,7 @@ class FormerPaths(MetaPathFinder, Loader):
 
     def __init__(self) -> None:
         self.imported: dict[str, str] = {}
-        """The former paths that were imported since the last `take_imported`, and those that they lead to."""
+        """The former names that were used since the last `take_imported`, and those that they lead to."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -88,8 +90,49 @@ def serve_former_paths() -> None:
         sys.meta_path.append(_PATHS)
 
 
+class FormerFlag:
+    """A boolean attribute of engines, and of their classes, that is one of their `capabilities` now."""
+
+    def __init__(self, capability: Flag) -> None:
+        self.capability = capability
+
+    def __set_name__(self, cls: Any, name: str) -> None:
+        self.name = name
+
+    def __get__(self, engine: Any, cls: Any) -> bool:
+        return self.capability in (cls if engine is None else engine).capabilities
+
+    def __set__(self, engine: Any, value: bool) -> None:
+        message = f"`{self.name}` of engines is {self.capability} in `capabilities`, and ends in rlkit {REMOVED_IN}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        others = engine.capabilities & ~self.capability
+        engine.capabilities = others | self.capability if value else others
+
+
+class FormerFlags:
+    """A class with `capabilities` whose subclasses may set former flags.
+
+    Raises:
+        TypeError: A former flag is no boolean.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        flags = [flag for base in cls.__mro__[1:] for flag in vars(base).values() if isinstance(flag, FormerFlag)]
+        for flag in [flag for flag in flags if flag.name in vars(cls)]:
+            value, attribute = vars(cls)[flag.name], f"{cls.__name__}.{flag.name}"
+            if not isinstance(value, bool):
+                raise TypeError(
+                    f"{attribute} is {value!r}, expected true or false; set `capabilities` in `__init__`, with "
+                    f"{flag.capability} or without it"
+                )
+            delattr(cls, flag.name)
+            _PATHS.imported[attribute] = str(flag.capability)
+            flag.__set__(cls, value)
+
+
 def take_imported() -> str | None:
-    """Name the former paths imported since the last call, in a note; None if there are none."""
+    """Name the former names used since the last call, in a note; None if there are none."""
     imported, _PATHS.imported = _PATHS.imported, {}
     for name in imported:
         sys.modules.pop(name, None)  # so that the next import is seen, too
@@ -97,4 +140,4 @@ def take_imported() -> str | None:
     if not modules:
         return None
     listed = ", ".join(f"{name} (now {imported[name]})" for name in modules)
-    return f"it imports {listed}; the former paths end in rlkit {REMOVED_IN}"
+    return f"it uses {listed}; the former names end in rlkit {REMOVED_IN}"

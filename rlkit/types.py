@@ -25,9 +25,9 @@ from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, RolloutBatch, Tr
 from rlkit.media import Media
 
 __all__ = [
-    "Batch", "Completion", "Fork", "LossOutput", "Message", "PolicyOutput", "Prompt", "Reads", "RecordedAnswer",
-    "Request", "RolloutBatch", "SampleKey", "Sampling", "Score", "StopReason", "Structure", "TrainBatch",
-    "Trajectory", "Turn",
+    "AgentSpan", "Batch", "Completion", "Fork", "LossOutput", "Message", "PolicyOutput", "Prompt", "Reads",
+    "RecordedAnswer", "Request", "RolloutBatch", "SampleKey", "Sampling", "Score", "StopReason", "Structure",
+    "TrainBatch", "Trajectory", "Turn",
 ]  # fmt: skip
 
 JsonObject = dict[str, Any]
@@ -39,8 +39,7 @@ Row = Mapping[str, Any]
 Message = JsonObject
 """A chat message: `role`, `content` and other keys that the chat template reads.
 
-The content is a text, or a list of typed parts: `{"type": "text", "text": str}` and, for models that read pictures,
-`{"type": "image", "image": rlkit.interfaces.picture.Picture}`.
+The content is a text, or a list of typed parts: `{"type": "text", "text": str}`, `{"type": "image", "image": Picture}`.
 """
 
 
@@ -128,9 +127,8 @@ class Structure:
 
     def __post_init__(self) -> None:
         if (self.json_schema is None) == (self.regex is None):
-            raise RecipeError(
-                f"a structure has json_schema={self.json_schema!r} and regex={self.regex!r}, expected one of them"
-            )
+            given = f"json_schema={self.json_schema!r} and regex={self.regex!r}"
+            raise RecipeError(f"a structure has {given}, expected one of them")
 
 
 @dataclass(frozen=True)
@@ -246,13 +244,8 @@ class Completion:
 
     def followed_by(self, other: Completion) -> Completion:
         """Return the tokens of both, which end as the other ends."""
-        return Completion(
-            self.tokens + other.tokens,
-            self.logps + other.logps,
-            self.versions + other.versions,
-            other.stop,
-            self.candidates + other.candidates,
-        )
+        lists = (self.tokens + other.tokens, self.logps + other.logps, self.versions + other.versions)
+        return Completion(*lists, other.stop, self.candidates + other.candidates)
 
     def first(self, count: int) -> Completion:
         """Return the first tokens, as if a stop text had ended them."""
@@ -261,13 +254,7 @@ class Completion:
 
 
 class Turn(NamedTuple):
-    """A span `tokens[start:end]` of a trajectory, and its author.
-
-    Args:
-        role: `assistant` for the policy; `user` for the prompt, users and environments; `tool` for tools.
-        start: Index of the first token.
-        end: Index after the last token.
-    """
+    """A span `tokens[start:end]` of the policy (`assistant`), of tools (`tool`), or of prompt and partners (`user`)."""
 
     role: str
     start: int
@@ -275,15 +262,31 @@ class Turn(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Where a sample of an agent's rollout leaves an earlier one, which has the tokens before.
-
-    Args:
-        sample: Index of the earlier one in `Trajectory.samples`.
-        tokens: Number of tokens that both have; its turns among them are trained on in earlier samples alone.
-    """
+    """The index in `Trajectory.samples` of an earlier sample that one leaves, and the number of tokens of both."""
 
     sample: int
     tokens: int
+
+
+@dataclass
+class AgentSpan:
+    """A sample's part of an agent's session; that of another conversation is empty.
+
+    Args:
+        result: Of the rollout: its `folder`, exit `status` and `output`.
+        branches: Further samples of the rollout, trained on with its advantage, or their role's.
+        role: Name of the sample's role; empty without roles.
+        speaker: Number of the role's conversation in the session, from 1; 0 without roles.
+        fork: Where a branch leaves an earlier sample, which trains on their common turns; None if they share none.
+        positions: For each turn under the mask, its index among all turns of the session, from 0.
+    """
+
+    result: JsonObject = field(default_factory=dict)
+    branches: list[Trajectory] = field(default_factory=list)
+    role: str = ""
+    speaker: int = 0
+    fork: Fork | None = None
+    positions: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -340,12 +343,7 @@ class Trajectory:
         turn_rewards: Rewards of tools, a user or an environment, one for each turn of the policy, added to the score.
         counts: Events for the metrics `conversation/*`, such as tool calls.
         credit: Tensors of the step for the run folder, such as `advantages` by token.
-        branches: Further samples of an agent's rollout, trained on with its advantage, or their role's.
-        agent: Of an agent's rollout: its `folder`, exit `status` and `output`.
-        role: Of a role in an agent's session: its name; empty elsewhere.
-        speaker: Of a role: the number of its conversation in the session, from 1; 0 elsewhere.
-        fork: Of a branch: where it leaves an earlier sample; None if they share no turn.
-        positions: Of an agent's sample: where each turn under the mask is among all turns of the session, from 0.
+        span: The sample's part of an agent's session.
         candidates: [t] Ids from which each chosen token was sampled, empty elsewhere. No lists at all if sampling does
             not truncate.
         opened_thinking: What the prompt has begun the last turn's thinking with, such as `<think>`; empty if nothing.
@@ -367,12 +365,7 @@ class Trajectory:
     counts: dict[str, int] = field(default_factory=dict)
     credit: JsonObject = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
-    branches: list[Trajectory] = field(default_factory=list)
-    agent: JsonObject = field(default_factory=dict)
-    role: str = ""
-    speaker: int = 0
-    fork: Fork | None = None
-    positions: list[int] = field(default_factory=list)
+    span: AgentSpan = field(default_factory=AgentSpan)
     candidates: list[Sequence[int]] = field(default_factory=list)
     opened_thinking: str = ""
 
@@ -383,9 +376,14 @@ class Trajectory:
     @property
     def samples(self) -> list[Trajectory]:
         """The trajectory and its branches, in the trajectory's group."""
-        for branch in self.branches:
+        for branch in self.span.branches:
             branch.group = self.group
-        return [self, *self.branches]
+        return [self, *self.span.branches]
+
+    @property
+    def agent(self) -> JsonObject:
+        """The `folder`, exit `status` and `output` of an agent's rollout; empty elsewhere."""
+        return self.span.result
 
     @property
     def response_length(self) -> int:

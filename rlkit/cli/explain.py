@@ -58,15 +58,10 @@ def _name(what: str, part: object) -> str:
 def _data(recipe: Recipe) -> Iterator[tuple[str, str]]:
     train, rollout = recipe.train, recipe.rollout
     length = f"{train.data_epochs:g} passes over the data" if train.steps is None else counted(train.steps, "step")
-    samples = (
-        "with their recorded answers"
-        if rollout.engine.recorded
-        else f"x {rollout.group_size} samples at temperature {rollout.sampling.temperature}, up to "
-        f"{rollout.sampling.max_tokens} tokens each"
-    )
+    limits = f" at temperature {rollout.sampling.temperature}, up to {rollout.sampling.max_tokens} tokens each"
     yield (
         "a step",
-        f"{train.prompts_per_step} prompts {samples}; "
+        f"{train.prompts_per_step} prompts {recipe.method.completions.format(rollout=rollout, details=limits)}; "
         f"{train.epochs} epochs x {train.minibatches} mini-batches = "
         f"{train.epochs * train.minibatches} optimizer steps; {length} in all",
     )
@@ -184,7 +179,7 @@ def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:
     train, lora = recipe.train, recipe.model.lora
     weights = "all weights" if lora is None else f"{lora} on {lora.targets}, the rest is frozen"
     weights += f" in {recipe.model.quantization}" if recipe.model.quantization else ""
-    yield "policy" if recipe.generates else "reward model", f"{recipe.model.path}: {weights}; {_optimizer(train)}"
+    yield recipe.method.trained, f"{recipe.model.path}: {weights}; {_optimizer(train)}"
     critic = recipe.critic
     if critic is not None:
         bound = "" if critic.clip is None else f", values clipped to the old ones +-{critic.clip}"

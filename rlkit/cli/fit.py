@@ -74,7 +74,7 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
     os.environ.update(values)  # of the launcher, whose ranks inherit them
     resume = line.options.resume
     on_gpus = fabric.accelerator != "cpu"
-    servers = parsed.recipe.rollout.engine.server_gpus if parsed.recipe.generates else ()
+    servers = parsed.recipe.engine.server_gpus
     return LaunchedRun(
         tuple(words),
         folder.resolve(),

@@ -30,7 +30,7 @@ PROMPT = (
 def run(argv: Sequence[str]) -> int:
     """Generate and print; return the exit status."""
     parsed = parse("generate", with_checkpoint(argv), [PROMPT, CHECKPOINT, ALLOW_CODE])
-    if not parsed.recipe.generates:
+    if parsed.recipe.model.scores:
         raise RecipeError(
             "model.head is 'score': a reward model, which generates nothing; rlkit validate shows how it orders answers"
         )

@@ -22,9 +22,10 @@ from rlkit.distributed.offload import free_cached
 from rlkit.recipe import Recipe
 from rlkit.records.folder import as_data, json_text, new_folder, of_rank, write_atomically
 from rlkit.run.answers import write_answers
-from rlkit.run.evaluate import Evaluation, evaluate, samplings
+from rlkit.run.evaluate import Evaluation, samplings
 from rlkit.run.folder import environment
 from rlkit.run.harness import Harness
+from rlkit.run.method import procedure_of
 from rlkit.train.setup import fabric_for, prepare_rollouts
 
 OWN: list[tuple[str, dict[str, object]]] = [
@@ -207,7 +208,7 @@ def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:
     rollouts = prepare_rollouts(recipe, data, fabric)
     try:
         rollouts.sync_weights()
-        return evaluate(rollouts, data.validation)
+        return procedure_of(recipe.method).evaluate(rollouts, data.validation)
     finally:
         rollouts.close()
 

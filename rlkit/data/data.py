@@ -190,7 +190,7 @@ class Data:
     def _measure_training(self, prompts: Sequence[Prompt], drops: bool) -> list[int]:
         """Return the lengths of training prompts; with recorded completions, of rows that exceed the context."""
         lengths = self.lengths.measure_training(prompts)
-        if not self.recipe.rollout.engine.recorded:
+        if self.recipe.method.samples:
             return lengths
         check_recorded(prompts, self.recipe.loss)
         loss = self.recipe.loss

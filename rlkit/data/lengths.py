@@ -50,7 +50,7 @@ class PromptLengths:
         """
         recipe = self.dialogue.recipe
         tools = recipe.tools or {}
-        shown = recipe.rollout.engine.recorded or recipe.agent is not None
+        shown = not recipe.method.samples or recipe.agent is not None
         for tool, name in zip(prompt.tools or (), prompt.tool_names or (), strict=True):
             if name in tools or (shown and not isinstance(tool, str)):
                 continue

@@ -45,7 +45,7 @@ def attempt_texts(attempts: Attempts, trajectories: Sequence[Trajectory]) -> lis
         attempts: The recipe's.
         trajectories: Of complete groups, scored. Branches are samples of their agent's rollout.
     """
-    rollout_of = {id(branch): t for t in trajectories for branch in t.branches}
+    rollout_of = {id(branch): t for t in trajectories for branch in t.span.branches}
     solutions: dict[int, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         is_solution = trajectory.reward is not None and trajectory.reward >= attempts.success

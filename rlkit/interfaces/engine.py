@@ -6,11 +6,13 @@ import json
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from enum import Flag, auto
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.installed import extra_command
+from rlkit.former import FormerFlag, FormerFlags
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import Completion, Request, Structure
 
@@ -23,36 +25,44 @@ COPIES_SHARE = 0.25
 """The largest share of a GPU's memory that TorchEngine fills with copies of the weights, to sample faster."""
 
 
-class RolloutEngine(BoundPart):
+class Capability(Flag):
+    """What an engine does besides continuing token ids with weights of its own. The recipe may require it."""
+
+    NOTHING = 0
+    READS_POLICY = auto()
+    """It samples from the trainer's own weights, which then stay on the device."""
+    INTERRUPT = auto()
+    """It implements `interrupt`, so that rollouts can run ahead of the trainer."""
+    BESIDE = auto()
+    """It samples on devices of its own and takes weights in the middle of requests. It then continues while the trainer
+    learns, and rollouts can run ahead without `interrupt`."""
+    CANDIDATES = auto()
+    """Completions have `candidates` where `sampling.top_k` is set, so that training may truncate."""
+    RESUMES_STRUCTURES = auto()
+    """A request continues a text in the middle of its structure, as turns with stop texts need."""
+    TEACHER = auto()
+    """It implements `teacher`."""
+    VALIDATION_ONLY = auto()
+    """It samples in validation alone: the run trains on recorded completions."""
+
+
+class RolloutEngine(BoundPart, FormerFlags):
     """Continues token ids. A caller sends one request at a time; the engine batches them.
 
     Constructors store options only; models and servers are opened in `bind` and later.
     """
 
-    reads_policy: bool = False
-    """Whether the engine samples from the trainer's own weights, which then stay on the device."""
-
-    interruptible: bool = False
-    """Whether the engine implements `interrupt`, so that rollouts can run ahead of the trainer."""
-
-    beside: bool = False
-    """Whether the engine samples on devices of its own and takes weights in the middle of requests. It then continues
-    while the trainer learns, and rollouts can run ahead without `interrupt`."""
-
-    returns_candidates: bool = False
-    """Whether completions have `candidates` where `sampling.top_k` is set, so that training may truncate."""
-
-    resumes_structures: bool = False
-    """Whether a request continues a text in the middle of its structure, as turns with stop texts need."""
-
-    recorded: bool = False
-    """Whether the run trains on recorded completions, and the engine samples for validation only."""
+    capabilities: Capability = Capability.NOTHING
+    reads_policy = FormerFlag(Capability.READS_POLICY)
+    interruptible = FormerFlag(Capability.INTERRUPT)
+    beside = FormerFlag(Capability.BESIDE)
+    returns_candidates = FormerFlag(Capability.CANDIDATES)
+    resumes_structures = FormerFlag(Capability.RESUMES_STRUCTURES)
+    scores = FormerFlag(Capability.TEACHER)
+    recorded = FormerFlag(Capability.VALIDATION_ONLY)
 
     chosen: str = ""
     """Why the engine was chosen on GPUs for a recipe that names none; empty if it names this engine."""
-
-    scores: bool = False
-    """Whether the engine implements `teacher`."""
 
     reserved: int = 0
     """Tokens of the model's context that the engine cannot use; subtracted from the run's context and its limits."""
@@ -115,7 +125,7 @@ class RolloutEngine(BoundPart):
         """Continue the request's tokens until a stop id, `max_tokens` or the end of the context.
 
         `Completion.logps` are those of `log_softmax(logits / temperature)`, and a stop id is part of the tokens. If the
-        engine `returns_candidates` and the request has `top_k`, log-probs are those of the softmax over the candidates.
+        engine returns CANDIDATES and the request has `top_k`, log-probs are those of the softmax over the candidates.
 
         Raises:
             RolloutError: This request failed; others are not affected.
@@ -184,20 +194,6 @@ def schema_of(structure: Structure) -> str:
     """Return a structure's JSON schema for llguidance, here or in a server: texts are those of `json.dumps`."""
     form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return json.dumps({"x-guidance": form, **(structure.json_schema or {})})
-
-
-def check_launched(engine: RolloutEngine, structures: bool, structure: Structure) -> None:
-    """Check a structure for servers that follow one only if they are started for it, by `launch.structures`.
-
-    Raises:
-        RecipeError: They are not started for it, or llguidance cannot follow it.
-    """
-    if not structures:
-        raise RecipeError(
-            f"{type(engine).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine, or set "
-            "launch.structures: true"
-        )
-    check_followed(structure)
 
 
 def check_followed(structure: Structure) -> None:

@@ -56,7 +56,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if model.head == "score" and tokenizer.pad_token_id in stop_ids(model, tokenizer):
+    if model.scores and tokenizer.pad_token_id in stop_ids(model, tokenizer):
         tokenizer.pad_token = _pad_token(model, tokenizer)
     return tokenizer
 
@@ -142,7 +142,7 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
     from transformers import AutoModelForCausalLM
 
     source = source_of(model)
-    scores = model.head == "score"
+    scores = model.scores
     if not scores and is_reward_model(model):
         alternative = "" if frozen else ", or set model.head: score to train it further"
         raise RecipeError(

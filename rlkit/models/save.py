@@ -165,7 +165,7 @@ def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str,
         verdict: A sentence on the change; empty if there was no comparison.
     """
     source = locate(recipe.model.path)
-    is_adapter, is_scorer = recipe.model.lora is not None, recipe.model.head == "score"
+    is_adapter, is_scorer = recipe.model.lora is not None, recipe.model.scores
     header: dict[str, object] = {"library_name": "peft" if is_adapter else "transformers", "tags": ["rlkit"]}
     if source.model.count("/") == 1 and not os.path.exists(source.model):
         header["base_model"] = source.model

@@ -173,7 +173,7 @@ def source_of(model: Model) -> Source:
     """
     source = locate(model.path)
     lora = model.lora
-    saved = source.lora if source.scores == (model.head == "score") else None
+    saved = source.lora if source.scores == model.scores else None
     if lora is None or saved is None:
         return source
     if saved is not None and source.quantization not in (None, model.quantization):
@@ -363,7 +363,7 @@ def _checkpoint(checkpoint: CheckpointRef, depth: int) -> Source:
     overrides = merge_overrides(base.overrides, model.config)
     if model.lora is not None and base.lora is not None and base.base is not None:
         base = base.base  # the run trained these adapters further, so their values are in the checkpoint
-    scores = model.head == "score"
+    scores = model.scores
     return Source(
         checkpoint.location, base, model.lora, checkpoint=True, scores=scores, overrides=overrides,
         quantization=model.quantization,

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from rlkit.base.errors import show
 from rlkit.base.installed import extra_command
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe.fabric import FSDP2
 from rlkit.recipe.recipe import Recipe, option
@@ -122,16 +123,13 @@ UNSCORED = (
 
 
 def _check_head(recipe: Recipe) -> Iterator[str]:
-    loss, scores = recipe.loss, recipe.model.head == "score"
+    loss, scores = recipe.loss, recipe.model.scores
     name = type(loss).__name__
     if Inputs.SCORES in loss.inputs and not scores:
         yield f"loss {name} trains a reward model, but model.head is {recipe.model.head!r}; set model.head: score"
     if not scores:
         return
     reward_model = "model.head is 'score': a reward model, which predicts no tokens, but"
-    if not recipe.rollout.engine.recorded:
-        engine = type(recipe.rollout.engine).__name__
-        yield f"{reward_model} rollout.engine {engine} samples them; set rollout.engine: Recorded"
     if Inputs.SCORES not in loss.inputs:
         yield (
             f"{reward_model} loss {name} reads their log-probs; choose loss: BradleyTerry, or BinaryCrossEntropy for "
@@ -161,7 +159,7 @@ def _check_quantization(recipe: Recipe) -> Iterator[str]:
     if isinstance(recipe.fabric.strategy, FSDP2):
         yield f"{quantized} fabric.strategy FSDP2 cannot shard weights in 4 bits; choose ddp, or set it to null"
     engine = recipe.rollout.engine
-    if not engine.reads_policy:
+    if Capability.READS_POLICY not in engine.capabilities:
         yield (
             f"{quantized} rollout.engine {type(engine).__name__} needs weights in 16 bits; choose rollout.engine: "
             "TorchEngine, or set it to null"

@@ -5,53 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlkit.base.errors import show
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.recipe.model import Attempts, Teacher
 from rlkit.recipe.recipe import Recipe
 from rlkit.recipe.train import Mixture
 
-SAMPLED = (
-    "teacher", "kl_reward", "correction", "rejection", "shaping", "tools", "interaction", "environment", "conversation",
-)  # fmt: skip
-"""Sections that concern sampled completions."""
 
-
-def check_recorded(recipe: Recipe) -> Iterator[str]:
-    """Yield a problem for each section that is missing, and each that does not fit recorded completions."""
-    loss, recorded = recipe.loss, recipe.rollout.engine.recorded
-    name = type(loss).__name__
+def check_inputs(recipe: Recipe) -> Iterator[str]:
+    """Yield a problem for each section that the loss or the validation lacks, and each that the loss does not read."""
+    loss, name = recipe.loss, type(recipe.loss).__name__
     if Inputs.ADVANTAGES in loss.inputs and recipe.advantage is None and recipe.teacher is None:
         yield f"loss {name} reads advantages, but the recipe has no `advantage:`; add one, such as advantage: GRPO"
     if Inputs.ADVANTAGES not in loss.inputs:
         for section in ("advantage", "critic", "teacher"):
             if getattr(recipe, section) is not None and not (section == "teacher" and loss.forward.teacher_top):
                 yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
-    is_distilled = recipe.teacher is not None and recipe.advantage is None
-    if recipe.reward is None and not recorded and Inputs.REWARDS in loss.inputs and not is_distilled:
-        yield f"loss {name} reads rewards, but the recipe has no `reward:`; add one, such as reward: MathReward"
-    if recipe.reward is None and recipe.validation is not None and recipe.generates:
+    if recipe.reward is None and recipe.validation is not None and not recipe.model.scores:
         yield "validation scores completions, but the recipe has no `reward:`; add one, or set validation: null"
-    if recorded:
-        yield from _check_engine(recipe)
-
-
-def _check_engine(recipe: Recipe) -> Iterator[str]:
-    rollout = recipe.rollout
-    recorded = "rollout.engine is Recorded, whose completions no policy has sampled, but"
-    temperature = rollout.sampling.temperature
-    for section in SAMPLED:
-        if getattr(recipe, section) and not (section == "teacher" and recipe.loss.forward.teacher_top):
-            yield f"{recorded} the recipe has a section `{section}:`; remove it"
-    if rollout.filter is not None:
-        yield f"{recorded} the recipe has a rollout.filter; remove it"
-    if recipe.train.old_logps != "recompute":
-        yield f"{recorded} train.old_logps is {recipe.train.old_logps}; set it to recompute"
-    if recipe.train.mask_truncated:
-        yield f"{recorded} train.mask_truncated is true; remove it"
-    if temperature != 1:
-        yield f"{recorded} rollout.sampling.temperature is {temperature}; set validation.sampling instead"
-    if rollout.oversample > 1:
-        yield f"{recorded} rollout.oversample is {rollout.oversample}; set it to 1"
 
 
 def check_teacher(recipe: Recipe) -> Iterator[str]:
@@ -75,7 +46,7 @@ def check_teacher(recipe: Recipe) -> Iterator[str]:
         if teacher.engine is not None:
             yield "teacher.engine says which product serves teacher.urls, but there are none; add them, or remove it"
         return
-    if teacher.engine is not None and not teacher.engine.scores:
+    if teacher.engine is not None and Capability.TEACHER not in teacher.engine.capabilities:
         name = type(teacher.engine).__name__
         yield f"teacher.engine is {name}, whose servers do not score tokens; `rlkit docs servers` names those that do"
     if not teacher.urls:
@@ -96,7 +67,7 @@ def _check_attempts(recipe: Recipe, attempts: Attempts | None) -> Iterator[str]:
     rollout = recipe.rollout
     if attempts is None:
         return
-    if recipe.reward is None or rollout.engine.recorded:
+    if recipe.method.training_reward(recipe) is None:
         yield "teacher.attempts are sampled completions with their rewards; add a `reward:` and a sampling engine"
     if attempts.feedback is None and (attempts.solution is None or rollout.group_size == 1):
         yield (
@@ -142,12 +113,12 @@ def check_staleness(recipe: Recipe) -> Iterator[str]:
             "or add correction: {high: 2.0} (weighs each token by that ratio) or rejection: {high: 2.0} (leaves out "
             "the tokens with the largest ratios)"
         )
-    if not (rollout.engine.interruptible or rollout.engine.beside):
+    if not rollout.engine.capabilities & (Capability.INTERRUPT | Capability.BESIDE):
         yield (
             f"{stale} rollout.engine {type(rollout.engine).__name__} cannot be interrupted, and does not sample "
             "during training; choose TorchEngine"
         )
-    if rollout.max_conversations is not None and not rollout.engine.beside:
+    if rollout.max_conversations is not None and Capability.BESIDE not in rollout.engine.capabilities:
         yield f"{stale} rollout.max_conversations does not limit interrupted conversations; set rollout.lead instead"
     if rollout.oversample > 1:
         yield (
@@ -171,7 +142,7 @@ def check_mixtures(recipe: Recipe) -> Iterator[str]:
 def _check_loss(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
     loss = mixture.loss
     if loss is None:
-        if not recipe.generates:
+        if recipe.model.scores:
             yield f"{key}.loss is CrossEntropy, which does not fit model.head: score; set it to BradleyTerry"
         return
     name = type(loss).__name__
@@ -179,23 +150,16 @@ def _check_loss(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
         yield f"{key}.loss {name} reads advantages or old log-probs, but a mixture has none; choose CrossEntropy"
     elif loss.forward.teacher_top:
         yield f"{key}.loss {name} reads a teacher, but a mixture has none; choose CrossEntropy"
-    elif (Inputs.SCORES in loss.inputs) == recipe.generates:
+    elif (Inputs.SCORES in loss.inputs) != recipe.model.scores:
         yield f"{key}.loss {name} does not fit model.head: {recipe.model.head}; choose another loss"
     elif Inputs.REWARDS in loss.inputs and mixture.task is None:
         yield f"{key}.loss {name} compares completions by their rewards, but {key} has no task; add one, with rewards"
 
 
 def _check_stream(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
-    train, rollout = recipe.train, recipe.rollout
-    prompts = mixture.prompts_per_step
-    if mixture.task is None:
-        if prompts is not None:
-            yield f"{key}.prompts_per_step is {prompts}, but {key} has no task to draw them from; add one, or remove it"
-        if not (recipe.tools or recipe.interaction or recipe.environment or rollout.engine.recorded):
-            yield (
-                f"{key} has no task, so it trains on the replies of tools, users and environments, but the recipe has "
-                f"none of these; add {key}.task"
-            )
+    train, prompts = recipe.train, mixture.prompts_per_step
+    if mixture.task is None and prompts is not None:
+        yield f"{key}.prompts_per_step is {prompts}, but {key} has no task to draw them from; add one, or remove it"
     if prompts is not None and prompts < train.minibatches:
         yield (
             f"{key}.prompts_per_step is {prompts}, but train.minibatches is {train.minibatches}, and a group is never "

@@ -53,7 +53,7 @@ def _check_metric(recipe: Recipe, option: str, metric: str, name: str) -> Iterat
     """Yield a problem if a name is no metric of validation for which higher is better."""
     base_name = name.removeprefix("sampled_")
     prefix = metric.removesuffix(name)
-    if not recipe.generates:
+    if recipe.model.scores:
         if name not in PAIR_METRICS and not re.match(r"accuracy/.", name):
             listed = ", ".join(f"{prefix}{known_name}" for known_name in PAIR_METRICS)
             yield f"{option} is {metric!r}, expected one of {listed} (or {prefix}accuracy/SOURCE)"

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.text import part_name
 from rlkit.interfaces.advantage import Needs
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.recipe.check_model import check_model
-from rlkit.recipe.check_sources import check_mixtures, check_recorded, check_staleness, check_teacher
+from rlkit.recipe.check_sources import check_inputs, check_mixtures, check_staleness, check_teacher
 from rlkit.recipe.check_validation import check_best, check_validation
 from rlkit.recipe.recipe import Recipe, option
 from rlkit.registry.checks import method_problems
@@ -29,7 +30,8 @@ def check(recipe: Recipe) -> None:
     """
     checks = (
         _check_methods,
-        check_recorded,
+        recipe.method.problems,
+        check_inputs,
         check_teacher,
         _check_needs,
         _check_numbers,
@@ -55,11 +57,6 @@ def _check_methods(recipe: Recipe) -> Iterator[str]:
 
 def _check_needs(recipe: Recipe) -> Iterator[str]:
     advantage, needs = type(recipe.advantage).__name__, recipe.needs
-    if Needs.GROUPS in needs and recipe.rollout.group_size < 2 and not recipe.rollout.engine.recorded:
-        yield (
-            f"advantage {advantage} compares the samples of a prompt, but rollout.group_size is "
-            f"{recipe.rollout.group_size}; set rollout.group_size to 2 or more (usual: 8)"
-        )
     if Needs.VALUES in needs and recipe.critic is None:
         yield (
             f"advantage {advantage} needs values, but the recipe has no `critic:` section; add one, or choose "
@@ -104,11 +101,6 @@ def _check_components(recipe: Recipe, subject: str, names: Iterable[str], verb: 
 
 def _check_loss(recipe: Recipe) -> Iterator[str]:
     loss, name = recipe.loss, type(recipe.loss).__name__
-    if Inputs.GROUPS in loss.inputs and recipe.rollout.group_size < 2 and not recipe.rollout.engine.recorded:
-        yield (
-            f"loss {name} compares the samples of a prompt, but rollout.group_size is {recipe.rollout.group_size}; "
-            "set rollout.group_size to 2 or more"
-        )
     for key in ("train.aggregation", "train.off_policy_mask_threshold", "correction", "rejection"):
         if isinstance(loss, SequenceLoss) and option(recipe, key) is not None:
             yield f"loss {name} is per sequence, but `{key}` is per token; remove it"
@@ -169,7 +161,8 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
 
 def _check_truncation(recipe: Recipe) -> Iterator[str]:
     """The trainer renormalises over the candidates of each token, which the engine must return."""
-    sampling, engine = recipe.rollout.sampling, type(recipe.rollout.engine)
+    sampling, engine = recipe.rollout.sampling, recipe.rollout.engine
+    name = type(engine).__name__
     limits = f"rollout.sampling has top_p={sampling.top_p}, top_k={sampling.top_k} and min_p={sampling.min_p}"
     if sampling.structure is not None:
         limits += " and a structure"
@@ -179,8 +172,8 @@ def _check_truncation(recipe: Recipe) -> Iterator[str]:
             f"{limits}, but the trainer keeps the ids from which each token is sampled; set top_k as well, from 1 to "
             f"{MOST_CANDIDATES}, such as 100"
         )
-    if not engine.returns_candidates:
-        yield f"{limits}, but {engine.__name__} does not return the ids from which each token is sampled; {advice}"
+    if Capability.CANDIDATES not in engine.capabilities:
+        yield f"{limits}, but {name} does not return the ids from which each token is sampled; {advice}"
     if recipe.teacher is not None or recipe.loss.forward.teacher_top or recipe.loss.forward.statistics.mean:
         yield f"{limits}, but a teacher and the loss read log-probs over the whole vocabulary; {advice}"
 
@@ -202,7 +195,7 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
                 recipe.rollout.engine.check_structure(section.structure)
             except RecipeError as error:
                 yield f"{key}.sampling.structure: {error}"
-            if section.stop and not recipe.rollout.engine.resumes_structures:
+            if section.stop and Capability.RESUMES_STRUCTURES not in recipe.rollout.engine.capabilities:
                 engine = type(recipe.rollout.engine).__name__
                 yield (
                     f"{key}.sampling has stop texts and a structure, which {engine} begins anew in each request; "

@@ -120,6 +120,11 @@ class Model:
     chat_template_kwargs: dict[str, bool | FiniteInt | FiniteFloat | str | None] | None = None
     trust_remote_code: bool = False
 
+    @property
+    def scores(self) -> bool:
+        """Whether the model is a reward model."""
+        return self.head == "score"
+
     def at(self, path: str | None, lora: Lora | None = None) -> Model:
         """Return the model at another path, with other adapters, not quantized; None is this model, with `config`."""
         return replace(self, path=path or self.path, lora=lora, config={} if path else self.config, quantization=None)

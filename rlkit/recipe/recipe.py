@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.names import Name
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.agent import Agent
 from rlkit.interfaces.callback import Callback
+from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.launcher import Launcher
@@ -19,6 +21,7 @@ from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Curriculum, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.recipe.fabric import Fabric
+from rlkit.recipe.method import Method, NoEngine, ReinforcementLearning, RewardModelling, Supervised
 from rlkit.recipe.model import Critic, Model, ReferenceUpdates, Teacher
 from rlkit.recipe.outputs import Log, Profile, Save, Validation
 from rlkit.recipe.rollout import ConversationLimits, Rollout
@@ -60,9 +63,21 @@ class Recipe:
     fabric: Fabric = field(default_factory=Fabric)
     launcher: Launcher | None = None
 
+    @cached_property
+    def method(self) -> Method:
+        """The way in which the recipe trains."""
+        if Capability.VALIDATION_ONLY not in self.rollout.engine.capabilities:
+            return ReinforcementLearning()
+        return RewardModelling() if self.model.scores else Supervised()
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The engine that samples, in steps or in validation."""
+        return NoEngine() if self.model.scores else self.rollout.engine
+
     def parts(self) -> list[RunPart]:
         """Return all parts, to be closed at the end of the run."""
-        training = (self.rollout.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
+        training = (self.engine, self.reward, self.advantage, self.loss, self.interaction, self.environment)
         data = (self.task, self.curriculum, self.rollout.filter, self.parser, *self.callbacks)
         validation_tasks = {} if self.validation is None else self.validation.tasks or {}
         mixtures = [part for mixture in (self.mix or {}).values() for part in (mixture.task, mixture.loss)]
@@ -98,11 +113,6 @@ class Recipe:
         return Needs.NOTHING if self.advantage is None else self.advantage.needs
 
     @property
-    def generates(self) -> bool:
-        """Whether the model predicts tokens; a reward model does not, so its engine is never used."""
-        return self.model.head == "lm"
-
-    @property
     def compares_groups(self) -> bool:
         """Whether the completions of a prompt are compared, so that groups of equal rewards have no signal."""
         return Needs.GROUPS in self.needs or (Inputs.GROUPS in self.loss.inputs)
@@ -133,12 +143,9 @@ class Recipe:
         is_distilled = self.teacher is not None and not self.loss.forward.teacher_top
         is_read = Needs.OLD_LOGPS in self.needs or self.kl_reward or is_distilled or corrects or self.rejection
         weighted = self.kl_loss is not None and self.kl_loss.importance_weighted
-        compares = (
-            Inputs.OLD_LOGPS in self.loss.inputs
-            or weighted
-            or not (self.rollout.engine.recorded or isinstance(self.loss, SequenceLoss))
-        )
-        is_noisy = self.loss.forward.embedding_noise and not self.rollout.engine.recorded
+        are_measured = self.method.samples and not isinstance(self.loss, SequenceLoss)
+        compares = Inputs.OLD_LOGPS in self.loss.inputs or weighted or are_measured
+        is_noisy = self.loss.forward.embedding_noise and self.method.samples
         recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"
         return bool(is_read or is_noisy or recompute)
 

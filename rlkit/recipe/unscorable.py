@@ -78,7 +78,7 @@ def _require_prompts(recipe: Recipe, prompts: Sequence[tuple[str, Prompt]]) -> N
     Raises:
         RecipeError: A row is a plain text.
     """
-    if recipe.rollout.engine.recorded or recipe.environment is not None:
+    if not recipe.method.samples or recipe.environment is not None:
         return
     for location, prompt in prompts:
         if prompt.recorded and not prompt.messages:
@@ -103,12 +103,12 @@ def _require_sampling(recipe: Recipe, prompts: Sequence[tuple[str, Prompt]]) -> 
 
 def unscorable_training(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[int, str]:
     """Return the indices of training prompts that the reward cannot score, with reasons; none if all are recorded."""
-    return {} if recipe.rollout.engine.recorded else _unscorable(recipe.reward, prompts)
+    return _unscorable(recipe.method.training_reward(recipe), prompts)
 
 
 def unscorable_validation(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[int, str]:
     """Return the indices of validation prompts that the reward cannot score, with reasons."""
-    return _unscorable(recipe.reward, prompts) if recipe.generates else {}
+    return {} if recipe.model.scores else _unscorable(recipe.reward, prompts)
 
 
 def _unscorable(reward: RewardManager | None, prompts: Sequence[Prompt]) -> dict[int, str]:

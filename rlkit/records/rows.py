@@ -15,7 +15,7 @@ from rlkit.base.files import open_inside
 from rlkit.base.text import redact
 from rlkit.interfaces.content import are_tools
 from rlkit.interfaces.picture import Picture
-from rlkit.types import Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
+from rlkit.types import AgentSpan, Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -64,28 +64,27 @@ def as_row(trajectory: Trajectory) -> JsonObject:
 
 def _agent(trajectory: Trajectory) -> JsonObject:
     """Return an agent's result and the further samples of a rollout, each with all of its messages."""
-    if not trajectory.agent and not trajectory.branches:
+    span = trajectory.span
+    if not span.result and not span.branches:
         return {}
     branches = [
         {
             "text": branch.text,
             "conversation": stored_messages(branch.messages),
-            "fork": branch.fork and list(branch.fork),
+            "fork": branch.span.fork and list(branch.span.fork),
             **_sample(branch),
         }
-        for branch in trajectory.branches
+        for branch in span.branches
     ]
-    if not trajectory.agent:  # an answer that was recorded
+    if not span.result:  # an answer that was recorded
         return {"branches": branches}
-    output = redact(str(trajectory.agent["output"])[-MAX_OUTPUT:])
-    return {
-        "agent": {"status": trajectory.agent["status"], "output": output},
-        "branches": branches,
-    }
+    output = redact(str(span.result["output"])[-MAX_OUTPUT:])
+    return {"agent": {"status": span.result["status"], "output": output}, "branches": branches}
 
 
 def _sample(trajectory: Trajectory) -> JsonObject:
     """Return a trajectory's inputs to training, and its results."""
+    span = trajectory.span
     return {
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,
@@ -95,8 +94,9 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         **({"candidates": list(map(list, trajectory.candidates))} if trajectory.candidates else {}),
         "turns": [list(turn) for turn in trajectory.turns],
         "turn_rewards": trajectory.turn_rewards,
-        **({"role": trajectory.role, "speaker": trajectory.speaker} if trajectory.role else {}),
-        **{name: getattr(trajectory, name) for name in ("positions", "opened_thinking") if getattr(trajectory, name)},
+        **({"role": span.role, "speaker": span.speaker} if span.role else {}),
+        **({"positions": span.positions} if span.positions else {}),
+        **({"opened_thinking": trajectory.opened_thinking} if trajectory.opened_thinking else {}),
         **trajectory.credit,
     }
 
@@ -237,10 +237,10 @@ def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
     components = fields.get("components", _is_numbers_by_name, "finite numbers by name", cast(dict[str, float], {}))
     trajectory.error = fields.get("error", _is_text, "a text", "it failed") if failed else None
     trajectory.score = _score(fields, components)
-    trajectory.agent = fields.get("agent", _is_ending, "an object with status and output", trajectory.agent)
+    trajectory.span.result = fields.get("agent", _is_ending, "an object with status and output", {})
     branches: list[JsonObject] = fields.get("branches", _is_objects, "samples", [])
     for index, branch in enumerate(branches):
-        trajectory.branches.append(_branch(_Fields(branch, f"{fields.location}, branch {index}"), prompt, group))
+        trajectory.span.branches.append(_branch(_Fields(branch, f"{fields.location}, branch {index}"), prompt, group))
     return SavedRow(
         fields.location,
         trajectory,
@@ -258,7 +258,7 @@ def _branch(fields: _Fields, prompt: Prompt, group: int) -> Trajectory:
     branch = _trajectory(fields, prompt, group, text, None)
     branch.messages = branch.messages[len(prompt.messages) :]
     fork = fields.get("fork", lambda value: _is_ints(value) and len(value) == 2, "[sample, tokens]", cast(Any, None))
-    branch.fork = Fork(*fork) if fork else None
+    branch.span.fork = Fork(*fork) if fork else None
     return branch
 
 
@@ -305,10 +305,10 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, reply)]
     trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
-    trajectory.role = fields.get("role", _is_text, "a text", "")
-    trajectory.speaker = fields.get("speaker", _is_int, "a whole number", 0)
+    role, speaker = fields.get("role", _is_text, "a text", ""), fields.get("speaker", _is_int, "a whole number", 0)
+    positions = fields.get("positions", _is_ints, "whole numbers", list[int]())
+    trajectory.span = AgentSpan(role=role, speaker=speaker, positions=positions)
     trajectory.opened_thinking = fields.get("opened_thinking", _is_text, "a text", "")
-    trajectory.positions = fields.get("positions", _is_ints, "whole numbers", trajectory.positions)
     trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
     if "tokens" not in fields.row and tokenize is not None:
         try:

@@ -32,7 +32,7 @@ from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
 from rlkit.rollout.loop import warn_on_stderr
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, JsonObject, Message, Prompt, Request, SampleKey, StopReason, Trajectory
+from rlkit.types import AgentSpan, Completion, JsonObject, Message, Prompt, Request, SampleKey, StopReason, Trajectory
 
 KEPT_TEMPLATES = 8
 """Sets of tools whose templates are kept; an agent may describe others in each request."""
@@ -251,7 +251,7 @@ class AgentHost:
         counts = {**session.counts, "agent_failed": int(result.status != 0), "forks": session.forks}
         trajectory = self._trajectory(prompt, samples, counts)
         _assign_roles(trajectory, samples, client.roles)
-        trajectory.agent = {"folder": str(folder), "status": result.status, "output": result.output}
+        trajectory.span.result = {"folder": str(folder), "status": result.status, "output": result.output}
         if session.error is not None:
             trajectory.error = session.error
         elif not samples:
@@ -305,7 +305,7 @@ class AgentHost:
         start = len(prompt.messages)
         if main.messages[:start] != prompt.messages:  # the reward reads those after the prompt's
             main.messages = prompt.messages + main.messages
-        main.branches = branches
+        main.span.branches = branches
         main.counts = {**counts, "branches": len(samples) - len({sample.speaker for sample in samples})}
         return main
 
@@ -323,8 +323,7 @@ class AgentHost:
             turn_rewards=[0.0 for turn in sample.turns if turn.role == "assistant"],
             messages=list(sample.messages),
             media=Media.of(sample.media),
-            fork=sample.fork,
-            positions=sample.positions,
+            span=AgentSpan(fork=sample.fork, positions=sample.positions),
             candidates=sample.candidates if any(sample.candidates) else [],
         )
 
@@ -334,7 +333,7 @@ def _assign_roles(trajectory: Trajectory, samples: Sequence[Sample], roles: Sequ
     for row, sample in zip(trajectory.samples, samples, strict=False):
         if sample.speaker:
             role = roles[sample.speaker - 1]
-            row.role, row.speaker = role.name, sample.speaker
+            row.span.role, row.span.speaker = role.name, sample.speaker
             trajectory.error = trajectory.error or role.problem()
             row.turn_rewards[-1] = 0.0 if role.problem() else float(role.reward or 0.0)
 

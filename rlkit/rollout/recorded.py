@@ -109,7 +109,7 @@ def _trajectory(
         turns += sample.turns
         rows.append(row)
     *branches, trajectory = [row for row in rows if any(row.mask)] or rows[-1:]
-    trajectory.branches = branches
+    trajectory.span.branches = branches
     if not any(trajectory.mask):
         trajectory.error = f"prompt {prompt.id!r}: the context ends before the first turn that is trained"
     return trajectory

@@ -13,7 +13,7 @@ from typing import TypeVar
 from rlkit.base.tasks import cancel
 from rlkit.distributed.offload import HostOffload, free_cached, use_device
 from rlkit.distributed.ranks import Ranks, SideGroup
-from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.reward import RewardManager
 from rlkit.models.actor import Actor
 from rlkit.models.weights import PolicyWeights
@@ -86,8 +86,8 @@ class RolloutService:
 
     @property
     def engine(self) -> RolloutEngine:
-        """The recipe's engine."""
-        return self.recipe.rollout.engine
+        """The engine that the run uses."""
+        return self.recipe.engine
 
     def conversation_setup(
         self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None
@@ -145,7 +145,7 @@ class RolloutService:
         with ExitStack() as stack:
             if self._offload is not None:
                 stack.enter_context(self._offload.off_device())
-            elif not self.engine.reads_policy:
+            elif Capability.READS_POLICY not in self.engine.capabilities:
                 free_cached(self.ranks.fabric.device)
             if self.ranks.any(self.engine.needs_weights):
                 self.wait(self._sync())

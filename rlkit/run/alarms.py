@@ -99,12 +99,10 @@ class Alarms:
             return None
         reward, accuracy = self._mean("reward/mean", 1), self._mean("accuracy", 1)
         earned = "" if reward is None else f", with a mean reward of {reward:.2f}"
-        remedy = (
-            f"{advice_on_prompts(reward if accuracy is None else accuracy)}draw prompts by success (curriculum: "
+        remedy = self.recipe.method.equal_rewards.format(
+            remedy=f"{advice_on_prompts(reward if accuracy is None else accuracy)}draw prompts by success (curriculum: "
             "SuccessRate), replace such groups (rollout.filter: ZeroSignal), or raise rollout.group_size"
         )
-        if self.recipe.rollout.engine.recorded:
-            remedy = "remove prompts whose answers have equal rewards from the data"
         return (
             f"in {share:.0%} of the groups of {EQUAL_STEPS} steps all samples earned the same (groups/no_signal)"
             f"{earned}, so most of the work taught nothing: {remedy}"

@@ -8,14 +8,17 @@ from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlkit.base.errors import shorten
 from rlkit.base.text import redact
 from rlkit.records.folder import json_lines, write_atomically
 from rlkit.records.rows import as_row
 from rlkit.records.validation_metrics import GradedCompletion
-from rlkit.run.evaluate import Evaluation
 from rlkit.types import JsonObject
+
+if TYPE_CHECKING:
+    from rlkit.run.evaluate import Evaluation
 
 MAX_COMPONENTS = 100
 """Components with a column of their own; the JSON lines have all."""

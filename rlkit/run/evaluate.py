@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlkit.base.errors import RecipeError
+from rlkit.interfaces.callback import ValidationEnd
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import token_limit
 from rlkit.ops.groups import pairs
@@ -27,9 +29,17 @@ from rlkit.rollout.collate import collate
 from rlkit.rollout.collect import collect
 from rlkit.rollout.recorded import check_recorded, recorded_group
 from rlkit.rollout.service import RolloutService
+from rlkit.run.answers import write_answers
 from rlkit.train.microbatch import forward_in_micro_batches
 from rlkit.train.sampling import score_group
 from rlkit.types import Prompt, RolloutBatch, Sampling, Score, Trajectory
+
+if TYPE_CHECKING:
+    from rlkit.records.verdict import Metrics
+    from rlkit.run.metrics_log import MetricsLog
+    from rlkit.run.progress import Progress
+    from rlkit.run.record import RunRecord
+    from rlkit.train.setup import TrainContext
 
 
 def score_recorded(
@@ -157,13 +167,11 @@ class Evaluation:
                 self.metrics[f"{metric}_p_{name}"] = _p_value([own[i] - reference[key][i] for i in shared])
 
 
-def evaluate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
-    """Complete the validation prompts and score the completions; a reward model scores recorded ones.
+def evaluate_completions(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
+    """Complete the validation prompts and score the completions.
 
     Failed rollouts and rewards are counted and left out of the means. All ranks must call this.
     """
-    if not service.recipe.generates:
-        return _evaluate_reward_model(service, prompts)
     section = service.recipe.validation or Validation()
     greedy, sampled = samplings(service.recipe)
     evaluation = Evaluation()
@@ -192,8 +200,8 @@ def _complete(
     return trajectories, service.ranks.broadcast_tp(completions)
 
 
-def _evaluate_reward_model(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
-    """Score recorded completions with a reward model.
+def evaluate_reward_model(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
+    """Score recorded completions with a reward model; all ranks must call this.
 
     Raises:
         RecipeError: No prompt has recorded completions with unequal rewards.
@@ -219,3 +227,52 @@ def _p_value(differences: Sequence[float]) -> float:
     if set(differences) <= {-1.0, 0.0, 1.0}:
         return sign_test(differences.count(1.0), differences.count(-1.0))
     return paired_p_value(differences)
+
+
+Evaluate = Callable[[RolloutService, Sequence[Prompt]], Evaluation]
+"""Validates on prompts; all ranks call it."""
+
+
+class Validator:
+    """Validates the policy on held-out prompts.
+
+    Args:
+        record: Shows the metrics; has the number of steps and the run folder.
+        log: Passes completions to the loggers; None except on rank 0.
+        progress: Counts validations without improvement.
+        evaluate: Completes the prompts and scores the completions.
+    """
+
+    def __init__(self, record: RunRecord, log: MetricsLog | None, progress: Progress, evaluate: Evaluate) -> None:
+        self.earlier: dict[str, dict[str, Accuracies]] = {}
+        """Accuracies of the validations at the `start` and the `last` one, with which the next one is compared."""
+        self._record = record
+        self._log = log
+        self._progress = progress
+        self._evaluate = evaluate
+        self._metrics_by_step: dict[int, Metrics] = {}
+
+    def validate(self, context: TrainContext, when: str) -> Metrics:
+        """Validate, and return the metrics; the completions are written to the run folder."""
+        record = self._record
+        step = record.outcome.steps
+        record.reporter.note(f"validating on {len(context.data.validation)} prompts")
+        evaluation = self._evaluate(context.rollouts, context.data.validation)
+        for name, accuracies in self.earlier.items():
+            evaluation.compare(name, accuracies)
+        self.earlier["last" if self.earlier else "start"] = evaluation.accuracies
+        self._metrics_by_step = {step: evaluation.metrics}
+        record.reporter.validated(step, evaluation.metrics)
+        log = self._log
+        if log is not None:
+            record.attempt("completions for the loggers", lambda: log.answers(step, evaluation))
+        self._progress.validated(evaluation.metrics)
+        if context.recipe.log.rollouts.every:
+            name = f"validation-{when}"
+            record.attempt(f"rollouts/{name}", lambda: write_answers(record.folder.rollouts(name), evaluation))
+        context.callbacks.emit("on_validation", ValidationEnd(step, evaluation.metrics, evaluation.trajectories))
+        return evaluation.metrics
+
+    def metrics_after(self, step: int) -> Metrics | None:
+        """Return the metrics of the last validation if it took place after a step; None otherwise."""
+        return self._metrics_by_step.get(step)

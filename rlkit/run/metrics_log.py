@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.text import part_name, redact_arguments
@@ -19,7 +20,9 @@ from rlkit.records.folder import write_atomically
 from rlkit.records.rewards import RewardHistory
 from rlkit.records.rows import read_lines
 from rlkit.run.answers import answers_to_log
-from rlkit.run.evaluate import Evaluation
+
+if TYPE_CHECKING:
+    from rlkit.run.evaluate import Evaluation
 
 OPEN_SECONDS = 60.0
 """How long a run waits for a logger to open before it starts without it; the logger may still open later."""

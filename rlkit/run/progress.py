@@ -164,9 +164,9 @@ class Progress:
     def _warn(self, number: int, metrics: Mapping[str, float]) -> Iterator[str]:
         advice = advice_on_prompts(metrics.get("accuracy", metrics.get("reward/mean")))
         remedy = f"{advice}or raise" if advice else "raise"
-        remedy += " rollout.group_size or the sampling temperature"
-        if self.recipe.rollout.engine.recorded:
-            remedy = "remove prompts whose answers have equal rewards from the data"
+        remedy = self.recipe.method.equal_rewards.format(
+            remedy=f"{remedy} rollout.group_size or the sampling temperature"
+        )
         problem = (
             f"{self.without_signal} steps in a row, up to step {number}, had no group with unequal rewards, so there "
             f"was nothing to learn: {remedy}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlkit.base.garbage import lasting
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunStart
+from rlkit.interfaces.engine import Capability
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
@@ -24,21 +25,19 @@ from rlkit.records.verdict import Metrics
 from rlkit.run.checkpoint.resume import lacks_optimizer, load, rollout_differences, validation_options, watched
 from rlkit.run.checkpoint.state import numbers, tensors
 from rlkit.run.checkpoint.write import Best, Saver, Writer
+from rlkit.run.evaluate import Validator
+from rlkit.run.method import Procedure, procedure_of
 from rlkit.run.metrics_log import MetricsLog, open_loggers
 from rlkit.run.outcome import Replay
 from rlkit.run.preflight import memory
-from rlkit.run.preflight.picture_check import check_pictures
 from rlkit.run.preflight.start import preflight
-from rlkit.run.preflight.weight_check import check_weights
 from rlkit.run.profile import NO_GPU, NsightCapture, profiled
 from rlkit.run.progress import Progress
 from rlkit.run.record import RunRecord
 from rlkit.run.signals import Signals
-from rlkit.run.validator import Validator
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.colocated import ColocatedStream
 from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
-from rlkit.train.method import method_of
 from rlkit.train.metrics import phase_range
 from rlkit.train.phases import StepResult
 from rlkit.train.rollouts import kept_trajectories
@@ -64,6 +63,7 @@ class Session:
     """The log of metrics; None except on rank 0."""
     stream: RolloutStream | None = None
     saver: Saver | None = None
+    procedure: Procedure = field(init=False)
     progress: Progress = field(init=False)
     validator: Validator = field(init=False)
     stop_requested: bool = False
@@ -97,15 +97,15 @@ class Session:
         """
         train, validation = context.recipe.train, context.recipe.validation
         self.progress = Progress(context.recipe, RewardHistory() if self.log is None else self.log.rewards)
-        self.validator = Validator(self.record, self.log, self.progress)
+        self.procedure = procedure_of(context.recipe.method)
+        self.validator = Validator(self.record, self.log, self.progress, self.procedure.evaluate)
         saver = self._begin(context, resumed)
         outcome = self.record.outcome
         if context.recipe.rollout.max_staleness and self.replay is None:
-            stream_type = BesideStream if context.rollouts.engine.beside else ColocatedStream
+            stream_type = BesideStream if Capability.BESIDE in context.rollouts.engine.capabilities else ColocatedStream
             self.stream = stream_type(context.data, context.rollouts, self._trained(context.recipe, resumed))
         replay = self.replay or Replay(train.total_steps)
-        method = method_of(context.recipe)
-        obtain = replay.obtain or self.stream or method.obtain
+        obtain = replay.obtain or self.stream or self.procedure.obtain
 
         def content(best: Best | None) -> tuple[dict[str, Tensor], RunState]:
             return tensors(context), self._state(context, best)
@@ -116,7 +116,7 @@ class Session:
             number = outcome.steps + 1
             capture.start(number)
             with self._profiled(context.recipe.profile, number):
-                result = method.step(context, number, obtain)
+                result = self.procedure.step(context, number, obtain)
             memory_metrics = memory.metrics(context.device)
             # agreed: the names are the same on every rank
             metrics = result.metrics | {name: context.ranks.all_reduce_max(x) for name, x in memory_metrics.items()}
@@ -128,7 +128,7 @@ class Session:
             finally:
                 self._log(number, metrics | self.checkpoint_metrics)
                 self.record.reporter.step(number, metrics)
-            if not context.recipe.rollout.engine.recorded:  # completions of the data are no samples of the policy
+            if context.recipe.method.samples:
                 self.record.reporter.samples(self.record.outcome.steps, result.rollouts.all)
             self._check_step(context, result, metrics)
             ending = self._agree_on_end(context)
@@ -214,9 +214,8 @@ class Session:
         self.saver = Saver(writer, record.reporter.note, steps if in_store else 0)
         preflight(context, record.reporter.note, record.first)
         context.rollouts.sync_weights()
-        if context.recipe.generates:
-            check_weights(context.data, context.rollouts)
-            check_pictures(context.data, context.rollouts)
+        for check in self.procedure.checks:
+            check(context.data, context.rollouts)
         self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         validation = context.recipe.validation
         if resumed is not None:

@@ -219,7 +219,7 @@ def attach_reference_rewards(trajectories: Sequence[Trajectory], batch: Batch) -
 def attach_roles(trajectories: Sequence[Trajectory], batch: Batch, ranks: Ranks) -> None:
     """Set `batch.role` and `batch.role_names`, which all ranks agree on; all ranks must call this."""
     sources = [trajectory.prompt.source_name for trajectory in trajectories]
-    roles = [trajectory.role or "agent" for trajectory in trajectories]
+    roles = [trajectory.span.role or "agent" for trajectory in trajectories]
     names = [f"{source}/{role}" if source else role for source, role in zip(sources, roles, strict=True)]
     all_names = sorted({name for of_rank in ranks.gather_dp(sorted(set(names))) for name in of_rank})
     batch.role_names = tuple(all_names)

@@ -152,7 +152,7 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
     meter.count("reward/ungradable", sum(t.score is not None and t.score.ungradable for t in trajectories))
     meter.count("reward/groups_dropped", len({t.group for t in unscored}))
     lengths = [t.response_length for t in trajectories]
-    branches = [branch for t in trajectories for branch in t.branches]
+    branches = [branch for t in trajectories for branch in t.span.branches]
     meter.count("rollout/tokens", sum(lengths) + sum(branch.response_length for branch in branches))
     meter.means("rollout/length", lengths)
     meter.means("conversation/turns", [len(t.turn_rewards) for t in trajectories])
@@ -173,8 +173,8 @@ def _describe_scores(trajectories: Sequence[Trajectory], rewards: Sequence[float
         if trajectory.score is None or reward is None:
             continue
         for sample in trajectory.samples:
-            if sample.role:
-                roles[sample.role].append(sum(sample.turn_rewards))
+            if sample.span.role:
+                roles[sample.span.role].append(sum(sample.turn_rewards))
         for name, value in trajectory.score.components.items():
             components[name].append(value)
     numbers = [reward for reward in rewards if reward is not None]

@@ -237,5 +237,5 @@ def load_actor(recipe: Recipe, placer: Placer) -> Actor:
 
 
 def _load(recipe: Recipe, placer: Placer, frozen: bool = False) -> Actor:
-    kind = Actor if recipe.generates else ScoreModel
+    kind = ScoreModel if recipe.model.scores else Actor
     return kind(load_policy(recipe.model, recipe.train.seed, placer.empty, frozen))

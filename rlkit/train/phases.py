@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from lightning.fabric import Fabric
 
+from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.flops import peak_flops
+from rlkit.recipe import Recipe
+from rlkit.rollout.service import RolloutService
 from rlkit.train.credit import (
+    RewardTransforms,
     attach_advantages,
     attach_first_pass,
     attach_reference_rewards,
@@ -48,32 +53,34 @@ class StepResult(NamedTuple):
     metrics: dict[str, float]
 
 
-def shape_rewards(context: TrainContext, batch: Batch, meter: Meter) -> None:
+def shape_rewards(recipe: Recipe, transforms: RewardTransforms, ranks: Ranks, batch: Batch, meter: Meter) -> None:
     """Correct for the engine's mismatch, shape the rewards, and subtract the KL penalty.
 
     With log-linear old log-probs, the weights of a correction are known in the update only.
     """
-    recipe, reduce = context.recipe, context.ranks.all_reduce_sum
     correction = None if recipe.train.old_logps == "loglinear" else recipe.correction
-    metrics = correct(batch, correction, recipe.rejection, reduce) | context.transforms.apply(batch, reduce)
+    reduce = ranks.all_reduce_sum
+    metrics = correct(batch, correction, recipe.rejection, reduce) | transforms.apply(batch, reduce)
     for name, value in metrics.items():
         meter.max(name, value)
 
 
-def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[Trajectory], meter: Meter) -> None:
+def compute_advantages(
+    recipe: Recipe, ranks: Ranks, batch: Batch, trajectories: list[Trajectory], meter: Meter
+) -> None:
     """Fill the advantages by the recipe's estimator, add the teacher's share, and log both.
 
     Args:
-        context: Parts of the run on this rank.
+        recipe: The run's.
+        ranks: This rank among the others.
         batch: The scored rows of this rank.
         trajectories: The trajectories of these rows.
         meter: Takes the metrics.
     """
-    recipe = context.recipe
     if Needs.REFERENCE_REWARDS in recipe.needs:
         attach_reference_rewards(trajectories, batch)
     if Needs.ROLES in recipe.needs:  # agreed: from the recipe
-        attach_roles(trajectories, batch, context.ranks)
+        attach_roles(trajectories, batch, ranks)
     if batch.main is None and batch.peers is None:
         estimate(recipe.advantage, batch, has_critic=recipe.critic is not None)
     else:
@@ -83,7 +90,7 @@ def compute_advantages(context: TrainContext, batch: Batch, trajectories: list[T
     for name, value in batch.metrics.items():
         meter.mean(f"advantage/{name}", value, weight=len(batch))
     if recipe.teacher is not None:
-        for name, value in distill(batch, recipe.teacher.coef, context.ranks.all_reduce_sum).items():
+        for name, value in distill(batch, recipe.teacher.coef, ranks.all_reduce_sum).items():
             meter.max(name, value)
         log_by_teacher(recipe.teacher, batch, trajectories, meter)
 
@@ -133,39 +140,44 @@ def schedule(context: TrainContext, number: int, meter: Meter) -> None:
             meter.max(name, rate)
 
 
-def finish_step(context: TrainContext, rollouts: Rollouts, batch: TrainBatch, meter: Meter) -> StepResult:
-    """Return a step's result, with its metrics over all ranks."""
-    meter.max("version", context.rollouts.version)
-    if context.recipe.generates:
-        for name, gauge in context.rollouts.engine.health().items():
-            meter.max(f"engine/{name}", gauge)
-    metrics = meter.result(context.ranks)
-    return StepResult(rollouts, batch, metrics | speeds(context, metrics))
+def finish_step(
+    service: RolloutService, rollouts: Rollouts, batch: TrainBatch, meter: Meter, tokens_of: Mapping[str, str]
+) -> StepResult:
+    """Return a step's result, with its metrics over all ranks.
+
+    Args:
+        service: Whose engine sampled.
+        rollouts: Those of the step.
+        batch: The batch that was trained on.
+        meter: The step's.
+        tokens_of: The metric with the number of tokens of each further phase whose speed is logged.
+    """
+    meter.max("version", service.version)
+    for name, gauge in service.engine.health().items():
+        meter.max(f"engine/{name}", gauge)
+    metrics = meter.result(service.ranks)
+    return StepResult(rollouts, batch, metrics | speeds(service.recipe, service.ranks.fabric, metrics, tokens_of))
 
 
-def speeds(context: TrainContext, metrics: dict[str, float]) -> dict[str, float]:
+def speeds(recipe: Recipe, fabric: Fabric, metrics: dict[str, float], tokens_of: Mapping[str, str]) -> dict[str, float]:
     """Return rates of a step from its seconds; `time/mfu` is the share of the device's peak that the update reached."""
-    fabric = context.ranks.fabric
     seconds = sum(metrics.get(f"time/{phase}", 0.0) for phase in PHASES)
     rates = {
         "time/trainer_idle_share": (metrics["time/sample"] + metrics["time/score"]) / max(seconds, 1e-9),
         "time/tokens_per_second_per_device": metrics["update/tokens"] / max(seconds, 1e-9) / fabric.world_size,
     }
-    tokens_of = {"logps": "update/tokens", "update": "update/tokens"}
-    if not context.recipe.rollout.engine.recorded:
+    if "sample" in tokens_of:
         rates["time/tokens_per_second"] = metrics.get("rollout/tokens", 0.0) / max(metrics["time/sample"], 1e-9)
-        tokens_of["sample"] = "rollout/tokens"
-    for phase, tokens in tokens_of.items():
+    for phase, tokens in {"logps": "update/tokens", "update": "update/tokens", **tokens_of}.items():
         if f"time/{phase}" in metrics and metrics.get(tokens):
             rates[f"time/{phase}_ms_per_token"] = 1000 * metrics[f"time/{phase}"] / metrics[tokens]
-    return rates | _utilization(context, metrics)
+    return rates | _utilization(recipe, fabric, metrics)
 
 
-def _utilization(context: TrainContext, metrics: dict[str, float]) -> dict[str, float]:
+def _utilization(recipe: Recipe, fabric: Fabric, metrics: dict[str, float]) -> dict[str, float]:
     """Return the operations per second of the update on each device, and their share of its peak where it is known."""
     if "update/tflop" not in metrics:
         return {}
-    recipe, fabric = context.recipe, context.ranks.fabric
     reached = metrics["update/tflop"] / max(metrics["time/update"], 1e-9) / fabric.world_size
     half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
     device_name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""

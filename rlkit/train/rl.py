@@ -34,7 +34,8 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
         number: Number of the step; the first is 1.
         obtain: Returns the step's rollouts. Their rewards may still be being scored.
     """
-    meter, teacher = Meter(), context.recipe.teacher
+    recipe, ranks, meter = context.recipe, context.ranks, Meter()
+    teacher = recipe.teacher
     reads_scores = teacher is not None and teacher.attempts is not None
     with meter.timed("sample"):
         rollouts = obtain(context.data, context.rollouts, number, meter)
@@ -53,9 +54,9 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
         with meter.timed("logps"):
             compute_teacher_logps(context, scored, trajectories)
     with phase_range("advantages"):
-        shape_rewards(context, scored, meter)
-        compute_advantages(context, scored, trajectories, meter)
+        shape_rewards(recipe, context.transforms, ranks, scored, meter)
+        compute_advantages(recipe, ranks, scored, trajectories, meter)
     batch = learn(context, scored, number, meter)
     attach_credit(context, rollouts, trajectories, batch, number)
     log_mismatch(context, batch, meter)
-    return finish_step(context, rollouts, batch, meter)
+    return finish_step(context.rollouts, rollouts, batch, meter, {"sample": "rollout/tokens"})

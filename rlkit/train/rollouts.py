@@ -157,19 +157,19 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
     """
     trajectories = with_branches([rollouts.train_on[i] for i in rows])
     device = sampled.tokens.device
-    starts = list(accumulate((1 + len(t.branches) for t in rollouts.train_on), initial=0))
+    starts = list(accumulate((len(t.samples) for t in rollouts.train_on), initial=0))
     samples = [row for i in rows for row in range(starts[i], starts[i + 1])]
     for trajectory in (rollouts.train_on[i] for i in rows):
-        for branch in trajectory.branches:
+        for branch in trajectory.span.branches:
             branch.score = _score_of_branch(branch, trajectory)
     if len(samples) < len(sampled):
         sampled = sampled.rows(torch.tensor(samples, dtype=torch.long, device=device))
     batch = add_rewards(sampled, trajectories)
     if len(samples) > len(rows):
         by_rollout = [rollouts.train_on[i].samples for i in rows]
-        main = [not n or s.speaker != of[n - 1].speaker for of in by_rollout for n, s in enumerate(of)]
+        main = [not n or s.span.speaker != of[n - 1].span.speaker for of in by_rollout for n, s in enumerate(of)]
         batch.main = torch.tensor(main, dtype=torch.bool, device=device)
-    if any(trajectory.role for trajectory in trajectories):
+    if any(trajectory.span.role for trajectory in trajectories):
         batch.peers = torch.tensor(_peers([rollouts.train_on[i] for i in rows]), device=device)
     if rollouts.greedy is not None:
         batch.greedy_rewards = torch.tensor([rollouts.greedy[t.group] for t in trajectories], device=device)
@@ -180,7 +180,7 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
 
 def _score_of_branch(branch: Trajectory, rollout: Trajectory) -> Score:
     """Return a score with which a further sample has its rollout's reward, or in another role that role's alone."""
-    if rollout.reward is None or branch.speaker != rollout.speaker:
+    if rollout.reward is None or branch.span.speaker != rollout.span.speaker:
         return Score(0.0)
     return Score(rollout.reward - sum(branch.turn_rewards), rollout.score.components if rollout.score else {})
 
@@ -190,10 +190,11 @@ def _peers(rollouts: Sequence[Trajectory]) -> list[int]:
     indices: dict[tuple[object, ...], int] = {}
     peers = []
     for number, rollout in enumerate(rollouts):
-        conversations = Counter(role for _, role in {(sample.speaker, sample.role) for sample in rollout.samples})
-        for sample in rollout.samples:
-            within = number if conversations[sample.role] > 1 else None
-            peers.append(indices.setdefault((rollout.group, sample.role, within), len(indices)))
+        spans = [sample.span for sample in rollout.samples]
+        conversations = Counter(role for _, role in {(span.speaker, span.role) for span in spans})
+        for span in spans:
+            within = number if conversations[span.role] > 1 else None
+            peers.append(indices.setdefault((rollout.group, span.role, within), len(indices)))
     return peers
 
 

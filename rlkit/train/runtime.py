@@ -162,8 +162,7 @@ def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
     """
     runtime: Runtime = PartRuntime(data, rollouts, recipe.launcher if is_launched() else None)
     for part in recipe.parts():
-        unused = part is recipe.rollout.engine and not recipe.generates
-        if isinstance(part, BoundPart) and not unused:
+        if isinstance(part, BoundPart):
             with calling(part, "bind"):
                 part.bind(runtime)
     data.bind_tools()

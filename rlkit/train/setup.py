@@ -20,6 +20,7 @@ from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.offload import use_device
 from rlkit.distributed.ranks import Ranks
 from rlkit.distributed.sequence import division_problem
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.models.actor import Actor, ScoreModel
 from rlkit.models.config import naming
@@ -162,7 +163,8 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     _close_rows(models.actor, data)
     offload = None
     if recipe.train.offload_during_rollout:
-        offload = models.offload(fabric.device, keep_policy=recipe.rollout.engine.reads_policy)
+        reads_policy = Capability.READS_POLICY in recipe.rollout.engine.capabilities
+        offload = models.offload(fabric.device, keep_policy=reads_policy)
     rollouts = RolloutService(recipe, data.dialogue, models.actor, ranks, offload, note=note)
     _bind(recipe, data, rollouts)
     transforms = RewardTransforms(recipe.shaping, recipe.kl_reward)

@@ -25,7 +25,7 @@ def supervised_step(context: TrainContext, number: int, obtain: Obtain) -> StepR
         number: Number of the step; the first is 1.
         obtain: Returns the step's recorded completions.
     """
-    meter = Meter()
+    recipe, ranks, meter = context.recipe, context.ranks, Meter()
     with meter.timed("sample"):
         rollouts = obtain(context.data, context.rollouts, number, meter)
     context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
@@ -37,7 +37,7 @@ def supervised_step(context: TrainContext, number: int, obtain: Obtain) -> StepR
         log_recorded(rollouts, meter)
         record_outcome(context.data, context.rollouts, rollouts, meter)
     scored = add_rewards(recorded, rollouts.train_on)
-    compute_advantages(context, scored, rollouts.train_on, meter)
+    compute_advantages(recipe, ranks, scored, rollouts.train_on, meter)
     batch = learn(context, scored, number, meter)
     attach_credit(context, rollouts, rollouts.train_on, batch, number)
-    return finish_step(context, rollouts, batch, meter)
+    return finish_step(context.rollouts, rollouts, batch, meter, {})

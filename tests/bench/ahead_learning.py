@@ -29,6 +29,7 @@ import yaml
 
 from rlkit import Recipe, fit
 from rlkit.engines import TorchEngine
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.runtime import Runtime, WeightStream
 
 STEPS = {"quickstart": 60, "quick_tool": 20}
@@ -53,7 +54,7 @@ class _WithCopy:
 class Lagging(TorchEngine):
     """Samples with the weights of `lag` steps ago; after the last step, with the last ones."""
 
-    reads_policy = False
+    capabilities = TorchEngine.capabilities & ~Capability.READS_POLICY
 
     def __init__(self, lag: int, last: int) -> None:
         super().__init__(max_rows=2048)

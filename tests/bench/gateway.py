@@ -101,7 +101,7 @@ async def play(
         seconds = time.process_time() - start
     await host.close()
     assert [t.error for t in trajectories] == [None] * sessions
-    assert {(len(t.branches), len(t.turn_rewards)) for t in trajectories} == {(0, TURNS)}
+    assert {(len(t.span.branches), len(t.turn_rewards)) for t in trajectories} == {(0, TURNS)}
     return seconds, sum(t.response_length for t in trajectories)
 
 

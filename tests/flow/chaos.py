@@ -62,8 +62,8 @@ STAGES = {
     "write": "run.checkpoint.write.Writer._write",
     "rename": "run.checkpoint.write.Writer._prune",
     "sync": "rollout.service.RolloutService.sync_weights",
-    "validate": "run.validator.Validator.validate",
-    "step": "train.method.rl_step",
+    "validate": "run.evaluate.Validator.validate",
+    "step": "run.method.rl_step",
 }
 """What is going on when the kill comes, and the function that does it."""
 

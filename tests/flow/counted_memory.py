@@ -63,7 +63,7 @@ def learning_peak(setting: Setting, tokens: int) -> int:
 
     The models have their gradients and optimizer states, as from the second step on; a reference is there too.
     """
-    recipe, is_scored = setting.recipe, not setting.recipe.generates
+    recipe, is_scored = setting.recipe, setting.recipe.model.scores
     length = min(setting.longest_row, tokens)
     with FakeTensorMode(allow_non_fake_inputs=True), CountedMemory() as counted:
         policy = _allocate(_model(recipe, recipe.model.path, recipe.model.lora, is_scored))

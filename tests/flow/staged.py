@@ -20,7 +20,7 @@ from typing import Any
 
 from rlkit.cli.main import main
 from rlkit.run.checkpoint.write import Saver
-from rlkit.run.validator import Validator
+from rlkit.run.evaluate import Validator
 from rlkit.train.metrics import Meter
 
 FAULT = json.loads(os.environ["RLKIT_FAULT"])

@@ -136,9 +136,9 @@ def test_an_agents_session_is_a_tree_of_text_alone(page: Tab, tmp_path: Path) ->
     row, *branches = (trajectory("1", 0, 1.0, HOSTILE) for _ in range(3))
     for number, branch in enumerate(branches, 1):
         branch.messages = [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": f"{number}"}]
-        branch.positions = [number]
-    branches[0].fork = Fork(0, 2)
-    row.branches, row.agent = branches, {"status": 3, "output": HOSTILE}
+        branch.span.positions = [number]
+    branches[0].span.fork = Fork(0, 2)
+    row.span.branches, row.span.result = branches, {"status": 3, "output": HOSTILE}
     RunFolder(run, "").dump("step-00001", [row])
     page.open(written(run, out=tmp_path / "report.html"), "#row=0/step 1/0&show=logps")
     assert "status 3" in text(page, ".log summary")

@@ -21,7 +21,7 @@ from zlib import crc32
 import torch
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.media import Rendered
@@ -194,7 +194,8 @@ class Engine(RolloutEngine):
     """Samples a token of each request at a time; whether it is a turn's last follows from its place."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.beside, self.interruptible = plan, plan.beside, not plan.beside
+        self.plan = plan
+        self.capabilities = Capability.BESIDE if plan.beside else Capability.INTERRUPT
         self.pace = random.Random(f"{plan.pace} sync")
         self.version = 0
         self.rows: list[Row] = []
@@ -213,14 +214,14 @@ class Engine(RolloutEngine):
         self._interrupting = self._server is not None and not self._server.done()
 
     async def sync(self, stream: Any, version: int) -> None:
-        assert self.beside or not self.rows, "the weights change under requests"
-        if self.beside:
+        assert self.plan.beside or not self.rows, "the weights change under requests"
+        if self.plan.beside:
             await asyncio.sleep(self.pace.random() * self.plan.step_seconds)
         self.version = version
 
     async def generate(self, request: Request) -> Completion:
         fails = self.plan.chance("fail", request.session, len(request.tokens)) < self.plan.failing
-        if fails and self.beside:  # servers may refuse a request at once
+        if fails and self.plan.beside:  # servers may refuse a request at once
             raise RolloutError("this request failed")
         row = Row(request, asyncio.get_running_loop().create_future())
         self.rows.append(row)

@@ -17,7 +17,7 @@ from rlkit.base.deadlines import deadline
 from rlkit.base.errors import RecipeError
 from rlkit.rewards import CommandReward
 from rlkit.testing import example_trajectory
-from rlkit.types import Score, Trajectory
+from rlkit.types import AgentSpan, Score, Trajectory
 from tests.events import until
 from tests.unit.clock import SkippingLoop
 
@@ -28,7 +28,7 @@ def graded(reward: CommandReward, text: str, folder: Path | None = None, **row: 
     trajectory = example_trajectory(text)
     trajectory.prompt = replace(trajectory.prompt, meta=row)
     if folder is not None:
-        trajectory.agent = {"folder": str(folder)}
+        trajectory.span.result = {"folder": str(folder)}
 
     async def score() -> Score:
         reward.bind(None)  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_an_agents_number_does_not_count_nor_a_link_in_its_place(tmp_path: Path)
 
 
 def in_folder(folder: Path) -> Trajectory:
-    return replace(example_trajectory(""), agent={"folder": str(folder)})
+    return replace(example_trajectory(""), span=AgentSpan({"folder": str(folder)}))
 
 
 def test_a_hanging_command_earns_nothing_and_is_killed(tmp_path: Path) -> None:

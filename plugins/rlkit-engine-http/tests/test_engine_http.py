@@ -408,7 +408,7 @@ def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) ->
 
 SYNCHRONOUS = """
 import sys
-import rlkit.train.method as method
+import rlkit.run.method as method
 from rlkit.cli.main import main
 from rlkit.train.ahead.beside import BesideStream
 from rlkit.train.ahead.stream import TrainedGroups

@@ -25,6 +25,7 @@ from safetensors.torch import load
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangEngine, SGLangServer
+from rlkit.interfaces.engine import Capability
 from rlkit.types import Request, SampleKey, Sampling, Structure
 from tests.conftest import ROOT
 
@@ -267,20 +268,20 @@ def test_the_table_of_engines_states_what_the_classes_have() -> None:
     options = [engine.__init__.__code__.co_varnames for engine in engines]
     changes = ["changes" in str(engine.__init__.__annotations__.get("transport")) for engine in engines]
     rows = {
-        "samples while the trainer learns": [engine.beside for engine in made],
-        "requests are interrupted": [engine.interruptible for engine in made],
+        "samples while the trainer learns": [Capability.BESIDE in engine.capabilities for engine in made],
+        "requests are interrupted": [Capability.INTERRUPT in engine.capabilities for engine in made],
         "servers that already run (`urls`)": ["urls" in names for names in options],
         "transport of weights is an option": ["transport" in names for names in options],
         "changes of weights alone": [*changes[:-1], SharedFiles().sent is not None],
         "adapters alone, memory released (`launch`)": ["launch" in names for names in options],
         "reads pictures": [bool(engine.picture_models) for engine in made],
-        "scores for a teacher (`teacher.engine`)": [engine.scores for engine in made],
+        "scores for a teacher (`teacher.engine`)": [Capability.TEACHER in engine.capabilities for engine in made],
     }
     expected = [f"| | {' | '.join(f'`{engine.__name__}`' for engine in engines)} |"]
     expected += [
         f"| {row} | {' | '.join('yes' if value else 'no' for value in values)} |" for row, values in rows.items()
     ]
     expected.append(f"| reserved tokens of the context | {' | '.join(str(engine.reserved) for engine in made)} |")
-    assert all(engine.returns_candidates for engine in made)
+    assert all(Capability.CANDIDATES in engine.capabilities for engine in made)
     lines = (ROOT / "rlkit" / "docs" / "servers.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in expected if line not in lines] == []

@@ -15,7 +15,7 @@ from rlkit_env_verifiers.agent import OUTCOME
 
 from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.interfaces.agent import AgentTask
-from rlkit.types import Prompt, Score, StopReason, Trajectory
+from rlkit.types import AgentSpan, Prompt, Score, StopReason, Trajectory
 
 PROMPT = Prompt("sums-0", [{"role": "user", "content": "1 + 1 = ?"}], meta={"environment": "{}", "index": 0})
 
@@ -24,7 +24,7 @@ def scored(folder: Path, rewards: dict[str, Any], metrics: dict[str, float], **o
     (folder / OUTCOME).write_text(json.dumps({"rewards": rewards, "metrics": metrics}))
     agent = {"folder": str(folder), "status": 0, "output": "2"}
     return VerifiersReward(**options).grade(
-        Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP, text="2", agent=agent)
+        Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP, text="2", span=AgentSpan(agent))
     )
 
 
@@ -79,7 +79,7 @@ def test_accuracy_is_full_marks_or_what_is_named(tmp_path: Path) -> None:
 
 def test_a_rollout_without_scores_has_no_reward(tmp_path: Path) -> None:
     agent = {"folder": str(tmp_path), "status": 1, "output": "TaskError: its reward is wrong"}
-    trajectory = Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP, agent=agent)
+    trajectory = Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP, span=AgentSpan(agent))
     score = VerifiersReward().grade(trajectory)
     assert score.reward is None
     assert score.error == "the environment has not scored the rollout: TaskError: its reward is wrong"

@@ -20,7 +20,7 @@ from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler, Sampler
 from rlkit.engines.torch.structure import StructureCompiler
 from rlkit.engines.torch.worker import Worker
-from rlkit.interfaces.engine import COPIES_SHARE, RolloutEngine, check_followed
+from rlkit.interfaces.engine import COPIES_SHARE, Capability, RolloutEngine, check_followed
 from rlkit.ops.quantization import QuantizedLinear
 from rlkit.types import Completion, Request, StopReason, Structure
 
@@ -52,10 +52,9 @@ class TorchEngine(RolloutEngine):
             for what 20% of its memory holds. A quarter as much more is kept between turns.
     """
 
-    reads_policy = True
-    interruptible = True
-    returns_candidates = True
-    resumes_structures = True
+    capabilities = (
+        Capability.READS_POLICY | Capability.INTERRUPT | Capability.CANDIDATES | Capability.RESUMES_STRUCTURES
+    )
 
     def __init__(self, max_rows: Count | None = None, max_kv_tokens: PositiveInt | None = None) -> None:
         self.max_rows = max_rows

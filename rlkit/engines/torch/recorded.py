@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rlkit.engines.torch.engine import TorchEngine
-from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.runtime import Runtime, WeightStream
 from rlkit.types import Completion, Request
 
@@ -21,12 +21,11 @@ class Recorded(RolloutEngine):
         validation: The engine that samples in validation; null for `TorchEngine`.
     """
 
-    recorded = True
-
     def __init__(self, validation: RolloutEngine | None = None) -> None:
         self.validation = validation
         self._engine = TorchEngine() if self.validation is None else self.validation
-        self.reads_policy, self.reserved = self._engine.reads_policy, self._engine.reserved
+        self.capabilities = Capability.VALIDATION_ONLY | self._engine.capabilities & Capability.READS_POLICY
+        self.reserved = self._engine.reserved
         self._outdated = True
 
     @property

@@ -110,7 +110,7 @@ def _random(config: ModelConfig, model: Model) -> CausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         policy: CausalLM = auto_class_of(config).from_config(deepcopy(config), **options).eval()
-        if model.head == "score":
+        if model.scores:
             policy = with_score_head(policy)
             nn.init.normal_(score_head(policy).weight)  # type: ignore[union-attr]
     return policy

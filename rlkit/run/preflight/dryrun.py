@@ -5,9 +5,9 @@ from __future__ import annotations
 from rlkit.data.data import Data
 from rlkit.interfaces.loss import Inputs
 from rlkit.rollout.collate import add_rewards, collate
+from rlkit.run.method import procedure_of
 from rlkit.run.preflight import memory
 from rlkit.train.logps import compute_logps
-from rlkit.train.method import method_of
 from rlkit.train.metrics import Meter
 from rlkit.train.optim import set_learning_rate
 from rlkit.train.rollouts import await_scores
@@ -30,7 +30,7 @@ def dry_run(context: TrainContext) -> dict[str, float]:
 
     note("models loaded")
     context.rollouts.sync_weights()
-    rollouts = method_of(context.recipe).obtain(context.data, context.rollouts, 1, Meter())
+    rollouts = procedure_of(context.recipe.method).obtain(context.data, context.rollouts, 1, Meter())
     await_scores(context.rollouts, rollouts, Meter())
     note("sampling")
     longest = _longest(context.data)

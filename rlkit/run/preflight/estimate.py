@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rlkit.base.text import counted
 from rlkit.data.measure import AnswerSizes
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import frozen_bytes, precision_of
 from rlkit.models.config import context_length, naming
@@ -61,7 +62,12 @@ class Setting:
     @property
     def is_sampled(self) -> bool:
         """Whether an engine samples the completions of steps."""
-        return not self.recipe.rollout.engine.recorded
+        return self.recipe.method.samples
+
+    @property
+    def reads_policy(self) -> bool:
+        """Whether the engine samples from the trainer's weights."""
+        return Capability.READS_POLICY in self.recipe.rollout.engine.capabilities
 
     @property
     def timed_gpu(self) -> Gpu | None:
@@ -109,9 +115,8 @@ class Setting:
     @property
     def samples_from_copies(self) -> bool:
         """Whether the engine samples through copies of the weights in the data type of computations."""
-        sampled = self.is_sampled or (self.recipe.validation is not None and self.recipe.generates)
-        reads = sampled and getattr(self.recipe.rollout.engine, "reads_policy", False)
-        return reads and self.policy.config.model_type in {"llama", "mistral", "qwen2", "qwen3"}
+        sampled = self.is_sampled or (self.recipe.validation is not None and not self.recipe.model.scores)
+        return sampled and self.reads_policy and self.policy.config.model_type in {"llama", "mistral", "qwen2", "qwen3"}
 
     @property
     def half_base(self) -> bool:
@@ -139,9 +144,7 @@ def setting(
         RecipeError: A model's configuration cannot be loaded, so its shape is unknown.
     """
     model, critic = recipe.model, recipe.critic
-    policy = size_of(
-        find_config(model), model.lora, model.trust_remote_code, scores=not recipe.generates, vision=model.vision
-    )
+    policy = size_of(find_config(model), model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
     critic_size = None
     if critic is not None:
         critic_model = model.at(critic.path)
@@ -226,7 +229,7 @@ def _learning_speed(setting: Setting, gpu: Gpu) -> float:
 
 def _decode_seconds(setting: Setting, bandwidth: float) -> float:
     """Return the seconds of a decode step of all rows, which reads `bandwidth` bytes of weights per second."""
-    if not getattr(setting.recipe.rollout.engine, "reads_policy", False):
+    if not setting.reads_policy:
         return SERVER_OVERHEAD + setting.policy.base * 2 / bandwidth
     cast_per_step = setting.precision == "mixed" and not setting.half_base and not setting.samples_from_copies
     weight_bytes = 8 if cast_per_step else 2  # read in float32, written in bfloat16, read again

@@ -72,7 +72,7 @@ def lines(setting: Setting) -> Iterator[str]:
     is_enough = peak_gib <= gpu_gib
     verdict = f"yes, {gpu_gib - peak_gib:.1f} GiB free" if is_enough else f"no, {peak_gib - gpu_gib:.1f} GiB too much"
     yield f"fits {setting.gpu.name}, {gpu_gib:.0f} GiB: {verdict} at the peak of {peak_gib:.1f} GiB, CUDA included"
-    if setting.is_sampled and not setting.recipe.rollout.engine.reads_policy:
+    if setting.is_sampled and not setting.reads_policy:
         yield f"not included: the server of {part_name(setting.recipe.rollout.engine)}, if it shares this GPU"
 
 
@@ -103,7 +103,7 @@ def _remedies(setting: Setting) -> str:
         "model.quantization: nf4": model.lora is not None
         and model.quantization is None
         and setting.shards == 1
-        and setting.recipe.rollout.engine.reads_policy,
+        and setting.reads_policy,
         "train.checkpoint_activations: true": not train.checkpoint_activations,
         "fabric.precision: bf16-mixed": setting.precision == "float32",
         "fabric.strategy: fsdp2 on more GPUs": setting.shards == 1,

@@ -61,12 +61,11 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         rows: Number of training rows, if it is known.
         ranks: Number of data-parallel ranks.
     """
-    train, group_size = recipe.train, recipe.rollout.group_size
-    prompts = train.prompts_per_step
+    train, prompts = recipe.train, recipe.train.prompts_per_step
     updates = train.minibatches * train.epochs
-    samples = f"x {group_size} samples = {prompts * group_size} trajectories"
-    if recipe.rollout.engine.recorded:
-        samples = "with their recorded answers"
+    samples = recipe.method.completions.format(
+        rollout=recipe.rollout, details=f" = {prompts * recipe.rollout.group_size} trajectories"
+    )
     steps, passes = "steps", f"; {train.data_epochs} passes over the data"
     if train.steps is not None:
         steps = counted(train.steps, "step")
@@ -144,7 +143,7 @@ def large_model(recipe: Recipe, on_gpu: bool) -> Iterator[str]:
     if not (too_high or is_single):
         return
     try:
-        count = size_of(find_config(model), None, model.trust_remote_code, scores=not recipe.generates).base
+        count = size_of(find_config(model), None, model.trust_remote_code, scores=model.scores).base
     except RecipeError:  # reported when the model is loaded
         return
     if count < LARGE_MODEL:
@@ -166,7 +165,7 @@ def lengths(data: Data) -> Iterator[str]:
     max_tokens, longest = data.recipe.rollout.sampling.max_tokens, data.longest
     row, limit = data.longest_row, data.token_limit
     rows = max(1, limit // row)
-    if data.recipe.rollout.engine.recorded:
+    if data.answers is not None:
         yield f"longest recorded answer {row} tokens with its prompt, context {data.dialogue.context}"
     else:
         yield (

@@ -12,6 +12,7 @@ from rlkit.base.errors import RolloutError
 from rlkit.base.tasks import cancel
 from rlkit.data.data import Data
 from rlkit.interfaces.advantage import Needs
+from rlkit.interfaces.engine import Capability
 from rlkit.recipe import GroupReplay
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.gate import Gate
@@ -78,7 +79,8 @@ class RolloutStream(ABC):
         self._ledger = Ledger(len(self._slots), rollout.max_staleness, lead, len(self._positions))
         self._gate = Gate()
         self._timer = BusyTimer()
-        self._sampler = GroupSampler(data, service, self._gate, self._timer, unlimited=not service.engine.beside)
+        unlimited = Capability.BESIDE not in service.engine.capabilities
+        self._sampler = GroupSampler(data, service, self._gate, self._timer, unlimited=unlimited)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Of the groups that are being sampled, and of those whose sampling failed."""
         self._groups: dict[int, PromptGroup] = {}

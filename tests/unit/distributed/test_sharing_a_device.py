@@ -14,6 +14,7 @@ from rlkit.cli.main import main
 from rlkit.distributed import offload
 from rlkit.distributed.offload import HostOffload
 from rlkit.engines import TorchEngine
+from rlkit.interfaces.engine import Capability
 from rlkit.rollout import service
 from rlkit.run.preflight import memory
 from rlkit.train import phases
@@ -63,7 +64,7 @@ class Colocated:
             self.note("update")
             return update(*args)
 
-        patch.setattr(TorchEngine, "reads_policy", False)
+        patch.setattr(TorchEngine, "capabilities", TorchEngine.capabilities & ~Capability.READS_POLICY)
         patch.setattr(TorchEngine, "needs_weights", property(lambda _: self.offloaded))
         patch.setattr(TorchEngine, "sync", synced)
         patch.setattr(TorchEngine, "generate", asked)

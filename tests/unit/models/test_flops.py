@@ -96,7 +96,7 @@ def test_what_is_logged_of_the_work() -> None:
     made = context(recipe(train={"epochs": 2}), LocalRanks(count=3))
     found = metrics_of(made)
     assert (found["update/tokens"], found["update/tflop"]) == (36, 3 * 812 * 2)
-    assert speeds(made, found) == {
+    assert speeds(made.recipe, made.ranks.fabric, found, {"sample": "rollout/tokens"}) == {
         "time/trainer_idle_share": 0.5,  # 2 s and 2 s of 8
         "time/tokens_per_second": 15,
         "time/tokens_per_second_per_device": 0.75,  # 36 tokens in 8 s on 6 devices
@@ -108,12 +108,11 @@ def test_what_is_logged_of_the_work() -> None:
 
 def test_the_share_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
-    gpu = SimpleNamespace(device=torch.device("cuda"), world_size=2)
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"), world_size=2)
     found = {"update/tokens": 8.0, "update/tflop": 312.0, "time/sample": 1.0, "time/score": 0.0, "time/update": 2.0}
     for precision, peak in (("bf16-mixed", 311.9), ("32-true", 19.5)):
         made = recipe(fabric=Fabric(precision=precision))  # type: ignore[arg-type]
-        here: Any = SimpleNamespace(recipe=made, ranks=SimpleNamespace(fabric=gpu))
-        assert speeds(here, found)["time/mfu"] == pytest.approx(78 / peak)
+        assert speeds(made, gpu, found, {"sample": "rollout/tokens"})["time/mfu"] == pytest.approx(78 / peak)
 
 
 def test_a_policy_that_waits_does_no_work() -> None:
@@ -126,4 +125,6 @@ def test_unknown_work_is_not_logged() -> None:
     made = replace(made, models=SimpleNamespace(policy=SimpleNamespace(flops=lambda *_: None), critic=None))
     found = metrics_of(made)
     assert "update/tflop" not in found
-    assert not {"time/tflops_per_device", "time/mfu"} & set(speeds(made, found))
+    assert not {"time/tflops_per_device", "time/mfu"} & set(
+        speeds(made.recipe, made.ranks.fabric, found, {"sample": "rollout/tokens"})
+    )

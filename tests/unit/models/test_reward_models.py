@@ -19,6 +19,7 @@ from rlkit.models.lora import has_lora, merge_adapters, score_head
 from rlkit.models.save import save_policy
 from rlkit.models.weights import full_state_dict
 from rlkit.recipe import Lora, Model
+from rlkit.recipe.method import RewardModelling
 from rlkit.records.validation_metrics import order_metrics
 from rlkit.rewards import ModelReward
 from rlkit.rollout.template import ChatTemplate
@@ -313,4 +314,5 @@ def test_a_recipe_that_does_not_fit_a_reward_model_is_refused(options: tuple[str
 
 def test_a_reward_models_validation_needs_no_reward() -> None:
     options = ("--model.head=score", "--reward=null", "--save.keep_best=validation/margin", "--validation.every=1")
-    assert not parse("fit", ["--recipe=quickstart", *RECORDED, *options]).recipe.generates
+    recipe = parse("fit", ["--recipe=quickstart", *RECORDED, *options]).recipe
+    assert isinstance(recipe.method, RewardModelling)

@@ -12,6 +12,7 @@ import pytest
 from rlkit.base.errors import PartError
 from rlkit.cli.main import main
 from rlkit.interfaces.reward import RewardFunction
+from rlkit.recipe.method import ReinforcementLearning, Supervised
 from rlkit.recipe.unscorable import unscorable_training
 from rlkit.rewards import Composite, ExactReward, MathReward, Router
 from rlkit.types import Prompt, Trajectory
@@ -113,8 +114,8 @@ class Odd(RewardFunction):
 
 
 def test_a_reason_that_is_no_text_names_the_reward() -> None:
-    recipe: Any = SimpleNamespace(reward=Odd(), rollout=SimpleNamespace(engine=SimpleNamespace(recorded=False)))
+    recipe: Any = SimpleNamespace(reward=Odd(), method=ReinforcementLearning())
     with pytest.raises(PartError, match="`unscorable` returned 7"):
         unscorable_training(recipe, [prompt("1")])
-    recipe.rollout.engine.recorded = True
+    recipe.method = Supervised()
     assert unscorable_training(recipe, [prompt("1")]) == {}

@@ -1,4 +1,4 @@
-"""Former import paths of moved modules: plugins still load, and `fit` says once what to change."""
+"""Former paths of modules and booleans of engines: plugins still work, and `fit` says once what to change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from packaging.version import Version
 
 import rlkit
 from rlkit.cli.main import main
-from rlkit.former import FORMER, REMOVED_IN, take_imported
+from rlkit.cli.parsing.parser import parse
+from rlkit.engines import TorchEngine
+from rlkit.former import FORMER, REMOVED_IN, FormerFlag, take_imported
+from rlkit.interfaces.engine import Capability, RolloutEngine
 from tests.conftest import FAST, ROOT, write_plugin
 
 SOURCE = """
@@ -43,14 +46,53 @@ def test_plugins_of_former_paths_train_with_one_note_each(
     assert (
         main(["fit", "--recipe=quickstart", *FAST, "--reward=First", "--validation=null", f"--out={tmp_path}/out"]) == 0
     )
-    notes = [line for line in capsys.readouterr().err.splitlines() if "former paths" in line]
+    notes = [line for line in capsys.readouterr().err.splitlines() if "former names" in line]
     paths = (
         "rlkit.errors (now rlkit.base.errors), rlkit.ranges (now rlkit.base.ranges), "
         "rlkit.roles.reward (now rlkit.interfaces.reward)"
     )
     for note, name in zip(notes, ("first", "second"), strict=True):
-        assert note.startswith(f"note: plugin 'former_{name}' of rlkit-former_{name} 2.1: it imports ")
-        assert note.endswith(f"{paths}; the former paths end in rlkit 0.2")
+        assert note.startswith(f"note: plugin 'former_{name}' of rlkit-former_{name} 2.1: it uses ")
+        assert note.endswith(f"{paths}; the former names end in rlkit 0.2")
+
+
+ENGINE = """
+from rlkit import hookimpl
+from rlkit.engines import TorchEngine
+
+class OnServers(TorchEngine):
+    reads_policy = False
+    beside = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interruptible = False
+        assert (self.reads_policy, self.beside, self.returns_candidates) == (False, True, True)
+
+@hookimpl
+def rlkit_register(register):
+    register(OnServers)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_former_booleans_of_engines_are_capabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_plugin(tmp_path, "former_engine", ENGINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = parse("fit", ["--recipe=quickstart", "--rollout.engine=OnServers"]).recipe.rollout.engine
+    kept = Capability.CANDIDATES | Capability.RESUMES_STRUCTURES
+    assert engine.capabilities == kept | Capability.BESIDE
+    assert type(engine).capabilities == kept | Capability.BESIDE | Capability.INTERRUPT
+    assert TorchEngine.capabilities == kept | Capability.READS_POLICY | Capability.INTERRUPT
+    names = "OnServers.reads_policy (now Capability.READS_POLICY), OnServers.beside (now Capability.BESIDE)"
+    assert f"2.1: it uses {names}; the former names end in rlkit 0.2" in capsys.readouterr().err
+
+
+def test_a_former_boolean_that_is_a_property_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Late\.beside is .* expected true or false; set `capabilities` in `__init__`"):
+        type("Late", (TorchEngine,), {"beside": property(lambda self: True)})
 
 
 @pytest.mark.parametrize("former", FORMER)
@@ -73,3 +115,5 @@ def test_the_changelog_lists_all_moved_modules() -> None:
     _, _, text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("Upgrading plugins")
     for former, new in FORMER.items():
         assert f"| `{former}` | `{new}` |" in text
+    for flag in [member for member in vars(RolloutEngine).values() if isinstance(member, FormerFlag)]:
+        assert f"| `{flag.name}` of an engine | `{flag.capability}` |" in text

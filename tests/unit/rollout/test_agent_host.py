@@ -16,7 +16,18 @@ from rlkit.rollout.agents import AgentHost, SessionRole, TemplateBackend, _assig
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Trajectory, Turn
+from rlkit.types import (
+    AgentSpan,
+    Completion,
+    Message,
+    Prompt,
+    Request,
+    SampleKey,
+    Sampling,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 PROMPT = Prompt("p", [{"role": "user", "content": "?"}], None)
 
@@ -77,11 +88,15 @@ def test_a_role_needs_a_finite_reward(reward: float | None, is_problem: bool) ->
     """Its reward stands at its last turn; the agent's own samples keep theirs."""
     role = SessionRole("judge", None, reward)  # type: ignore[arg-type]
     own, judged = (Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP, turn_rewards=[0.25, 0.25]) for _ in range(2))
-    own.branches = [judged]
+    own.span.branches = [judged]
     samples: Any = [SimpleNamespace(speaker=0), SimpleNamespace(speaker=1)]
     _assign_roles(own, samples, [role])
-    assert (own.role, own.turn_rewards) == ("", [0.25, 0.25])
-    assert (judged.role, judged.speaker, judged.turn_rewards) == ("judge", 1, [0.25, 0.0 if is_problem else reward])
+    assert (own.span.role, own.turn_rewards) == ("", [0.25, 0.25])
+    assert (judged.span.role, judged.span.speaker, judged.turn_rewards) == (
+        "judge",
+        1,
+        [0.25, 0.0 if is_problem else reward],
+    )
     assert bool(own.error) == is_problem
     assert own.error is None or "role 'judge' has reward" in own.error
 
@@ -110,7 +125,7 @@ def test_the_main_sample_has_the_others_as_branches() -> None:
     answer: Message = {"role": "assistant", "content": "!"}
     main = host()._trajectory(PROMPT, [sample(0, [answer]), sample(0, []), sample(1, [])], {"turns": 3})
     assert main.messages == [*PROMPT.messages, answer]
-    assert (main.counts, len(main.branches), main.turn_rewards) == ({"turns": 3, "branches": 1}, 2, [0.0])
+    assert (main.counts, len(main.span.branches), main.turn_rewards) == ({"turns": 3, "branches": 1}, 2, [0.0])
     same = host()._trajectory(PROMPT, [sample(0, [*PROMPT.messages, answer])], {})
     assert same.messages == main.messages
     assert host()._trajectory(PROMPT, [], {}).stop is StopReason.ERROR
@@ -123,7 +138,7 @@ def test_a_folder_is_removed_or_kept_after_its_score(tmp_path: Path, keep: bool)
     (folder / "log").write_text("text")
     agents = host()
     agents.agent.keep = str(tmp_path / "kept" / "here") if keep else None
-    scored = Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP, agent={"folder": str(folder)})
+    scored = Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP, span=AgentSpan({"folder": str(folder)}))
     asyncio.run(agents.release([Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP), scored]))
     assert not folder.exists()
     assert (tmp_path / "kept" / "here" / "rollout" / "log").exists() == keep

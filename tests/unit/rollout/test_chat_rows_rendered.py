@@ -15,7 +15,7 @@ from rlkit_authors.models import build_tokenizer
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.data.lengths import PromptLengths
-from rlkit.engines import Recorded, TorchEngine
+from rlkit.recipe.method import Method, ReinforcementLearning, Supervised
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.recorded import recorded_group
@@ -118,9 +118,9 @@ def test_an_answer_cut_before_its_trained_turn_is_left_out() -> None:
     assert found.error == "prompt 'tide': the context ends before the first turn that is trained"
 
 
-def lengths(engine: object, **changes: object) -> PromptLengths:
+def lengths(method: Method, **changes: object) -> PromptLengths:
     recipe = SimpleNamespace(
-        tools={"count": Calculator()}, agent=None, rollout=SimpleNamespace(engine=engine, max_prompt_tokens=None)
+        tools={"count": Calculator()}, agent=None, method=method, rollout=SimpleNamespace(max_prompt_tokens=None)
     )
     vars(recipe).update(changes)
     return PromptLengths(SimpleNamespace(recipe=recipe, template=template_of("chatml", TOOLS), context=4096))  # type: ignore[arg-type]
@@ -131,10 +131,10 @@ def test_a_schema_that_no_tool_runs_is_refused_in_rollouts() -> None:
     prompt = Prompt("row 3", [ASKED], tools=[own, SCHEMA])
     message = r"prompt 'row 3' has a schema of the tool 'tide' in its column `tools`, but the recipe's tools are: count"
     with pytest.raises(RecipeError, match=message):
-        lengths(TorchEngine()).measure([prompt])
-    [shown] = lengths(TorchEngine()).measure([Prompt("a", [ASKED], tools=[own])])
+        lengths(ReinforcementLearning()).measure([prompt])
+    [shown] = lengths(ReinforcementLearning()).measure([Prompt("a", [ASKED], tools=[own])])
     assert shown == len(template_of("chatml", TOOLS).start([ASKED], ["count"]))
-    for measured in (lengths(Recorded()), lengths(TorchEngine(), agent=object())):
+    for measured in (lengths(Supervised()), lengths(ReinforcementLearning(), agent=object())):
         assert measured.measure([prompt])[0] > shown
         with pytest.raises(RecipeError, match="prompt 'b' names the tool 'tide', but the recipe's tools are: count"):
             measured.measure([Prompt("b", [ASKED], tools=["tide"])])

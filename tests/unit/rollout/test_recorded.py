@@ -18,6 +18,7 @@ from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.data.measure import AnswerSizes, measure_answers
 from rlkit.engines import Recorded, TorchEngine
+from rlkit.interfaces.engine import Capability
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
@@ -171,7 +172,7 @@ def test_a_turn_that_is_rendered_anew_is_a_sample() -> None:
     renders = template_of("qwen3")
     prompt = Prompt("sum", [USER], recorded=[RecordedAnswer(TALK, 0.5, [0.25, 0.75])])
     [main] = recorded_group(renders, prompt, 0, 4096)
-    [first] = main.branches
+    [first] = main.span.branches
     asked = "<|im_start|>user\n2 + 3 = ?<|im_end|>\n<|im_start|>assistant\n"
     assert renders.codec.decode(first.tokens) == f"{asked}{THOUGHT}5<|im_end|>"
     assert renders.codec.decode(main.tokens) == f"{asked}5<|im_end|>\n{asked}{THOUGHT}Still 5.<|im_end|>"
@@ -189,7 +190,7 @@ def test_a_turn_that_is_rendered_anew_is_a_sample() -> None:
 def test_a_turn_that_is_not_trained_is_context() -> None:
     untrained = [{**TALK[0], "trained": False}, *TALK[1:]]
     [main] = recorded_group(template_of("qwen3"), Prompt("p", [USER], recorded=[RecordedAnswer(untrained)]), 0, 4096)
-    assert not main.branches
+    assert not main.span.branches
     assert template().codec.decode(list(compress(main.tokens, main.mask))) == f"{THOUGHT}Still 5.<|im_end|>"
     plain = [{**said("5"), "trained": False}, USER, said("It is 5.")]
     [whole] = recorded_group(template(), Prompt("p", [USER], recorded=[RecordedAnswer(plain)]), 0, 4096)
@@ -429,8 +430,8 @@ def test_the_engine_gets_weights_for_validations_alone(tmp_path: Path, monkeypat
 
 def test_another_engine_answers_validations() -> None:
     class Other(TorchEngine):
-        reads_policy, reserved = False, 7
+        capabilities, reserved = Capability.CANDIDATES, 7
 
     engine = Recorded(Other())
-    assert (engine.reads_policy, engine.reserved, engine.recorded) == (False, 7, True)
-    assert Recorded().reads_policy
+    assert (engine.capabilities, engine.reserved) == (Capability.VALIDATION_ONLY, 7)
+    assert Recorded().capabilities == Capability.VALIDATION_ONLY | Capability.READS_POLICY

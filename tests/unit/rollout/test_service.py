@@ -137,7 +137,8 @@ def service(
     engine.bind(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
     others = others or Participants()
     recipe = SimpleNamespace(
-        rollout=SimpleNamespace(engine=engine, max_conversations=most, sampling_column=None),
+        engine=engine,
+        rollout=SimpleNamespace(max_conversations=most, sampling_column=None),
         concurrency=1,
         conversation=ConversationLimits(seconds=seconds),
         tools=others.tools or None,

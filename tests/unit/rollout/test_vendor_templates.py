@@ -139,7 +139,7 @@ def test_recorded_rows_are_what_the_template_renders(name: str) -> None:
             reason = next((key for key, text in REASONS.items() if text in str(error)), str(error))
             outcomes.append(reason)
             continue
-        samples = [*trajectory.branches, trajectory]
+        samples = [*trajectory.span.branches, trajectory]
         trained = sorted(index for sample in samples for index in check_sample(name, row, sample))
         answers = [i for i, m in enumerate(trajectory.messages) if m["role"] == "assistant"]
         assert trained == answers

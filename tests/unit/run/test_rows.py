@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlkit.base.errors import RecipeError
 from rlkit.records.folder import json_lines
 from rlkit.records.rows import MAX_META, MAX_OUTPUT, SavedRow, as_row, read_rows
-from rlkit.types import Fork, Message, Prompt, Score, StopReason, Trajectory, Turn
+from rlkit.types import AgentSpan, Fork, Message, Prompt, Score, StopReason, Trajectory, Turn
 
 ASKED: list[Message] = [{"role": "user", "content": "?"}]
 
@@ -78,19 +78,33 @@ def test_log_probs_are_kept_to_the_bit(tmp_path_factory: pytest.TempPathFactory,
 
 def test_an_agents_session_comes_back_as_it_was(tmp_path: Path) -> None:
     secret = "sk-1234567890"
-    main, branch = trajectory(positions=[0, 2]), trajectory(messages=ASKED, fork=Fork(0, 2), positions=[1], counts={})
+    main = trajectory(span=AgentSpan(positions=[0, 2]))
+    branch = trajectory(messages=ASKED, span=AgentSpan(fork=Fork(0, 2), positions=[1]), counts={})
     branch.score, branch.credit = None, {"advantages": [0.0, 0.5, 0.0, 0.5]}
-    main.branches = [branch]
-    main.agent = {"folder": "/gone", "status": 3, "output": "x" * 20_000 + f"\nauthorization: Bearer {secret}\nend\n"}
+    main.span.branches = [branch]
+    output = "x" * 20_000 + f"\nauthorization: Bearer {secret}\nend\n"
+    main.span.result = {"folder": "/gone", "status": 3, "output": output}
     [row] = saved(tmp_path, main)
-    assert row.trajectory.positions == [0, 2]
-    assert row.trajectory.branches == [branch]
+    assert row.trajectory.span.positions == [0, 2]
+    assert row.trajectory.span.branches == [branch]
     agent = row.trajectory.agent
     assert agent.keys() == {"status", "output"}
     assert agent["status"] == 3
     assert agent["output"].endswith("\nend\n")
     assert secret not in agent["output"]
     assert len(agent["output"]) <= MAX_OUTPUT
+
+
+def test_a_session_that_an_earlier_version_saved_is_read(tmp_path: Path) -> None:
+    branch = {"text": "b", "tokens": [5], "fork": [0, 2], "role": "solver", "speaker": 2, "positions": [1]}
+    ending = {"agent": {"status": 0, "output": "end"}, "role": "proposer", "speaker": 1, "positions": [0]}
+    row = {"prompt": "p", "messages": ASKED, "text": "a", "reward": 1.0, "tokens": [5], "branches": [branch], **ending}
+    [read_back] = read(plain(tmp_path, row))
+    span = read_back.trajectory.span
+    assert (span.result, span.role, span.speaker, span.positions) == (ending["agent"], "proposer", 1, [0])
+    assert [sample.span for sample in span.branches] == [
+        AgentSpan(role="solver", speaker=2, fork=Fork(0, 2), positions=[1])
+    ]
 
 
 def test_failures_are_told_apart(tmp_path: Path) -> None:

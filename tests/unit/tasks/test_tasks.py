@@ -17,6 +17,7 @@ from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model, Train
+from rlkit.recipe.method import ReinforcementLearning
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.tasks import GSM8K, Arithmetic, HFDataset, Jsonl
 from rlkit.testing import check_task
@@ -145,7 +146,7 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
     task = Lengths(letters)
     recipe: Any = SimpleNamespace(
         train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny"), teacher=None,
-        reward=None, generates=True, environment=None, agent=None, needs=Needs.NOTHING,
+        reward=None, method=ReinforcementLearning(), environment=None, agent=None, needs=Needs.NOTHING,
     )  # fmt: skip
     dialogue = Dialogue(recipe, tokenizer, 0, frozenset({tokenizer.eos_token_id}))
     data = Data(recipe, dialogue, task.rows("train"), [])

@@ -81,7 +81,7 @@ def test_staleness_0_is_the_synchronous_trainer_bit_for_bit(
             return streams[0](data, service, number, meter)  # noqa: B023
 
         with monkeypatch.context() as patched:
-            patched.setattr("rlkit.train.method.sample", obtain)
+            patched.setattr("rlkit.run.method.sample", obtain)
             rows = fit(tmp_path / kind.__name__, "--train.steps=3", *words, recipe=recipe)
         assert all(row["staleness/max"] == row["staleness/running"] == row["staleness/waiting"] == 0 for row in rows)
         assert not compare(tmp_path / "plain", tmp_path / kind.__name__, ("staleness/",)).differs

@@ -41,7 +41,7 @@ def test_a_sample_learns_from_the_best_other_solution() -> None:
         sample(1, "e", 1.0),
     ]
     branch = sample(1, "f", 1.0)
-    rows[4].branches = [branch]
+    rows[4].span.branches = [branch]
     rows.append(branch)
     texts = attempt_texts(Attempts(), rows)
     assert [text.solution for text in texts] == ["c", "c", "a", "e", None, None]

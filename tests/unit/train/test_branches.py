@@ -14,7 +14,7 @@ from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.rollout.collate import collate
 from rlkit.train.credit import attach_roles, estimate_by_rollout
 from rlkit.train.rollouts import Rollouts, select_scored, with_branches
-from rlkit.types import Batch, Prompt, Score, StopReason, Trajectory, Turn
+from rlkit.types import AgentSpan, Batch, Prompt, Score, StopReason, Trajectory, Turn
 
 PROMPT = Prompt("p", [{"role": "user", "content": "?"}])
 
@@ -32,7 +32,7 @@ def sample(group: int, length: int, reward: float | None = None, *branches: Traj
         [Turn("user", 0, 2), Turn("assistant", 2, 2 + length)],
         score=None if reward is None else Score(reward),
         turn_rewards=[0.0],
-        branches=list(branches),
+        span=AgentSpan(branches=list(branches)),
     )
 
 
@@ -70,7 +70,7 @@ def test_a_forking_rollout_counts_once(estimator: AdvantageEstimator, expected: 
 
 def in_role(role: str, speaker: int, reward: float, *branches: Trajectory, group: int = 0) -> Trajectory:
     made = sample(group, 2, None, *branches)
-    made.role, made.speaker, made.turn_rewards = role, speaker, [reward]
+    made.span.role, made.span.speaker, made.turn_rewards = role, speaker, [reward]
     return made
 
 

@@ -16,7 +16,7 @@ from rlkit.models.reference import Reference, WeightAverage
 from rlkit.ops.statistics import Moments
 from rlkit.recipe import VALIDATION_METRICS, Correction, Critic, KLReward
 from rlkit.run import evaluate as evaluation
-from rlkit.run.evaluate import evaluate
+from rlkit.run.evaluate import evaluate_completions
 from rlkit.testing import example_trajectory
 from rlkit.train import metrics as metrics_module
 from rlkit.train import phases, rl
@@ -72,7 +72,8 @@ def test_the_learning_rates_of_a_step() -> None:
 def test_rewards_are_corrected_and_transformed() -> None:
     batch = scored(trainer_logps=-1.0 * scored().mask, ref_logps=-3.0 * scored().mask)
     meter = Meter()
-    shape_rewards(context(recipe(correction=Correction(), kl_reward=KLReward(coef=0.5))), batch, meter)
+    made = context(recipe(correction=Correction(), kl_reward=KLReward(coef=0.5)))
+    shape_rewards(made.recipe, made.transforms, made.ranks, batch, meter)
     found = metrics(meter)
     assert set(found) == {"correction/weight_mean", "reward/kl_reward", "reward/kl_coef"}
     assert found["correction/weight_mean"] == pytest.approx(0.606531)  # exp(-0.5)
@@ -205,7 +206,8 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     made = context(recipe(advantage=ReMax()))
     made.models.update_ema_and_reference = lambda step: events.append(f"follow {step}")
     made.rollouts.sync_weights = lambda: events.append(f"sync {made.rollouts.version}")
-    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0}, recorded=False)
+    made.rollouts.recipe, made.rollouts.ranks = made.recipe, made.ranks
+    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0})
     logps, update = rl.compute_logps, phases.update_models
 
     def noted(name: str, function: Any) -> Any:
@@ -274,7 +276,7 @@ def test_what_is_logged_of_rollouts() -> None:
 
 
 def service(ranks: LocalRanks | None = None) -> Any:
-    rollout = SimpleNamespace(group_size=2, engine=SimpleNamespace(recorded=False))
+    rollout = SimpleNamespace(group_size=2)
     sampled_in = SimpleNamespace(rollout=rollout, loss=SimpleNamespace(inputs=Inputs.REWARDS), reward=1)
     counts = SimpleNamespace(growth=dict)
     return SimpleNamespace(
@@ -361,7 +363,7 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(evaluation, "collect", collect)
     fake: Any = Service()
-    found = evaluate(fake, [Prompt("a", []), Prompt("b", [])])
+    found = evaluate_completions(fake, [Prompt("a", []), Prompt("b", [])])
     measured = found.metrics
     assert [len(t.text) for t in found.trajectories] == [1, 3, 3, 3]
     assert measured["reward"] == 1
@@ -371,4 +373,4 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
     assert [(s.temperature, s.max_tokens, n, step) for s, n, step in asked] == [(0, 8, 1, 0), (1, 8, 3, 0)]
     assert fake.entered == 1
     made.validation.samples = 0
-    assert not any(name.startswith("sampled_") for name in evaluate(fake, [Prompt("a", [])]).metrics)
+    assert not any(name.startswith("sampled_") for name in evaluate_completions(fake, [Prompt("a", [])]).metrics)

@@ -21,7 +21,7 @@ from rlkit_servers.states import DEADLINES, UpdateStep
 from rlkit_servers.transports import FileTransport, Transport, is_local
 
 from rlkit.base.ranges import NUMBER, Count, PositiveInt
-from rlkit.interfaces.engine import check_followed
+from rlkit.interfaces.engine import Capability, check_followed
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Request, Structure
 
@@ -117,8 +117,7 @@ class HttpEngine(ServerEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    beside = True
-    returns_candidates = True
+    capabilities = Capability.BESIDE | Capability.CANDIDATES
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from rlkit_servers.api import ServerApi
-from rlkit_servers.engine import DeviceEngine, ServerEngine, trainer_gpus
+from rlkit_servers.engine import DeviceEngine, ServerEngine, check_launched, trainer_gpus
 from rlkit_servers.http import Client
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
@@ -22,7 +22,7 @@ from rlkit_servers.transports import Transport, is_local
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
-from rlkit.interfaces.engine import check_launched
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Structure
 from rlkit_engine_vllm.api import VllmApi
@@ -53,8 +53,7 @@ class VllmRollouts(ServerEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    scores = True
-    returns_candidates = True
+    capabilities = Capability.TEACHER | Capability.CANDIDATES
 
     def __init__(self, launch: VllmLaunch, retry: ServerRetryPolicy, check_weights: bool) -> None:
         super().__init__(
@@ -161,7 +160,8 @@ class VllmServer(VllmRollouts):
         check_weights: bool = True,
     ) -> None:
         super().__init__(launch, retry, check_weights)
-        self.beside = not launch.release_memory
+        if not launch.release_memory:
+            self.capabilities |= Capability.BESIDE
         for url in urls:
             if not url.startswith(("http://", "https://")):
                 raise RecipeError(f"VllmServer has the url {url!r}, expected http://… or https://…")
@@ -221,6 +221,7 @@ class VllmEngine(VllmRollouts, DeviceEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    capabilities = VllmRollouts.capabilities | DeviceEngine.capabilities
     preference = 1
     model_sources = ("vllm", "model_executor/models/registry.py")
 

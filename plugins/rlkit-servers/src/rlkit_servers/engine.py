@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
-from rlkit.base.errors import EngineError
-from rlkit.interfaces.engine import RolloutEngine
+from rlkit.base.errors import EngineError, RecipeError
+from rlkit.interfaces.engine import Capability, RolloutEngine, check_followed
 from rlkit.interfaces.launcher import HostedServer, ServerCommand
-from rlkit.types import Completion, Request
+from rlkit.types import Completion, Request, Structure
 from rlkit_servers.api import ServerApi
 from rlkit_servers.fleet import Fleet
 from rlkit_servers.http import Client
@@ -215,6 +215,20 @@ class ServerEngine(RolloutEngine):
         self.weights.close()
 
 
+def check_launched(engine: RolloutEngine, structures: bool, structure: Structure) -> None:
+    """Check a structure for servers that follow one only if they are started for it, by `launch.structures`.
+
+    Raises:
+        RecipeError: They are not started for it, or llguidance cannot follow it.
+    """
+    if not structures:
+        raise RecipeError(
+            f"{type(engine).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine, or set "
+            "launch.structures: true"
+        )
+    check_followed(structure)
+
+
 def names_model(package: str, models: str, architecture: str) -> bool:
     """Whether the sources of an installed package name a model's class; nothing of it is imported.
 
@@ -240,7 +254,7 @@ def trainer_gpus(runtime: Runtime) -> set[int]:
 class DeviceEngine(ServerEngine):
     """A server on each rank's own device, or one that neighbouring ranks share over theirs."""
 
-    interruptible = True
+    capabilities = Capability.INTERRUPT
 
     gpus_per_server = 1
     """Ranks whose devices a server uses."""

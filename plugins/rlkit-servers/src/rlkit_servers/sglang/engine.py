@@ -17,11 +17,11 @@ from annotated_types import Ge, Le
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
-from rlkit.interfaces.engine import check_launched
+from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import ServerCommand, ServerSite, is_launched
 from rlkit.types import Completion, Request, Structure
 from rlkit_servers.api import ServerApi
-from rlkit_servers.engine import DeviceEngine, ServerEngine, trainer_gpus
+from rlkit_servers.engine import DeviceEngine, ServerEngine, check_launched, trainer_gpus
 from rlkit_servers.http import Client
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
@@ -61,10 +61,9 @@ class SGLangRollouts(ServerEngine):
     """
 
     reserved = 2  # SGLang never fills the last two tokens of the context
-    scores = True
     picture_models = MODEL_TYPES
     packages = MappingProxyType({"sglang": describe_installation})
-    returns_candidates = True
+    capabilities = Capability.TEACHER | Capability.CANDIDATES
     loader_arguments: Sequence[str] = ()
     """Arguments that servers need for the transport of weights."""
 
@@ -191,7 +190,8 @@ class SGLangServer(SGLangRollouts):
         check_weights: bool = True,
     ) -> None:
         super().__init__(launch, retry, check_weights)
-        self.beside = not launch.release_memory
+        if not launch.release_memory:
+            self.capabilities |= Capability.BESIDE
         if router is not None and not urls:
             raise RecipeError(f"SGLangServer has router={router!r} without urls; add those of the servers behind it")
         if launch.adapter_only and transport == "disk" and not urls:
@@ -284,6 +284,7 @@ class SGLangEngine(SGLangRollouts, DeviceEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    capabilities = SGLangRollouts.capabilities | DeviceEngine.capabilities
     preference = 2
     model_sources = ("sglang", "srt/models/*.py")
 

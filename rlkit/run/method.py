@@ -1,0 +1,46 @@
+"""What a run does in each way to train: its steps, its validations, and what it checks before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rlkit.data.data import Data
+from rlkit.recipe.method import Method, ReinforcementLearning, RewardModelling
+from rlkit.rollout.service import RolloutService
+from rlkit.run.evaluate import Evaluate, evaluate_completions, evaluate_reward_model
+from rlkit.run.preflight.picture_check import check_pictures
+from rlkit.run.preflight.weight_check import check_weights
+from rlkit.train.phases import StepResult
+from rlkit.train.rl import rl_step
+from rlkit.train.rollouts import Obtain, recorded
+from rlkit.train.sampling import sample
+from rlkit.train.setup import TrainContext
+from rlkit.train.supervised import supervised_step
+
+
+class Procedure(NamedTuple):
+    """The functions of a way to train.
+
+    Args:
+        obtain: Returns the rollouts of a step.
+        step: Runs a step; it gets its number and what returns its rollouts.
+        evaluate: Validates on prompts.
+        checks: Compare the engine with the trainer before the first step.
+    """
+
+    obtain: Obtain
+    step: Callable[[TrainContext, int, Obtain], StepResult]
+    evaluate: Evaluate
+    checks: Sequence[Callable[[Data, RolloutService], object]]
+
+
+def procedure_of(method: Method) -> Procedure:
+    """Return the functions of a way to train."""
+    match method:
+        case ReinforcementLearning():
+            return Procedure(sample, rl_step, evaluate_completions, (check_weights, check_pictures))
+        case RewardModelling():
+            return Procedure(recorded, supervised_step, evaluate_reward_model, ())
+        case _:
+            return Procedure(recorded, supervised_step, evaluate_completions, (check_weights, check_pictures))
