@@ -45,7 +45,7 @@ def parse(text: str) -> ExpressionNode | None:
         return None
     parser = _Parser(text)
     try:
-        node = parser.sum()
+        node = parser.content()
     except _Invalid:
         return None
     parser.skip()
@@ -130,6 +130,13 @@ class _Parser(_Scanner):
             terms.append(term if sign == "+" else ExpressionNode("negative", (term,)))
         return terms[0] if len(terms) == 1 else ExpressionNode("sum", tuple(terms))
 
+    def content(self) -> ExpressionNode:
+        """Parse a complete text or group, which `\\over` or `\\choose` may divide."""
+        node = self.sum()
+        if self.accept("\\choose"):
+            return ExpressionNode("binomial", (node, self.sum()))
+        return ExpressionNode("ratio", (node, self.sum())) if self.accept("\\over ") else node
+
     def product(self) -> ExpressionNode:
         factors = [self.factor()]
         while True:
@@ -187,11 +194,7 @@ class _Parser(_Scanner):
         closing = _BRACKETS[self.peek()]
         self.position += 1
         bars, self.bars = self.bars, 0
-        node = self.sum()
-        if closing == "}" and self.accept("\\choose"):
-            node = ExpressionNode("binomial", (node, self.sum()))
-        elif closing == "}" and self.accept("\\over"):
-            node = ExpressionNode("ratio", (node, self.sum()))
+        node = self.content() if closing == "}" else self.sum()
         self.expect(closing)
         self.bars = bars
         return node
