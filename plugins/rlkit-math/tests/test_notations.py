@@ -147,6 +147,32 @@ ANSWERS = r"""
 - \begin{cases}x=3\\y=2\end{cases}
 - \begin{cases}2&3\end{cases}
 - \begin{array}{l}2\\3\end{array}
+@ n(n-1)2^{n-2}
++ 2^{n-2}n(n-1)
++ \frac{n(n-1)2^n}{4}
+- n(n-1)2^n-2
+- n(n-1)^2
+@ a_n=3n-2
++ a_{n}=3n-2
+- b_{n}=3n-2
+@ a=b=2
+- a=b=c
+@ i
++ 0+i
++ \sqrt{-1}
+- \sqrt{-2}
+@ \left(3,\frac{\pi}{2}\right)
++ (r,\theta)=\left(3,\frac{\pi}{2}\right)
+- (r,\theta)=\left(\frac{\pi}{2},3\right)
+@ 48\sqrt{3}\text{ square units}
++ 48\sqrt{3}\text{ sq units}
+@ n2^{n-1}
++ 2^{n-1}n
+- n2^n-1
+- n2
+@ \text{Mr. Smith}
++ \text{Mr Smith}
+- \text{Mrs. Smith}
 @ (2,3)
 + \text{the point }(2,3)
 - \text{the point }(3,2)

@@ -37,9 +37,9 @@ def same(actual: Answer, expected: Answer) -> bool:
             return _same_unit(actual.unit, expected.unit) and _same_quantity(actual, expected)
         case (Words(), Words()):
             return actual.text.casefold() == expected.text.casefold()
-        case (Words(text), Formula()) | (Formula(), Words(text)):
+        case (Words(text), Formula()) | (Formula(), Words(text)) if len(text) == 1:
             formula = expected if isinstance(expected, Formula) else actual
-            return isinstance(formula, Formula) and formula.node == ExpressionNode("variable", value=text)
+            return isinstance(formula, Formula) and evaluate.same(formula.node, ExpressionNode("variable", value=text))
         case (Digits("colon", (hour, "0"), half), Number((value,), "")) if half:
             return value == int(hour)
         case (Digits(), Digits()):

@@ -24,6 +24,7 @@ FUNCTIONS = frozenset(
 _DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)(?:\\overline ?(?:\{ ?([0-9]+) ?\}|([0-9]))|\(([0-9]+)\))")
+_POWER_AFTER = re.compile(r"[A-Za-z)][0-9]+ ?\^")
 _SUBSCRIPT = re.compile(r"_(?:\{ ?([A-Za-z0-9]{1,8}) ?\}|([A-Za-z0-9]))")
 _WORD = re.compile("|".join(sorted(FUNCTIONS, key=len, reverse=True)))
 _NAMES = re.compile(rf"\\[A-Za-z]+|(?<![A-Za-z])(?:{_WORD.pattern})(?![A-Za-z])")
@@ -150,13 +151,15 @@ class _Parser(_Scanner):
                 return _product(factors)
 
     def starts_factor(self) -> bool:
-        """Whether a factor follows without an operator, as in 2x; this is never a number."""
+        """Whether a factor follows without an operator, as in 2x; a number only as the base of a power: n2^{n-1}."""
         following = self.peek()
         if following == "|":
             return self.bars == 0
         if following == "\\":
             command = _COMMAND.match(self.text, self.position)
             return command is not None and command[1] not in ("choose", "over", "rfloor", "rceil")
+        if following.isdigit():
+            return _POWER_AFTER.match(self.text[: self.position].rstrip()[-1:] + self.text[self.position :]) is not None
         return following.isascii() and (following.isalpha() or following in ("(", "{", "["))
 
     def factor(self) -> ExpressionNode:

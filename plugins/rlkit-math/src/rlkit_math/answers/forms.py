@@ -35,7 +35,7 @@ MAX_ITEMS = 40
 """Maximum number of items of a list, a set or a tuple."""
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)?")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*){0,4}")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*\.?(?: [A-Za-z][A-Za-z'-]*\.?){0,4}")
 _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
@@ -58,7 +58,7 @@ _NAME = re.compile(
     r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}"
     r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
     r"|dy ?/ ?dx|\\frac ?\{ ?dy ?\} ?\{ ?dx ?\}"
-    r"|m? ?\\angle ?[A-Z]{1,3}|\( ?[A-Za-z](?: ?, ?[A-Za-z])+ ?\)"
+    r"|m? ?\\angle ?[A-Z]{1,3}|\( ?\\?[A-Za-z]\w*(?: ?, ?\\?[A-Za-z]\w*)+ ?\)"
 )
 _LEAD = re.compile(
     r"(?:(?:so|thus|therefore|hence|then)\b,? )?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
@@ -190,15 +190,16 @@ def _equation(sides: list[str]) -> Answer | None:
     """Parse an equation: return the value that it names, or the equation if it names none."""
     if not sides[0] and len(sides) == 2:
         return _value(sides[1])
-    name = ""
+    names = []
     while len(sides) > 1 and _NAME.fullmatch(sides[0]):
-        name = "".join(sides[0].split())
+        names.append("".join(sides[0].split()).replace("{", "").replace("}", ""))
         sides = sides[1:]
+    name = names[-1] if names else ""
     answers = [_item(side) for side in sides]
     if any(answer is None for answer in answers):
         return None
     if len(answers) == 1:
-        return _named(name, answers[0])
+        return None if len(names) > 1 and _is_letter(answers[0]) else _named(name, answers[0])
     if all(isinstance(answer, Number | Formula) and not _variables(answer) for answer in answers):
         return _named(name, _number_of_chain(answers))
     if name:
@@ -284,7 +285,7 @@ def _words(text: str) -> Words | None:
         return None
     runs = re.findall(r"[A-Za-z]+", text)
     if any((len(run) > 2 and run not in FUNCTIONS) or run.lower() in _TWO_LETTERS for run in runs):
-        return Words(_ARTICLE.sub("", text))
+        return Words(_ARTICLE.sub("", text).replace(".", ""))
     return None
 
 
