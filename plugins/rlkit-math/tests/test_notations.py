@@ -61,19 +61,16 @@ ANSWERS = r"""
 + \sfrac12
 + \left.\frac12\right.
 + \mathbf{\frac{1}{2}}
++ \textbf{$\frac{\sqrt{1}}{2}$}
 - 2 \over 1
 - {1 \over 2} \over 2
 @ \sqrt[3]{2}
-+ \root 3 \of 2
-+ \root 3 \of {2}
 + ∛2
-- \root 2 \of 3
+- ∛3
 @ 30^\circ
 + 30{}^\circ
 + 30º
-+ \ang{30}
 - 30{}^0
-- \ang{60}
 @ \lfloor n/2 \rfloor
 + ⌊n/2⌋
 - ⌈n/2⌉
@@ -102,6 +99,7 @@ ANSWERS = r"""
 - \text{real}
 @ (-\infty,0)\cup(0,\infty)
 + x \ne 0
++ 0 \ne x
 + \mathbb{R}\setminus\{0\}
 + \mathbb{R}-\{0\}
 + \{x\in\mathbb{R} : x\neq0\}
@@ -113,7 +111,9 @@ ANSWERS = r"""
 - 0
 @ \mathbb{R}\setminus\{-1,\sqrt2\}
 + (-\infty,-1)\cup(-1,\sqrt2)\cup(\sqrt2,\infty)
-+ \mathbb{R}\setminus\{\sqrt2,-1\}
++ \mathbb{R}\setminus\{\sqrt{2},-1\}
+- \mathbb{R}\setminus\{x,-1\}
+- \mathbb{R}\setminus\{-1,\frac{1}{0}\}
 - (-\infty,-1)\cup(\sqrt2,\infty)
 - \{-1,\sqrt2\}
 @ f(x) = x
@@ -213,6 +213,12 @@ TEXTS = r"""
 - The probability is at most $\frac12$.
 - The probability is not $\frac12$.
 - The probability is $1-\frac12$.
+@ \text{Tuesday}
++ <answer>Tuesday</answer>
+- <answer>Thursday</answer>
+@ C
++ The correct option is (C).
+- The correct option is not C.
 @ 25\pi\text{ cm}^2
 + The area is $25\pi$.
 + Thus the area is $25\pi$ square centimeters.

@@ -21,6 +21,8 @@ FUNCTIONS = frozenset(
 )
 """Names of functions and constants, with or without a backslash."""
 
+_TEN = ExpressionNode("number", value=Fraction(10))
+_MINUS_ONE = ExpressionNode("negative", (ExpressionNode("number", value=Fraction(1)),))
 _DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)(?:\\overline ?(?:\{ ?([0-9]+) ?\}|([0-9]))|\(([0-9]+)\))")
@@ -267,11 +269,7 @@ class _Parser(_Scanner):
             raise _Invalid
         base = self.nested(self.argument) if name == "log" and self.accept("_") else None
         power = self.nested(self.exponent) if self.accept("^") else None
-        if power == ExpressionNode("negative", (ExpressionNode("number", value=Fraction(1)),)) and name in (
-            "sin",
-            "cos",
-            "tan",
-        ):
+        if power == _MINUS_ONE and name in ("sin", "cos", "tan"):
             name = f"arc{name}"
             power = None
         argument = self.nested(self.factor if self.peek() in _BRACKETS else self.arguments)
@@ -301,15 +299,10 @@ class _Parser(_Scanner):
 def _product(factors: list[ExpressionNode]) -> ExpressionNode:
     if len(factors) == 1:
         return factors[0]
-    ten = ExpressionNode("number", value=Fraction(10))
-    last = factors[-1]
-    if len(factors) == 2 and factors[0].name == "number" and last.name == "power" and last.operands[0] == ten:
-        return (
-            ExpressionNode("scale", tuple(factors))
-            if is_signed(last.operands[1])
-            else ExpressionNode("product", tuple(factors))
-        )
-    return ExpressionNode("product", tuple(factors))
+    first, last = factors[0], factors[-1]
+    is_scaled = len(factors) == 2 and first.name == "number" and last.name == "power" and last.operands[0] == _TEN
+    name = "scale" if is_scaled and is_signed(last.operands[1]) else "product"
+    return ExpressionNode(name, tuple(factors))
 
 
 def _repeating(match: re.Match[str]) -> Fraction:

@@ -52,7 +52,7 @@ class FinalAnswer(NamedTuple):
 
 
 def final_answer(text: str) -> FinalAnswer:
-    """Return the final answer of a text: after the last `####`, else in the last box, else its last number.
+    """Return the final answer of a text: after the last `####`, else in the last box, else what its end states.
 
     Words after the last `####` are a heading if a box follows: then the answer is in the box.
     """
@@ -166,12 +166,11 @@ def _unmarked(text: str) -> str | None:
         return None
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
     answer = _parse_or_none(line)
-    if answer is not None and (line == text or not isinstance(answer, Words)):
+    if answer is not None and (line == _TAG.sub("", text).strip() or not isinstance(answer, Words)):
         return line
     stated = _stated(line[-MAX_LENGTH:])
     if stated is not None:
-        start = len(text) - len(stated)
-        return line if _is_changed(text, start, len(text)) else stated
+        return line if _is_changed(text, len(text) - len(stated), len(text)) else stated
     numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
     if not numbers:
         return text
@@ -186,7 +185,6 @@ def _stated(line: str) -> str | None:
     """Return the end of a line that states a value, such as `the area is $25\\pi$`; None if none does."""
     for introduction in _INTRODUCTIONS:
         match = introduction.match(line)
-        answer = None if match is None else _parse_or_none(line[match.end() :])
-        if match is not None and answer is not None and not isinstance(answer, Words):
+        if match is not None and is_marked(line[match.end() :]):
             return line[match.end() :]
     return None

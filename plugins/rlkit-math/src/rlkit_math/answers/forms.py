@@ -34,7 +34,7 @@ MAX_LENGTH = 500
 MAX_ITEMS = 40
 """Maximum number of items of a list, a set or a tuple."""
 
-_LETTER = re.compile(r"\(?([A-Za-z])\)?")
+_LETTER = re.compile(r"\(?([A-Za-z])\)|[A-Za-z]")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*\.?(?: [A-Za-z][A-Za-z'-]*\.?){0,4}")
 _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
@@ -53,7 +53,7 @@ _COMMAS = re.compile("[,;]")
 _RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
 _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
 _ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers)", re.I)
-_REALS_WITHOUT = re.compile(r"\(-\\infty ,\\infty \) ?(?:\\setminus|\\backslash|-) ?\{([^{}]*)\}")
+_REALS_WITHOUT = re.compile(r"\(-\\infty ,\\infty \) ?(?:\\setminus|\\backslash|-) ?\{(.*)\}")
 _NAME = re.compile(
     r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}"
     r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
@@ -172,9 +172,7 @@ def _item(text: str) -> Answer | None:
         return _unordered([_item(member) for member in members])
     reals = _REALS_WITHOUT.fullmatch(text)
     if reals is not None:
-        numbers = [parse(number) for number in _split(reals[1], _COMMAS) if number]
-        complete = [number for number in numbers if number is not None and not number.variables()]
-        return reals_without(complete) if len(complete) == len(numbers) else None
+        return reals_without([parse(number) for number in _split(reals[1], _COMMAS) if number])
     signs = [_SIGNS.get(match[0], match[0]) for match in _separators(text, _RELATION)]
     sides = list(_split(text, _RELATION))
     if not signs:
@@ -274,10 +272,8 @@ def _exact(rounded: re.Match[str]) -> Answer | None:
 
 def _words(text: str) -> Words | None:
     letter = _LETTER.fullmatch(text)
-    if letter is not None and text.count("(") == text.count(")"):
-        return Words(letter[1])
-    if letter is not None and text.endswith(")"):
-        return Words(letter[1])
+    if letter is not None:
+        return Words(letter[1] or text)
     shape = _SHAPE.fullmatch(text)
     if shape is not None:
         return Words(" ".join(shape.groups()))

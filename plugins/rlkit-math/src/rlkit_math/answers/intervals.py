@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from rlkit_math.answers import evaluate
@@ -26,7 +27,10 @@ def parse_inequality(signs: list[str], sides: list[str]) -> Relation | Bracketed
     if len(complete) < len(nodes) or len(nodes) > 3 or not any(node.variables() for node in complete):
         return None
     relation = Relation(tuple(signs), tuple(complete))
-    return (_interval(relation) if signs != ["!="] else _other_numbers(*complete)) or relation
+    if signs == ["!="]:
+        variable, number = complete if complete[0].name == "variable" else complete[::-1]
+        return (reals_without([number]) if variable.name == "variable" else None) or relation
+    return _interval(relation) or relation
 
 
 def _interval(relation: Relation) -> BracketedItems | None:
@@ -42,18 +46,14 @@ def _interval(relation: Relation) -> BracketedItems | None:
     return BracketedItems(brackets, (as_quantity(sides[0]), as_quantity(sides[2])))
 
 
-def _other_numbers(variable: ExpressionNode, number: ExpressionNode) -> BracketedItems | UnorderedItems | None:
-    """Return the intervals of `x \\ne 2`; None if it is no variable that differs from a number."""
-    return reals_without([number]) if variable.name == "variable" and not number.variables() else None
-
-
-def reals_without(numbers: list[ExpressionNode]) -> BracketedItems | UnorderedItems | None:
-    """Return the intervals between numbers, in ascending order; None if one has no real value."""
+def reals_without(numbers: Sequence[ExpressionNode | None]) -> BracketedItems | UnorderedItems | None:
+    """Return the intervals between numbers, in ascending order; None if one is no real number."""
+    complete = [number for number in numbers if number is not None and not number.variables()]
     try:
-        values = {node: evaluate.value_of(node) for node in numbers}
+        values = {node: evaluate.value_of(node) for node in complete}
     except evaluate.UndefinedError:
         return None
-    if any(value.imag for value in values.values()):
+    if len(complete) < len(numbers) or any(value.imag for value in values.values()):
         return None
     ends = [_MINUS_INFINITY, *sorted(values, key=lambda node: values[node].real), _INFINITY]
     intervals = [BracketedItems("()", (as_quantity(low), as_quantity(high))) for low, high in pairwise(ends)]

@@ -13,12 +13,11 @@ _SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|｜][^<>\s]{1,40}[|｜]>|</[a-z]\w*>|
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 _NEW_ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
 _COLOR = re.compile(r"\\(?:text)?color ?\{[A-Za-z]+\}")
-_DELIMITERS = re.compile(r"\\[()\[\]]")
+_DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:left|right) ?\.")
 _SPACES = re.compile(
     r"\\[,;: ]|\\(?:q?quad|enspace|thinspace|space|hfill)(?![A-Za-z])|\\(?:hspace|[hv]?phantom|tag)\*? ?\{[^{}]*\}"
     r"|(?<=[\w{}\])])~"
 )
-_NO_DELIMITER = re.compile(r"\\(?:left|right) ?\.")
 _ROWS = re.compile(
     r"(?P<brace>\\left ?\\\{ ?)?\\begin ?\{(?P<name>array|aligned|align\*?|gathered|split|cases)\}"
     r"(?: ?\{[clr| ]*\})?(?P<content>.*?)\\end ?\{(?P=name)\}(?(brace) ?\\right ?\.)",
@@ -26,21 +25,15 @@ _ROWS = re.compile(
 )
 """Rows that are a chain of equal values or a system of equations."""
 _ALIGNED = re.compile(r"\s*&\s*(?==)|(?<==)\s*&|^\s*&")
-_FONT_COMMANDS = """
-    text textbf textit textrm textsf texttt textnormal mathrm mathbf mathit mathsf mathtt mathnormal bm pmb bold
-    boldsymbol mbox hbox emph operatorname rm num
-"""
-_FONTS = frozenset(_FONT_COMMANDS.split())
-_TEXT = re.compile(rf"\\(?:{'|'.join(sorted(_FONTS))})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}")
-_UNIT_LETTERS = {
-    "m": "metre", "g": "gram", "s": "second", "h": "hour", "L": "litre", "l": "litre", "N": "newton", "J": "joule",
-    "W": "watt", "V": "volt",
-}  # fmt: skip
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|bold(?:symbol)?|[mh]box|emph|rm|num"
+    r"|operatorname)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+)
+_LETTERS_OF_UNITS = "m:metre g:gram s:second h:hour L:litre l:litre N:newton J:joule W:watt V:volt"
+_UNIT_LETTERS = dict(unit.split(":") for unit in _LETTERS_OF_UNITS.split())
 _UNIT_FRACTION = re.compile(
     r"\\[dt]?frac ?\{ ?(\\(?:text|mathrm) ?\{[^{}]*\}) ?\} ?\{ ?(\\(?:text|mathrm) ?\{[^{}]*\}(?:\^\{?[23]\}?)?) ?\}"
 )
-_ANGLE = re.compile(r"\\ang ?\{([^{}]*)\}")
-_ROOT = re.compile(r"\\root ?\{? ?([0-9a-z]+) ?\}? ?\\of(?![A-Za-z])")
 _REALS = re.compile(r"\\(?:mathbb|Bbb) ?(?:\{ ?R ?\}|R)|\\R(?![A-Za-z])")
 _SETS = re.compile(r"\\mathbb ?\{? ?([CNQZ]) ?\}?")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
@@ -66,11 +59,10 @@ _CHARACTERS = str.maketrans(
     {
         "\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "*", "·": "*", "⋅": "*", "÷": "/",
         "\N{FRACTION SLASH}": "/", "\N{DIVISION SLASH}": "/", "√": "\\sqrt ", "∛": "\\sqrt[3]",
-        "∞": "\\infty ", "±": "\\pm ",
+        "∞": "\\infty ", "±": "\\pm ", "∖": "\\setminus ", "∅": "{}", "°": "^\\circ ", "º": "^\\circ ",
         "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ",
-        "∅": "{}", "°": "^\\circ ", "º": "^\\circ ", "∖": "\\setminus ",
         "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "⟨": "(", "⟩": ")",
-         "ℝ": "(-\\infty ,\\infty )", "′": "'", "’": "'", "“": '"', "”": '"',
+        "ℝ": "(-\\infty ,\\infty )", "′": "'", "’": "'", "“": '"', "”": '"',
         "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
         "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
         "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "θ": "\\theta ", "λ": "\\lambda ", "π": "\\pi ",
@@ -80,17 +72,16 @@ _CHARACTERS = str.maketrans(
 )  # fmt: skip
 _REPLACEMENTS = {
     "langle": "(", "rangle": ")",
-    "dfrac": "\\frac ", "tfrac": "\\frac ", "cfrac": "\\frac ",
-    "nicefrac": "\\frac ", "sfrac": "\\frac ", "dbinom": "\\binom ", "tbinom": "\\binom ",
+    "dfrac": "\\frac ", "tfrac": "\\frac ", "cfrac": "\\frac ", "dbinom": "\\binom ", "tbinom": "\\binom ",
     "leq": "\\le ", "leqslant": "\\le ", "geq": "\\ge ", "geqslant": "\\ge ", "neq": "\\ne ", "lt": "<", "gt": ">",
     "times": "*", "cdot": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "lbrace": "{",
     "rbrace": "}", "varnothing": "{}", "emptyset": "{}", "infin": "\\infty ", "degree": "^\\circ ", "to": "\\to ",
     "boxed": "", "fbox": "", "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "", "Bigl": "",
     "Bigr": "", "limits": "", "displaystyle": "", "textstyle": "", "lbrack": "[", "rbrack": "]", "dots": "...",
     "ldots": "...", "cdots": "...", "minus": "-", "arcsin": "\\arcsin ", "varphi": "\\phi ",
-    "large": "", "Large": "", "underline": "",
+    "large": "", "Large": "", "underline": "", "nicefrac": "\\frac ", "sfrac": "\\frac ",
     "blacksquare": "", "checkmark": "", "pounds": "£", "colon": ":", "bar": "\\overline ", "dot": "\\overline ",
-} | dict.fromkeys(_FONTS, "")  # fmt: skip
+}  # fmt: skip
 """Replacements of LaTeX commands; all other commands stay."""
 
 
@@ -122,9 +113,8 @@ def without_markup(text: str) -> str:
 
 def _without_latex(text: str) -> str:
     text = _NEW_ROW.sub("¶", text).replace("\\$", CURRENCY).replace("\\%", "%").replace("\\! ", "").replace("\\!", "")
-    text = _SPACES.sub(" ", _DELIMITERS.sub(" ", _COLOR.sub("", text))).replace("{}^", "^")
-    text = _NO_DELIMITER.sub("", _ROWS.sub(_without_rows, text))
-    text = _ROOT.sub(r"\\sqrt[\1]", _ANGLE.sub(r"\1^\\circ ", _UNIT_FRACTION.sub(r"\1/\2", text)))
+    text = _DELIMITERS.sub(" ", _ROWS.sub(_without_rows, _COLOR.sub("", text)))
+    text = _UNIT_FRACTION.sub(r"\1/\2", _SPACES.sub(" ", text).replace("{}^", "^"))
     for _ in range(3):
         text, count = _TEXT.subn(_without_font, text)
         if not count:
@@ -137,7 +127,7 @@ def _without_latex(text: str) -> str:
 def _without_font(match: re.Match[str]) -> str:
     """Return a text without its font; a letter after other text is a unit."""
     before = match.string[: match.start()].rstrip()
-    unit = None if not before or before[-1] in ",;([" else _UNIT_LETTERS.get(match[1].strip())
+    unit = None if not before or before[-1] in ",;([{" else _UNIT_LETTERS.get(match[1].strip())
     return f" {unit or match[1]} "
 
 

@@ -12,7 +12,7 @@ _NAMES = (
     "ton", "pound lb lbs", "ounce oz", "litre liter l L", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
     "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
     "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr Rs rs", "radian rad", "degree",
-    "percent %", "mile/hour mph", "kilometre/hour kph", "millisecond ms", "newton", "joule", "watt", "volt", "hertz Hz",
+    "percent %", "mile/hour mph", "kilometre/hour kph", "millisecond ms", "newton", "joule", "watt", "volt",
 )  # fmt: skip
 UNITS_BY_SPELLING = {word: names.split()[0] for names in _NAMES for word in names.split()}
 """Units by their spellings."""
