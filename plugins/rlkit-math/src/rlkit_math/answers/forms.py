@@ -159,7 +159,7 @@ def _is_symbol(answer: Answer) -> bool:
     return not isinstance(answer, Words) or _is_letter(answer)
 
 
-def _is_letter(answer: Answer) -> TypeGuard[Words]:
+def _is_letter(answer: Answer | None) -> TypeGuard[Words]:
     return isinstance(answer, Words) and len(answer.text) == 1
 
 
