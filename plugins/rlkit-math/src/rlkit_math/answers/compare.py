@@ -28,26 +28,18 @@ def same(actual: Answer, expected: Answer) -> bool:
     Raises:
         UngradableError: A value is too large to be compared.
     """
+    if isinstance(actual, Named) or isinstance(expected, Named):
+        return _same_named(actual, expected)
     match actual, expected:
-        case (Named(), Relation()) | (Relation(), Named()):
-            return _same_relation(_as_relation(actual), _as_relation(expected))
-        case (Named(name), Words(text)) | (Words(text), Named(name)) if name == f"({text})":
-            return True
-        case (Named(), Named()):
-            return actual.name == expected.name and same(actual.value, expected.value)
-        case (Named(), _):
-            return same(actual.value, expected)
-        case (_, Named()):
-            return same(actual, expected.value)
         case (Relation(), Relation()):
             return _same_relation(actual, expected)
         case (Number() | Formula(), Number() | Formula()):
             return _same_unit(actual.unit, expected.unit) and _same_quantity(actual, expected)
         case (Words(), Words()):
             return actual.text.casefold() == expected.text.casefold()
-        case (Words(text), Formula()) | (Formula(), Words(text)):
+        case (Words(text), Formula()) | (Formula(), Words(text)) if len(text) == 1:
             formula = expected if isinstance(expected, Formula) else actual
-            return isinstance(formula, Formula) and formula.node == ExpressionNode("variable", value=text)
+            return isinstance(formula, Formula) and evaluate.same(formula.node, ExpressionNode("variable", value=text))
         case (Digits("colon", (hour, "0"), half), Number((value,), "")) if half:
             return value == int(hour)
         case (Digits(), Digits()):
@@ -56,6 +48,21 @@ def same(actual: Answer, expected: Answer) -> bool:
         case (MatrixRows(), MatrixRows()):
             return len(actual.rows) == len(expected.rows) and all(map(_same_in_order, actual.rows, expected.rows))
     return _same_items(actual, expected)
+
+
+def _same_named(actual: Answer, expected: Answer) -> bool:
+    """Compare two answers of which at least one has a name."""
+    assigned, others = _assigned(actual), _assigned(expected)
+    if assigned and others:
+        return assigned.keys() == others.keys() and all(same(value, others[name]) for name, value in assigned.items())
+    match actual, expected:
+        case (Named(), Relation()) | (Relation(), Named()):
+            return _same_relation(_as_relation(actual), _as_relation(expected))
+        case (Named(name), Words(text)) | (Words(text), Named(name)) if name == f"({text})":
+            return True
+        case (Named(), Named()) if actual.name != expected.name:
+            return _same_relation(_as_relation(actual), _as_relation(expected))
+    return same(*(answer.value if isinstance(answer, Named) else answer for answer in (actual, expected)))
 
 
 def _same_items(actual: Answer, expected: Answer) -> bool:
@@ -69,6 +76,18 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
     first, second = _mixed_number(actual), _mixed_number(expected)
     return first is not None and second is not None and same(first, second)
+
+
+def _assigned(answer: Answer) -> dict[str, Answer] | None:
+    """Return the values of `x=2, y=3` or `(x,y)=(2,3)` by their names; None for other answers."""
+    match answer:
+        case UnorderedItems(items, False):
+            values = {item.name: item.value for item in items if isinstance(item, Named)}
+        case Named(name, BracketedItems("()", items)) if name.startswith("("):
+            values = dict(zip(name.strip("()").split(","), items, strict=False))
+        case _:
+            return None
+    return values if len(values) == len(items) > 1 else None
 
 
 def _mixed_number(answer: Answer) -> Number | Formula | None:

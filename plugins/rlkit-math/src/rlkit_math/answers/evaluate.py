@@ -52,7 +52,7 @@ def value_of(node: ExpressionNode, point: Point | None = None) -> Value:
 def same(first: ExpressionNode, second: ExpressionNode) -> bool:
     """Whether two expressions have the same values at all sample points."""
     compared = 0
-    for point in points(first.variables() | second.variables()):
+    for point in points(first.variables() | second.variables(), first.is_discrete() or second.is_discrete()):
         first_value, second_value = _value_or_none(first, point), _value_or_none(second, point)
         if first_value is None and second_value is None:
             continue
@@ -83,10 +83,10 @@ def same_value(first: Value, second: Value) -> bool:
     return abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1e-3)
 
 
-def points(variables: set[str]) -> Iterator[Point]:
-    """Yield the points at which expressions are compared; a single point without variables."""
+def points(variables: set[str], discrete: bool = False) -> Iterator[Point]:
+    """Yield the points at which expressions are compared, of integers if discrete; a single one without variables."""
     for index in range(POINTS if variables else 1):
-        yield {name: _coordinate(name, index) for name in variables}
+        yield {name: _coordinate(name, 2 * index + 1 if discrete else index) for name in variables}
 
 
 def _coordinate(name: str, index: int) -> Fraction:

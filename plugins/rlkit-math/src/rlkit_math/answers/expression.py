@@ -21,9 +21,12 @@ FUNCTIONS = frozenset(
 )
 """Names of functions and constants, with or without a backslash."""
 
+_TEN = ExpressionNode("number", value=Fraction(10))
+_MINUS_ONE = ExpressionNode("negative", (ExpressionNode("number", value=Fraction(1)),))
 _DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)(?:\\overline ?(?:\{ ?([0-9]+) ?\}|([0-9]))|\(([0-9]+)\))")
+_POWER_AFTER = re.compile(r"[A-Za-z)][0-9]+ ?\^")
 _SUBSCRIPT = re.compile(r"_(?:\{ ?([A-Za-z0-9]{1,8}) ?\}|([A-Za-z0-9]))")
 _WORD = re.compile("|".join(sorted(FUNCTIONS, key=len, reverse=True)))
 _NAMES = re.compile(rf"\\[A-Za-z]+|(?<![A-Za-z])(?:{_WORD.pattern})(?![A-Za-z])")
@@ -45,7 +48,7 @@ def parse(text: str) -> ExpressionNode | None:
         return None
     parser = _Parser(text)
     try:
-        node = parser.sum()
+        node = parser.content()
     except _Invalid:
         return None
     parser.skip()
@@ -130,6 +133,13 @@ class _Parser(_Scanner):
             terms.append(term if sign == "+" else ExpressionNode("negative", (term,)))
         return terms[0] if len(terms) == 1 else ExpressionNode("sum", tuple(terms))
 
+    def content(self) -> ExpressionNode:
+        """Parse a complete text or group, which `\\over` or `\\choose` may divide."""
+        node = self.sum()
+        if self.accept("\\choose"):
+            return ExpressionNode("binomial", (node, self.sum()))
+        return ExpressionNode("ratio", (node, self.sum())) if self.accept("\\over ") else node
+
     def product(self) -> ExpressionNode:
         factors = [self.factor()]
         while True:
@@ -143,13 +153,15 @@ class _Parser(_Scanner):
                 return _product(factors)
 
     def starts_factor(self) -> bool:
-        """Whether a factor follows without an operator, as in 2x; this is never a number."""
+        """Whether a factor follows without an operator, as in 2x; a number only as the base of a power: n2^{n-1}."""
         following = self.peek()
         if following == "|":
             return self.bars == 0
         if following == "\\":
             command = _COMMAND.match(self.text, self.position)
             return command is not None and command[1] not in ("choose", "over", "rfloor", "rceil")
+        if following.isdigit():
+            return _POWER_AFTER.match(self.text[: self.position].rstrip()[-1:] + self.text[self.position :]) is not None
         return following.isascii() and (following.isalpha() or following in ("(", "{", "["))
 
     def factor(self) -> ExpressionNode:
@@ -187,11 +199,7 @@ class _Parser(_Scanner):
         closing = _BRACKETS[self.peek()]
         self.position += 1
         bars, self.bars = self.bars, 0
-        node = self.sum()
-        if closing == "}" and self.accept("\\choose"):
-            node = ExpressionNode("binomial", (node, self.sum()))
-        elif closing == "}" and self.accept("\\over"):
-            node = ExpressionNode("ratio", (node, self.sum()))
+        node = self.content() if closing == "}" else self.sum()
         self.expect(closing)
         self.bars = bars
         return node
@@ -261,11 +269,7 @@ class _Parser(_Scanner):
             raise _Invalid
         base = self.nested(self.argument) if name == "log" and self.accept("_") else None
         power = self.nested(self.exponent) if self.accept("^") else None
-        if power == ExpressionNode("negative", (ExpressionNode("number", value=Fraction(1)),)) and name in (
-            "sin",
-            "cos",
-            "tan",
-        ):
+        if power == _MINUS_ONE and name in ("sin", "cos", "tan"):
             name = f"arc{name}"
             power = None
         argument = self.nested(self.factor if self.peek() in _BRACKETS else self.arguments)
@@ -295,15 +299,10 @@ class _Parser(_Scanner):
 def _product(factors: list[ExpressionNode]) -> ExpressionNode:
     if len(factors) == 1:
         return factors[0]
-    ten = ExpressionNode("number", value=Fraction(10))
-    last = factors[-1]
-    if len(factors) == 2 and factors[0].name == "number" and last.name == "power" and last.operands[0] == ten:
-        return (
-            ExpressionNode("scale", tuple(factors))
-            if is_signed(last.operands[1])
-            else ExpressionNode("product", tuple(factors))
-        )
-    return ExpressionNode("product", tuple(factors))
+    first, last = factors[0], factors[-1]
+    is_scaled = len(factors) == 2 and first.name == "number" and last.name == "power" and last.operands[0] == _TEN
+    name = "scale" if is_scaled and is_signed(last.operands[1]) else "product"
+    return ExpressionNode(name, tuple(factors))
 
 
 def _repeating(match: re.Match[str]) -> Fraction:

@@ -12,7 +12,7 @@ from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
 from rlkit_math.answers.values import Answer, Words
 
 MARKER = "####"
-_BOX = re.compile(r"\\(?:boxed|fbox)(?: ?\{| (?=[0-9A-Za-z]))")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
 _BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
@@ -21,6 +21,7 @@ _CHANGED_BEFORE = re.compile(
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
+    r"|[A-Za-z](?![A-Za-z])"
 )
 _PERCENT = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)")
 _LAST_NUMBER = re.compile(
@@ -28,12 +29,17 @@ _LAST_NUMBER = re.compile(
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
-_CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals|wait|oops|sorry)\b", re.I)
+_CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b", re.I)
+_SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
+"""Ends of sentences and labels, and conditions such as `$x = 5$,`."""
+_INTRODUCTIONS = (re.compile(r".*\b(?:is|are|equals?)\b:? ?(?=\S)"), re.compile(r".*(?=\$[^$]+\$|\\\(.*\\\))"))
+"""What is before the last value of a sentence: `the area is`, or all before the last formula."""
 _WORD = re.compile("[A-Za-z']+")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
-_BRACES = re.compile("[{}]")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+"""Braces, and escapes, of which `\\{` is no brace."""
 CONTEXT_LENGTH = 80
 """Number of characters beside a number or a box that may change its meaning."""
 
@@ -46,7 +52,7 @@ class FinalAnswer(NamedTuple):
 
 
 def final_answer(text: str) -> FinalAnswer:
-    """Return the final answer of a text: after the last `####`, else in the last box, else its last number.
+    """Return the final answer of a text: after the last `####`, else in the last box, else what its end states.
 
     Words after the last `####` are a heading if a box follows: then the answer is in the box.
     """
@@ -115,7 +121,7 @@ def _end_of_box(text: str, box: re.Match[str]) -> int | None:
         return box.end() + len(text[box.end() :].split(maxsplit=1)[0].rstrip("$.,"))
     depth = 1
     for bracket in _BRACES.finditer(text, box.end()):
-        depth += 1 if bracket[0] == "{" else -1
+        depth += (bracket[0] == "{") - (bracket[0] == "}")
         if depth == 0:
             return bracket.end()
     return None
@@ -130,8 +136,9 @@ def _is_changed(text: str, start: int, end: int) -> bool:
     """Whether a sign, an operator or a word beside a span changes its meaning."""
     line_before = text[max(text.rfind("\n", 0, start) + 1, start - CONTEXT_LENGTH) : start]
     before = _OPEN.sub("", _TAG.split(line_before)[-1])
-    bullet = before in ("-", "+") and line_before.startswith(f"{before} ")
-    if (_CHANGED_BEFORE.search(before) and not bullet) or _LIST_BEFORE.search(before):
+    bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
+    listed = _LIST_BEFORE.search(_OPEN.sub("", _SENTENCE.split(line_before)[-1]))
+    if (_CHANGED_BEFORE.search(before) and not bullet) or listed:
         return True
     words = _WORD.findall(_CLAUSE.split(before)[-1])[-3:]
     after = text[end : end + CONTEXT_LENGTH]
@@ -157,10 +164,13 @@ def _unmarked(text: str) -> str | None:
     text = text.strip()
     if not text:
         return None
-    line = text.rpartition("\n")[2].strip()
+    line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
     answer = _parse_or_none(line)
-    if answer is not None and (line == text or not isinstance(answer, Words)):
+    if answer is not None and (line == _TAG.sub("", text).strip() or not isinstance(answer, Words)):
         return line
+    stated = _stated(line[-MAX_LENGTH:])
+    if stated is not None:
+        return line if _is_changed(text, len(text) - len(stated), len(text)) else stated
     numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
     if not numbers:
         return text
@@ -169,3 +179,12 @@ def _unmarked(text: str) -> str | None:
     if _is_changed(text, start, end) or (unit is not None and unit_of(unit[0]) is None):
         return _line_of(text, start, end)
     return numbers[-1][0]
+
+
+def _stated(line: str) -> str | None:
+    """Return the end of a line that states a value, such as `the area is $25\\pi$`; None if none does."""
+    for introduction in _INTRODUCTIONS:
+        match = introduction.match(line)
+        if match is not None and is_marked(line[match.end() :]):
+            return line[match.end() :]
+    return None

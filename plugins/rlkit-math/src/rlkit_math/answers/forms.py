@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeGuard
 
 from rlkit_math.answers import evaluate
 from rlkit_math.answers.digits import parse_date, parse_digits
 from rlkit_math.answers.expression import FUNCTIONS, MAX_DEPTH, parse
+from rlkit_math.answers.intervals import parse_inequality, reals_without
 from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 from rlkit_math.answers.number_words import number_in_words
-from rlkit_math.answers.quantities import as_quantity, parse_formula, parse_number
+from rlkit_math.answers.quantities import parse_formula, parse_number
 from rlkit_math.answers.units import are_nouns
 from rlkit_math.answers.values import (
     Answer,
@@ -32,8 +34,8 @@ MAX_LENGTH = 500
 MAX_ITEMS = 40
 """Maximum number of items of a list, a set or a tuple."""
 
-_LETTER = re.compile(r"\(?([A-Za-z])\)?")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*){0,4}")
+_LETTER = re.compile(r"\(?([A-Za-z])\)|[A-Za-z]")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*\.?(?: [A-Za-z][A-Za-z'-]*\.?){0,4}")
 _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
@@ -50,20 +52,28 @@ _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
 _COMMAS = re.compile("[,;]")
 _RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
 _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
-_REVERSED = {">": "<", ">=": "<="}
+_ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers)", re.I)
+_REALS_WITHOUT = re.compile(r"\(-\\infty ,\\infty \) ?(?:\\setminus|\\backslash|-) ?\{(.*)\}")
 _NAME = re.compile(
     r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}"
     r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
     r"|dy ?/ ?dx|\\frac ?\{ ?dy ?\} ?\{ ?dx ?\}"
-    r"|m? ?\\angle ?[A-Z]{1,3}|\( ?[A-Za-z](?: ?, ?[A-Za-z])+ ?\)"
+    r"|m? ?\\angle ?[A-Z]{1,3}|\( ?\\?[A-Za-z]\w*(?: ?, ?\\?[A-Za-z]\w*)+ ?\)"
 )
 _LEAD = re.compile(
     r"(?:(?:so|thus|therefore|hence|then)\b,? )?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
     r"(?:(?:answer|result|solution|total|sum|value|option|choice)(?: of [A-Za-z])?"
-    r" ?(?:=|:|is equal to|equals|is|are) ?:? ?|(?:answer|option|choice) )",
+    r" ?(?:=|:|is equal to|equals|is|are) ?:? ?|(?:answer|option|choice) "
+    r"|(?:point|pair|triple|interval|set|vector) (?=[(\[{]))",
     re.I,
 )
 _THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
+_FOR_ALL = re.compile(
+    r",? \(?(?:for (?:all|any|every|each)|\\forall)(?: real)?(?: numbers?)?"
+    r"(?: ?[a-z])?(?: ?\\in ?\(-\\infty ,\\infty \))?\)?$"
+)
+"""What is true of every formula: `for all real x`."""
+_MEMBER = re.compile(r",? ?\(([a-z] ?\\in ?[^()]+)\)$")
 _COUNTED_NOUN = re.compile(r"((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 _OPENING, _CLOSING = "([{", ")]}"
 
@@ -95,6 +105,7 @@ def _without_lead(text: str) -> str:
     counted = _COUNTED_NOUN.match(text)
     if counted is not None and are_nouns(counted[1].split()):
         text = text[counted.end() :]
+    text = _MEMBER.sub(r", \1", _FOR_ALL.sub("", text))
     thus = _THUS.match(text)
     text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
     return without_markup(_NEGATIVE.sub("-", _HALF.sub(r"\1 1/2", text)))
@@ -140,14 +151,15 @@ def _unordered(answers: list[Answer | None], either: bool = False) -> UnorderedI
         flat.extend(answer.items if isinstance(answer, UnorderedItems) else (answer,))
     if len({isinstance(answer, Words) for answer in flat}) > 1 and not all(map(_is_symbol, flat)):
         return None
-    return UnorderedItems(tuple(flat), either and any(isinstance(answer, Words) for answer in flat))
+    names = {answer.name.partition("_")[0] for answer in flat if isinstance(answer, Named)}
+    return UnorderedItems(tuple(flat), either and (len(names) > 1 or any(isinstance(answer, Words) for answer in flat)))
 
 
 def _is_symbol(answer: Answer) -> bool:
     return not isinstance(answer, Words) or _is_letter(answer)
 
 
-def _is_letter(answer: Answer) -> bool:
+def _is_letter(answer: Answer | None) -> TypeGuard[Words]:
     return isinstance(answer, Words) and len(answer.text) == 1
 
 
@@ -158,6 +170,9 @@ def _item(text: str) -> Answer | None:
     members = list(_split(text, re.compile(r"\\cup(?![A-Za-z])")))
     if len(members) > 1:
         return _unordered([_item(member) for member in members])
+    reals = _REALS_WITHOUT.fullmatch(text)
+    if reals is not None:
+        return reals_without([parse(number) for number in _split(reals[1], _COMMAS) if number])
     signs = [_SIGNS.get(match[0], match[0]) for match in _separators(text, _RELATION)]
     sides = list(_split(text, _RELATION))
     if not signs:
@@ -166,22 +181,23 @@ def _item(text: str) -> Answer | None:
         return _equation(sides)
     if signs == ["\\in"]:
         return _item(sides[1]) if _NAME.fullmatch(sides[0]) else None
-    return _inequality(signs, sides)
+    return parse_inequality(signs, sides)
 
 
 def _equation(sides: list[str]) -> Answer | None:
     """Parse an equation: return the value that it names, or the equation if it names none."""
     if not sides[0] and len(sides) == 2:
         return _value(sides[1])
-    name = ""
+    names = []
     while len(sides) > 1 and _NAME.fullmatch(sides[0]):
-        name = "".join(sides[0].split())
+        names.append("".join(sides[0].split()).replace("{", "").replace("}", ""))
         sides = sides[1:]
+    name = names[-1] if names else ""
     answers = [_item(side) for side in sides]
     if any(answer is None for answer in answers):
         return None
     if len(answers) == 1:
-        return _named(name, answers[0])
+        return None if len(names) > 1 and _is_letter(answers[0]) else _named(name, answers[0])
     if all(isinstance(answer, Number | Formula) and not _variables(answer) for answer in answers):
         return _named(name, _number_of_chain(answers))
     if name:
@@ -195,6 +211,8 @@ def _named(name: str, value: Answer | None) -> Answer | None:
         return value
     if isinstance(value, UnorderedItems):
         return UnorderedItems(tuple(Named(name, item) for item in value.items))
+    if _is_letter(value):
+        value = Formula(ExpressionNode("variable", value=value.text))
     if isinstance(value, Named | Relation | Words):
         return None
     if name in _variables(value):
@@ -222,39 +240,13 @@ def _number_value(answer: Answer | None) -> evaluate.Value | None:
         return None
 
 
-def _inequality(signs: list[str], sides: list[str]) -> Answer | None:
-    """Parse an inequality, in ascending order; that of a single variable becomes an interval."""
-    if signs[0] in _REVERSED:
-        signs, sides = [_REVERSED.get(sign, "") for sign in reversed(signs)], sides[::-1]
-    nodes = [parse(side) for side in sides]
-    if not set(signs) <= {"<", "<="} and signs != ["!="]:
-        return None
-    complete = [node for node in nodes if node is not None]
-    if len(complete) < len(nodes) or len(nodes) > 3 or not any(node.variables() for node in complete):
-        return None
-    relation = Relation(tuple(signs), tuple(complete))
-    return relation if signs == ["!="] else _interval(relation) or relation
-
-
-def _interval(relation: Relation) -> BracketedItems | None:
-    """Return the interval of an inequality between a variable and numbers; None for other inequalities."""
-    infinity = ExpressionNode("variable", value="\\infty")
-    sides, signs = list(relation.sides), list(relation.signs)
-    if len(sides) == 2 and sides[0].name == "variable":
-        sides, signs = [ExpressionNode("negative", (infinity,)), *sides], ["<", *signs]
-    elif len(sides) == 2:
-        sides, signs = [*sides, infinity], [*signs, "<"]
-    if sides[1].name != "variable" or (sides[0].variables() | sides[2].variables()) - {"\\infty"}:
-        return None
-    brackets = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
-    return BracketedItems(brackets, (as_quantity(sides[0]), as_quantity(sides[2])))
-
-
 def _value(text: str) -> Answer | None:
     """Parse bracketed items, a matrix, words, digits, a number or a formula."""
     text = text.strip()
     if not text:
         return None
+    if _ALL_REALS.fullmatch(text):
+        return reals_without([])
     if "\\begin" in text and text[0] != "{":
         return _matrix(text)
     rounded = _ROUNDED.fullmatch(text)
@@ -280,10 +272,8 @@ def _exact(rounded: re.Match[str]) -> Answer | None:
 
 def _words(text: str) -> Words | None:
     letter = _LETTER.fullmatch(text)
-    if letter is not None and text.count("(") == text.count(")"):
-        return Words(letter[1])
-    if letter is not None and text.endswith(")"):
-        return Words(letter[1])
+    if letter is not None:
+        return Words(letter[1] or text)
     shape = _SHAPE.fullmatch(text)
     if shape is not None:
         return Words(" ".join(shape.groups()))
@@ -291,7 +281,7 @@ def _words(text: str) -> Words | None:
         return None
     runs = re.findall(r"[A-Za-z]+", text)
     if any((len(run) > 2 and run not in FUNCTIONS) or run.lower() in _TWO_LETTERS for run in runs):
-        return Words(_ARTICLE.sub("", text))
+        return Words(_ARTICLE.sub("", text).replace(".", ""))
     return None
 
 

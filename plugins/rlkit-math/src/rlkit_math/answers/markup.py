@@ -13,13 +13,28 @@ _SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|｜][^<>\s]{1,40}[|｜]>|</[a-z]\w*>|
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 _NEW_ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
 _COLOR = re.compile(r"\\(?:text)?color ?\{[A-Za-z]+\}")
-_DELIMITERS = re.compile(r"\\[()\[\]]")
-_SPACES = re.compile(r"\\[,;: ]|\\q?quad(?![A-Za-z])|(?<=[\w{}\])])~")
-_TEXT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol|mbox|hbox|emph|operatorname|rm)\s*\{([^{}]*)\}"
+_DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:left|right) ?\.")
+_SPACES = re.compile(
+    r"\\[,;: ]|\\(?:q?quad|enspace|thinspace|space|hfill)(?![A-Za-z])|\\(?:hspace|[hv]?phantom|tag)\*? ?\{[^{}]*\}"
+    r"|(?<=[\w{}\])])~"
 )
-_UNIT_LETTERS = {"m": "metre", "g": "gram", "s": "second", "h": "hour", "L": "litre", "l": "litre"}
-_REALS = re.compile(r"\\mathbb ?(?:\{ ?R ?\}|R)")
+_ROWS = re.compile(
+    r"(?P<brace>\\left ?\\\{ ?)?\\begin ?\{(?P<name>array|aligned|align\*?|gathered|split|cases)\}"
+    r"(?: ?\{[clr| ]*\})?(?P<content>.*?)\\end ?\{(?P=name)\}(?(brace) ?\\right ?\.)",
+    re.DOTALL,
+)
+"""Rows that are a chain of equal values or a system of equations."""
+_ALIGNED = re.compile(r"\s*&\s*(?==)|(?<==)\s*&|^\s*&")
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|bold(?:symbol)?|[mh]box|emph|rm|num"
+    r"|operatorname)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+)
+_LETTERS_OF_UNITS = "m:metre g:gram s:second h:hour L:litre l:litre N:newton J:joule W:watt V:volt"
+_UNIT_LETTERS = dict(unit.split(":") for unit in _LETTERS_OF_UNITS.split())
+_UNIT_FRACTION = re.compile(
+    r"\\[dt]?frac ?\{ ?(\\(?:text|mathrm) ?\{[^{}]*\}) ?\} ?\{ ?(\\(?:text|mathrm) ?\{[^{}]*\}(?:\^\{?[23]\}?)?) ?\}"
+)
+_REALS = re.compile(r"\\(?:mathbb|Bbb) ?(?:\{ ?R ?\}|R)|\\R(?![A-Za-z])")
 _SETS = re.compile(r"\\mathbb ?\{? ?([CNQZ]) ?\}?")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
 _EMPHASIS = (
@@ -36,15 +51,18 @@ _GROUPS = re.compile(
 _EUROPEAN = re.compile(r"(?<![\d.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?:,[0-9]+)?(?![\d.,])")
 """At least two points between thousands: 1.234.567,8."""
 _TIMES_POWER = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?\^)")
-_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_RAISED_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_SHIFTED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-n0123456789")
 _MIXED_GLYPH = re.compile("(?<=[0-9])(?=[¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _CHARACTERS = str.maketrans(
     {
         "\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "*", "·": "*", "⋅": "*", "÷": "/",
-        "\N{FRACTION SLASH}": "/", "\N{DIVISION SLASH}": "/", "√": "\\sqrt ", "∞": "\\infty ", "±": "\\pm ",
+        "\N{FRACTION SLASH}": "/", "\N{DIVISION SLASH}": "/", "√": "\\sqrt ", "∛": "\\sqrt[3]",
+        "∞": "\\infty ", "±": "\\pm ", "∖": "\\setminus ", "∅": "{}", "°": "^\\circ ", "º": "^\\circ ",
         "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ",
-        "∅": "{}", "°": "^\\circ ", "ℝ": "(-\\infty ,\\infty )", "′": "'", "’": "'", "“": '"', "”": '"',
+        "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "⟨": "(", "⟩": ")",
+        "ℝ": "(-\\infty ,\\infty )", "′": "'", "’": "'", "“": '"', "”": '"',
         "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
         "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
         "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "θ": "\\theta ", "λ": "\\lambda ", "π": "\\pi ",
@@ -61,7 +79,7 @@ _REPLACEMENTS = {
     "boxed": "", "fbox": "", "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "", "Bigl": "",
     "Bigr": "", "limits": "", "displaystyle": "", "textstyle": "", "lbrack": "[", "rbrack": "]", "dots": "...",
     "ldots": "...", "cdots": "...", "minus": "-", "arcsin": "\\arcsin ", "varphi": "\\phi ",
-    "large": "", "Large": "", "underline": "",
+    "large": "", "Large": "", "underline": "", "nicefrac": "\\frac ", "sfrac": "\\frac ",
     "blacksquare": "", "checkmark": "", "pounds": "£", "colon": ":", "bar": "\\overline ", "dot": "\\overline ",
 }  # fmt: skip
 """Replacements of LaTeX commands; all other commands stay."""
@@ -77,14 +95,15 @@ def without_markup(text: str) -> str:
     text = _CALCULATOR.sub("", without_special_tokens(text))
     for emphasis in _EMPHASIS:
         text = emphasis.sub(r" \1 ", text)
-    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_RAISED_DIGITS)}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SHIFTED)}}}", text)
+    text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SHIFTED)}}}", text)
     text = _MIXED_GLYPH.sub(" ", text).translate(_CHARACTERS)
     if "\\" in text:
         text = _without_latex(text)
     text = text.replace("$", " " if text.count("$") % 2 == 0 else CURRENCY)
     text = " ".join(text.replace("**", "^").replace("+/-", "\\pm ").split())
     text = text if text.endswith("..") and not text.endswith(".m..") else text.rstrip(" .,;:\\")
-    text = text.lstrip(" :").replace(" ^", "^").replace("{,}", ",")
+    text = text.lstrip(" :").replace(" ^", "^").replace("{,}", ",").replace("{:}", ":")
     quoted = _QUOTED.fullmatch(text)
     text = quoted[2].strip(" .") if quoted else text
     text = _EUROPEAN.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
@@ -94,11 +113,27 @@ def without_markup(text: str) -> str:
 
 def _without_latex(text: str) -> str:
     text = _NEW_ROW.sub("¶", text).replace("\\$", CURRENCY).replace("\\%", "%").replace("\\! ", "").replace("\\!", "")
-    text = _SPACES.sub(" ", _DELIMITERS.sub(" ", _COLOR.sub("", text)))
+    text = _DELIMITERS.sub(" ", _ROWS.sub(_without_rows, _COLOR.sub("", text)))
+    text = _UNIT_FRACTION.sub(r"\1/\2", _SPACES.sub(" ", text).replace("{}^", "^"))
     for _ in range(3):
-        text, count = _TEXT.subn(lambda match: f" {_UNIT_LETTERS.get(match[1].strip(), match[1])} ", text)
+        text, count = _TEXT.subn(_without_font, text)
         if not count:
             break
     text = _SETS.sub(r" \1 ", _REALS.sub(r"(-\\infty ,\\infty )", text))
     text = text.replace("\\{", "{").replace("\\}", "}")
     return _COMMAND.sub(lambda match: _REPLACEMENTS.get(match[1], f"\\{match[1]} "), text)
+
+
+def _without_font(match: re.Match[str]) -> str:
+    """Return a text without its font; a letter after other text is a unit."""
+    before = match.string[: match.start()].rstrip()
+    unit = None if not before or before[-1] in ",;([{" else _UNIT_LETTERS.get(match[1].strip())
+    return f" {unit or match[1]} "
+
+
+def _without_rows(match: re.Match[str]) -> str:
+    """Return rows as a list, and rows that begin with `=` as a chain; a matrix, and cases with conditions, stay."""
+    rows = [_ALIGNED.sub("", row).strip() for row in match["content"].split("¶")]
+    if (match["name"] == "array" and not match["brace"]) or any("&" in row for row in rows):
+        return match[0]
+    return " , ".join(filter(None, rows)).replace(", =", "=")

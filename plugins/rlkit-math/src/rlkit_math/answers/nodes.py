@@ -34,6 +34,10 @@ class ExpressionNode:
             return {str(self.value)} - {"e", "i"}
         return set().union(*(operand.variables() for operand in self.operands))
 
+    def is_discrete(self) -> bool:
+        """Whether the expression has values for integers only, because of a factorial or a binomial coefficient."""
+        return self.name in ("factorial", "binomial") or any(operand.is_discrete() for operand in self.operands)
+
 
 def is_finished(node: ExpressionNode) -> bool:
     """Whether a number is in final form: an integer, decimal, fraction, mixed number, power or factorial."""

@@ -24,7 +24,7 @@ _SCALES = {
 }  # fmt: skip
 _SCALE = re.compile(r" ?(k|hundred|thousand|million|billion|trillion|dozen|gross|bn|mn|lakh|crore)\b(?!-)", re.I)
 _DEGREES = re.compile(r" ?\^ ?(?:\{ ?)?\\circ ?\}? ?[CF]?")
-_NOUN = re.compile(" [A-Za-z]{3}| per | of (?:the|an?) ")
+_NOUN = re.compile(" [A-Za-z]{3}| sq | per | of (?:the|an?) ")
 
 
 def parse_number(text: str) -> Number | None:

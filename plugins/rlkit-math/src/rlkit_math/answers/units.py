@@ -9,10 +9,10 @@ from rlkit_math.answers.number_words import NUMBER_WORDS
 _NAMES = (
     "kilometre kilometer km", "metre meter m", "centimetre centimeter cm", "millimetre millimeter mm",
     "inch inches in", "foot feet ft", "yard yd", "mile mi", "kilogram kilo kg", "gram g", "milligram mg", "tonne",
-    "ton", "pound lb lbs", "ounce oz", "litre liter l", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
+    "ton", "pound lb lbs", "ounce oz", "litre liter l L", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
     "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
     "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr Rs rs", "radian rad", "degree",
-    "percent %", "mile/hour mph", "kilometre/hour kph", "millisecond ms",
+    "percent %", "mile/hour mph", "kilometre/hour kph", "millisecond ms", "newton", "joule", "watt", "volt",
 )  # fmt: skip
 UNITS_BY_SPELLING = {word: names.split()[0] for names in _NAMES for word in names.split()}
 """Units by their spellings."""
@@ -77,6 +77,9 @@ _ALTOGETHER = re.compile(
 )
 _INCH = re.compile(r"^((?:(?:square|sq\.?|cubic|cu\.?) )?)in\.?(?=$|\^)")
 """Inches, as opposed to the connection `in`."""
+_INVERSE = re.compile(r"[ *]*\b([A-Za-z]+) ?\^ ?\{? ?-([123]) ?\}?")
+"""A unit below, such as `h^{-1}`."""
+_RAISED_UNIT = re.compile(r"\b([A-Za-z]+) (squared|cubed)\b")
 _OF_WHOLE = re.compile(r"^of (?:the|an?) (?=[a-z])")
 MAX_WORDS = 5
 """Maximum number of words of a unit."""
@@ -91,6 +94,7 @@ def unit_of(text: str) -> str | None:
     text = text.strip(" .")
     text = text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
     text = _OF_WHOLE.sub("", text)
+    text = _RAISED_UNIT.sub(_with_power, _INVERSE.sub(r"/\1^\2", text).replace("^1", ""))
     text = _INCH.sub(r"\1inch", _ALTOGETHER.sub("", text))
     if not text:
         return ""
@@ -103,11 +107,17 @@ def unit_of(text: str) -> str | None:
     parts = {part for word in words for part in (word, *word.split("-"))}
     if len(words) > MAX_WORDS or words[-1] in _CONNECTIONS or not _NOT_UNITS.isdisjoint(parts):
         return None
-    if any(len(word) == 1 and word not in UNITS_BY_SPELLING and word not in _CONNECTIONS for word in words):
+    if any(len(word) == 1 and word not in UNITS_BY_SPELLING and word not in _CONNECTIONS for _, word, _ in pieces):
         return None
     if words[0] in _CONNECTIONS - {"per"} or _NOT_A_NOUN.fullmatch(words[-1] if len(words) == 1 else ""):
         return None
     return _canonical(pieces)
+
+
+def _with_power(match: re.Match[str]) -> str:
+    """Return `second squared` as `second^2`; words that are no unit stay."""
+    word = match[1].lower().removesuffix("s")
+    return f"{match[1]}^{2 if match[2] == 'squared' else 3}" if word in UNITS_BY_SPELLING else match[0]
 
 
 def changes_number(word: str) -> bool:
