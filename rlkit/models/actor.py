@@ -13,6 +13,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.models.layers import fuse_layers, narrow_last_mlp
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
+from rlkit.models.recurrent import pack_recurrent_layers
 from rlkit.models.vision import Backbone, RowMedia, backbone_of, picture_inputs, zero_of_vision
 from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import DEFAULT_READS, LOGPS, OutputLayer, logits_logps, token_logps
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 class Actor(nn.Module):
     """Wraps a causal language model; `forward` returns log-probs and entropies of the tokens under the mask.
 
-    If a probe at the start shows that it equals the model's own logits, the output layer runs in chunks and on tokens
-    under the mask only; models that transform their logits (soft caps, scales) are called as they are. Prompts that
-    rows share are computed once: see `PackedPasses`.
+    If a probe at the start shows that it equals the model's own logits, the output layer runs on tokens under the mask
+    only, and in chunks unless logits have a soft cap; models that transform their logits in ways that
+    `output_transform` does not know are called as they are. Prompts that rows share are computed once: see
+    `PackedPasses`.
     """
 
     forward_methods = ("logits", "check_passes")
@@ -43,6 +45,7 @@ class Actor(nn.Module):
         self.policy = policy
         fuse_layers(policy)
         narrow_last_mlp(backbone_of(policy))
+        pack_recurrent_layers(backbone_of(policy))
         self.chunked = self._probe()
         self.passes = PackedPasses(backbone_of(policy) if self.chunked else None)
 
@@ -76,7 +79,8 @@ class Actor(nn.Module):
                 hidden, indices, predicts = self.passes(backbone, tokens, mask, noise, media)
             head = model.get_output_embeddings()
             ids = None if ids is None else ids.flatten(0, 1)[indices]
-            layer = OutputLayer(head.weight, head.bias, temperature)
+            scale, softcap = output_transform(backbone)
+            layer = OutputLayer(head.weight, head.bias, temperature / scale, softcap and softcap / temperature)
             statistics = token_logps(hidden, layer, flat[indices], reads=reads, ids=ids)
         else:
             inputs = PlainInputs.of(backbone, tokens, mask, media, self.passes.sequence)
@@ -128,7 +132,23 @@ class Actor(nn.Module):
                 hidden = backbone_of(self.policy)(input_ids=tokens, use_cache=False).last_hidden_state
             except (AttributeError, TypeError):
                 return False
-            return torch.allclose(head(hidden), self.logits(tokens), rtol=1e-4, atol=1e-4)
+            scale, softcap = output_transform(backbone_of(self.policy))
+            return torch.allclose(capped(head(hidden) * scale, softcap), self.logits(tokens), rtol=1e-4, atol=1e-4)
+
+
+def output_transform(backbone: Backbone) -> tuple[float, float | None]:
+    """Return the scale that a model applies to its output layer's products, and the bound of their soft cap or None."""
+    config: Any = backbone.config.get_text_config()
+    scale = 1.0
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
+        scale *= getattr(config, name, None) or 1.0
+    scale /= getattr(config, "logits_scaling", None) or 1.0
+    return scale, getattr(config, "final_logit_softcapping", None)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Return `softcap * tanh(logits / softcap)`; unchanged without a cap."""
+    return logits if softcap is None else (logits / softcap).tanh() * softcap
 
 
 @contextmanager
@@ -266,6 +286,7 @@ class ValueModel(nn.Module):
         self.backbone = backbone
         fuse_layers(backbone)
         narrow_last_mlp(backbone)
+        pack_recurrent_layers(backbone)
         self.passes = PackedPasses(backbone)
         if head is None:
             head = nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)

@@ -1,4 +1,4 @@
-"""Faster forward and backward passes of layers, with the same outputs and gradients."""
+"""Layers that compute less: in fewer kernels on a GPU, and for fewer tokens in a packed pass."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch.distributed.tensor import DTensor
 
 from rlkit.ops import layers
 from rlkit.ops.attention import autocasted
+from rlkit.ops.fusion import on_gpu
 
 Forward = Callable[[Any, Tensor], Tensor]
 """A function from a layer and its input [N,I] to its output [N,O]."""
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Make the layers of a model take fewer passes over memory, in float32 and bfloat16."""
+    """Make norms and MLPs of a model take fewer passes over memory on a GPU, in float32 and bfloat16."""
     for layer in model.modules():
         forward = _forward_of(layer)
         if forward is not None:
@@ -32,7 +33,7 @@ def narrow_last_mlp(backbone: nn.Module) -> None:
     """
     layers: Any = getattr(backbone, "layers", None)
     mlp: Any = getattr(layers[-1], "mlp", None) if layers else None
-    if type(mlp).__name__.endswith("MLP") and not isinstance(mlp.forward, _NarrowMLP):
+    if type(mlp).__name__.endswith("MLP") and not hasattr(mlp, "experts") and not isinstance(mlp.forward, _NarrowMLP):
         mlp.forward = _NarrowMLP(mlp.forward)
         layers[-1].register_forward_pre_hook(mlp.forward.begin, with_kwargs=True)
 
@@ -57,14 +58,10 @@ class _NarrowMLP:
 
 
 def _forward_of(layer: nn.Module) -> Forward | None:
-    kind = type(layer)
-    if kind is nn.Linear:
-        return _linear
-    if kind.__name__ == "Linear" and hasattr(layer, "lora_A"):
-        return _adapted
-    if kind.__name__ in {f"{family}RMSNorm" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}:
+    name = type(layer).__name__
+    if name in {f"{family}RMSNorm" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}:
         return _rms_norm
-    if kind.__name__ in {f"{family}MLP" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}:
+    if name in {f"{family}MLP" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}:
         return _mlp if getattr(layer.config, "hidden_act", "") == "silu" else None
     return None
 
@@ -72,36 +69,16 @@ def _forward_of(layer: nn.Module) -> Forward | None:
 def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **options: object) -> Tensor:
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    dtypes = {torch.float32, dtype} if device == "cpu" else {torch.float32, torch.bfloat16}
+    dtypes = {torch.float32, torch.bfloat16}
     if (
         args
         or options
-        or not (device == "cpu" or (device == "cuda" and forward in ON_GPUS))
-        or dtype not in {torch.float32, torch.bfloat16}
-        or any(
-            t.dtype not in dtypes or t.device.type != device or isinstance(t, DTensor) for t in (x, *layer.parameters())
-        )
+        or dtype not in dtypes
+        or any(t.dtype not in dtypes or not on_gpu(t) or isinstance(t, DTensor) for t in (x, *layer.parameters()))
     ):
         return type(layer).forward(layer, x, *args, **options)  # type: ignore[no-any-return]
     out = forward(layer, x.reshape(-1, x.shape[-1]))
     return out.view(*x.shape[:-1], out.shape[-1])
-
-
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    return layers.LinearFunction.apply(autocasted(x), layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _adapted(layer: Any, x: Tensor) -> Tensor:
-    base = layer.base_layer
-    names = layer.active_adapters
-    plain = layer.disable_adapters or layer.merged or len(names) != 1 or names[0] not in layer.lora_A
-    if plain or type(base) is not nn.Linear or base.weight.requires_grad or layer.lora_variant:
-        return type(layer).forward(layer, x)  # type: ignore[no-any-return]
-    [name] = names
-    if not isinstance(layer.lora_dropout[name], nn.Identity):
-        return type(layer).forward(layer, x)  # type: ignore[no-any-return]
-    down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
-    return layers.AdaptedLinearFunction.apply(autocasted(x), base.weight, base.bias, down, up, layer.scaling[name])  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _rms_norm(layer: Any, x: Tensor) -> Tensor:
@@ -111,7 +88,3 @@ def _rms_norm(layer: Any, x: Tensor) -> Tensor:
 def _mlp(layer: Any, x: Tensor) -> Tensor:
     x = autocasted(x)
     return layer.down_proj(layers.SwiGLUFunction.apply(layer.gate_proj(x), layer.up_proj(x)))  # type: ignore[no-any-return, no-untyped-call]
-
-
-ON_GPUS = {_rms_norm, _mlp}
-"""Functions that serve GPUs too, whose products need no other kernels."""

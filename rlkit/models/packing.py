@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlkit.distributed.sequence import SequenceGroup, causal_attention
+from rlkit.distributed.sequence import SequenceGroup
+from rlkit.models.attention import PACKED, layer_types, packing_problem
 from rlkit.models.vision import (
     RowMedia,
     media_inputs,
@@ -20,16 +19,12 @@ from rlkit.models.vision import (
     rotary_positions,
     sees_pictures_both_ways,
 )
-from rlkit.ops.attention import Layout, autocasted, packed_attention
+from rlkit.ops.attention import Layout, autocasted
 from rlkit.ops.packing import Packing
-from rlkit.ops.ragged import ragged_attention
 from rlkit.ops.random import RowNoise
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
-
-PACKED = "rlkit_packed"
-"""The name of the packed attention in the registry of transformers; without a layout it is SDPA."""
 
 MULTIPLE = 128
 """The length of a packed sequence is a multiple of this."""
@@ -133,9 +128,6 @@ class PackedPasses:
         if self.packed and not bool(mask[:, 1:].any()):  # a dummy row, which is not counted
             return plain_pass(backbone, PlainInputs.of(backbone, tokens, mask, media, self.sequence), noise)
         packing = Packing(tokens, mask, media, share_prompts=noise is None) if self.packs(media) else None
-        window = getattr(backbone.config.get_text_config(), "sliding_window", None)
-        if packing is not None and window is not None and packing.longest > window:
-            packing = None
         if packing is None:
             self._plain_count += 1
             return plain_pass(backbone, PlainInputs.of(backbone, tokens, mask, media, self.sequence), noise)
@@ -183,13 +175,17 @@ def packed_pass(
     computed = None
     if sequence is None:
         computed = rounded_up(read, len(predicts)) if device.type == "cpu" else read
+    layout = Layout(packing.segments, packing.shared, device, computed)
     options = {
         "position_ids": position_ids,
         "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
-        "layout": Layout(packing.segments, packing.shared, device, computed),
+        "layout": layout,
     }
     with embedding_noise(backbone, noise, rows, positions):
         hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state[0]
+    windowed = layer_types(backbone.config.get_text_config()).count("sliding_attention")
+    if windowed > sum(window is not None for window in layout.windows):
+        raise ValueError(f"not all of its {windowed} layers with a sliding window tell their attention")
     return MaskedHidden(hidden.index_select(0, read), indices, predicts)
 
 
@@ -276,23 +272,22 @@ def _packing_problem(backbone: Backbone, device: torch.device) -> str | None:
     config = backbone.config.get_text_config()
     if device.type == "meta":
         return "its weights are not loaded"
-    if config._attn_implementation not in {"sdpa", PACKED}:
-        return f"its attention is {config._attn_implementation}, and only sdpa can be packed"
-    if getattr(config, "attention_dropout", 0):
-        return f"its attention_dropout is {config.attention_dropout:g}, expected 0"
+    problem = packing_problem(backbone)
+    if problem is not None:
+        return problem
     tokens = torch.tensor([[5, 3, 4, 6, 0], [5, 3, 8, 0, 0], [3, 6, 5, 4, 7]], device=device)
     mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]], device=device)
-    config._attn_implementation = "sdpa"
+    plain = config._attn_implementation = "sdpa" if backbone._supports_sdpa else "eager"
     expected = plain_pass(backbone, PlainInputs.of(backbone, tokens, mask.bool())).hidden
     config._attn_implementation = PACKED
     reason = None
     try:
         actual = packed_pass(backbone, Packing(tokens, mask.bool()), device)
         reason = _difference("packed", actual.hidden[actual.indices.argsort()], expected)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         reason = f"a packed pass failed with {type(error).__name__}: {error}"
     if reason is not None:
-        config._attn_implementation = "sdpa"
+        config._attn_implementation = plain
     return reason
 
 
@@ -317,7 +312,7 @@ def _division_problem(backbone: Backbone, sequence: SequenceGroup, device: torch
     expected = plain_pass(backbone, plain).hidden[torch.isin(plain.indices, divided.indices)]
     try:
         return _difference("divided", plain_pass(backbone, divided).hidden, expected)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         return f"a pass over a slice failed with {type(error).__name__}: {error}"
 
 
@@ -332,25 +327,3 @@ def masked_attention(model: CausalLM) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = configured
-
-
-def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor | None, **options: Any) -> Any:
-    layout: Layout | None = options.pop("layout", None)
-    sequence: SequenceGroup | None = options.pop("sequence", None)
-    heads, key_heads = query.shape[1], key.shape[1]
-    if sequence is not None:  # agreed: the ranks of a group make the same passes
-        query, key, value = sequence.gather_tokens(query, key, value)
-    if layout is not None:  # agreed: the ranks of a group make the same passes
-        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        attend = packed_attention if query.device.type == "cpu" else ragged_attention
-        output = attend(query, key, value, options["scaling"], layout)[None]
-    elif sequence is not None:
-        output = causal_attention(query, key, value, options.get("scaling"), options.get("dropout", 0.0))
-    else:
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
-    # agreed: the ranks of a group make the same passes
-    return output if sequence is None else sequence.gather_heads(output, heads, key_heads), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(PACKED, _attend)
-ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)

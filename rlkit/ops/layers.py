@@ -1,13 +1,8 @@
-"""Transformer layers with fewer passes over memory than PyTorch's own, in float32 and in mixed precision.
-
-Products are for CPUs; norms and activations are for GPUs too, where they are compiled. In mixed precision inputs are
-bfloat16; weights may be float32, and products use copies of them in bfloat16.
-"""
+"""Norms and activations with fewer passes over memory than PyTorch's own on a GPU, where they are compiled."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +17,8 @@ from rlkit.ops.fusion import Fused
 def uses_onednn(dtype: torch.dtype) -> bool:
     """Check whether products of a dtype are oneDNN's on this CPU: where there are any, and MKL's are not faster.
 
-    In float32 oneDNN is 1.2 times as fast as MKL on AMD with AVX512. Without AVX512, MKL is 1.1 times as fast in
-    training and as fast in decoding, and it keeps no compiled kernels. The choice depends on the CPU alone: runs repeat
-    and resume bit for bit.
+    In float32 oneDNN is 1.2 times as fast as MKL on AMD with AVX512. Without AVX512, MKL is as fast in decoding, and it
+    keeps no compiled kernels. The choice depends on the CPU alone: runs repeat and resume bit for bit.
     """
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):
         return False
@@ -35,72 +29,10 @@ def uses_onednn(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and (has_avx512 or not has_mkl)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `x @ weight.T + bias` for x [...,I] and weight [O,I] by the faster library."""
-    if not uses_onednn(x.dtype):
-        return torch.nn.functional.linear(x, weight, bias)
-    output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return output
-
-
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """Return `1 / rms(x)` [...,1] of x [...,H]."""
     mean_square: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
     return mean_square.add_(eps).rsqrt_()
-
-
-class LinearFunction(torch.autograd.Function):
-    """A linear layer for x [N,I], weight [O,I] and bias [O] or None."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return product(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        d_x = product(grad, weight.to(x.dtype).T) if needs_x else None
-        d_weight = grad.T @ x if needs_weight else None
-        d_bias = grad.sum(0, dtype=torch.float32) if needs_bias else None
-        return d_x, d_weight, d_bias
-
-
-class _AdaptedContext(Context, Protocol):
-    scale: float
-
-
-class AdaptedLinearFunction(torch.autograd.Function):
-    """A linear layer with the frozen weight W + s B A (Hu et al. 2021, eq. 3), in one large product instead of three.
-
-    With the output's gradient dy, dA = s (dy B)^T x and dB = s dy^T (x A^T).
-    """
-
-    @staticmethod
-    def forward(  # noqa: PLR0917 (autograd passes positions)
-        ctx: _AdaptedContext, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, down, up)
-        ctx.scale = scale
-        merged = _merged(weight, down, up, scale).to(x.dtype)
-        return product(x, merged, None if bias is None else bias.to(x.dtype))
-
-    @staticmethod
-    def backward(ctx: _AdaptedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, down, up = ctx.saved_tensors
-        d_x = None
-        if ctx.needs_input_grad[0]:
-            d_x = product(grad, _merged(weight, down, up, ctx.scale).to(x.dtype).T)
-        d_down = product(grad, up.to(x.dtype).T).mul_(ctx.scale).T @ x
-        d_up = grad.T @ product(x, down.to(x.dtype)).mul_(ctx.scale)
-        return d_x, None, None, d_down, d_up, None
-
-
-def _merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return `weight + scale * up @ down` [O,I] in float32."""
-    with torch.autocast("cpu", enabled=False):
-        return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale)
 
 
 class RMSNormFunction(torch.autograd.Function):

@@ -39,11 +39,13 @@ class OutputLayer(NamedTuple):
         weight: [V,H].
         bias: [V] or None.
         temperature: Divides the logits.
+        softcap: The bound of these scores, softcap * tanh(score / softcap); None for none.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     temperature: float = 1.0
+    softcap: float | None = None
 
 
 class TokenStatistics(NamedTuple):
@@ -77,8 +79,9 @@ def token_logps(
 ) -> TokenStatistics:
     """Return log-probs and entropies of the distributions that a layer computes from hidden states.
 
-    Logits that exceed `memory` are computed in chunks, and recomputed in the backward pass. If the layer needs no
-    gradient, the gradient of the targets' log-probs by `hidden` is computed in the forward pass instead.
+    Logits that exceed `memory` and have no soft cap are computed in chunks, and recomputed in the backward pass. If
+    the layer needs no gradient, the gradient of the targets' log-probs by `hidden` is computed in the forward pass
+    instead.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
@@ -92,11 +95,14 @@ def token_logps(
         The statistics; all but the sums of squares and the ids are differentiable.
     """
     device = hidden.device.type
-    weight, bias, temperature = layer
+    weight, bias, temperature, softcap = layer
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
+    if softcap is not None:
+        scores = linear(hidden, weight, bias).float() / (temperature * softcap)
+        return logits_logps(scores.tanh() * softcap, targets, reads=reads, ids=ids)
     count = len(targets)
     if device == "cpu" and hidden.element_size() == 2 and count > ROWS:
         padding = (0, -count % ROWS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
@@ -13,10 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlkit.ops.attention import Layout, autocasted, divide_by_length, token_indices
-
-Span = tuple[int, int]
-"""(start, end) of tokens in a packed sequence."""
+from rlkit.ops.attention import Layout, Scoring, autocasted, divide_by_length, equally_wide, token_indices
 
 
 class Ragged(NamedTuple):
@@ -53,22 +49,29 @@ class Padded(NamedTuple):
     mask: Tensor
 
 
-def ragged_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:
-    """Return the same as `packed_attention`, on any device; without padding in half precision on a GPU."""
+def ragged_attention(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout: Layout) -> Tensor:
+    """Return the same as `packed_attention`, on any device and with soft caps.
+
+    In half precision on a GPU, flash attention needs no padding; it knows neither sinks nor soft caps.
+    """
     query, key, value = (autocasted(x) for x in (query, key, value))
-    flash = query.is_cuda and query.dtype in {torch.bfloat16, torch.float16}
-    return (by_flash if flash else by_sdpa)(query, key, value, scale, layout)
+    half = query.is_cuda and query.dtype in {torch.bfloat16, torch.float16}
+    if not half or scoring.sinks is not None or scoring.softcap is not None:
+        return by_sdpa(query, key, value, scoring, layout)
+    query, key, wide = equally_wide(query, key, value)
+    return by_flash(query, key, wide, scoring, layout)[..., : value.shape[-1]]
 
 
-def by_flash(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:
+def by_flash(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout: Layout) -> Tensor:
     """Attend by flash attention, to keys that are copied for each segment."""
     from torch.nn.attention.varlen import varlen_attn
 
     keys, *offsets = layout.derived(ragged_of)
     if layout.shared:
         key, value = key[keys], value[keys]
+    before = -1 if scoring.window is None else scoring.window - 1
     # a segment's last query attends to all of its keys, and each earlier query to one key less
-    options: dict[str, object] = {"scale": scale, "window_size": (-1, 0)}
+    options: dict[str, object] = {"scale": scoring.scale, "window_size": (before, 0)}
     if _supports_gqa(varlen_attn):
         options["enable_gqa"] = True
     else:
@@ -82,22 +85,51 @@ def _supports_gqa(attention: Callable[..., object]) -> bool:
     return "enable_gqa" in inspect.signature(attention).parameters
 
 
-def by_sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout) -> Tensor:
-    """Attend by SDPA with masks, to segments of similar length at once."""
+def by_sdpa(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout: Layout) -> Tensor:
+    """Attend by SDPA with masks, or by `masked_softmax`, to segments of similar length at once."""
     group_size = query.shape[1] // key.shape[1]  # heads of queries for each head of keys
     indices, outputs = [], []
-    for queries, valid, keys, mask in layout.derived(padded_of):
+    for queries, valid, keys, mask in layout.derived(padded_of, layout.limiting(scoring.window)):
         inputs = (query[queries], *(x[keys].repeat_interleave(group_size, 2) for x in (key, value)))
         q, k, v = (x.transpose(1, 2) for x in inputs)
-        output = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        if scoring.sinks is None and scoring.softcap is None:
+            output = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
+        else:
+            output = masked_softmax(q, k, v, scoring, mask)
         indices.append(queries[valid])
         outputs.append(output.transpose(1, 2)[valid])
     return torch.cat(outputs)[torch.cat(indices).argsort()]
 
 
+def masked_softmax(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, visible: Tensor | None) -> Tensor:
+    """Return the attention output [B,heads,Q,V] from scores in float32; the window is part of the mask.
+
+    Args:
+        query: [B,heads,Q,D].
+        key: [B,H,K,D], where H divides the number of heads.
+        value: [B,H,K,V].
+        scoring: Of the layer.
+        visible: [B,1,Q,K] bool, which keys a query attends to; None for its own, the last in turn, and earlier ones.
+    """
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    if visible is None:
+        queries, keys = query.shape[2], key.shape[2]
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+    scores = (query @ key.transpose(2, 3)).float() * scoring.scale
+    if scoring.softcap is not None:
+        scores = (scores / scoring.softcap).tanh() * scoring.softcap
+    scores = scores.masked_fill(~visible, torch.finfo(torch.float32).min)  # no NaN where a token sees nothing
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = scores.softmax(-1).to(value.dtype)
+    output: Tensor = weights[..., : key.shape[2]] @ value
+    return output
+
+
 def ragged_of(layout: Layout) -> Ragged:
     """Return the kernel's inputs for a layout: each segment's keys are its prompt's, then its own."""
-    key_spans = list(zip(prompts_of(layout), layout.segments, strict=True))
+    key_spans = list(zip(layout.prompts, layout.segments, strict=True))
     keys = torch.cat([torch.arange(start, end) for spans in key_spans for start, end in spans])
     query_counts = [end - start for start, end in layout.segments]
     key_counts = [sum(end - start for start, end in spans) for spans in key_spans]
@@ -108,9 +140,9 @@ def ragged_of(layout: Layout) -> Ragged:
     return Ragged(keys.to(layout.device), query_starts, key_starts, max(query_counts), max(key_counts))
 
 
-def padded_of(layout: Layout) -> list[Padded]:
-    """Return the segments of a layout in batches of similar length."""
-    prompts = prompts_of(layout)
+def padded_of(layout: Layout, window: int | None = None) -> list[Padded]:
+    """Return the segments of a layout in batches of similar length, with masks for a window."""
+    prompts = layout.prompts
     device = layout.device
     batches = []
     for rows in divide_by_length([end - start for start, end in layout.segments]):
@@ -118,15 +150,10 @@ def padded_of(layout: Layout) -> list[Padded]:
         prompt, in_prompt = token_indices([prompts[i] for i in rows], device)
         causal = torch.ones(2 * valid.shape[1:], dtype=torch.bool, device=device).tril().expand(len(rows), -1, -1)
         mask = torch.cat((in_prompt[:, None].expand(-1, causal.shape[1], -1), causal), 2)
+        if window is not None:
+            lengths = in_prompt.sum(1)[:, None]
+            own = torch.arange(valid.shape[1], device=device).expand(len(rows), -1) + lengths
+            keys = torch.cat((torch.arange(prompt.shape[1], device=device).expand(len(rows), -1), own), 1)
+            mask = mask & (own[:, :, None] - keys[:, None] < window)
         batches.append(Padded(queries, valid, torch.cat((prompt, queries), 1), mask[:, None]))
     return batches
-
-
-def prompts_of(layout: Layout) -> list[Span]:
-    """Return the span of each segment's shared prompt; (0, 0) for a segment without one."""
-    prompts = [(0, 0)] * len(layout.segments)
-    starts = [start for start, _ in layout.segments]  # in order
-    for start, end, last in layout.shared:
-        first, after = bisect_left(starts, end), bisect_left(starts, last)
-        prompts[first:after] = [(start, end)] * (after - first)
-    return prompts

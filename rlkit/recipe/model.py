@@ -95,8 +95,8 @@ class Model:
         quantization: `nf4` keeps the linear layers of the base under adapters in 4 bits (QLoRA, Dettmers et al. 2023,
             arXiv:2305.14314), by bitsandbytes, and computes in `dtype`. null for none.
         attention: The implementation of attention in transformers; `auto` is `sdpa` if the model has it, else `eager`.
-            Only `sdpa` trains on rows without padding; flash attention needs its package, a GPU and bf16. TorchEngine
-            has its own attention.
+            `auto` trains on rows without padding; flash attention, which does not, needs its package, a GPU and bf16.
+            TorchEngine has its own attention.
         config: Values that replace those of the model's `config.json`, merged with its sections, such as
             `rope_parameters: {rope_type: yarn, factor: 4.0}`. They stay in saved models. No key may change which
             weights the model has. `teacher.path` and `critic.path` are read without them.

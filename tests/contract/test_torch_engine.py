@@ -19,7 +19,8 @@ from rlkit.base.errors import EngineError
 from rlkit.engines import TorchEngine
 from rlkit.engines.torch import blocks, decoder, engine, samplers
 from rlkit.engines.torch.blocks import FusedModel, why_not_fused
-from rlkit.engines.torch.decoder import Decoder, _CacheLayer
+from rlkit.engines.torch.cache import CacheLayer
+from rlkit.engines.torch.decoder import Decoder
 from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.engines.torch.graphs import GraphDecoder
 from rlkit.engines.torch.probe import why_not
@@ -39,6 +40,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 8, "sliding_window": 6},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512},
 }
+CHUNKED = {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 32, "attention_chunk_size": 8}
+"""Of `llama4_text`, whose tokens attend within chunks: no decoder of ours has that."""
 PROMPTS = [(5, 9, 200, 31), (7, 7, 7, 12, 99, 104, 32, 8, 45, 61, 3), (5, 9, 200, 31), (40,), tuple(range(3, 23))]
 
 
@@ -135,15 +138,17 @@ def test_a_sample_does_not_depend_on_the_batch(kind: str) -> None:
     assert len({tuple(a.tokens) for a in together[:3]}) == 3  # samples of one prompt differ
 
 
-def test_models_without_a_plain_cache_go_through_generate() -> None:
-    prompts = PROMPTS[:3]
-    with pytest.warns(UserWarning, match=r"slow: its own decoder does not support MambaForCausalLM: it keeps a"):
-        engine = bound("mamba")
+def test_models_of_unknown_layers_go_through_generate() -> None:
+    prompts, policy = PROMPTS[:3], random_model("llama4_text", **CHUNKED)
+    with pytest.warns(
+        UserWarning, match=r"slow: .* support Llama4ForCausalLM: it has layers of type chunked_attention"
+    ):
+        engine = engine_of(policy)
     assert engine.health() == {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0, "prefilled_tokens": 0.0}
     answers = ask(engine, [request(p, temperature=0.0) for p in prompts])
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = torch.tensor([prompt])
-        plain = model("mamba").generate(
+        plain = policy.generate(  # type: ignore[attr-defined]
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=24, do_sample=False
         )
         assert answer.tokens == plain[0, len(prompt) :].tolist()
@@ -262,8 +267,8 @@ def test_a_model_whose_logits_are_all_alike_is_decoded() -> None:
 
 def test_unknown_layers_of_a_decoder_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = random_model("qwen2")
-    monkeypatch.setattr(policy.config, "layer_types", ["full_attention", "linear_attention"])
-    assert why_not(policy) == "it has layers of type linear_attention"
+    monkeypatch.setattr(policy.config, "layer_types", ["full_attention", "chunked_attention"])
+    assert why_not(policy) == "it has layers of type chunked_attention"
     monkeypatch.undo()
     monkeypatch.setattr(Decoder, "admit", lambda *_: int("x"))
     assert "a probe failed with ValueError: invalid literal" in str(why_not(policy))
@@ -280,7 +285,7 @@ def test_the_cache_has_what_each_transformers_release_asks() -> None:
         @abstractmethod
         def get_max_length(self) -> int: ...
 
-    class Both(_CacheLayer, Older, Newer): ...
+    class Both(CacheLayer, Older, Newer): ...
 
     assert Both(None).get_max_cache_shape() == Both(None).get_max_length() == -1
 

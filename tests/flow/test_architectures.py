@@ -22,6 +22,10 @@ LLAMA3 = {
 }  # fmt: skip
 SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LINEAR = {
+    "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 SSM = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -32,17 +36,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": None, "tie_word_embeddings": False, "partial_rotary_factor": 0.5},
     "glm4": {"head_dim": 8},
     "smollm3": {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
+    "gemma4_text": {
+        "head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+        "final_logit_softcapping": 30.0, **SLIDING,
+    },
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "norm_topk_prob": True, **EXPERTS},
+    "glm4_moe": {
+        "head_dim": 8, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, **EXPERTS,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "mamba": {"state_size": 4},
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2, "chunk_size": 16},
     "falcon_h1": {"mamba_d_ssm": 64, **SSM},
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-    "qwen3_next": {
-        "head_dim": 8, "num_experts": 4, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-        "layer_types": ["linear_attention", "full_attention"], **EXPERTS,
-    },
+    "qwen3_next": {"num_experts": 4, "shared_expert_intermediate_size": 16, **LINEAR, **EXPERTS},
+    "qwen3_5_text": LINEAR,
+    "qwen3_5_moe_text": {"num_experts": 4, "shared_expert_intermediate_size": 16, **LINEAR, **EXPERTS},
     "granitemoehybrid": {
         "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16,
         "layer_types": ["mamba", "attention"], **SSM,
@@ -67,7 +76,8 @@ FEW = (
 MISMATCH = {"nemotron_h": 0.1}
 """The largest difference of log-probs between engine and trainer, where it is more than 1e-4.
 
-Transformers' decoding with a cache differs from its own forward pass, by up to 5e-3 a token in transformers 5.24.
+In transformers 5.24, Nemotron-H's passes over several tokens clamp time steps to `time_step_min`, and its decoding
+steps do not: they differ by up to 5e-3 a token.
 """
 
 REWARD = "def score(completion, **_):\n    return sum(map(str.isalnum, completion)) / 8\n"

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"kind": "llama", "num_key_value_heads": 4},
     "grouped": {"kind": "qwen2"},
-    "unchunked": {"kind": "granite", "logits_scaling": 2.0},
+    "unchunked": {"kind": "hyperclovax", "logits_scaling": 2.0},
     "three": {"kind": "llama", "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3},
     "six": {"kind": "qwen2", "hidden_size": 48, "num_attention_heads": 6},
 }

@@ -15,7 +15,7 @@ from rlkit.engines.torch.graphs import COLUMNS, GraphDecoder
 from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.actor import Actor
 from rlkit.ops import logps
-from rlkit.ops.attention import Layout
+from rlkit.ops.attention import Layout, Scoring
 from rlkit.ops.fusion import softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, OutputLayer, token_logps
 from rlkit.ops.ragged import by_flash, by_sdpa
@@ -47,7 +47,7 @@ def test_flash_attention_of_ragged_segments(heads: tuple[int, int]) -> None:
             torch.manual_seed(0)
             shapes = [(layout.segments[-1][1], n, 64) for n in (heads[0], heads[1], heads[1])]
             inputs = [torch.randn(shape, device="cuda").bfloat16().to(kind).requires_grad_() for shape in shapes]
-            output = attend(*inputs, 0.125, layout)  # type: ignore[call-arg, arg-type]
+            output = attend(*inputs, Scoring(0.125), layout)  # type: ignore[call-arg, arg-type]
             (output.float() * torch.linspace(-1, 1, output.numel(), device="cuda").view_as(output)).sum().backward()
             found.append([output, *(x.grad for x in inputs if x.grad is not None)])
         for one, other in zip(*found, strict=True):
@@ -107,7 +107,7 @@ def test_flash_attention_where_queries_share_no_head_of_keys() -> None:
         query, key, value = (x.requires_grad_() for x in inputs)
         if not shares:
             key, value = (x.repeat_interleave(7, 1) for x in (key, value))
-        output = by_flash(query, key, value, 0.125, layout)
+        output = by_flash(query, key, value, Scoring(0.125), layout)
         (output.float() * torch.linspace(-1, 1, output.numel(), device="cuda").view_as(output)).sum().backward()
         found.append([output, *(x.grad for x in inputs if x.grad is not None)])
     for one, other in zip(*found, strict=True):

@@ -6,19 +6,23 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
+from rlkit.engines.torch.cache import ATTENTION, CacheLayer, attention_masks, layer_windows, prefix_columns
 from rlkit.engines.torch.prefixes import Prefix
+from rlkit.models.attention import layer_types
 from rlkit.models.packing import masked_attention
+from rlkit.models.recurrent import cache_name
 from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
+from rlkit.ops.attention import equally_wide
 
 if TYPE_CHECKING:
-    from rlkit.interfaces.model import CausalLM, ModelConfig
+    from rlkit.interfaces.model import CausalLM
     from rlkit.media import Media
 
 GROWTH = 64
@@ -26,50 +30,6 @@ GROWTH = 64
 
 SPARE = 1 / 32
 """`spare` on a CPU: in a small model, dropping a row costs as much as its share of a step."""
-
-
-class _CacheLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's keys and values [R,H,C,D]; all rows end at the same column."""
-
-    is_sliding = False
-
-    def __init__(self, decoder: Decoder | None, prefix: Tensor | None = None) -> None:
-        super().__init__()
-        self.decoder = decoder
-        self.prefix = prefix
-        """Keys and values [2,R,H,K,D] in the columns before a prefill's."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        key_states = key_states.to(value_states.dtype)  # under autocast, rotations return them in float32
-        if self.decoder is None:  # prefill
-            if self.prefix is not None:
-                key_states, value_states = (
-                    torch.cat(columns, 2) for columns in zip(self.prefix, (key_states, value_states), strict=True)
-                )
-            self.keys, self.values = key_states, value_states
-            return key_states, value_states
-        rows, start, end = self.decoder.rows, self.decoder.first, self.decoder.end
-        self.keys[:rows, :, end - 1 : end] = key_states
-        self.values[:rows, :, end - 1 : end] = value_states
-        return self.keys[:rows, :, start:end], self.values[:rows, :, start:end]
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
-
-    def get_seq_length(self) -> int:
-        if self.decoder is not None:
-            return self.decoder.end
-        return 0 if self.prefix is None else self.prefix.shape[3]
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:  # the name in transformers up to 5.12
-        return -1
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
 
 
 class AnyDecoder(Protocol):
@@ -156,11 +116,14 @@ class Decoder:
         self.starts: list[int]
         self.offsets: list[int]
         """What to add to the index of a row's next token, for its position."""
-        self.layers: list[_CacheLayer]
+        self.layers: list[CacheLayer]
+        self.recurrent = bool(set(layer_types(self.config)) - ATTENTION)
+        """Whether layers have states, which exist after the last token alone and take no padding."""
+        self.continues = not self.recurrent
         self.release()
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # its name before transformers 5.24
+        self._cache_name = cache_name(model.forward)
 
     @property
     def first(self) -> int:
@@ -195,6 +158,9 @@ class Decoder:
         if any(media) and len(prompts) > 1:  # together, columns with pictures would be run again
             prompt_rows = zip(prompts, copies, media, prefixes, strict=True)
             return torch.cat([self.admit([row[0]], [row[1]], (), [row[2]], [row[3]]) for row in prompt_rows])
+        if self.recurrent and len(set(map(len, prompts))) > 1:
+            by_length = groupby(zip(prompts, copies, strict=True), lambda row: len(row[0]))
+            return torch.cat([self.admit(*zip(*rows, strict=True)) for _, rows in by_length])
         width = max(map(len, prompts))
         begins = [width - len(prompt) for prompt in prompts]
         cached = min((begin + prefix.length for begin, prefix in zip(begins, prefixes, strict=False)), default=0)
@@ -208,12 +174,13 @@ class Decoder:
         visible = visible | (queries[:, None] == columns)
         offsets = [_offset(self.model, prompt, pictures) for prompt, pictures in zip_longest(prompts, media)]
         positions = (queries - starts[:, None]).clamp(min=0) + torch.tensor(offsets, device=self.device)[:, None]
-        layers = [_CacheLayer(None, prefix) for prefix in _columns(prefixes, begins, cached)]
-        layers = layers or [_CacheLayer(None) for _ in self.layers]
+        layers = self._new_layers(None)
+        for layer, prefix in zip(layers, prefix_columns(prefixes, begins, cached), strict=False):
+            layer.prefix = prefix
         logits = self._forward(tokens[:, cached:].to(self.device), visible, positions, Cache(layers=list(layers)))
         repeats = torch.tensor(copies, device=self.device)
         rows = [i for i, count in enumerate(copies) for _ in range(count)]
-        self._append(layers, repeats, [begins[i] for i in rows], [offsets[i] for i in rows])
+        self._append(layers, rows, width, [begins[i] for i in rows], [offsets[i] for i in rows])
         return logits.repeat_interleave(repeats, dim=0)
 
     def _admit_one(self, prompt: Sequence[int], copies: int, media: Media | None) -> Tensor:
@@ -221,7 +188,7 @@ class Decoder:
         backbone = backbone_of(self.model)
         tokens = torch.tensor([prompt], device=self.device)
         inputs = picture_inputs(backbone, tokens, [media])
-        layers = [_CacheLayer(None) for _ in self.layers]
+        layers = self._new_layers(None)
         with self.autocast(), masked_attention(self.model):
             output = self.model(
                 input_ids=tokens,
@@ -231,7 +198,7 @@ class Decoder:
                 **self._last_only,
             )
         offset = position_offset(inputs.get("position_ids"), len(prompt))
-        self._append(layers, torch.tensor([copies], device=self.device), [0] * copies, [offset] * copies)
+        self._append(layers, [0] * copies, len(prompt), [0] * copies, [offset] * copies)
         logits: Tensor = output.logits[:, -1]
         return logits.expand(copies, -1)
 
@@ -253,9 +220,10 @@ class Decoder:
         self.starts = [self.starts[r] for r in rows]
         self.offsets = [self.offsets[r] for r in rows]
         first = self.first
-        for layer in self.layers if rows else ():
-            for buffer in (layer.keys, layer.values):
-                buffer[: len(rows), :, first : self.end] = buffer[index, :, first : self.end]
+        for layer in self.layers:
+            layer.keep_rows(index)
+        for buffer in self._buffers() if rows else ():
+            buffer[: len(rows), :, first : self.end] = buffer[index, :, first : self.end]
         self.rows = len(rows)
         if not rows:
             self.end = 0
@@ -264,7 +232,8 @@ class Decoder:
     def keys_values(self, row: int, start: int, end: int) -> Tensor:
         """Return a copy of the keys and values [L,2,H,n,D] of a row's tokens from `start` to `end`."""
         columns = slice(self.starts[row] + start, self.starts[row] + end)
-        return torch.stack([torch.stack((x.keys[row, :, columns], x.values[row, :, columns])) for x in self.layers])
+        pairs = (equally_wide(x.keys[row, :, columns], x.values[row, :, columns]) for x in self.layers)
+        return torch.stack([torch.stack(pair) for pair in pairs])
 
     def refresh(self) -> None:
         """Do nothing: the model's own weights are read."""
@@ -278,7 +247,7 @@ class Decoder:
         self.end = 0
         self.starts = []
         self.offsets = []
-        self.layers = [_CacheLayer(self) for _ in range(self.config.num_hidden_layers)]
+        self.layers = self._new_layers(self)
         self.cache = Cache(layers=list(self.layers))
 
     def _forward(self, tokens: Tensor, visible: Tensor, positions: Tensor, cache: Cache) -> Tensor:
@@ -294,20 +263,34 @@ class Decoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
+    def _new_layers(self, decoder: Decoder | None) -> list[CacheLayer]:
+        states = getattr(self.config, "number_of_conv_states", 1)
+        return [CacheLayer(decoder, window, states) for window in layer_windows(self.config)]
+
+    def _buffers(self) -> list[Tensor]:
+        """Return the keys and values of each layer that has them."""
+        return [buffer for layer in self.layers if layer.keys is not None for buffer in (layer.keys, layer.values)]
+
     def _append(
-        self, layers: Sequence[_CacheLayer], repeats: Tensor, starts: Sequence[int], offsets: Sequence[int]
+        self,
+        layers: Sequence[CacheLayer],
+        rows: Sequence[int],
+        width: int,
+        starts: Sequence[int],
+        offsets: Sequence[int],
     ) -> None:
-        width = layers[0].keys.shape[2]
+        """Append rows of a prefill of `width` columns."""
         if width > self.end:
             self._shift(width - self.end)
+        index = torch.tensor(rows, dtype=torch.long, device=self.device)
         for layer, new in zip(self.layers, layers, strict=True):
-            if layer.keys is None:
+            layer.add_rows(new, index)
+            if layer.keys is None and new.keys is not None:
                 layer.keys, layer.values = (x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in (new.keys, new.values))
         self._reserve(self.rows + len(starts), self.end)
-        for layer, new in zip(self.layers, layers, strict=True):
-            for buffer, x in ((layer.keys, new.keys), (layer.values, new.values)):
-                rows = slice(self.rows, self.rows + len(starts))
-                buffer[rows, :, self.end - width : self.end] = x.repeat_interleave(repeats, dim=0)
+        new_buffers = [x for layer in layers if layer.keys is not None for x in (layer.keys, layer.values)]
+        for buffer, x in zip(self._buffers(), new_buffers, strict=True):
+            buffer[self.rows : self.rows + len(rows), :, self.end - width : self.end] = x[index]
         self.starts += [self.end - width + s for s in starts]
         self.offsets += offsets
         self.rows += len(starts)
@@ -319,13 +302,15 @@ class Decoder:
         self.starts = [s + by for s in self.starts]
         if self.rows:
             self._reserve(self.rows, self.end, shifting=True)
-            for layer in self.layers:
-                for buffer in (layer.keys, layer.values):
-                    buffer[: self.rows, :, first + by : end + by] = buffer[: self.rows, :, first:end].clone()
+            for buffer in self._buffers():
+                buffer[: self.rows, :, first + by : end + by] = buffer[: self.rows, :, first:end].clone()
 
     def _reserve(self, rows: int, columns: int, shifting: bool = False) -> None:
         """Make room for rows and columns: reclaim columns that no row uses, or grow the cache."""
-        row_capacity, _, column_capacity, _ = self.layers[0].keys.shape
+        buffers = self._buffers()
+        if not buffers:
+            return
+        row_capacity, _, column_capacity, _ = buffers[0].shape
         if rows <= row_capacity and columns <= column_capacity:
             return
         if columns > column_capacity and self.rows and not shifting and 2 * self.first >= column_capacity > GROWTH:
@@ -337,23 +322,11 @@ class Decoder:
         if columns > column_capacity:
             new_columns = max(columns + GROWTH, column_capacity * 5 // 4)
         for layer in self.layers:
-            for name in ("keys", "values"):
+            for name in ("keys", "values") if layer.keys is not None else ():
                 old = getattr(layer, name)
                 grown = old.new_zeros(new_rows, old.shape[1], new_columns, old.shape[3])
                 grown[:row_capacity, :, :column_capacity] = old
                 setattr(layer, name, grown)
-
-
-def _columns(prefixes: Sequence[Prefix], begins: Sequence[int], count: int) -> Sequence[Tensor]:
-    """Return `count` columns [2,R,H,C,D] of keys and values for each layer: the prefixes, where their rows begin."""
-    if not prefixes:
-        return []
-    like = prefixes[0].chunks[0]
-    layers, two, heads, _, size = like.shape
-    columns = like.new_zeros(layers, two, len(prefixes), heads, count, size)
-    for i, (begin, prefix) in enumerate(zip(begins, prefixes, strict=True)):
-        prefix.write(columns[:, :, i, :, begin:])
-    return list(columns)
 
 
 def _offset(model: CausalLM, prompt: Sequence[int], media: Media | None) -> int:
@@ -362,24 +335,3 @@ def _offset(model: CausalLM, prompt: Sequence[int], media: Media | None) -> int:
         return 0
     tokens = torch.tensor([prompt], device=next(model.parameters()).device)
     return position_offset(rotary_positions(backbone_of(model), tokens, [media]), len(prompt))
-
-
-def attention_masks(config: ModelConfig, visible: Tensor) -> Tensor | dict[str, Tensor]:
-    """Return the masks that a model's attention reads, by type of layer, from the columns [B,Q,K] that a token sees."""
-    device = visible.device
-    masks = {"full_attention": visible}
-    window = getattr(config, "sliding_window", None)
-    if window is not None:
-        queries, keys = visible.shape[-2:]
-        columns = torch.arange(keys, device=device)
-        masks["sliding_attention"] = visible & (columns[keys - queries :, None] - columns < window)
-    ready = {kind: _as_read(config, mask[:, None]) for kind, mask in masks.items()}
-    if getattr(config, "layer_types", None) is not None:
-        return ready
-    return ready["full_attention" if window is None else "sliding_attention"]
-
-
-def _as_read(config: ModelConfig, mask: Tensor) -> Tensor:
-    if config._attn_implementation == "sdpa":
-        return mask
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)

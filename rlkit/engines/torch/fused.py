@@ -16,8 +16,8 @@ from rlkit.engines.torch.decoder import SPARE
 from rlkit.engines.torch.prefixes import Prefix
 from rlkit.engines.torch.row_attention import RowAttention, additive_mask
 from rlkit.models.vision import RowMedia
-from rlkit.ops.attention import Layout, packed_attention, token_indices, widened
-from rlkit.ops.ragged import Span, by_sdpa
+from rlkit.ops.attention import Layout, Scoring, Span, packed_attention, token_indices, widened
+from rlkit.ops.ragged import by_sdpa
 
 GROWTH = 16
 """The least number of columns by which the cache grows; otherwise it grows by half."""
@@ -229,7 +229,7 @@ class FusedDecoder:
                 return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0).transpose(1, 2)[real]
             rows = _as_cached(keys_values[:, row_indices].transpose(2, 3))
             self.layers[index].add_rows(rows, self.rows, self.width)
-            return packed(queries, keys_values[0], keys_values[1], 1.0, new.layout)
+            return packed(queries, keys_values[0], keys_values[1], Scoring(1.0), new.layout)
 
         return attend
 

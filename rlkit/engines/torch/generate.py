@@ -1,4 +1,4 @@
-"""Decoding through the model's own `generate`: for caches that `Decoder` does not support (hybrid, state-space)."""
+"""Decoding through the model's own `generate`: for layers and caches that `Decoder` does not support."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlkit.engines.torch.decoder import AnyDecoder, Decoder
 from rlkit.engines.torch.prefixes import Prefix
+from rlkit.models.attention import LAYERS, layer_types
 from rlkit.models.packing import masked_attention
 
 if TYPE_CHECKING:
@@ -23,15 +24,11 @@ A wrong mask yields 0.24 or more in tiny random models of five architectures.
 
 
 def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -> str | None:
-    """Explain why a decoder does not support a model: no plain cache, or a probe differs from a plain forward pass.
+    """Explain why a decoder does not support a model: unknown layers, or a probe differs from a plain forward pass.
 
     Differences are measured relative to the spread of the logits, since half-precision weights round at every layer.
     """
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if getattr(model, "_is_stateful", False):
-        return "it keeps a state instead of keys and values"
-    unknown = kinds - {"full_attention", "sliding_attention"}
+    unknown = set(layer_types(model.config.get_text_config())) - LAYERS
     if unknown:
         return f"it has layers of type {', '.join(sorted(unknown))}"
     return _problem(model, lambda: _step(make(model)))
@@ -39,6 +36,8 @@ def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -
 
 def why_not_continued(model: CausalLM, decoder: AnyDecoder) -> str | None:
     """Explain why a decoder, which supports a model, cannot run what comes after keys and values that were kept."""
+    if not decoder.continues:
+        return "its recurrent layers have no states of earlier turns"
     problem = _problem(model, lambda: _continue(decoder))
     decoder.release()
     return problem
@@ -50,7 +49,7 @@ def _problem(model: CausalLM, decode: Callable[[], tuple[Tensor, list[list[int]]
         with masked_attention(model):
             decoded, rows = decode()
             plain = _plain(model, rows)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         return f"a probe failed with {type(error).__name__}: {error}"
     gap = float((decoded.float() - plain).square().mean().sqrt())
     spread = max(float(plain.std()), 1e-6)
@@ -61,11 +60,12 @@ def _problem(model: CausalLM, decode: Callable[[], tuple[Tensor, list[list[int]]
 
 
 def _step(decoder: AnyDecoder) -> tuple[Tensor, list[list[int]]]:
-    """Return the logits [2,V] of a decode step of two rows of different lengths, and the rows."""
-    prompts, last = [[3, 5, 4, 6, 7], [5, 3]], torch.tensor([4, 6])
+    """Return the logits [2,V] of the second decode step of two rows of different lengths, and the rows."""
+    prompts, tokens = [[3, 5, 4, 6, 7], [5, 3]], torch.tensor([[4, 6], [7, 8]], device=decoder.device)
     decoder.admit(prompts, [1, 1])
-    logits = decoder.step(last.to(decoder.device))
-    return logits, [[*prompt, token] for prompt, token in zip(prompts, last.tolist(), strict=True)]
+    decoder.step(tokens[0])
+    logits = decoder.step(tokens[1])
+    return logits, [[*prompt, *column] for prompt, column in zip(prompts, tokens.T.tolist(), strict=True)]
 
 
 def _continue(decoder: AnyDecoder) -> tuple[Tensor, list[list[int]]]:

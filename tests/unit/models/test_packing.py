@@ -169,11 +169,11 @@ def test_models_whose_passes_cannot_be_packed_take_plain_ones() -> None:
     assert not PackedPasses(None).packed
 
 
-def attends_wrongly(query: Tensor, *_: object) -> Tensor:
+def attends_wrongly(query: Tensor, *_: object, **__: object) -> Tensor:
     return query * 2
 
 
-def raises(*_: object) -> Tensor:
+def raises(*_: object, **__: object) -> Tensor:
     raise TypeError("unexpected keyword argument 'enable_gqa'")
 
 
@@ -189,7 +189,7 @@ def raises(*_: object) -> Tensor:
 def test_why_passes_are_not_packed(
     attend: Any, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlkit.models.packing.packed_attention", attend)
+    monkeypatch.setattr("rlkit.models.attention.packed_attention", attend)
     passes = Actor(random_model("qwen2", **changes)).passes
     assert not passes.packed
     assert re.search(reason, passes.reason or "")
@@ -204,14 +204,14 @@ def test_methods_that_fsdp_wraps_take_an_argument() -> None:
 
 
 def test_passes_are_counted_by_whether_they_are_packed() -> None:
-    """A sliding window of 6 is exceeded by 7 + 3 tokens; a dummy row of other ranks does not count."""
+    """A dummy row of other ranks does not count."""
     tokens, mask = rows_of([7], [[3, 1]], 0)
-    short, short_mask = rows_of([2], [[3, 1]], 0)
     passes, backbone = actor("mistral").passes, actor("mistral").policy.get_decoder()
     passes.take_counts()
     with torch.no_grad():
-        for some, of in ((tokens, mask), (short, short_mask), (short, short_mask), (tokens, mask & False)):
-            passes(backbone, some, of)
+        for packed, of in ((False, mask), (True, mask), (True, mask), (True, mask & False)):
+            passes.packed = packed
+            passes(backbone, tokens, of)
     assert passes.take_counts() == (2, 3)
     assert passes.take_counts() == (0, 0)
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from rlkit.models import packing
+from rlkit.models import attention
 from rlkit.models.actor import Actor
-from rlkit.ops.attention import Layout, packed_attention
-from rlkit.ops.ragged import by_flash, by_sdpa, ragged_of
+from rlkit.ops.attention import Layout, Scoring, packed_attention
+from rlkit.ops.ragged import by_flash, by_sdpa, ragged_attention, ragged_of
 from rlkit.testing import random_model
 from tests.unit.models.test_packing import rows_of
 
 CPU = torch.device("cpu")
-Attend = Callable[[Tensor, Tensor, Tensor, float, Layout], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Scoring, Layout], Tensor]
 
 
 def attend_to_each(
@@ -35,7 +35,8 @@ def attend_to_each(
     **options: Any,
 ) -> Tensor:
     """Attend as `varlen_attn` states that it does, segment by segment."""
-    assert options["window_size"] == (-1, 0)
+    before, after = options["window_size"]
+    assert after == 0
     assert enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]
     assert query_starts.dtype == key_starts.dtype == torch.int32
     assert most == (int(query_starts.diff().max()), int(key_starts.diff().max()))
@@ -48,6 +49,8 @@ def attend_to_each(
         scores = torch.einsum("qhd,khd->hqk", query[start:end], k) * options["scale"]
         seen = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device)
         seen = seen.tril(last - first - end + start)
+        if before >= 0:
+            seen = seen.triu(last - first - end + start - before)
         found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
     return torch.cat(found)
 
@@ -116,7 +119,7 @@ def test_values_and_gradients_are_those_of_the_kernels_for_cpus(
     def values_and_gradients(attend: Attend) -> list[Tensor]:
         torch.manual_seed(0)
         inputs = [torch.randn(length, n, 8, requires_grad=True) for n in (heads[0], heads[1], heads[1])]
-        found = attend(*inputs, 0.3, layout)  # type: ignore[call-arg, arg-type]
+        found = attend(*inputs, Scoring(0.3), layout)  # type: ignore[call-arg, arg-type]
         (found * torch.linspace(-1, 1, found.numel()).view_as(found)).sum().backward()
         return [found, *(x.grad for x in inputs if x.grad is not None)]
 
@@ -130,12 +133,81 @@ def test_values_and_gradients_are_those_of_the_kernels_for_cpus(
             torch.testing.assert_close(one, like, rtol=1e-4, atol=1e-5)
 
 
+def attend_by_hand(inputs: list[Tensor], layout: Layout, window: int, softcap: float | None) -> Tensor:
+    """Attend token by token in float64, with a scale of 0.3; the last input is the sinks, or None."""
+    query, key, value, sinks = (None if x is None else x.double() for x in inputs)
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    outputs = []
+    for (start, end), prompt in zip(layout.segments, layout.prompts, strict=True):
+        for token in range(start, end):
+            seen = [*range(*prompt), *range(start, token + 1)][-window:]
+            k, v = (x[seen].repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+            scores = torch.einsum("hd,khd->hk", query[token], k) * 0.3
+            scores = scores if softcap is None else (scores / softcap).tanh() * softcap
+            scores = scores if sinks is None else torch.cat((scores, sinks[:, None]), -1)
+            outputs.append(torch.einsum("hk,khd->hd", scores.softmax(-1)[:, : len(seen)], v))
+    return torch.stack(outputs)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    GROUPS,
+    st.sampled_from([(4, 4, 8, 8), (4, 2, 12, 8), (3, 1, 4, 8)]),
+    st.sampled_from([1, 2, 3, 5, 8, 99]),
+    st.booleans(),
+    st.sampled_from([None, 0.5]),
+)
+def test_windows_sinks_soft_caps_and_wide_heads_by_hand(
+    groups: list[tuple[int, list[int]]],
+    shape: tuple[int, int, int, int],
+    window: int,
+    has_sinks: bool,
+    softcap: float | None,
+) -> None:
+    """With 4, 4 or 3 heads of queries and 4, 2 or 1 of keys, whose sizes are those of values, larger or smaller."""
+    layout = layout_of(groups)
+    heads, key_heads, size, value_size = shape
+    length = layout.segments[-1][1]
+
+    def values_and_gradients(attend: Callable[[list[Any]], Tensor]) -> list[Tensor]:
+        torch.manual_seed(0)
+        shapes = [(length, heads, size), (length, key_heads, size), (length, key_heads, value_size)]
+        inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        sinks = torch.randn(heads, requires_grad=True) if has_sinks else None
+        output = attend([*inputs, sinks])
+        (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+        return [output.float(), *(x.grad for x in (*inputs, sinks) if x is not None and x.grad is not None)]
+
+    expected = values_and_gradients(lambda x: attend_by_hand(x, layout, window, softcap))
+    functions: list[Callable[[list[Any]], Tensor]] = [
+        lambda x: ragged_attention(*x[:3], Scoring(0.3, window, x[3], softcap), layout)
+    ]
+    if softcap is None:
+        functions.append(lambda x: packed_attention(*x[:3], Scoring(0.3, window, x[3]), layout))
+    for function in functions:
+        for actual, like in zip(values_and_gradients(function), expected, strict=True):
+            torch.testing.assert_close(actual, like, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 6, 50])
+def test_windows_of_flash_attention(window: int) -> None:
+    layout = layout_of([(7, [3, 9]), (0, [11])])
+    torch.manual_seed(0)
+    inputs = [torch.randn(layout.segments[-1][1], 4, 8) for _ in range(3)]
+    expected = packed_attention(*inputs, Scoring(0.3, window), layout)  # type: ignore[misc]
+    with reference():
+        actual = by_flash(*inputs, Scoring(0.3, window), layout)  # type: ignore[misc]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("attend", [by_flash, by_sdpa])
 def test_a_model_that_attends_by_it_is_the_same(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, mask = rows_of([7, 4, 1], [[3, 9, 1], [2, 2], [5]], 0)
     module, found = Actor(random_model("qwen2")), []
     for one in (packed_attention, attend):
-        monkeypatch.setattr(packing, "packed_attention", one)
+        monkeypatch.setattr(attention, "packed_attention", one)
         module.zero_grad()
         with reference():
             module.check_passes(torch.device("cpu"))
@@ -152,7 +224,7 @@ def test_a_model_that_attends_by_it_is_the_same(attend: Attend, monkeypatch: pyt
 def test_rounding_under_autocast_is_no_difference(attend: Attend, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hidden states are float32 there, with the errors of bfloat16."""
     module = Actor(random_model("qwen2", num_hidden_layers=layers, initializer_range=0.05))
-    monkeypatch.setattr(packing, "packed_attention", attend)
+    monkeypatch.setattr(attention, "packed_attention", attend)
     with reference(), torch.autocast("cpu", torch.bfloat16):
         module.check_passes(torch.device("cpu"))
     assert module.passes.packed
@@ -168,7 +240,7 @@ def test_a_kernel_with_another_order_of_keys_is_not_used(monkeypatch: pytest.Mon
         return attend_to_each(query, key[kept], value[kept], query_starts, query_starts, most[0], most[0], **options)
 
     module = Actor(random_model("qwen2"))
-    monkeypatch.setattr(packing, "packed_attention", by_flash)
+    monkeypatch.setattr(attention, "packed_attention", by_flash)
     monkeypatch.setattr(varlen, "varlen_attn", top_left)
     module.check_passes(torch.device("cpu"))
     assert not module.passes.packed
