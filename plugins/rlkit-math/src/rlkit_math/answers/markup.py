@@ -45,9 +45,9 @@ _EMPHASIS = (
 )
 _QUOTED = re.compile(r"""(["'])(.*)\1""")
 _GROUPS = re.compile(
-    r"(?<![\d.,'])(?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:'[0-9]{3})+)|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![\d']|,\d)"
+    r"(?<![\d.,'])(?!(?<=\()[0-9]{1,3},[0-9]{3}\))(?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:'[0-9]{3})+)|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![\d']|,\d)"
 )
-"""Groups of digits: thousands, and lakhs as in 12,34,567."""
+"""Groups of digits: thousands, and lakhs as in 12,34,567; `(1,234)` is a point."""
 _EUROPEAN = re.compile(r"(?<![\d.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?:,[0-9]+)?(?![\d.,])")
 """At least two points between thousands: 1.234.567,8."""
 _TIMES_POWER = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?\^)")
