@@ -17,7 +17,7 @@ from rlkit.base.ranges import expected, is_checked, outside
 from rlkit.base.text import part_name
 from rlkit.cli.parsing import suggest
 from rlkit.cli.parsing.objects import as_data, is_described, missing
-from rlkit.cli.parsing.reader import convert, structured
+from rlkit.cli.parsing.reader import convert, parse_text, structured
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Option, Section, Shape, import_paths, options, shape
 from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
@@ -226,7 +226,8 @@ class Composer:
             return None
         if allowed.plain is None:
             raise Mistake(key, f"{key} takes an object, which no recipe can hold; leave it out")
-        class_name = _class_in(value)
+        data = parse_text(value)
+        class_name = _class_in(data) if isinstance(data, Mapping | list) else None
         if class_name is not None:
             raise Mistake(key, suggest.wrong_class(key, class_name, hint, self.registry))
         if value is None:
@@ -238,7 +239,16 @@ class Composer:
 
     def _part(self, key: str, hint: object, choice: Choice, old: object, value: object) -> Tree:
         before: Mapping[str, object] = old if isinstance(old, dict) else {"class_path": None, "init_args": {}}
-        name, arguments = _name_and_arguments(key, value, before["class_path"])
+        name, arguments = (value, {}) if isinstance(value, str) else (before["class_path"], value)
+        if isinstance(value, Mapping) and not value.keys().isdisjoint(SPEC):
+            unexpected = [str(name) for name in value if name not in SPEC]
+            if unexpected:
+                problem = f"{key} has {unexpected[0]!r} beside class_path; a class's options stand in init_args"
+                raise Mistake(key, problem)
+            name, arguments = value.get("class_path", name), value.get("init_args")
+            if isinstance(value, SingleOption):
+                arguments = structured(arguments)
+            arguments = {} if arguments is None else arguments
         if not isinstance(arguments, Mapping):
             raise self._wrong_value(key, hint, arguments)
         if name is None:
@@ -281,25 +291,6 @@ class Composer:
 def _full_key(key: str, value: object) -> str:
     """Return the key of an option, including the rest of a dotted key."""
     return f"{key}.{value.key}" if isinstance(value, SingleOption) else key
-
-
-def _name_and_arguments(key: str, value: object, name_before: object) -> tuple[object, object]:
-    """Return the class that a value names, or else the one before, and the options of the class.
-
-    Raises:
-        Mistake: The value has other keys beside `class_path` and `init_args`.
-    """
-    if isinstance(value, str):
-        return value, {}
-    if not isinstance(value, Mapping) or value.keys().isdisjoint(SPEC):
-        return name_before, value
-    unexpected = [str(name) for name in value if name not in SPEC]
-    if unexpected:
-        raise Mistake(key, f"{key} has {unexpected[0]!r} beside class_path; a class's options stand in init_args")
-    arguments = value.get("init_args")
-    if isinstance(value, SingleOption):
-        arguments = structured(arguments)
-    return value.get("class_path", name_before), {} if arguments is None else arguments
 
 
 def _without_class(value: object, cls: type) -> object:

@@ -9,7 +9,7 @@ from enum import Enum
 from rlkit.base.errors import RecipeError, RlkitError, explain_foreign, with_definition
 from rlkit.base.text import part_name
 from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, options, options_in, shape
+from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, Structure, options, shape
 from rlkit.hooks import kinds_of
 from rlkit.registry import Registry
 
@@ -69,6 +69,14 @@ def describe(part: object) -> str:
     cls = type(part)
     has_repr = cls.__repr__ is not object.__repr__
     return PYTHON + (repr(part) if has_repr else f"{cls.__qualname__} of {cls.__module__}")
+
+
+def options_in(structure: Structure | None, node: object) -> tuple[type, Mapping[str, object]] | None:
+    """Return the class that a node of a section or part describes, and its options; None for any other node."""
+    if isinstance(structure, Section) and isinstance(node, Mapping):
+        return structure.cls, node
+    part = structure.find(node["class_path"]) if isinstance(structure, Choice) and isinstance(node, Mapping) else None
+    return None if part is None else (part.cls, node.get("init_args") or {})  # type: ignore[attr-defined]
 
 
 def missing(key: str, hint: object, node: object, registry: Registry) -> Iterator[tuple[str, str]]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from rlkit.cli.parsing.objects import as_data
-from rlkit.cli.parsing.schema import DictOf, ListOf, import_paths, options, options_in, shape
+from rlkit.cli.parsing.objects import as_data, options_in
+from rlkit.cli.parsing.schema import DictOf, ListOf, import_paths, options, shape
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 

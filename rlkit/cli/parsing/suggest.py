@@ -14,7 +14,7 @@ from rlkit.base.ranges import expected
 from rlkit.base.text import HIDDEN, is_credential
 from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
 from rlkit.cli.parsing.reader import parse_text
-from rlkit.cli.parsing.schema import UNIONS, Choice, DictOf, ListOf, Section, import_paths, options, options_in, shape
+from rlkit.cli.parsing.schema import UNIONS, Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 
