@@ -11,7 +11,7 @@ from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.garbage import uncollected
 from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.parsing.parser import Parsed, parse, split
-from rlkit.cli.parsing.values import structured
+from rlkit.cli.parsing.reader import structured
 from rlkit.interfaces.launcher import LaunchedRun, is_launched
 from rlkit.recipe.credentials import withhold
 from rlkit.registry import calling, require

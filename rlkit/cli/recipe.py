@@ -16,9 +16,8 @@ from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.display import echo, show, show_list
 from rlkit.cli.parsing.annotate import annotated
-from rlkit.cli.parsing.command_line import split
 from rlkit.cli.parsing.own_recipe import SAVINGS, own_recipe
-from rlkit.cli.parsing.parser import parse
+from rlkit.cli.parsing.parser import parse, split
 from rlkit.cli.parsing.script import as_python
 from rlkit.cli.streams import new_file
 from rlkit.data.data import Data, load_data
@@ -97,8 +96,10 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
     parsed = parse(f"recipe {verb}", arguments, [DEEP, GPU, PRICE] if verb == "check" else [PYTHON])
     if verb == "show":
-        script = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry)
-        print(script if parsed.options.python else parsed.yaml, end="")
+        if parsed.options.python:
+            print(as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry), end="")
+        else:
+            print(parsed.yaml, end="")
         return 0
     if parsed.recipe.model.trust_remote_code and not parsed.options.deep:
         raise RecipeError(

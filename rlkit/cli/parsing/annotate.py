@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
+from rlkit.cli.parsing.objects import options_in
 from rlkit.cli.parsing.schema import Choice, DictOf, Section, descriptions, options, shape, summary
 from rlkit.hooks import KINDS
 from rlkit.recipe import Recipe
@@ -45,25 +46,23 @@ class _Annotator:
             comment = comment or summary(KINDS[structure.kind].interface)
             comment = f"{comment} One of: {', '.join(structure.parts) or 'none is installed'}."
         yield from textwrap.wrap(comment, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-        part = (
-            structure.find(value["class_path"])
-            if isinstance(structure, Choice) and isinstance(value, Mapping)
-            else None
-        )
-        if not isinstance(value, Mapping) or not value or not (part or isinstance(structure, Section | DictOf)):
+        described = options_in(structure, value)
+        if not isinstance(value, Mapping) or not value or not (described or isinstance(structure, DictOf)):
             yield from textwrap.indent(yaml.safe_dump({key: value}, sort_keys=False), indent).splitlines()
             return
         yield f"{indent}{_key(key)}"
-        if isinstance(structure, Section):
-            yield from self._options(value, structure.cls, f"{indent}  ")
-        elif isinstance(structure, DictOf):
+        if isinstance(structure, DictOf):
             for name, child in value.items():
                 yield from self._option(name, child, structure.hint, "", f"{indent}  ")
-        elif part is not None:
+        if described is None:
+            return
+        cls, arguments = described
+        inner_indent = f"{indent}  "
+        if isinstance(structure, Choice):
             yield f"{indent}  class_path: {value['class_path']}"
-            if value.get("init_args"):
-                yield f"{indent}  init_args:"
-                yield from self._options(value["init_args"], part.cls, f"{indent}    ")
+            yield from [f"{indent}  init_args:"] * bool(arguments)
+            inner_indent = f"{indent}    "
+        yield from self._options(arguments, cls, inner_indent)
 
     def _options(self, values: Mapping[str, object], cls: type, indent: str) -> Iterator[str]:
         by_name, comments = options(cls), descriptions(cls)

@@ -6,29 +6,19 @@ key's kind, a value is converted to its option's type. All mistakes are collecte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
+from dataclasses import MISSING
 from typing import Any
 
+from rlkit.base.errors import with_definition
 from rlkit.base.names import is_user_only
-from rlkit.base.ranges import expected, outside
+from rlkit.base.ranges import expected, is_checked, outside
+from rlkit.base.text import part_name
 from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.constructor import check_constructor, without_type
-from rlkit.cli.parsing.instantiate import missing
-from rlkit.cli.parsing.objects import as_data, is_described
-from rlkit.cli.parsing.problems import Mistake, Problems
-from rlkit.cli.parsing.schema import (
-    Choice,
-    DictOf,
-    ListOf,
-    Option,
-    Section,
-    Shape,
-    import_paths,
-    options,
-    shape,
-)
-from rlkit.cli.parsing.values import convert, describe, structured
+from rlkit.cli.parsing.objects import as_data, is_described, missing
+from rlkit.cli.parsing.reader import convert, parse_text, structured
+from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Option, Section, Shape, import_paths, options, shape
 from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
 from rlkit.registry import Part, Registry
@@ -37,31 +27,51 @@ Tree = dict[str, object]
 SPEC = ("class_path", "init_args")
 
 
+class Mistake(Exception):
+    """A value that an option does not take.
+
+    Args:
+        key: The dotted key of the option.
+        problem: What is wrong, and what to do.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(problem)
+        self.key = key
+        self.problem = problem
+
+
+class Problems(list[str]):
+    """A line for each mistake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: list[str] = []
+
+    def note(self, key: str, problem: str) -> None:
+        """Add a problem of an option, unless it follows from one of the section or part around the option."""
+        if not any(key.startswith(f"{failed}.") for failed in self._keys):
+            self.append(problem)
+        self._keys.append(key)
+
+    def concern(self, key: str) -> bool:
+        """Whether an option, or one inside of it, has a problem."""
+        return any(failed == key or failed.startswith(f"{key}.") for failed in self._keys)
+
+
 class SingleOption(dict[str, object]):
-    """A mapping of one name, from a dotted key: it changes this option and keeps those beside it."""
+    """A mapping of one name, from a dotted key: it changes this option and keeps those beside it.
 
-    def path(self) -> list[str]:
-        """Return the names in the dotted key."""
-        [(name, value)] = self.items()
-        return [name, *(value.path() if isinstance(value, SingleOption) else ())]
+    Args:
+        key: The dotted key.
+        value: The value at its end.
+    """
 
-    def value(self) -> object:
-        """Return the value at the end of the dotted key."""
-        [value] = self.values()
-        return value.value() if isinstance(value, SingleOption) else value
-
-
-def engine_in(tree: Tree) -> object:
-    """Return the rollout engine of a tree, which is the same object as long as no recipe names one."""
-    rollout = tree["rollout"]
-    assert isinstance(rollout, dict)
-    return rollout["engine"]
-
-
-def nest(key: str, value: object) -> SingleOption:
-    """Return the mapping for a dotted key and its value."""
-    name, dot, inner_key = key.partition(".")
-    return SingleOption({name: nest(inner_key, value) if dot else value})
+    def __init__(self, key: str, value: object) -> None:
+        name, dot, inner_key = key.partition(".")
+        super().__init__({name: SingleOption(inner_key, value) if dot else value})
+        self.key = key
+        self.value = value
 
 
 class Composer:
@@ -78,7 +88,17 @@ class Composer:
         self._by_user = True
         self._set_by_files: Tree = {}
         self.override("rollout.engine", "TorchEngine")
-        self.default_engine = engine_in(self.tree)
+        self._default_engine = self._engine()
+
+    @property
+    def has_default_engine(self) -> bool:
+        """Whether no recipe names the rollout engine: its node is then the same object."""
+        return self._engine() is self._default_engine
+
+    def _engine(self) -> object:
+        rollout = self.tree["rollout"]
+        assert isinstance(rollout, dict)
+        return rollout["engine"]
 
     def add(self, sections: Mapping[str, object], by_user: bool = True) -> None:
         """Lay a recipe's sections over the tree; `by_user` allows options that no recipe file may set."""
@@ -88,7 +108,7 @@ class Composer:
 
     def override(self, key: str, value: str) -> None:
         """Set one option, named by its dotted key, to the value that a text represents."""
-        self.add(nest(key, value))
+        self.add(SingleOption(key, value))
 
     def finish(self) -> Tree:
         """Return the tree, after noting the problems of the recipe as a whole."""
@@ -103,9 +123,9 @@ class Composer:
                 f"leave it out, or pass --{suggest.settable(key)}=... on the command line",
             )
         for name, node in self.tree.items():
-            for mistake in missing(name, options(Recipe)[name].hint, node, self.registry):
-                if not self.problems.concern(mistake.key):
-                    self.problems.note(mistake.key, mistake.problem)
+            for key, problem in missing(name, options(Recipe)[name].hint, node, self.registry):
+                if not self.problems.concern(key):
+                    self.problems.note(key, problem)
         return self.tree
 
     def _fill(self, cls: type, key: str, old: object, values: Mapping[str, object], part: Part | None = None) -> Tree:
@@ -120,7 +140,7 @@ class Composer:
         for dotted_key, value in values.items():
             name, dot, inner_key = str(dotted_key).partition(".")
             option_key = f"{key}.{name}" if key else name
-            option_value = nest(inner_key, value) if dot else value
+            option_value = SingleOption(inner_key, value) if dot else value
             if name in by_name:
                 self._update(node, name, option_key, by_name[name], option_value)
             else:
@@ -139,12 +159,15 @@ class Composer:
         return copy(default) if isinstance(default, list | dict) else default
 
     def _update(self, node: Tree, name: str, key: str, option: Option, value: object) -> None:
-        """Lay a value over the one at a name; a mistake leaves it as it is."""
+        """Lay a value over the one at a name; a mistake leaves it as it is, and a new value has a new source."""
+        if not isinstance(value, SingleOption):
+            self._set_by_files = {k: v for k, v in self._set_by_files.items() if not f"{k}.".startswith(f"{key}.")}
+            if is_user_only(option.hint) and not self._by_user and value not in (None, [], option.default):
+                self._set_by_files[key] = value
         try:
-            self._note_source(key, option, value)
             node[name] = self._set(key, option.hint, node.get(name), value)
         except Mistake as mistake:
-            remedy = "" if option.untyped_in is None else f"; {without_type(name, option.untyped_in)}"
+            remedy = "" if option.untyped_in is None else f"; {_without_type(name, option.untyped_in)}"
             self.problems.note(mistake.key, mistake.problem + remedy)
 
     def _note_unknown(self, key: str, value: object, siblings: Mapping[str, Option], part: Part | None) -> None:
@@ -195,13 +218,6 @@ class Composer:
         assert isinstance(structure, Section)
         return self._fill(structure.cls, key, old, value)
 
-    def _note_source(self, key: str, option: Option, value: object) -> None:
-        """Note that a recipe file changes an option that only the user may set; a later value replaces it."""
-        if not isinstance(value, SingleOption):
-            self._set_by_files = {k: v for k, v in self._set_by_files.items() if not f"{k}.".startswith(f"{key}.")}
-            if is_user_only(option.hint) and not self._by_user and value not in (None, [], option.default):
-                self._set_by_files[key] = value
-
     def _plain(self, key: str, hint: object, allowed: Shape, value: object) -> object:
         if isinstance(value, SingleOption):
             full_key = _full_key(key, value)
@@ -210,7 +226,8 @@ class Composer:
             return None
         if allowed.plain is None:
             raise Mistake(key, f"{key} takes an object, which no recipe can hold; leave it out")
-        class_name = _class_in(value)
+        data = parse_text(value)
+        class_name = _class_in(data) if isinstance(data, Mapping | list) else None
         if class_name is not None:
             raise Mistake(key, suggest.wrong_class(key, class_name, hint, self.registry))
         if value is None:
@@ -222,19 +239,28 @@ class Composer:
 
     def _part(self, key: str, hint: object, choice: Choice, old: object, value: object) -> Tree:
         before: Mapping[str, object] = old if isinstance(old, dict) else {"class_path": None, "init_args": {}}
-        name, arguments = _name_and_arguments(key, value, before["class_path"])
+        name, arguments = (value, {}) if isinstance(value, str) else (before["class_path"], value)
+        if isinstance(value, Mapping) and not value.keys().isdisjoint(SPEC):
+            unexpected = [str(name) for name in value if name not in SPEC]
+            if unexpected:
+                problem = f"{key} has {unexpected[0]!r} beside class_path; a class's options stand in init_args"
+                raise Mistake(key, problem)
+            name, arguments = value.get("class_path", name), value.get("init_args")
+            if isinstance(value, SingleOption):
+                arguments = structured(arguments)
+            arguments = {} if arguments is None else arguments
         if not isinstance(arguments, Mapping):
             raise self._wrong_value(key, hint, arguments)
         if name is None:
             problem = f"{_full_key(key, value)} is given, but {key} names no class"
-            raise Mistake(key, f"{problem}; expected {describe(hint, self.registry)}")
+            raise Mistake(key, f"{problem}; expected {suggest.describe(hint, self.registry)}")
         part = choice.find(name)
         if part is None:
             raise Mistake(key, suggest.unknown_class(key, name, choice, self.registry))
         class_path = import_paths(part.cls)[0]
         options = before["init_args"] if before["class_path"] == class_path else {}
         options_before: Mapping[str, object] = options if isinstance(options, Mapping) else {}
-        check_constructor(key, part, {*options_before, *(str(name).partition(".")[0] for name in arguments)})
+        _check_constructor(key, part, {*options_before, *(str(name).partition(".")[0] for name in arguments)})
         return {"class_path": class_path, "init_args": self._fill(part.cls, key, options_before, arguments, part)}
 
     def _dict(self, key: str, structure: DictOf, old: object, value: Mapping[str, object]) -> Tree:
@@ -258,32 +284,13 @@ class Composer:
         return list(nodes.values())
 
     def _wrong_value(self, key: str, hint: object, value: object) -> Mistake:
-        value = value.value() if isinstance(value, SingleOption) else value
+        value = value.value if isinstance(value, SingleOption) else value
         return Mistake(key, suggest.wrong_value(key, value, hint, self.registry))
 
 
 def _full_key(key: str, value: object) -> str:
     """Return the key of an option, including the rest of a dotted key."""
-    return ".".join((key, *value.path())) if isinstance(value, SingleOption) else key
-
-
-def _name_and_arguments(key: str, value: object, name_before: object) -> tuple[object, object]:
-    """Return the class that a value names, or else the one before, and the options of the class.
-
-    Raises:
-        Mistake: The value has other keys beside `class_path` and `init_args`.
-    """
-    if isinstance(value, str):
-        return value, {}
-    if not isinstance(value, Mapping) or value.keys().isdisjoint(SPEC):
-        return name_before, value
-    unexpected = [str(name) for name in value if name not in SPEC]
-    if unexpected:
-        raise Mistake(key, f"{key} has {unexpected[0]!r} beside class_path; a class's options stand in init_args")
-    arguments = value.get("init_args")
-    if isinstance(value, SingleOption):
-        arguments = structured(arguments)
-    return value.get("class_path", name_before), {} if arguments is None else arguments
+    return f"{key}.{value.key}" if isinstance(value, SingleOption) else key
 
 
 def _without_class(value: object, cls: type) -> object:
@@ -301,3 +308,28 @@ def _class_in(value: object) -> str | None:
         return str(value["class_path"])
     children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return next((name for name in map(_class_in, children) if name), None)
+
+
+def _check_constructor(key: str, part: Part, set_options: Collection[str]) -> None:
+    """Check a part's arguments, and the defaults of those that are not given.
+
+    Raises:
+        Mistake: A required argument has no type, or a default is out of its range.
+    """
+    for name, option in options(part.cls).items():
+        if option.required and option.untyped_in is not None:
+            raise Mistake(key, f"{key} cannot be {part.name}: {_without_type(name, option.untyped_in)}")
+        if name in set_options or option.default is MISSING or not is_checked(option.hint):
+            continue
+        words = expected(option.hint, option.default)
+        if words is not None:
+            problem = (
+                f"the default of {name!r} of {part_name(part.cls)} is {option.default!r}, expected {words}; change it"
+            )
+            raise Mistake(key, with_definition(problem, part.cls, "__init__"))
+
+
+def _without_type(name: str, cls: type) -> str:
+    """Return the message about an argument of a class that has no type."""
+    problem = f"the argument {name!r} of {part_name(cls)} has no type; annotate it"
+    return with_definition(problem, cls, "__init__")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import inspect
 import shutil
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import NoReturn
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.command_line import ALL, OwnOptions
 from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, Structure, descriptions, options, shape, summary
-from rlkit.cli.parsing.values import describe
 from rlkit.hooks import KINDS
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 
+ALL = "all"
+"""The key of `--help-all`."""
+OwnOptions = Sequence[tuple[str, Mapping[str, object]]]
+"""A verb's own options, as (flag, keywords of `add_argument`)."""
 WIDTH = 80
 """Columns of a description."""
 FIRST = ("model.path", "task", "reward", "train.steps", "train.lr", "rollout.group_size", "fabric.devices")
@@ -133,7 +135,7 @@ def _add_options(parser: ArgumentParser, cls: type, prefix: str, registry: Regis
         text = texts.get(name, "")
         if isinstance(structure, Section | Choice) and not text:
             text = _summary_of(structure, registry)
-        facts = [f"type: {describe(option.hint, registry)}"]
+        facts = [f"type: {suggest.describe(option.hint, registry)}"]
         if not option.required:
             facts.append(f"default: {_as_text(option.default)}")
         elif asks:

@@ -11,8 +11,7 @@ from pathlib import Path
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.functions import missing_function
 from rlkit.cli.parsing.compose import Composer
-from rlkit.cli.parsing.instantiate import missing
-from rlkit.cli.parsing.objects import plain
+from rlkit.cli.parsing.objects import missing, plain
 from rlkit.cli.parsing.schema import options
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
@@ -132,7 +131,7 @@ def _named(reward: str, reward_options: Sequence[tuple[str, str]]) -> str:
     node = composer.tree.get("reward")
     if not composer.problems:
         hint = options(Recipe)["reward"].hint
-        composer.problems.extend(mistake.problem for mistake in missing("reward", hint, node, composer.registry))
+        composer.problems.extend(problem for _, problem in missing("reward", hint, node, composer.registry))
     if composer.problems:
         raise RecipeError("\n".join(composer.problems))
     names = {key.split(".")[1] for key, _ in reward_options}

@@ -1,4 +1,4 @@
-"""From recipe files and options to a `Recipe`.
+"""From a command line, its recipe files and options, to a `Recipe`.
 
 read (YAML as plain data) -> compose (defaults, and values checked by their types) -> instantiate -> check (relations
 between options).
@@ -9,23 +9,47 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.command_line import CommandLine, OwnOptions, split
-from rlkit.cli.parsing.compose import Composer, engine_in
-from rlkit.cli.parsing.help import print_help
-from rlkit.cli.parsing.instantiate import instantiate
-from rlkit.cli.parsing.objects import plain
+from rlkit.cli.parsing.compose import Composer, Tree
+from rlkit.cli.parsing.foreign import FOREIGN, JSONARGPARSE, NO_OPTION
+from rlkit.cli.parsing.help import ALL, OwnOptions, print_help
+from rlkit.cli.parsing.objects import instantiate, plain
 from rlkit.cli.parsing.reader import find, read
 from rlkit.engine_choice import choose_engine, choose_precision
 from rlkit.recipe import Recipe, check
 from rlkit.recipe.credentials import as_yaml, expand
 from rlkit.registry import Registry, load_plugins
 
-__all__ = ["CommandLine", "Parsed", "build", "parse", "split"]
+_UNDECODED = (
+    f"holds bytes that are not {sys.getfilesystemencoding().upper()}, the encoding of this locale, expected text "
+    "(LC_ALL=C.UTF-8 sets UTF-8)"
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What stands for a byte that the locale's encoding cannot decode."""
+
+
+@dataclass
+class CommandLine:
+    """The words after a verb, by what they mean.
+
+    Args:
+        recipes: Recipes, to be stacked.
+        options: The values of the verb's own options.
+        overrides: Options of the recipe, as (key, text).
+        help: Keys whose help is asked for, each with a class's name if there is one; the empty key is the overview,
+            `ALL` every option.
+        problems: Words that mean nothing.
+    """
+
+    recipes: list[str] = field(default_factory=list)
+    options: Namespace = field(default_factory=Namespace)
+    overrides: list[tuple[str, str]] = field(default_factory=list)
+    help: list[tuple[str, str | None]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -37,6 +61,67 @@ class Parsed:
     name: str
     options: Namespace
     registry: Registry
+
+
+def split(argv: Sequence[str], own: OwnOptions = ()) -> CommandLine:
+    """Split a command line; overrides win wherever they stand, and a first word without dashes is a recipe."""
+    line, keywords_of = CommandLine(), dict(own)
+    own_values = {flag: False if _is_switch(keywords) else keywords.get("default") for flag, keywords in own}
+    words = list(argv)
+    if words and not words[0].startswith("-") and "=" not in words[0]:
+        line.recipes.append(words.pop(0))
+    while words:
+        word = words.pop(0)
+        flag, equals, text = word.partition("=")
+        if _SURROGATE.search(word):
+            line.problems.append(f"{flag!a} {_UNDECODED}")
+        elif word in ("-h", "--help"):
+            key = words.pop(0) if words and not words[0].startswith("-") else ""
+            line.help.append((key, None))
+        elif word == "--help-all":
+            line.help.append((ALL, None))
+        elif not word.startswith("--") or flag == "--":
+            remedy = f": write --{word.lstrip('-')}"
+            if not equals:
+                remedy = f"; a recipe is given by --recipe {word}, a value after its option"
+            line.problems.append(f"{word!r} is no option{remedy}")
+        elif _is_switch(keywords_of.get(flag, {})) and not equals:
+            own_values[flag] = True
+        else:
+            value = text if equals else words.pop(0) if words and not words[0].startswith("--") else None
+            _set_flag(line, own_values, flag, value, keywords_of.get(flag, {}))
+    line.options = Namespace(**{flag[2:].replace("-", "_"): value for flag, value in own_values.items()})
+    return line
+
+
+def _is_switch(keywords: Mapping[str, object]) -> bool:
+    return keywords.get("action") == "store_true"
+
+
+def _set_flag(
+    line: CommandLine, own_values: dict[str, object], flag: str, value: str | None, keywords: Mapping[str, object]
+) -> None:
+    """Note the value of a flag: one of the verb's own options, a recipe, a request for help, or an override."""
+    key = flag.removeprefix("--")
+    if flag.endswith(".help"):
+        line.help.append((key.removesuffix(".help"), value))
+    elif flag in JSONARGPARSE:
+        line.problems.append(f"{flag} is not an option of rlkit: {JSONARGPARSE[flag]}")
+    elif value is not None and _SURROGATE.search(value):
+        line.problems.append(f"{flag!a} {_UNDECODED}")
+    elif value is None and key.rpartition(".")[2] in (*FOREIGN, *NO_OPTION):
+        line.overrides.append((key, "true"))  # a switch of another toolkit, which is then named
+    elif value is None:
+        line.problems.append(f"{flag} has no value; write {flag}=VALUE")
+    elif flag == "--recipe":
+        line.recipes.append(value)
+    elif keywords.get("action") == "append":
+        former = own_values[flag]
+        own_values[flag] = [*(former if isinstance(former, list) else ()), value]
+    elif flag in own_values:
+        own_values[flag] = value
+    else:
+        line.overrides.append((key, value))
 
 
 def parse(verb: str, argv: Sequence[str], own: OwnOptions = (), *, trains: bool = False) -> Parsed:
@@ -93,29 +178,32 @@ def build(composer: Composer, problems: Sequence[str] = (), *, for_gpu: bool = F
     Raises:
         RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
     """
-    tree = composer.finish()
-    if problems or composer.problems:
-        raise RecipeError("\n".join((*problems, *composer.problems)))
-    recipe = _instantiate(tree, composer.registry)
+    recipe, tree = _instantiate(composer, problems)
     if recipe.fabric.precision == "auto":
         precision = "bf16-mixed" if for_gpu else choose_precision(recipe.fabric.accelerator)
         composer.add({"fabric": {"precision": precision}})
-        tree = composer.finish()
-        recipe = _instantiate(tree, composer.registry)
-    if engine_in(tree) is composer.default_engine:
+        recipe, tree = _instantiate(composer)
+    if composer.has_default_engine:
         parts = composer.registry.parts["engines"].values()
         engine, reason = choose_engine(recipe, [part.cls for part in parts])
         if engine is not None:
             spec = {"class_path": engine.__name__, "init_args": engine.default_options}
             composer.add({"rollout": {"engine": spec}})
-            tree = composer.finish()
-            recipe = _instantiate(tree, composer.registry)
+            recipe, tree = _instantiate(composer)
         recipe.rollout.engine.chosen = reason
     check(recipe)
     return recipe, as_yaml(plain(tree))
 
 
-def _instantiate(tree: dict[str, object], registry: Registry) -> Recipe:
-    recipe = instantiate(Recipe, expand(tree), registry)
+def _instantiate(composer: Composer, problems: Sequence[str] = ()) -> tuple[Recipe, Tree]:
+    """Return the recipe that is composed, and its tree.
+
+    Raises:
+        RecipeError: There are problems, or the environment lacks what the recipe refers to.
+    """
+    tree = composer.finish()
+    if problems or composer.problems:
+        raise RecipeError("\n".join((*problems, *composer.problems)))
+    recipe = instantiate(Recipe, expand(tree), composer.registry)
     assert isinstance(recipe, Recipe)
-    return recipe
+    return recipe, tree

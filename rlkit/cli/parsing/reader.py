@@ -1,17 +1,24 @@
-"""Recipe files, and values of the command line, as plain data: YAML in which surprises are refused."""
+"""Recipe files and texts of the command line as plain data, converted to the types of options.
+
+It is YAML in which surprises are refused. jsonargparse converts plain values, since it reads the texts in them as YAML
+and makes tuples of lists and members of enums of their names, which pydantic does not; it leaves ranges to pydantic.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from glob import glob
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from jsonargparse import get_loader
+from jsonargparse import ArgumentError, ArgumentParser, get_loader
 
 from rlkit.base.errors import RecipeError, shorten
+from rlkit.cli.parsing.schema import union_members
 from rlkit.recipe.yaml_text import check_yaml
 from rlkit.registry import RecipeFile
 
@@ -77,3 +84,41 @@ def load(text: str) -> object:
         raise ValueError(str(error)) from error
     except TypeError as error:  # jsonargparse adds a colon to the only key of a mapping without a value
         raise ValueError("its only key is not text, expected the name of an option") from error
+
+
+def parse_text(value: object) -> object:
+    """Return the plain data that a text represents; a text that is no YAML, or any other value, as it is."""
+    try:
+        return load(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def structured(value: object) -> object:
+    """Return the list, mapping or null that a text represents; any other value is returned as it is."""
+    loaded = parse_text(value)
+    return loaded if isinstance(loaded, dict | list) or loaded is None else value
+
+
+def convert(value: object, hint: object) -> object:
+    """Return a plain value, or the one that a text represents, as a value of a type.
+
+    Raises:
+        ValueError: The value is not of the type, or out of its range.
+    """
+    loaded = parse_text(value)
+    members = union_members(hint)
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    if isinstance(loaded, bool) and not {bool, str, Any} & set(members) and loaded not in words:
+        raise ValueError(f"{loaded} is not of the type {hint}")  # which Python would take for 0 or 1
+    try:
+        return _parser(hint).parse_object({"value": value}, env=False).value
+    except (ArgumentError, TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+
+
+@functools.cache
+def _parser(hint: object) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False, default_env=False)
+    parser.add_argument("--value", type=hint)
+    return parser

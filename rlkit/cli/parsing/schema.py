@@ -112,14 +112,6 @@ def shape(hint: object, registry: Registry) -> Shape:
     )
 
 
-def options_in(structure: Structure | None, node: object) -> tuple[type, Mapping[str, object]] | None:
-    """Return the class that a node of a section or part describes, and its options; None for any other node."""
-    if isinstance(structure, Section) and isinstance(node, Mapping):
-        return structure.cls, node
-    part = structure.find(node["class_path"]) if isinstance(structure, Choice) and isinstance(node, Mapping) else None
-    return None if part is None else (part.cls, node.get("init_args") or {})  # type: ignore[attr-defined]
-
-
 def union_members(hint: object) -> tuple[object, ...]:
     """Return the members of a union, or the type itself."""
     return get_args(hint) if get_origin(hint) in UNIONS else (hint,)

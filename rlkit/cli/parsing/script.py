@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from rlkit.cli.parsing.objects import as_data
-from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
+from rlkit.cli.parsing.objects import as_data, options_in
+from rlkit.cli.parsing.schema import DictOf, ListOf, import_paths, options, shape
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 
@@ -48,11 +47,13 @@ class _Made:
 
 def _arguments(values: Mapping[str, object], cls: type, registry: Registry) -> dict[str, object]:
     """Return the options of a section or of a part, but for those that have their default value."""
-    hints = {name: option.hint for name, option in options(cls).items()}
-    defaults = {name: as_data(value, registry) for name, value in _defaults(cls).items()}
-    nodes = {name: _node(value, hints[name], registry) for name, value in values.items()}
-    default_nodes = {name: _node(value, hints[name], registry) for name, value in defaults.items()}
-    return {name: node for name, node in nodes.items() if name not in default_nodes or default_nodes[name] != node}
+    arguments = {}
+    for name, value in values.items():
+        option = options(cls)[name]
+        node = _node(value, option.hint, registry)
+        if option.required or node != _node(as_data(option.default, registry), option.hint, registry):
+            arguments[name] = node
+    return arguments
 
 
 def _node(value: Any, hint: object, registry: Registry) -> object:
@@ -62,22 +63,11 @@ def _node(value: Any, hint: object, registry: Registry) -> object:
         return [_node(item, inside.hint, registry) for item in value]
     if isinstance(inside, DictOf) and isinstance(value, Mapping):
         return {name: _node(item, inside.hint, registry) for name, item in value.items()}
-    if isinstance(inside, Section) and isinstance(value, Mapping):
-        return _Made(inside.cls, _arguments(value, inside.cls, registry))
-    part = inside.find(value["class_path"]) if isinstance(inside, Choice) and isinstance(value, Mapping) else None
-    return value if part is None else _Made(part.cls, _arguments(value.get("init_args", {}), part.cls, registry))
-
-
-def _defaults(cls: type) -> dict[str, object]:
-    """Return the default values of a class's options, as far as it has any."""
-    if is_dataclass(cls):
-        of_fields = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
-        return {name: value for name, value in of_fields.items() if value is not MISSING}
-    defaults: dict[str, object] = {}
-    for base in reversed([c for c in cls.__mro__ if "__init__" in vars(c) and c is not object]):
-        parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
-        defaults |= {p.name: p.default for p in parameters.values() if p.default is not p.empty}
-    return {name: value for name, value in defaults.items() if name in options(cls)}
+    described = options_in(inside, value)
+    if described is None:
+        return value
+    cls, options_of_cls = described
+    return _Made(cls, _arguments(options_of_cls, cls, registry))
 
 
 class _Printer:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import PurePath
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from rlkit.base.installed import DISABLE_VARIABLE, plugin_command
+from rlkit.base.ranges import expected
 from rlkit.base.text import HIDDEN, is_credential
 from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
-from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, import_paths, options, shape
-from rlkit.cli.parsing.values import describe
+from rlkit.cli.parsing.reader import parse_text
+from rlkit.cli.parsing.schema import UNIONS, Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.recipe import Recipe
 from rlkit.registry import Registry
 
@@ -28,34 +31,29 @@ REMEDIES = {
 """Advice about values that an option does not take."""
 READERS = {".jsonl": "Jsonl", ".json": "HFDataset", ".parquet": "HFDataset", ".csv": "HFDataset"}
 """The task that reads a file, by its extension."""
-PACKAGES = {
-    "AnswerScore": "rlkit-convert",
-    "CalculatorMaze": "rlkit-env-games",
-    "GuessNumber": "rlkit-env-games",
-    "GuessTask": "rlkit-env-games",
-    "GymTask": "rlkit-env-gym",
-    "GymText": "rlkit-env-gym",
-    "HttpEngine": "rlkit-engine-http",
-    "LengthReward": "rlkit-length-reward",
-    "MazeTask": "rlkit-env-games",
-    "McpTool": "rlkit-tool-mcp",
-    "OpenEnv": "rlkit-env-openenv",
-    "OpenEnvTask": "rlkit-env-openenv",
-    "PythonTool": "rlkit-tool-python",
-    "Ray": "rlkit-ray",
-    "ReasoningGym": "rlkit-env-gym",
-    "ReasoningGymScore": "rlkit-env-gym",
-    "SearchTool": "rlkit-tool-search",
-    "VerifiersAgent": "rlkit-env-verifiers",
-    "VerifiersReward": "rlkit-env-verifiers",
-    "VerifiersTask": "rlkit-env-verifiers",
-    "VllmEngine": "rlkit-engine-vllm",
-    "VllmServer": "rlkit-engine-vllm",
+PARTS = {
+    "rlkit-convert": "AnswerScore",
+    "rlkit-engine-http": "HttpEngine",
+    "rlkit-engine-vllm": "VllmEngine VllmServer",
+    "rlkit-env-games": "CalculatorMaze GuessNumber GuessTask MazeTask",
+    "rlkit-env-gym": "GymTask GymText ReasoningGym ReasoningGymScore",
+    "rlkit-env-openenv": "OpenEnv OpenEnvTask",
+    "rlkit-env-verifiers": "VerifiersAgent VerifiersReward VerifiersTask",
+    "rlkit-length-reward": "LengthReward",
+    "rlkit-ray": "Ray",
+    "rlkit-tool-mcp": "McpTool",
+    "rlkit-tool-python": "PythonTool",
+    "rlkit-tool-search": "SearchTool",
 }
-"""The parts of rlkit's own plugins, by the distribution to install."""
+"""The parts of rlkit's own plugins that are installed by themselves."""
+PACKAGES = {part: package for package, parts in PARTS.items() for part in parts.split()}
+"""The distribution to install for each of these parts."""
 SUFFIXES = ("", "Loss", "Reward", "Engine", "Tool", "Task", "Parser")
 """Ends of classes' names, which a user may leave out."""
 YAML = {None: "null", True: "true", False: "false"}
+WORDS: dict[object, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything",
+}  # fmt: skip
 
 
 def wrong_value(key: str, value: object, hint: object, registry: Registry) -> str:
@@ -239,3 +237,37 @@ def classes_at(key: str, registry: Registry) -> Choice | Section | None:
         if isinstance(structure, DictOf | ListOf):
             structure = shape(structure.hint, registry).structure
     return structure if isinstance(structure, Choice | Section) else None
+
+
+def describe(hint: object, registry: Registry, value: object = None) -> str:
+    """Return in words what a type allows; `value` is the one that it does not allow, if there is one."""
+    allowed = shape(hint, registry)
+    words = [_plain(allowed.plain, value)] if allowed.plain is not None else []
+    structure = allowed.structure
+    if isinstance(structure, Section):
+        name = "a section" if allowed.plain is None else structure.cls.__name__
+        words.append(f"{name} with: {', '.join(sorted(options(structure.cls)))}")
+    elif isinstance(structure, Choice):
+        words.append(f"the name of a class: {', '.join(structure.parts) or 'none is registered'}")
+    elif isinstance(structure, DictOf):
+        words.append(f"names, each with {describe(structure.hint, registry)}")
+    elif isinstance(structure, ListOf):
+        words.append(f"a list, each of it {describe(structure.hint, registry)}")
+    text = " or ".join(words) or "nothing that a recipe can hold"
+    return f"{text}, or null" if allowed.optional else text
+
+
+def _plain(hint: object, value: object) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return expected(hint, value if arguments[0] is str else parse_text(value)) or _plain(arguments[0], value)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}" if len(arguments) > 1 else str(arguments[0])
+    if origin in UNIONS:
+        return " or ".join(_plain(argument, value) for argument in arguments)
+    if isinstance(origin, type) and arguments:
+        members = [_plain(argument, None) for argument in arguments if argument is not Ellipsis]
+        return f"a mapping to {members[-1]}" if issubclass(origin, Mapping) else f"a list, each of it {members[0]}"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(member.name for member in hint)}"
+    return WORDS.get(hint) or str(getattr(hint, "__name__", hint))

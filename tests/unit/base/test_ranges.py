@@ -23,7 +23,7 @@ from rlkit.base.ranges import (
     outside,
 )
 from rlkit.cli.main import main
-from rlkit.cli.parsing.values import describe
+from rlkit.cli.parsing.suggest import describe
 from rlkit.recipe import Train
 from rlkit.registry import Registry
 from rlkit.rewards import MathReward
