@@ -39,7 +39,8 @@ Row = Mapping[str, Any]
 Message = JsonObject
 """A chat message: `role`, `content` and other keys that the chat template reads.
 
-The content is a text, or a list of typed parts: `{"type": "text", "text": str}`, `{"type": "image", "image": Picture}`.
+The content is a text, or a list of typed parts: `{"type": "text", "text": str}` and, for models that read pictures,
+`{"type": "image", "image": rlkit.interfaces.picture.Picture}`.
 """
 
 
@@ -254,7 +255,13 @@ class Completion:
 
 
 class Turn(NamedTuple):
-    """A span `tokens[start:end]` of the policy (`assistant`), of tools (`tool`), or of prompt and partners (`user`)."""
+    """A span `tokens[start:end]` of a trajectory, and its author.
+
+    Args:
+        role: `assistant` for the policy; `user` for the prompt, users and environments; `tool` for tools.
+        start: Index of the first token.
+        end: Index after the last token.
+    """
 
     role: str
     start: int
@@ -262,7 +269,12 @@ class Turn(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """The index in `Trajectory.samples` of an earlier sample that one leaves, and the number of tokens of both."""
+    """Where a sample of an agent's rollout leaves an earlier one, which has the tokens before.
+
+    Args:
+        sample: Index of the earlier one in `Trajectory.samples`.
+        tokens: Number of tokens that both have; its turns among them are trained on in earlier samples alone.
+    """
 
     sample: int
     tokens: int

@@ -136,32 +136,32 @@ def written_call(template: ChatTemplate) -> WrittenCall | None:
 
 def missing_parser(template: ChatTemplate, model: str) -> str:
     """Return the remedy for a template without a detected parser."""
-    written = written_call(template)
-    if written is None:
+    call_form = written_call(template)
+    if call_form is None:
         return (
             f"the chat template of {model!r} does not show how the model writes tool calls; set parser: HermesParser, "
             "or another, and show its form in the prompts"
         )
-    shown = f"the chat template of {model!r} writes calls as {shorten(written.text)!r}"
-    return f"{shown}, from which no parser is detected; {_remedy(written)}"
+    shown = f"the chat template of {model!r} writes calls as {shorten(call_form.text)!r}"
+    return f"{shown}, from which no parser is detected; {_remedy(call_form)}"
 
 
 def misreading(parser: ToolParser, template: ChatTemplate, model: str) -> str | None:
     """Return the problem of a parser with the template's calls, and the remedy; None if it reads them."""
-    written = written_call(template)
-    if written is None:
+    call_form = written_call(template)
+    if call_form is None:
         return None
     try:
-        calls = written.read(parser).calls
+        calls = call_form.read(parser).calls
     except Exception as error:  # foreign code may raise anything
         read = f"raises {explain(error)}"
     else:
-        if calls == [written.call]:
+        if calls == [call_form.call]:
             return None
         read = f"reads {'; '.join(map(_show, calls)) or 'no call'}"
     return (
-        f"the chat template of {model!r} writes {_show(written.call)} as {shorten(written.text)!r}, of which "
-        f"{type(parser).__name__} {read}; {_remedy(written)}"
+        f"the chat template of {model!r} writes {_show(call_form.call)} as {shorten(call_form.text)!r}, of which "
+        f"{type(parser).__name__} {read}; {_remedy(call_form)}"
     )
 
 
@@ -170,13 +170,13 @@ def _show(call: ToolCall) -> str:
     return f"the call {call.name} {arguments}" if call.error is None else f"a malformed call: {call.error}"
 
 
-def _remedy(written: WrittenCall) -> str:
+def _remedy(call_form: WrittenCall) -> str:
     """Return the parsers that read a call best: those that leave the least of its text."""
     remaining: dict[str, int] = {}
     for name, part in load_plugins().parts["parsers"].items():
         with suppress(Exception):  # one that needs arguments, or is broken, does not read it
-            turn = written.read(part.cls())
-            if turn.calls == [written.call]:
+            turn = call_form.read(part.cls())
+            if turn.calls == [call_form.call]:
                 remaining[name] = len(turn.text)
     readers = [name for name, length in remaining.items() if length == min(remaining.values())]
     if readers:

@@ -81,7 +81,7 @@ def example(data: Data, index: int) -> JsonObject:
     """Return a training prompt as JSON holds it, with its text as the policy reads it, and its recorded answers."""
     prompt, template = data.prompt(index), data.dialogue.template
     ids = template.start(prompt.messages, prompt.tools)
-    recorded = data.answers is not None and prompt.recorded
+    recorded = not data.recipe.method.samples and bool(prompt.recorded)
     answers = recorded_group(template, prompt, 0, data.dialogue.context) if recorded else []
     return {
         "row": index,

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from rlkit.base import text
 from rlkit.base.errors import LONGEST, RlkitError
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
@@ -104,3 +105,4 @@ def workplace() -> Iterator[Path]:
             yield folder
         finally:
             sys.path.remove(str(site))
+            text._source_of_package.cache_clear()  # in it `tests` is the plugin

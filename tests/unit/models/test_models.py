@@ -27,11 +27,14 @@ TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 0, 0]])
 MASK = torch.tensor([[False, False, True, False, True, True], [False, True, True, True, False, False]])
 
 
-@pytest.mark.parametrize(("kind", "chunked"), [("qwen2", True), ("llama", True), ("gemma2", False), ("cohere", False)])
+@pytest.mark.parametrize(
+    ("kind", "chunked"),
+    [("qwen2", True), ("llama", True), ("gemma2", True), ("cohere", True), ("hyperclovax", False)],
+)
 def test_the_actor_equals_a_plain_log_softmax(kind: str, chunked: bool) -> None:
-    policy = random_model(kind, **({"head_dim": 8} if kind == "gemma2" else {}))
+    policy = random_model(kind, **{"gemma2": {"head_dim": 8}, "hyperclovax": {"logits_scaling": 2.0}}.get(kind, {}))
     actor = Actor(policy)
-    assert actor.chunked is chunked  # Gemma caps its logits and Cohere scales them
+    assert actor.chunked is chunked
     out = actor(TOKENS, MASK, temperature=0.8)
     logps = torch.log_softmax(policy(input_ids=TOKENS).logits[:, :-1] / 0.8, -1)
     expected = logps.gather(-1, TOKENS[:, 1:, None]).squeeze(-1) * MASK[:, 1:]

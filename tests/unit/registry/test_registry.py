@@ -26,6 +26,9 @@ from rlkit.rewards import ExactReward
 from rlkit.tools import Calculator
 from tests.conftest import FakeDistribution, write_plugin
 
+VERBS = [entry for entry in installed.entry_points("rlkit.commands") if installed.comes_with_rlkit(entry)]
+"""Of packages that come with rlkit."""
+
 
 class Other(ExactReward):
     """Another reward."""
@@ -300,7 +303,7 @@ def test_errors_are_listed_in_the_terminal_s_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     entries = [entry("bad", "rlkit-bad-with-a-long-name", fail)]
-    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else VERBS)
     assert main(["plugins", "list"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert "  BROKEN: importing bad raised ImportError: no module named 'left_pad'" in lines
@@ -344,7 +347,7 @@ def test_a_name_that_disables_nothing_is_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = [entry("length-reward", "rlkit-length-reward", lambda: plugin("good")[1])]
-    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else [])
+    monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else VERBS)
     monkeypatch.setenv("RLKIT_DISABLE_PLUGINS", "lenght-reward, xyz")
     first, second = load_plugins().notes
     assert first.endswith("names 'lenght-reward', which is no installed plugin; did you mean 'length-reward'?")

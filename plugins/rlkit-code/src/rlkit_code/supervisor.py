@@ -31,6 +31,9 @@ from typing import Any
 
 from rlkit_code import sandbox
 
+Spec = dict[str, Any]
+"""What a command may do, as JSON holds it."""
+
 HOST = "127.0.0.1"
 LOOPBACK_UP = b"lo".ljust(16, b"\0") + (1).to_bytes(2, sys.byteorder) + bytes(22)
 SIOCSIFFLAGS = 0x8914
@@ -54,7 +57,7 @@ def listen(port: int) -> socket.socket:
     return socket.create_server((HOST, port))
 
 
-def gate(spec: dict[str, Any], output: int, parent: socket.socket) -> int:
+def gate(spec: Spec, output: int, parent: socket.socket) -> int:
     """Make the namespaces; start the first process in them; return the command's exit status."""
     sandbox.kernel("prctl", sandbox.PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     confined = spec["sandbox"]
@@ -77,7 +80,7 @@ def gate(spec: dict[str, Any], output: int, parent: socket.socket) -> int:
     return sandbox.wait_for(first)
 
 
-def begin(spec: dict[str, Any], output: int, parent: socket.socket) -> int:
+def begin(spec: Spec, output: int, parent: socket.socket) -> int:
     """Be the first process of the namespace: start the command, reap whatever ends, return its exit status."""
     sandbox.kernel("prctl", sandbox.PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if spec["sandbox"] is not None:
@@ -90,7 +93,7 @@ def begin(spec: dict[str, Any], output: int, parent: socket.socket) -> int:
     return sandbox.wait_for(command)
 
 
-def start(spec: dict[str, Any], output: int, parent: socket.socket) -> int:
+def start(spec: Spec, output: int, parent: socket.socket) -> int:
     """Drop all rights, then become the command."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -118,7 +121,7 @@ def start(spec: dict[str, Any], output: int, parent: socket.socket) -> int:
     return 127
 
 
-def guarded(function: Callable[..., int], spec: dict[str, Any], output: int, parent: socket.socket) -> None:
+def guarded(function: Callable[..., int], spec: Spec, output: int, parent: socket.socket) -> None:
     """Exit with what a function returns; an error of the system goes to the supervisor."""
     status = 1
     try:
@@ -130,18 +133,18 @@ def guarded(function: Callable[..., int], spec: dict[str, Any], output: int, par
         os._exit(status)
 
 
-def folders(spec: dict[str, Any]) -> list[str]:
+def folders(spec: Spec) -> list[str]:
     """Return the folders that the command may write to, outside its sandbox."""
     return list(dict.fromkeys((spec["folder"], *mounts(spec).values())))
 
 
-def working_folder(spec: dict[str, Any]) -> str:
+def working_folder(spec: Spec) -> str:
     """Return the path at which the command begins: that of a mount of its folder, if there is one."""
     folder: str = spec["folder"]
     return next((path for path, source in mounts(spec).items() if source == folder), folder)
 
 
-def mounts(spec: dict[str, Any]) -> dict[str, str]:
+def mounts(spec: Spec) -> dict[str, str]:
     """Return more folders that the command may write to, by the path at which it finds them."""
     return {} if spec["sandbox"] is None else dict(spec["sandbox"]["mounts"])
 
@@ -259,7 +262,7 @@ class Watch:
         root: The process that has it as a descendant, two generations below.
     """
 
-    def __init__(self, spec: dict[str, Any], root: int) -> None:
+    def __init__(self, spec: Spec, root: int) -> None:
         self.spec = spec
         self.root = root
         self._next = self._next_disk = 0.0
@@ -286,7 +289,7 @@ class Watch:
         return None
 
 
-def supervise(spec: dict[str, Any], root: int, output: int) -> dict[str, Any]:
+def supervise(spec: Spec, root: int, output: int) -> Spec:
     """Read what the command writes until it ends or has to; kill what is left; return the report."""
     ended = os.pidfd_open(root)
     ready = select.poll()
