@@ -93,7 +93,7 @@ def test_signals_change_nothing_once_the_run_has_ended(monkeypatch: pytest.Monke
     notes: list[str] = []
     interrupting: list[threading.Thread] = []
     start = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: (interrupting.append(thread), start(thread)))
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (start(thread), interrupting.append(thread)))
     with Signals(notes.append, notes.append) as signals:
         signals.leaving = True
         send(signal.SIGINT, lambda: signals.asked)
