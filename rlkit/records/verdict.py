@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from rlkit.recipe.trust import risk
 from rlkit.types import JsonObject
@@ -19,7 +19,8 @@ VERDICT_METRICS = ("accuracy", "sampled_accuracy", "reward", "sampled_reward")
 """Metrics that a verdict may be on; it is on the first that both validations have."""
 
 
-CHANGES = ("improved", "unchanged", "worse")
+Change = Literal["improved", "unchanged", "worse"]
+CHANGES: tuple[str, ...] = get_args(Change)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Verdict:
     before: float
     after: float
     p_value: float
-    change: Literal["improved", "unchanged", "worse"]
+    change: Change
 
     def __str__(self) -> str:
         kind, _, metric = self.metric.rpartition("_")
@@ -58,7 +59,7 @@ def verdict_on(before: Metrics | None, after: Metrics | None) -> Verdict | None:
             continue
         p_value = after[f"{metric}_p_start"]
         is_significant = p_value <= SIGNIFICANT and after[metric] != before[metric]
-        change: Literal["improved", "worse"] = "improved" if after[metric] > before[metric] else "worse"
+        change: Change = "improved" if after[metric] > before[metric] else "worse"
         return Verdict(metric, before[metric], after[metric], p_value, change if is_significant else "unchanged")
     return None
 

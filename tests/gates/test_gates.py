@@ -66,14 +66,14 @@ OWNERS = {
 
 
 PUBLIC = {
-    *("__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "loggers", "media"),
-    *("models", "ops", "parsers", "recipe", "records", "registry", "tools", "types"),
-}
+    "__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "loggers", "media",
+    "models", "ops", "parsers", "recipe", "records", "registry", "tools", "types",
+}  # fmt: skip
 """Rooms from which the shelf may import."""
 FOR_VERBS = {
-    *("rlkit.cli.checkpoint", "rlkit.cli.display", "rlkit.cli.parsing.parser", "rlkit.cli.views.installed"),
-    *("rlkit.run.rescore", "rlkit.run.signals"),
-}
+    "rlkit.cli.checkpoint", "rlkit.cli.display", "rlkit.cli.parsing.parser", "rlkit.cli.views.installed",
+    "rlkit.run.rescore", "rlkit.run.signals",
+}  # fmt: skip
 """What verbs may import besides: options with a recipe, printing, signals, and rewards without a policy."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""

@@ -72,12 +72,12 @@ class LoadBody(Body):
 class AdamBody(ExactBody):
     """The options of a step."""
 
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
+    learning_rate: float = AdamParams.learning_rate
+    beta1: float = AdamParams.beta1
+    beta2: float = AdamParams.beta2
+    eps: float = AdamParams.eps
+    weight_decay: float = AdamParams.weight_decay
+    grad_clip_norm: float = AdamParams.grad_clip_norm
 
 
 class StepBody(Body):
