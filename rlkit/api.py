@@ -41,14 +41,14 @@ from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.loss import PolicyLoss
 from rlkit.interfaces.parser import ToolParser
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.task import Curriculum, Task
+from rlkit.interfaces.task import Curriculum, RowReader, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.recipe import Recipe as BuiltRecipe
 from rlkit.registry import Registry, load_plugins
+from rlkit.registry.shelf import provider
 from rlkit.result import Result
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
 from rlkit.run.signals import raised
-from rlkit.tasks.rows import Rows
 from rlkit.tools import tool
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Recipe:
     Args:
         model: The policy; a string is its `path`. A model of transformers is saved as `base/` in the run folder, from
             which the run loads it: the object itself is not changed.
-        task: The source of prompts; a list of rows, or a `datasets.Dataset`, becomes `rlkit.tasks.rows.Rows`.
+        task: The source of prompts; a list of rows, or a `datasets.Dataset`, becomes `rlkit_tasks.Rows`.
         reward: The reward; None if nothing reads rewards. A function has the arguments and results that `PythonReward`
             documents; it runs in worker processes, or in this process if it is `async`. A list is summed; each of its
             rewards is a component by the name of its function or class.
@@ -278,13 +278,13 @@ def _sections(values: Mapping[str, Any]) -> dict[str, object]:
     if isinstance(values.get("validation", UNSET), Unset):
         by_name.pop("validation", None)
         task = by_name.get("task")
-        if isinstance(task, Rows) and not task.holds_out:
+        if isinstance(task, Task) and not task.holds_out:
             by_name["validation"] = None
     return by_name
 
 
 def _as_task(task: Task | Named | Sequence[Data]) -> Task | Named:
-    return task if isinstance(task, Task | str | Mapping) else Rows(task)
+    return task if isinstance(task, Task | str | Mapping) else provider(RowReader)().task_of(task)  # type: ignore[type-abstract]
 
 
 def _as_reward(reward: Reward | Sequence[Reward] | None) -> RewardManager | Named | None:

@@ -9,7 +9,8 @@ from annotated_types import Ge, Le
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import NUMBER, Share
 from rlkit.interfaces.reward import as_number
-from rlkit.interfaces.task import Curriculum, field_of
+from rlkit.interfaces.rows import field_of
+from rlkit.interfaces.task import Curriculum
 from rlkit.types import Prompt
 
 __all__ = ["Difficulty", "SuccessRate"]

@@ -31,6 +31,8 @@ FORMER = {
     "rlkit.rewards.rubric": "rlkit_judges.rubric",
     "rlkit.roles": "rlkit.interfaces",
     "rlkit.sections": "rlkit.recipe",
+    "rlkit.tasks.files": "rlkit_tasks.files",
+    "rlkit.tasks.rows": "rlkit_tasks.rows",
     "rlkit.text": "rlkit.base.text",
 }
 """The module that each former path leads to; a package's modules have moved with it."""

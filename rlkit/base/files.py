@@ -24,6 +24,11 @@ MAX_JSON_BYTES = 1 << 26
 """Of a file that is read whole."""
 
 
+def is_url(name: str) -> bool:
+    """Whether a name is a URL, which fsspec opens, instead of a path."""
+    return "://" in name
+
+
 class ForeignFileError(OSError):
     """A file is outside of its folder, no regular file, or too large; the message says which."""
 

@@ -30,11 +30,10 @@ from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit.records.folder import output_path
-from rlkit.registry import calling
+from rlkit.registry import calling, load_plugins
 from rlkit.rollout.collect import collect
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.participants import Participants
-from rlkit.tasks import Arithmetic
 from rlkit.train.sampling import score_group
 from rlkit.train.setup import bound_without_policy, fabric_for, prepare_rollouts
 from rlkit.types import JsonObject, Prompt
@@ -95,7 +94,7 @@ def _sample(argv: Sequence[str]) -> int:
     """Write sums to a CSV file that does not exist yet; return the exit status."""
     if len(argv) != 1 or argv[0].startswith("-") or not argv[0].endswith(".csv"):
         raise RecipeError("rlkit data sample needs one file to write, such as sums.csv")
-    rows = Arithmetic(validation_size=SAMPLE_ROWS).rows("validation")
+    rows = load_plugins().parts["tasks"]["Arithmetic"].cls(validation_size=SAMPLE_ROWS).rows("validation")
     with new_file(argv[0]) as file:
         table = csv.writer(file)
         table.writerow(("question", "total"))

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from rlkit.base.errors import RecipeError, with_definition
 from rlkit.base.text import part_name
+from rlkit.data.media import text_only, with_pictures
 from rlkit.interfaces import outputs
+from rlkit.interfaces.rows import location_of
 from rlkit.interfaces.task import Split, Task
 from rlkit.recipe import Recipe
 from rlkit.registry import calling, require
-from rlkit.tasks.media import text_only, with_pictures
-from rlkit.tasks.table import location_of
 from rlkit.types import Prompt, Row
 
 

@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST
 from rlkit.data.measure import Side, measure, shorten
+from rlkit.interfaces.rows import TextTemplate
 from rlkit.media import Rendered
 from rlkit.models.config import context_length, load_config, naming
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.recipe import Attempts, Model, Recipe
 from rlkit.rollout.template import ChatTemplate
-from rlkit.tasks.template import TextTemplate
 from rlkit.types import Message, Prompt, Trajectory
 
 PROMPT = "prompt"

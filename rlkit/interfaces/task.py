@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 from rlkit.interfaces.runtime import RunPart
 from rlkit.types import Prompt, Row
-
-
-def field_of(row: Row, name: str) -> object:
-    """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column has this name.
-
-    Raises:
-        KeyError: There is none.
-    """
-    if name in row:
-        return row[name]
-    value: object = row
-    for key in name.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            raise KeyError(name)
-        value = value[key]
-    return value
-
 
 Split = Literal["train", "validation"]
 
@@ -46,6 +29,35 @@ class Task(RunPart):
     @abstractmethod
     def prompt(self, row: Row, index: int) -> Prompt:
         """Build a prompt from a row: messages for the policy, and the answer for the reward."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether it has rows to validate on; a task that has to read them first says true."""
+        return True
+
+
+class RowReader(ABC):
+    """Reads rows that no recipe names: those of a file that is to get a recipe, and those of a script."""
+
+    @abstractmethod
+    def rows_of(self, names: str, option: str) -> Sequence[Row]:
+        """Return the rows of a file, or of all files that a pattern matches.
+
+        Args:
+            names: A path, a URL or a pattern.
+            option: Where it is from, for messages.
+
+        Raises:
+            RecipeError: A file is missing, unreadable or of an unknown format.
+        """
+
+    @abstractmethod
+    def task_of(self, rows: Sequence[Row]) -> Task:
+        """Return a task that trains on rows in memory.
+
+        Raises:
+            RecipeError: They are no sequence of rows.
+        """
 
 
 class Curriculum(RunPart):

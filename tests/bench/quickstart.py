@@ -29,10 +29,9 @@ def trl(steps: int, micro_batch: int, metrics: Path) -> None:
     """Train with TRL's GRPOTrainer; write the mean accuracy of each step."""
     from datasets import Dataset
     from rlkit_math.answers import equal, final_answer
+    from rlkit_tasks.arithmetic import Arithmetic
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
-
-    from rlkit.tasks.arithmetic import Arithmetic
 
     tiny = ROOT / "rlkit" / "models" / "tiny"
     task, accuracies = Arithmetic(), []

@@ -138,7 +138,7 @@ def encoded(row: dict[str, Any], tokenizer: Any) -> dict[str, list[int]]:
 
 def tiny_rows(count: int, pairs: bool) -> list[dict[str, Any]]:
     """Return rows of `Arithmetic`."""
-    from rlkit.tasks.arithmetic import Arithmetic
+    from rlkit_tasks.arithmetic import Arithmetic
 
     task = Arithmetic(mistakes=1 if pairs else 0)
     prompts = [task.prompt(row, i) for i, row in enumerate(task.rows("train"))][:count]

@@ -28,7 +28,8 @@ ROOMS = (
     "rlkit/records/",
     "plugins/rlkit-authors/src/",
     "plugins/rlkit-report/src/",
-    "rlkit/tasks/",
+    "rlkit/data/",
+    "plugins/rlkit-tasks/src/",
     "rlkit/rewards/",
     "rlkit/api.py",
     "rlkit/result.py",
@@ -51,9 +52,9 @@ FILES = {
     "rlkit/run/peers.py": "/proc",
     "rlkit/run/preflight/memory.py": "/proc and /sys",
     "rlkit/run/profile.py": "a trace that the run has just written",
-    "rlkit/tasks/lines.py": "a data file that the user names",
-    "rlkit/tasks/text_rows.py": "rlkit's own copy of a data file",
-    "rlkit/tasks/picture_files.py": "an object of a store that the user names",
+    "plugins/rlkit-tasks/src/rlkit_tasks/lines.py": "a data file that the user names",
+    "plugins/rlkit-tasks/src/rlkit_tasks/text_rows.py": "rlkit's own copy of a data file",
+    "rlkit/data/picture_files.py": "an object of a store that the user names",
 }
 """Modules of `ROOMS` that may open files themselves, and which."""
 

@@ -78,7 +78,7 @@ def arguments(about: str | None, steps: int, batch: int) -> argparse.Namespace:
 
 def training_pairs() -> list[tuple[int, int]]:
     """Return the pairs of numbers that the Arithmetic task trains on."""
-    from rlkit.tasks.arithmetic import Arithmetic
+    from rlkit_tasks.arithmetic import Arithmetic
 
     problems = [row["question"].removesuffix(" = ?").split(" + ") for row in Arithmetic().rows("train")]
     return [(int(a), int(b)) for a, b in problems]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlkit_authors.models import build_tokenizer
+from rlkit_tasks.pictures import COLOURS, Pictures, Scene, scenes
 
 from rlkit.interfaces.picture import Picture
-from rlkit.tasks.pictures import COLOURS, Pictures, Scene, scenes
 from rlkit.types import Row
 from tests.pretrain.arithmetic import arguments
 

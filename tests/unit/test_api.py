@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from rlkit_tasks.rows import Rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit import Recipe, fit, recipe
@@ -35,7 +36,6 @@ from rlkit.recipe import Fabric, KLLoss, Model, Rollout, Train, Validation
 from rlkit.registry import load_plugins
 from rlkit.result import Result
 from rlkit.rewards import Composite, ExactReward
-from rlkit.tasks.rows import Rows
 from rlkit.types import Sampling
 from tests.conftest import ROOT, read_jsonl
 from tests.unit.user_rewards import BONUS, Own, awaited, right, trl_style

@@ -13,9 +13,10 @@ from rlkit.base.functions import missing_function
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import missing, plain
 from rlkit.cli.parsing.schema import options
+from rlkit.interfaces.task import RowReader
 from rlkit.recipe import Recipe
 from rlkit.registry import load_plugins
-from rlkit.tasks import sources
+from rlkit.registry.shelf import provider
 
 PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "text")
 """Names of columns with prompts, the likeliest first."""
@@ -74,7 +75,7 @@ def own_recipe(
         RecipeError: The file cannot be read, has no rows or no text to prompt with, or there is no such reward.
     """
     part = _function(reward) if ":" in reward or reward.endswith(".py") else _named(reward, reward_options)
-    rows = sources.files(sources.expand(data, "--task"), "--task")
+    rows = provider(RowReader)().rows_of(data, "--task")  # type: ignore[type-abstract]
     if len(rows) < 2:
         raise RecipeError(f"--task is {show(data)}, which has {len(rows)} rows, expected at least 2, to hold one out")
     columns = list(rows[0])

@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from rlkit_tasks.rows import Rows
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.data import write
 from rlkit.cli.main import main
 from rlkit.tasks import Jsonl, Mix, Verl
-from rlkit.tasks.rows import Rows
 from rlkit.types import Prompt
 from tests.conftest import read_jsonl
 from tests.unit.tasks.test_peers_rows import ROWS

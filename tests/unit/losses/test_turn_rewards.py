@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_tasks.chat import ChatRow
+from rlkit_tasks.recorded import recording
 from torch import Tensor
 
 from rlkit.base.errors import RecipeError
@@ -23,8 +25,6 @@ from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.run.evaluate import compare_turns
-from rlkit.tasks.chat import ChatRow
-from rlkit.tasks.recorded import recording
 from rlkit.testing import check_loss, save_random_model
 from rlkit.train.objective import Objective
 from rlkit.types import Message, PolicyOutput, Prompt, RecordedAnswer, Score, TrainBatch, Trajectory

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_tasks.chat import ChatRow
+from rlkit_tasks.recorded import recording
+from rlkit_tasks.rows import Rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.base.errors import RecipeError
@@ -23,9 +26,6 @@ from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks import Arithmetic
-from rlkit.tasks.chat import ChatRow
-from rlkit.tasks.recorded import recording
-from rlkit.tasks.rows import Rows
 from rlkit.types import Message, Prompt, RecordedAnswer, StopReason
 from tests.conftest import ROOT, read_jsonl, rlkit_in_process
 from tests.unit.rollout.test_templates import CASES, calling, conversations, play, template_of

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlkit_tasks.rows import Rows
 
 from rlkit.base.errors import RecipeError
 from rlkit.data.prompts import make_prompt
@@ -15,7 +16,6 @@ from rlkit.interfaces.task import Split, Task
 from rlkit.interfaces.tool import State
 from rlkit.rollout.participants import ParticipantError, _content, _messages
 from rlkit.tasks import TRL, Mix, Verl
-from rlkit.tasks.rows import Rows
 from rlkit.types import Message, Prompt, Row
 
 PIXEL = {"bytes": b"\x89PNG", "path": None}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rlkit_tasks.chat import ChatRow
+from rlkit_tasks.recorded import recording
 
 from rlkit.base.errors import RecipeError
 from rlkit.data.measure import measure_answers
 from rlkit.rollout.recorded import recorded_group, samples_of
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import check_template
-from rlkit.tasks.chat import ChatRow
-from rlkit.tasks.recorded import recording
 from rlkit.types import Message, Prompt, RecordedAnswer, Trajectory
 from tests.vendors import NAMES, TYPED, family_of, template_of, tokenizer_of
 

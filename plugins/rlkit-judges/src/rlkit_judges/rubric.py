@@ -12,7 +12,7 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.base.names import Name
 from rlkit.base.ranges import Seconds
 from rlkit.interfaces.reward import OnError, RewardManager, sum_counts
-from rlkit.interfaces.task import field_of
+from rlkit.interfaces.rows import field_of
 from rlkit.registry import close_parts
 from rlkit.types import JsonObject, Prompt, Score, Trajectory
 from rlkit_judges.client import JudgeClient

@@ -1,14 +1,75 @@
-"""Texts with columns in them, and columns as text."""
+"""Rows of data: their locations, their columns, and texts with columns in them."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping
 from string import Formatter
+from typing import Any
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.tasks import sources
 from rlkit.types import Row
+
+TASK, INDEX, ROW = "task", "index", "row"
+"""The keys of a row of a task that mixes the rows of others."""
+
+
+class LocatedRow(dict[str, Any]):
+    """A row that knows where it is: `data/a.parquet, row 7`, counted from 1."""
+
+    location: str
+    as_written: bool = False
+    """Whether nulls are those of the data set, not those that a table has for missing fields."""
+
+    @classmethod
+    def at(cls, location: str, row: Row) -> LocatedRow:
+        """Return the row with its location."""
+        located = cls(row)
+        located.location = location
+        return located
+
+
+def location_of(row: Row, otherwise: str) -> str:
+    """Return the location of a row; None if it is unknown."""
+    return row.location if isinstance(row, LocatedRow) else otherwise
+
+
+def field_of(row: Row, name: str) -> object:
+    """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column has this name.
+
+    Raises:
+        KeyError: There is none.
+    """
+    if name in row:
+        return row[name]
+    value: object = row
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            raise KeyError(name)
+        value = value[key]
+    return value
+
+
+def column(row: Row, name: str, location: str, option: str) -> object:
+    """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column has this name.
+
+    Raises:
+        RecipeError: There is none; the message lists the columns of the row.
+    """
+    try:
+        return field_of(row, name)
+    except KeyError:
+        listed = ", ".join(_names(row)) or "nothing"
+        raise RecipeError(f"{location}: no field {show(name)} ({option}); the row has: {listed}") from None
+
+
+def _names(row: Row, prefix: str = "") -> Iterator[str]:
+    """Return the names of all columns, with the fields inside them."""
+    for name, value in row.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, Mapping) and prefix.count(".") < 2:
+            yield from _names(value, f"{prefix}{name}.")
 
 
 class TextTemplate:
@@ -44,7 +105,7 @@ class TextTemplate:
         return "".join(literal + value for literal, value in pieces)
 
     def _column(self, row: Row, name: str, location: str) -> str:
-        text = as_text(sources.column(row, name, location, self.option))
+        text = as_text(column(row, name, location, self.option))
         if text is None:
             raise RecipeError(f"{location}: {name!r} is null, but {self.option} needs it")
         return text

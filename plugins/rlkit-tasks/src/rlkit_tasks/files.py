@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 
 import rlkit
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import is_url
 from rlkit.base.ranges import NonNegativeInt, ShareBelowOne
-from rlkit.interfaces.task import Split, Task, field_of
-from rlkit.tasks import sources
-from rlkit.tasks.chat import ChatRow
-from rlkit.tasks.lines import is_url, suffix_of
-from rlkit.tasks.recorded import recording
-from rlkit.tasks.table import Table, location_of
-from rlkit.tasks.template import TextTemplate, as_text
-from rlkit.tasks.text_rows import TextRows
+from rlkit.interfaces.rows import TextTemplate, as_text, column, field_of, location_of
+from rlkit.interfaces.task import Split, Task
 from rlkit.types import Message, Prompt, Row
+from rlkit_tasks import sources
+from rlkit_tasks.chat import ChatRow
+from rlkit_tasks.lines import suffix_of
+from rlkit_tasks.recorded import recording
+from rlkit_tasks.table import Table
+from rlkit_tasks.text_rows import TextRows
 
 ENCODE = json.JSONEncoder(sort_keys=True, default=str).encode
 
@@ -104,7 +105,7 @@ class Columns(Task):
         """Return the reference answer in a row, None if there is none."""
         if self.answer_field is None:
             return None
-        return as_text(sources.column(row, self.answer_field, location, "task.answer_field"))
+        return as_text(column(row, self.answer_field, location, "task.answer_field"))
 
     def _messages(self, chat: ChatRow) -> list[Message]:
         """Return the messages in a row, without the recipe's system message."""
@@ -113,7 +114,7 @@ class Columns(Task):
         recorded_prompt = None if self._prompted(chat.row) else recording(chat, None).prompt
         if recorded_prompt is not None:
             return list(recorded_prompt)
-        content = sources.column(chat.row, self.prompt_field, chat.location, "task.prompt_field")
+        content = column(chat.row, self.prompt_field, chat.location, "task.prompt_field")
         return chat.prompt(content, self.prompt_field)
 
     def _prompted(self, row: Row) -> bool:
@@ -145,7 +146,7 @@ class Columns(Task):
 
         text = rows.tables[0][1] if isinstance(rows, Table) else None
         kind = type(self)
-        if not isinstance(text, TextRows) or not kind.__module__.startswith("rlkit."):
+        if not isinstance(text, TextRows) or not kind.__module__.startswith("rlkit_tasks."):
             return compute()
         options = (
             rlkit.__version__, kind.__name__, self.prompt_field, self.answer_field, self.template, self.system,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.interfaces.rows import column, location_of
 from rlkit.interfaces.task import Split, Task
-from rlkit.tasks import sources
-from rlkit.tasks.table import location_of
 from rlkit.types import Prompt, RecordedAnswer, Row
+from rlkit_tasks import sources
 
 FILES = {"train": "train", "validation": "test"}
 
@@ -64,7 +64,7 @@ def _texts(row: Row, location: str) -> list[str]:
     """
     texts: list[str] = []
     for name in ("question", "answer"):
-        text = sources.column(row, name, location, "of GSM8K")
+        text = column(row, name, location, "of GSM8K")
         if not isinstance(text, str):
             raise RecipeError(f"{location}: {name!r} is {show(text)}, expected text")
         texts.append(text)

@@ -11,13 +11,13 @@ import datasets
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from rlkit_tasks.files import Columns
+from rlkit_tasks.messages import Change
+from rlkit_tasks.rows import Rows
 
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.tasks import HFDataset
-from rlkit.tasks.files import Columns
-from rlkit.tasks.messages import Change
-from rlkit.tasks.rows import Rows
 from rlkit.types import JsonObject, Message, Prompt
 
 USER = {"role": "user", "content": "Tide at Bergen?"}

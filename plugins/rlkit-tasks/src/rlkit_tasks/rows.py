@@ -1,4 +1,4 @@
-"""A task of rows in memory, for Python."""
+"""Rows that no recipe names: a task of rows in memory, for Python, and rows of files, for the command line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import NonNegativeInt, ShareBelowOne
-from rlkit.tasks import sources
-from rlkit.tasks.files import Columns
+from rlkit.interfaces.task import RowReader, Task
 from rlkit.types import Prompt, Row
+from rlkit_tasks import sources
+from rlkit_tasks.files import Columns
 
 
 class Rows(Columns):
@@ -60,7 +61,6 @@ class Rows(Columns):
 
     @property
     def holds_out(self) -> bool:
-        """Whether there are rows to validate on."""
         return self.validation is not None or self.validation_split is not None
 
     def _train(self) -> sources.Rows:
@@ -92,6 +92,16 @@ class Rows(Columns):
         for rows in (self.train, self.validation or ()):
             digest.update(_digest(rows))
         return f"Rows({len(self.train)} rows, digest {digest.hexdigest()[:8]})"
+
+
+class Tables(RowReader):
+    """Reads the files that `HFDataset` reads."""
+
+    def rows_of(self, names: str, option: str) -> sources.Rows:
+        return sources.files(sources.expand(names, option), option)
+
+    def task_of(self, rows: sources.Rows) -> Task:
+        return Rows(rows)
 
 
 def _sequence(rows: Any, name: str) -> sources.Rows:

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
+from rlkit_tasks.pictures import BACKGROUND, CELL, COLOURS, COLUMNS, ROWS
+
 from rlkit.interfaces.picture import Picture
 from rlkit.tasks import Pictures
-from rlkit.tasks.pictures import BACKGROUND, CELL, COLOURS, COLUMNS, ROWS
 from rlkit.types import Row
 
 NAMES = {value: name for name, value in COLOURS.items()}

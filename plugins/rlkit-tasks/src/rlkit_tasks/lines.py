@@ -13,6 +13,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
+from rlkit.base.files import is_url
 from rlkit.base.text import redact
 from rlkit.types import Row
 
@@ -21,11 +22,6 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 LONGEST_FIELD = 2**31 - 1
 """Characters of a field in a CSV file; Python's own limit, which is the process's, is 131,072."""
-
-
-def is_url(name: str) -> bool:
-    """Whether a name is a URL, which fsspec opens, instead of a path."""
-    return "://" in name
 
 
 def is_packed(name: str) -> bool:

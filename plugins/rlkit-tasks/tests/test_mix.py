@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlkit_tasks.mix import MixedRows
+from rlkit_tasks.rows import Rows
+from test_data_files import questions, write
 
 from rlkit.base.errors import RecipeError
 from rlkit.tasks import GSM8K, Arithmetic, Mix
-from rlkit.tasks.mix import MixedRows
-from rlkit.tasks.rows import Rows
 from rlkit.testing import check_task
-from tests.unit.tasks.test_data_files import questions
 
 
 def rows(*names: object) -> Rows:
@@ -74,8 +74,9 @@ def test_no_row_is_lost_and_shares_are_those_of_the_weights(tasks: list[tuple[in
         assert sum(mine) == pytest.approx(len(mixed) * weights[name] / sum(weights.values()), abs=1 + len(tasks) / 2)
 
 
-def test_a_source_that_a_task_has_set_is_kept(gsm8k_like: Path) -> None:
-    mix = Mix({"school": GSM8K(str(gsm8k_like))})
+def test_a_source_that_a_task_has_set_is_kept(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", {"question": "1 + 1 =", "answer": "#### 2"})
+    mix = Mix({"school": GSM8K(str(tmp_path))})
     prompt = mix.prompt(mix.rows("train")[0], 0)
     assert (prompt.meta["data_source"], prompt.meta["row_source"]) == ("school", "openai/gsm8k")
 

@@ -7,16 +7,16 @@ import os
 from pathlib import Path
 
 import pytest
+from rlkit_tasks.rows import Rows
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
+from rlkit.data import picture_files as files
 from rlkit.data.prompts import make_prompt
+from rlkit.interfaces.rows import LocatedRow
 from rlkit.tasks import Jsonl
-from rlkit.tasks import picture_files as files
-from rlkit.tasks.rows import Rows
-from rlkit.tasks.table import LocatedRow
 from tests.unit.base.test_http_client import CHUNKED, HOSTILE, OK, serving
-from tests.unit.tasks.test_media import RED, R, parts
+from tests.unit.data.test_media import RED, R, parts
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.data.picture_files import read_picture
 from rlkit.interfaces.content import is_media, media_column, text_messages
 from rlkit.interfaces.picture import Picture
-from rlkit.tasks.mix import INDEX, ROW, TASK
-from rlkit.tasks.picture_files import read_picture
-from rlkit.tasks.table import LocatedRow
+from rlkit.interfaces.rows import INDEX, ROW, TASK, LocatedRow
 from rlkit.types import JsonObject, Message, Prompt, Row
 
 REMEDY = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlkit.tasks.files import KnownColumns
-from rlkit.tasks.template import as_text
+from rlkit.interfaces.rows import as_text
 from rlkit.types import Row
+from rlkit_tasks.files import KnownColumns
 
 ANSWERS = ("answer", "solution", "ground_truth")
 

@@ -10,25 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlkit.interfaces.rows import LocatedRow
 from rlkit.types import Row
 
 CHUNK = 256
 """Rows that are decoded at once where they are read in order."""
-
-
-class LocatedRow(dict[str, Any]):
-    """A row that knows where it is: `data/a.parquet, row 7`, counted from 1."""
-
-    location: str
-    as_written: bool = False
-    """Whether nulls are those of the data set, not those that a table has for missing fields."""
-
-    @classmethod
-    def at(cls, location: str, row: Row) -> LocatedRow:
-        """Return the row with its location."""
-        located = cls(row)
-        located.location = location
-        return located
 
 
 class Table(Sequence[Row]):
@@ -73,8 +59,3 @@ class Table(Sequence[Row]):
     def select(self, chosen: NDArray[np.int64]) -> Table:
         """Return the table of some of the rows."""
         return Table(self.tables, chosen if self.chosen is None else np.asarray(self.chosen)[chosen])
-
-
-def location_of(row: Row, otherwise: str) -> str:
-    """Return the location of a row; None if it is unknown."""
-    return row.location if isinstance(row, LocatedRow) else otherwise

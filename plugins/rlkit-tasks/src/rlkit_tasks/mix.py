@@ -10,12 +10,10 @@ from itertools import accumulate
 from rlkit.base.errors import RecipeError
 from rlkit.base.names import Name
 from rlkit.base.ranges import PositiveFloat
+from rlkit.interfaces.rows import INDEX, ROW, TASK
 from rlkit.interfaces.task import Split, Task
 from rlkit.registry import calling, close_parts
 from rlkit.types import Prompt, Row
-
-TASK, INDEX, ROW = "task", "index", "row"
-"""The keys of a mixed row."""
 
 
 class Mix(Task):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.tasks.files import KnownColumns
 from rlkit.types import JsonObject, Prompt, Row
+from rlkit_tasks.files import KnownColumns
 
 PHASES = {
     "create_kwargs": "create",

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import NoReturn
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.tasks.json_text import checked_text, cleaned, decode
 from rlkit.types import JsonObject, Message
+from rlkit_tasks.json_text import checked_text, cleaned, decode
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
 """Roles that chat templates read."""

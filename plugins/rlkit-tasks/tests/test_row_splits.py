@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from test_data_files import questions, write
 
 from rlkit.base.errors import RecipeError
 from rlkit.tasks import HFDataset, Jsonl
-from tests.unit.tasks.test_data_files import questions, write
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from itertools import groupby
@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
+from rlkit.base.files import is_url
 from rlkit.base.hub import work_offline_without_network
 from rlkit.base.text import redact
-from rlkit.interfaces.task import field_of
-from rlkit.tasks.lines import COMPRESSED, first_line, is_url, suffix_of
-from rlkit.tasks.table import Table
-from rlkit.tasks.text_rows import TextRows
 from rlkit.types import Row
+from rlkit_tasks.lines import COMPRESSED, first_line, suffix_of
+from rlkit_tasks.table import Table
+from rlkit_tasks.text_rows import TextRows
 
 Rows = Sequence[Row]
 Paths = str | list[str]
@@ -174,19 +174,6 @@ def divide(rows: Rows, share: float, digests: NDArray[np.uint64]) -> tuple[Rows,
     return _select(rows, np.flatnonzero(digests > last)), _select(rows, held_out)
 
 
-def column(row: Row, name: str, location: str, option: str) -> object:
-    """Return the value of a column; `a.b` is the field `b` of the column `a`, unless a column has this name.
-
-    Raises:
-        RecipeError: There is none; the message lists the columns of the row.
-    """
-    try:
-        return field_of(row, name)
-    except KeyError:
-        listed = ", ".join(_names(row)) or "nothing"
-        raise RecipeError(f"{location}: no field {show(name)} ({option}); the row has: {listed}") from None
-
-
 def _nearby(path: Path) -> str:
     parent = path.absolute().parent
     while not os.path.isdir(parent):
@@ -271,11 +258,3 @@ def _matches(name: str, option: str) -> list[str]:
 def _select(rows: Rows, chosen: NDArray[np.int64]) -> Rows:
     select = getattr(rows, "select", None)  # of a table, which leaves the rows on disk
     return cast(Rows, select(chosen)) if select is not None else [rows[int(i)] for i in chosen]
-
-
-def _names(row: Row, prefix: str = "") -> Iterator[str]:
-    """Return the names of all columns, with the fields inside them."""
-    for name, value in row.items():
-        yield f"{prefix}{name}"
-        if isinstance(value, Mapping) and prefix.count(".") < 2:
-            yield from _names(value, f"{prefix}{name}.")

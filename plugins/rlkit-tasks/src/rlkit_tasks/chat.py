@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rlkit.tasks.json_text import checked_text, decode
-from rlkit.tasks.messages import Change, MessageReader, refuse, unpacked
-from rlkit.tasks.table import LocatedRow
+from rlkit.interfaces.rows import LocatedRow
 from rlkit.types import JsonObject, Message, Row
+from rlkit_tasks.json_text import checked_text, decode
+from rlkit_tasks.messages import Change, MessageReader, refuse, unpacked
 
 MESSAGES = 'chat messages such as [{"role": "user", "content": "2 + 2?"}]'
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from rlkit_tasks.rows import Rows
 
 from rlkit.base.errors import RecipeError
 from rlkit.data.prompts import make_prompt
 from rlkit.interfaces.picture import Picture
 from rlkit.tasks import TRL, HFDataset, Jsonl, Verl
-from rlkit.tasks.rows import Rows
 from rlkit.types import Prompt
 
 

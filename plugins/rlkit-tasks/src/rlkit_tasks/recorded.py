@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST_FLOAT
 from rlkit.interfaces.reward import as_number
-from rlkit.tasks.chat import ChatRow, context
 from rlkit.types import Message, RecordedAnswer, Row
+from rlkit_tasks.chat import ChatRow, context
 
 
 class Recording(NamedTuple):

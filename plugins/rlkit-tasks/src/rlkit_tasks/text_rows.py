@@ -21,21 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.files import cache_folder
+from rlkit.base.files import cache_folder, is_url
 from rlkit.base.text import redact
-from rlkit.tasks.lines import (
-    decoded,
-    fields,
-    header,
-    is_packed,
-    is_url,
-    lines_with_text,
-    opened,
-    parsed,
-    separated_rows,
-)  # fmt: skip
-from rlkit.tasks.table import LocatedRow
+from rlkit.interfaces.rows import LocatedRow
 from rlkit.types import Row
+from rlkit_tasks.lines import decoded, fields, header, is_packed, lines_with_text, opened, parsed, separated_rows
 
 FORMAT = 1
 """Of a stored index; copies with another one are not opened."""

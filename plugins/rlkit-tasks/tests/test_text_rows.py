@@ -14,10 +14,11 @@ import pytest
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_tasks import lines, text_rows
+from rlkit_tasks.table import CHUNK, Table
+from rlkit_tasks.text_rows import TextRows
 
-from rlkit.tasks import HFDataset, Jsonl, lines, text_rows
-from rlkit.tasks.table import CHUNK, Table
-from rlkit.tasks.text_rows import TextRows
+from rlkit.tasks import HFDataset, Jsonl
 
 ROWS = [{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(200)]
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import explain, shorten
-from rlkit.base.files import read_inside, relative_to
+from rlkit.base.files import is_url, read_inside, relative_to
 from rlkit.base.retry import ServiceError, fetch
 from rlkit.base.text import redact
 from rlkit.interfaces.picture import MAX_BYTES, Picture, from_base64
-from rlkit.tasks.lines import is_url
 
 PROTOCOLS = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "hf")
 """Protocols of URLs that rows may name; a row of a foreign data set could name anything."""

@@ -8,10 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
+from rlkit_tasks.table import Table
 
 from rlkit.base.errors import RecipeError, RlkitError
+from rlkit.interfaces.rows import location_of
 from rlkit.tasks import GSM8K, HFDataset, Jsonl
-from rlkit.tasks.table import Table, location_of
 from rlkit.testing import check_task
 from tests.unit.base.test_http_client import CHUNKED, OK, serving
 
