@@ -208,7 +208,7 @@ def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:
     rollouts = prepare_rollouts(recipe, data, fabric)
     try:
         rollouts.sync_weights()
-        return procedure_of(recipe.method).evaluate(rollouts, data.validation)
+        return procedure_of(recipe).evaluate(rollouts, data.validation)
     finally:
         rollouts.close()
 

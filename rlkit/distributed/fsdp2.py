@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from fnmatch import fnmatch
 from typing import Any, TypedDict
 
 import torch
@@ -32,12 +31,12 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError
 from rlkit.base.garbage import reuse_memory
 from rlkit.distributed.kernels import choose_kernels
+from rlkit.distributed.tensor_parallel import divide
 
 DEADLINE = timedelta(seconds=1800)
 
@@ -148,7 +147,8 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, options: ShardOptions) -> n
     assert mesh.mesh_dim_names is not None
     data, tensor = mesh[mesh.mesh_dim_names[:-1]], mesh["tensor_parallel"]
     if tensor.size() > 1:
-        _divide_matrices(module, tensor)
+        model: Any = next(m for m in module.modules() if hasattr(m, "config"))
+        divide(_text_model(module), model.config, tensor)
     for block in blocks(module):
         fully_shard(block, mesh=data, **options)
     # reshard the root's own parameters too, which would otherwise stay unsharded after a forward pass
@@ -208,38 +208,6 @@ def checkpoint_activations(module: nn.Module) -> None:
     """Recompute each block's activations in the backward pass, instead of storing them."""
     for block in blocks(module):
         checkpoint(block)
-
-
-def _divide_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
-    model: Any = next(m for m in module.modules() if hasattr(m, "config"))
-    config = model.config.get_text_config()
-    plan = getattr(config, "base_model_tp_plan", None)
-    if not plan or set(plan.values()) - {"colwise", "rowwise"}:
-        raise RecipeError(
-            f"FSDP2 has tensor_parallel={mesh.size()}, but {type(model).__name__} has no supported plan for it; set "
-            "tensor_parallel: 1"
-        )
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, name, None)
-        if heads is not None and heads % mesh.size():
-            raise RecipeError(
-                f"FSDP2 has tensor_parallel={mesh.size()}, but the model has {name}={heads}; choose a divisor of it"
-            )
-    for name, layer in list(_text_model(module).named_modules()):
-        for pattern, style in plan.items():
-            if fnmatch(name, pattern) or fnmatch(name, f"*.{pattern}"):
-                _divide_layer(layer, style, mesh)
-
-
-def _divide_layer(linear: nn.Module, kind: str, mesh: DeviceMesh) -> None:
-    """Shard a linear layer; if it has adapters, the layer and the adapter matrix on the sharded side."""
-    style = ColwiseParallel if kind == "colwise" else RowwiseParallel
-    if not hasattr(linear, "base_layer"):
-        parallelize_module(linear, mesh, style())
-        return
-    parallelize_module(linear.base_layer, mesh, style())  # type: ignore[arg-type]
-    for adapter in (linear.lora_B if kind == "colwise" else linear.lora_A).values():  # type: ignore[union-attr,operator]
-        parallelize_module(adapter, mesh, style())
 
 
 def backend() -> str:

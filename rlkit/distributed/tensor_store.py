@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 
 import torch.distributed as dist
 from torch import Tensor
@@ -11,6 +12,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from rlkit.distributed.tensor_parallel import PACKED, STACKED, is_packed
 
 
 class TensorFilesError(Exception):
@@ -25,7 +31,7 @@ def save_tensors(tensors: dict[str, Tensor], writer: StorageWriter, group: Proce
     """
     _ignore_missing_group()
     try:
-        save(tensors, storage_writer=writer, process_group=group, no_dist=group is None)
+        save(_in_chunks(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
     except CheckpointException as error:  # it is a BaseException
         raise TensorFilesError(str(_first_cause(error))) from error
 
@@ -51,9 +57,30 @@ def load_tensors_alone(into: dict[str, Tensor], reader: StorageReader) -> None:
 def _load(into: dict[str, Tensor], reader: StorageReader, no_dist: bool) -> None:
     _ignore_missing_group()
     try:
-        load(into, storage_reader=reader, no_dist=no_dist)
+        load(_in_chunks(into), storage_reader=reader, no_dist=no_dist)
     except CheckpointException as error:
         raise TensorFilesError(str(_first_cause(error))) from error
+
+
+def _in_chunks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors, those whose shard is a part of each of several stacked matrices as these parts."""
+    return {name: _parts(t) if isinstance(t, DTensor) and is_packed(t) else t for name, t in tensors.items()}
+
+
+def _parts(tensor: DTensor) -> Tensor:
+    """Return a tensor of the same memory, whose shard is a list of contiguous ones.
+
+    Args:
+        tensor: [experts, 2 * out, in], divided along the first dimension, or copied, and packed along the second.
+    """
+    _, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, [Shard(PACKED.dim) if p == PACKED else p for p in tensor.placements]
+    )
+    parts = tensor.to_local().chunk(STACKED, PACKED.dim)
+    height = tensor.shape[PACKED.dim] // STACKED
+    rows = offsets[PACKED.dim] // STACKED
+    starts = [(offsets[0], part * height + rows, *offsets[2:]) for part in range(len(parts))]
+    return DTensor(LocalShardsWrapper([*parts], starts), tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _ignore_missing_group() -> None:

@@ -51,6 +51,9 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+FURTHER = "@"
+"""What follows the name of a tensor in that of a rank's further chunk of it."""
+
 Extent = Annotated[int, Ge(0), Le(1 << 48)]
 Extents = Annotated[list[Extent], MaxLen(16)]
 
@@ -131,13 +134,13 @@ class TensorWriter(StorageWriter):
         header: dict[str, object] = {}
         positions: dict[str, object] = {}
         offset = 0
-        for item in plan.items:
+        for number, item in enumerate(plan.items):
             name = item.index.fqn
             tensor_data = item.tensor_data
-            if tensor_data is None or tensor_data.properties.dtype not in DTYPE_NAMES or name in header:
-                raise CheckpointError(
-                    f"{name} cannot be saved: expected a tensor of a supported type, once on each rank"
-                )
+            if tensor_data is None or tensor_data.properties.dtype not in DTYPE_NAMES:
+                raise CheckpointError(f"{name} cannot be saved: expected a tensor of a supported type")
+            if name in header:  # a rank may have several chunks of a tensor
+                name += f"{FURTHER}{number}"
             dtype = tensor_data.properties.dtype
             length = prod(tensor_data.chunk.sizes) * dtype.itemsize
             header[name] = {
@@ -195,7 +198,7 @@ class TensorReader(StorageReader):
         chunks_by_name: dict[str, list[Chunk]] = {}
         for file in self.files:
             for name, chunk in read_header(self.fs, self.folder, file).items():
-                chunks_by_name.setdefault(name, []).append(chunk)
+                chunks_by_name.setdefault(name.partition(FURTHER)[0], []).append(chunk)
         self._chunks = {}
         tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for name, chunks in chunks_by_name.items():

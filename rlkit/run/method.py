@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlkit.data.data import Data
-from rlkit.recipe.method import Method, ReinforcementLearning, RewardModelling
+from rlkit.recipe import Recipe
+from rlkit.recipe.method import ReinforcementLearning, RewardModelling
 from rlkit.rollout.service import RolloutService
 from rlkit.run.evaluate import Evaluate, evaluate_completions, evaluate_reward_model
 from rlkit.run.preflight.picture_check import check_pictures
@@ -35,12 +36,13 @@ class Procedure(NamedTuple):
     checks: Sequence[Callable[[Data, RolloutService], object]]
 
 
-def procedure_of(method: Method) -> Procedure:
-    """Return the functions of a way to train."""
-    match method:
+def procedure_of(recipe: Recipe) -> Procedure:
+    """Return the functions of a recipe's way to train; where nothing is sampled, there is no engine to check."""
+    match recipe.method:
         case ReinforcementLearning():
             return Procedure(sample, rl_step, evaluate_completions, (check_weights, check_pictures))
         case RewardModelling():
             return Procedure(recorded, supervised_step, evaluate_reward_model, ())
         case _:
-            return Procedure(recorded, supervised_step, evaluate_completions, (check_weights, check_pictures))
+            checks = () if recipe.validation is None else (check_weights, check_pictures)
+            return Procedure(recorded, supervised_step, evaluate_completions, checks)

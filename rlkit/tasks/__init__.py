@@ -1,7 +1,7 @@
 """Tasks: where prompts come from.
 
-What belongs here: the path by which recipes and scripts name the tasks of `rlkit_tasks`. What does not: which rows a run
-trains on and in which order (`rlkit.data`), and conversations about them (`rlkit.rollout`).
+What belongs here: the path by which recipes and scripts name the tasks of `rlkit_tasks`. What does not: which rows a
+run trains on and in which order (`rlkit.data`), and conversations about them (`rlkit.rollout`).
 """
 
 from rlkit.registry.shelf import attribute_of

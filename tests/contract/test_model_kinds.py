@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlkit.base.errors import RecipeError
 from rlkit.cli.docs import page
+from rlkit.distributed.tensor_parallel import MATRICES, plan_of
 from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
 from rlkit.testing import random_model
@@ -29,17 +31,26 @@ def actor(kind: str) -> Actor:
     return Actor(random_model(kind, **{**KINDS, **OTHERS}[kind]))
 
 
+def division(kind: str) -> str:
+    """Return what tensor parallelism over two ranks divides."""
+    try:
+        plan = plan_of(actor(kind).policy.config, 2)
+    except RecipeError:
+        return "no"
+    return "yes" if any(".experts" not in name and style in MATRICES for name, style in plan.items()) else "experts"
+
+
 @pytest.mark.parametrize("kind", EACH)
 def test_the_docs_say_how_a_kind_is_computed(kind: str) -> None:
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page("tested-models").splitlines()]
-    listed = {row[0]: row[2:] for row in rows if len(row) == 4}
+    listed = {row[0]: row[2:] for row in rows if len(row) == 5}
     sampler = engine_of(actor(kind).policy)._sampler
     decoding = "generate"
     if isinstance(sampler, DecoderSampler):
         decoding = "fused" if sampler.health()["fused"] else "batched"
-    found = ["packed" if actor(kind).passes.packed else "padded", decoding]
-    assert kind in OTHERS or listed[kind] == found
-    assert (found[0] == "padded") == (kind == "mamba")
+    training = "packed" if actor(kind).passes.packed else "padded"
+    assert kind in OTHERS or listed[kind] == [training, decoding, division(kind)]
+    assert (training == "padded") == (kind == "mamba")
     assert decoding != "generate"
 
 

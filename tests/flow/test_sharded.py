@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from rlkit.testing import save_random_model
 from tests import forks
-from tests.conftest import read_jsonl
+from tests.conftest import read_jsonl, rlkit
+from tests.flow.test_architectures import KINDS
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +31,45 @@ def test_weights_are_streamed_whole(ranks: int, words: str, tmp_path: Path) -> N
     done = forks.run((script, *words.split()), tmp_path, ranks)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("streamed") == ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "kinds"),
+    [
+        (2, 2, ["qwen3", "gemma3_text", "phi3", "olmo3", "qwen3_moe", "qwen3_5_moe_text", "gpt_oss"]),
+        (4, 2, ["qwen3", "deepseek_v3"]),
+        pytest.param(2, 2, list(KINDS), marks=pytest.mark.stress),
+    ],
+    ids=["styles", "sharded", "all"],
+)
+def test_kinds_of_models_are_divided_as_they_say(ranks: int, size: int, kinds: list[str], tmp_path: Path) -> None:
+    """Gradients and weights that are sent equal those of the undivided model."""
+    done = forks.run((str(Path(__file__).with_name("divided.py")), str(size), *kinds), tmp_path, ranks)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("divided") == ranks
+
+
+def test_supervised_training_divides_a_mixture(tmp_path: Path) -> None:
+    """A checkpoint of divided experts goes on undivided. Nothing samples: the embedded engine need not be able to."""
+    save_random_model(tmp_path / "base", "qwen3_moe", **KINDS["qwen3_moe"])
+    words = (
+        "fit", "--recipe=quick_sft", "--model.path=base", "--train.lr=1e-2", "--train.schedule=Constant",
+        "--validation=null", "--save.every=1", "--fabric.strategy=FSDP2",
+    )  # fmt: skip
+    runs = (
+        ("alone", 1, "--train.steps=4"),
+        ("divided", 2, "--train.steps=2"),
+        ("resumed", 1, "--train.steps=4", "--resume=divided"),
+        ("redivided", 2, "--train.steps=4", "--resume=resumed/checkpoints/step-000003"),
+    )
+    for name, ranks, *options in runs:
+        parallel = (f"--fabric.devices={ranks}", f"--fabric.strategy.tensor_parallel={ranks}")
+        done = rlkit(*words, *parallel, *options, f"--out={name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    weights = {name: load_file(tmp_path / name / "final" / "model.safetensors") for name, *_ in runs}
+    for name in ("resumed", "redivided"):
+        for key, tensor in weights["alone"].items():
+            torch.testing.assert_close(weights[name][key], tensor, atol=1e-4, rtol=1e-3, msg=f"{name}: {key}")
 
 
 def test_event_loops_agree_beside_collectives(tmp_path: Path) -> None:

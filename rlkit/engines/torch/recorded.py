@@ -15,7 +15,8 @@ class Recorded(RolloutEngine):
     """Trains on recorded completions (SFT, preferences, reward models).
 
     Each prompt brings any number of completions (`Prompt.recorded`): `rollout.group_size` does not apply. Validation
-    samples as in any run.
+    samples as in any run; an engine of this process is made for the first one, so that a run without validation needs
+    none.
 
     Args:
         validation: The engine that samples in validation; null for `TorchEngine`.
@@ -27,6 +28,7 @@ class Recorded(RolloutEngine):
         self.capabilities = Capability.VALIDATION_ONLY | self._engine.capabilities & Capability.READS_POLICY
         self.reserved = self._engine.reserved
         self._outdated = True
+        self._unbound: Runtime | None = None
 
     @property
     def capacity(self) -> int | None:
@@ -37,12 +39,18 @@ class Recorded(RolloutEngine):
         return self._engine.environment
 
     def bind(self, runtime: Runtime) -> None:
-        self._engine.bind(runtime)
+        if Capability.READS_POLICY in self._engine.capabilities:
+            self._unbound = runtime
+        else:
+            self._engine.bind(runtime)
 
     async def generate(self, request: Request) -> Completion:
         return await self._engine.generate(request)
 
     async def sync(self, stream: WeightStream, version: int) -> None:
+        if self._unbound is not None:
+            self._engine.bind(self._unbound)
+            self._unbound = None
         await self._engine.sync(stream, version)
         self._outdated = False
 
@@ -58,7 +66,7 @@ class Recorded(RolloutEngine):
         self._outdated = True
 
     def health(self) -> dict[str, float]:
-        return self._engine.health()
+        return self._engine.health() if self._unbound is None else {}
 
     def close(self) -> None:
         self._engine.close()

@@ -30,7 +30,7 @@ def dry_run(context: TrainContext) -> dict[str, float]:
 
     note("models loaded")
     context.rollouts.sync_weights()
-    rollouts = procedure_of(context.recipe.method).obtain(context.data, context.rollouts, 1, Meter())
+    rollouts = procedure_of(context.recipe).obtain(context.data, context.rollouts, 1, Meter())
     await_scores(context.rollouts, rollouts, Meter())
     note("sampling")
     longest = _longest(context.data)

@@ -30,8 +30,8 @@ def test_the_method_follows_from_engine_and_head(recipe: str, method: type[Metho
     parsed = parse("fit", [f"--recipe={recipe}"]).recipe
     assert type(parsed.method) is method
     assert parsed.method is parsed.method
-    assert procedure_of(parsed.method).step is (rl_step if method is ReinforcementLearning else supervised_step)
-    assert bool(procedure_of(parsed.method).checks) is (method is not RewardModelling)
+    assert procedure_of(parsed).step is (rl_step if method is ReinforcementLearning else supervised_step)
+    assert bool(procedure_of(parsed).checks) is (method is not RewardModelling)
 
 
 def test_only_reinforcement_learning_scores_training_completions() -> None:

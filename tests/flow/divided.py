@@ -1,0 +1,84 @@
+"""Run by `test_sharded.py` on several ranks: kinds of models under tensor parallelism compute and send what they are.
+
+The words are the ranks that share a matrix, and kinds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from rlkit import recipe as sections
+from rlkit.base.errors import RecipeError
+from rlkit.distributed.fsdp2 import full_tensor, make_fabric
+from rlkit.distributed.ranks import Ranks
+from rlkit.models.actor import Actor
+from rlkit.models.lora import add_lora
+from rlkit.models.weights import PolicyWeights
+from rlkit.recipe import Lora
+from rlkit.testing import random_model
+from rlkit.train.models import Placer
+from tests.flow.test_architectures import KINDS
+
+NO_PLAN = {
+    "mamba": "no plan", "mamba2": "no plan", "falcon_h1": "no plan", "lfm2": "no plan", "gpt_oss": "no plan",
+    "nemotron_h": "divides none of its layers",
+}  # fmt: skip
+"""Kinds of which transformers divides nothing, or the embedding alone; and of Nemotron-H only experts, without them."""
+ROWS = torch.arange(3, 35).view(2, 16)
+
+
+def gradients(module: Any) -> dict[str, torch.Tensor]:
+    """Return the gradients of the sum of the log-probs of all tokens but the first of each row."""
+    mask = torch.ones_like(ROWS, dtype=torch.bool)
+    mask[:, 0] = False
+    logps = module(ROWS, mask).logps
+    (logps * torch.linspace(-1, 1, logps.numel()).view_as(logps)).sum().backward()
+    parameters = getattr(module, "module", module).policy.named_parameters()
+    return {name: full_tensor(p.grad) for name, p in parameters if p.grad is not None}
+
+
+def compare(fabric: Fabric, kind: str, lora: Lora | None) -> None:
+    def policy() -> Any:
+        model = random_model(kind, **KINDS[kind])
+        if lora is None:
+            return model
+        adapted = add_lora(model, lora)
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.data = torch.linspace(-0.02, 0.01, parameter.numel()).view_as(parameter)
+        return adapted
+
+    plain = Actor(policy())
+    expected, sent = gradients(plain), [pair for bucket in PolicyWeights(plain.policy).buckets() for pair in bucket]
+    placer = Placer(fabric, Ranks(fabric))
+    divided = placer.set_up(Actor(policy()))
+    for name, gradient in gradients(divided).items():
+        gap = (gradient - expected[name]).norm() / expected[name].norm().clamp(min=1e-6)
+        assert gap < 2e-5, f"{kind} {name}: {gap:.1e}"
+    weights = dict(pair for bucket in PolicyWeights(divided.module.policy).buckets() for pair in bucket)
+    for name, weight in sent:
+        assert torch.equal(weights[name], weight), f"{kind} {name}"
+
+
+if __name__ == "__main__":
+    size, kinds = int(sys.argv[1]), sys.argv[2:]
+    strategy = sections.FSDP2(tensor_parallel=size)
+    fabric = make_fabric(sections.Fabric("cpu", int(os.environ["WORLD_SIZE"]), strategy=strategy))
+    fabric.launch()
+    for kind in kinds:
+        if kind in NO_PLAN:
+            with pytest.raises(RecipeError, match=NO_PLAN[kind]):
+                compare(fabric, kind, None)
+            continue
+        compare(fabric, kind, None)
+        if kind == "qwen3_moe":
+            with pytest.raises(RecipeError, match="does not divide adapters of experts"):
+                compare(fabric, kind, Lora(2, 4))
+        compare(fabric, kind, Lora(2, 4, ["q_proj", "o_proj", "out_proj", "in_proj_qkvz"]))
+    print("divided")
