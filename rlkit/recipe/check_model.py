@@ -99,6 +99,7 @@ def check_model(recipe: Recipe) -> Iterator[str]:
     yield from _check_head(recipe)
     yield from _check_attention(recipe)
     yield from _check_dora(recipe)
+    yield from _check_division(recipe)
     yield from _check_router(recipe)
     if recipe.model.quantization is not None:
         yield from _check_quantization(recipe)
@@ -150,6 +151,18 @@ def _check_dora(recipe: Recipe) -> Iterator[str]:
                 f"{key}.lora.use_dora is true, but fabric.strategy has tensor_parallel={strategy.tensor_parallel}, "
                 "which divides the rows that DoRA scales; set tensor_parallel: 1, or use_dora: false"
             )
+
+
+def _check_division(recipe: Recipe) -> Iterator[str]:
+    strategy, engine = recipe.fabric.strategy, recipe.engine
+    samples = Capability.VALIDATION_ONLY not in engine.capabilities or recipe.validation is not None
+    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == 1 or not samples:
+        return
+    if Capability.READS_POLICY in engine.capabilities:
+        yield (
+            f"{type(engine).__name__} cannot sample from a policy under tensor_parallel={strategy.tensor_parallel}: "
+            "each token would wait for other ranks; choose rollout.engine: SGLangServer, or tensor_parallel: 1"
+        )
 
 
 def _check_quantization(recipe: Recipe) -> Iterator[str]:

@@ -242,7 +242,7 @@ def test_tensor_parallel(folder: Path) -> None:
 
 def test_the_embedded_engine_refuses_tensor_parallel(folder: Path) -> None:
     done = rlkit(*BASE, "--out", str(folder / "refused"), *TENSOR, cwd=folder)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "TorchEngine cannot sample from a policy under tensor_parallel=2" in done.stderr
 
 

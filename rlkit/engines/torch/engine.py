@@ -79,11 +79,6 @@ class TorchEngine(RolloutEngine):
         check_followed(structure)
 
     def bind(self, runtime: Runtime) -> None:
-        if runtime.tensor_parallel > 1:
-            raise EngineError(
-                f"TorchEngine cannot sample from a policy under tensor_parallel={runtime.tensor_parallel}: each token "
-                "would wait for other ranks; choose rollout.engine: SGLangServer, or tensor_parallel: 1"
-            )
         reuse_memory()
         choose_kernels()  # this process may be a server's, without a trainer
         self._runtime = runtime

@@ -310,7 +310,7 @@ def test_a_section_may_be_named_as_a_class(name: str) -> None:
     for given, expected in (
         (name, FSDP2()),
         (f'{{"class_path":"{name}"}}', FSDP2()),
-        (f'{{"class_path":"{name}","init_args":{{"tensor_parallel":2}}}}', FSDP2(tensor_parallel=2)),
+        (f'{{"class_path":"{name}","init_args":{{"replicate":2}}}}', FSDP2(replicate=2)),
     ):
         assert parse("fit", ["quickstart", f"--fabric.strategy={given}"]).recipe.fabric.strategy == expected
 

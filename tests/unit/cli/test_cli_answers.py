@@ -206,7 +206,7 @@ def test_a_check_plans_with_the_ranks_that_share_the_data(capsys: pytest.Capture
     four = ("--fabric.accelerator=cpu", "--fabric.devices=4", "--train.prompts_per_step=5")
     weights = {}
     for strategy in ("ddp", "FSDP2"):
-        tensor = ("--fabric.strategy.tensor_parallel=2",) if strategy == "FSDP2" else ()
+        tensor = ("--fabric.strategy.tensor_parallel=2", "--rollout.engine=SGLangServer") if strategy == "FSDP2" else ()
         assert main(["recipe", "check", "quickstart", *four, f"--fabric.strategy={strategy}", *tensor]) == 0
         text = capsys.readouterr().out
         assert f"{2 if tensor else 4} ranks: " in text

@@ -127,6 +127,7 @@ def test_dora_starts_as_a_base_in_bfloat16(tmp_path: Path) -> None:
 
 def test_what_cannot_apply_dora_is_refused() -> None:
     options = ["--fabric.strategy=FSDP2", "--fabric.strategy.tensor_parallel=2", "--fabric.devices=2"]
+    options.append("--rollout.engine=SGLangServer")
     adapters = ["--model.lora.use_dora=true", "--critic.lora.use_dora=true"]
     with pytest.raises(RecipeError) as caught:
         parse("fit", ["--recipe=quick_ppo", *options, *adapters])
