@@ -39,14 +39,14 @@ class PartRuntime:
 
     Args:
         data: The tokenizer and what follows from it.
-        rollouts: Of this rank.
+        service: Samples and scores, on this rank.
         launcher: The launcher that has started this rank, if any.
     """
 
-    def __init__(self, data: Data, rollouts: RolloutService, launcher: Launcher | None = None) -> None:
-        self._rollouts = rollouts
+    def __init__(self, data: Data, service: RolloutService, launcher: Launcher | None = None) -> None:
+        self._service = service
         self._launcher = launcher
-        self._actor, self._ranks = rollouts.actor, rollouts.ranks
+        self._actor, self._ranks = service.actor, service.ranks
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context
         self.stop_ids = data.dialogue.template.stop_ids
@@ -91,10 +91,10 @@ class PartRuntime:
             return self._launcher.host_server(command)
 
     async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
-        return await self._rollouts.work(function, argument, timeout)
+        return await self._service.work(function, argument, timeout)
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
-        return await self._rollouts.score(reward, trajectories)
+        return await self._service.score(reward, trajectories)
 
 
 class NoPolicyError(AttributeError):
@@ -153,14 +153,14 @@ class RuntimeWithoutPolicy(OneProcess):
         return await score(reward, trajectories, self._workers)
 
 
-def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
+def bind_parts(recipe: Recipe, data: Data, service: RolloutService) -> None:
     """Bind all parts of a recipe, then the tools to the chat template.
 
     Raises:
         PartError: A part raised.
         RecipeError: The tools do not fit the model.
     """
-    runtime: Runtime = PartRuntime(data, rollouts, recipe.launcher if is_launched() else None)
+    runtime: Runtime = PartRuntime(data, service, recipe.launcher if is_launched() else None)
     for part in recipe.parts():
         if isinstance(part, BoundPart):
             with calling(part, "bind"):

@@ -45,7 +45,7 @@ class TrainContext:
         data: The prompts.
         ranks: This rank among the others.
         models: What is trained, and what it is compared with.
-        rollouts: Samples from the policy and scores.
+        service: Samples from the policy and scores.
         transforms: What changes rewards on their way to the advantages.
         callbacks: What watches the run.
     """
@@ -54,7 +54,7 @@ class TrainContext:
     data: Data
     ranks: Ranks
     models: Models
-    rollouts: RolloutService
+    service: RolloutService
     transforms: RewardTransforms
     callbacks: Callbacks
 
@@ -165,10 +165,10 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     if recipe.train.offload_during_rollout:
         reads_policy = Capability.READS_POLICY in recipe.rollout.engine.capabilities
         offload = models.offload(fabric.device, keep_policy=reads_policy)
-    rollouts = RolloutService(recipe, data.dialogue, models.actor, ranks, offload, note=note)
-    _bind(recipe, data, rollouts)
+    service = RolloutService(recipe, data.dialogue, models.actor, ranks, offload, note=note)
+    _bind(recipe, data, service)
     transforms = RewardTransforms(recipe.shaping, recipe.kl_reward)
-    return TrainContext(recipe, data, ranks, models, rollouts, transforms, Callbacks(recipe.callbacks, ranks, note))
+    return TrainContext(recipe, data, ranks, models, service, transforms, Callbacks(recipe.callbacks, ranks, note))
 
 
 @uncollected()
@@ -183,18 +183,18 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
     ranks = Ranks(fabric)
     actor = load_actor(recipe, Placer(fabric, ranks))
     _close_rows(actor, data)
-    rollouts = RolloutService(recipe, data.dialogue, actor, ranks)
-    _bind(recipe, data, rollouts)
-    return rollouts
+    service = RolloutService(recipe, data.dialogue, actor, ranks)
+    _bind(recipe, data, service)
+    return service
 
 
-def _bind(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
+def _bind(recipe: Recipe, data: Data, service: RolloutService) -> None:
     """Bind the parts; close the service if one raises, whose error hides those of parts that are closed unbound."""
     try:
-        bind_parts(recipe, data, rollouts)
+        bind_parts(recipe, data, service)
     except BaseException as error:
         try:
-            rollouts.close()
+            service.close()
         except RlkitError as unbound:
             raise error from unbound
         raise

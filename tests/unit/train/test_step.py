@@ -60,12 +60,13 @@ def test_the_learning_rates_of_a_step() -> None:
     critic = Trained(Values())
     made = context(recipe(train={"warmup_steps": 3}, critic=Critic(lr=0.1)), critic=critic)
     meter = Meter()
-    schedule(made, 2, meter)
+    schedule(made.recipe, made.models, 2, 1.0, meter)
     assert metrics(meter) == {"lr": 0.25, "critic/lr": 0.1}
     assert [group["lr"] for group in made.models.policy.optimizer.param_groups] == [0.25]
     assert [group["lr"] for group in critic.optimizer.param_groups] == [0.1]
     meter = Meter()
-    schedule(context(recipe()), 2, meter)
+    made = context(recipe())
+    schedule(made.recipe, made.models, 2, 1.0, meter)
     assert metrics(meter) == {"lr": 0.5}
 
 
@@ -205,9 +206,8 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     sampled = [trajectory(0, 2, 1.0), trajectory(1, 1, None), trajectory(0, 3, 0.0)]
     made = context(recipe(advantage=ReMax()))
     made.models.update_ema_and_reference = lambda step: events.append(f"follow {step}")
-    made.rollouts.sync_weights = lambda: events.append(f"sync {made.rollouts.version}")
-    made.rollouts.recipe, made.rollouts.ranks = made.recipe, made.ranks
-    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0})
+    made.service.sync_weights = lambda: events.append(f"sync {made.service.version}")
+    made.service.engine = SimpleNamespace(health=lambda: {"queue": 3.0})
     logps, update = rl.compute_logps, phases.update_models
 
     def noted(name: str, function: Any) -> Any:
