@@ -14,7 +14,7 @@ from rlkit.data.measure import Side, measure, shorten
 from rlkit.media import Rendered
 from rlkit.models.config import context_length, load_config, naming
 from rlkit.models.load import load_tokenizer, stop_ids
-from rlkit.recipe import Attempts, Model, Recipe
+from rlkit.recipe import Attempts, Recipe
 from rlkit.rollout.template import ChatTemplate
 from rlkit.tasks.template import TextTemplate
 from rlkit.types import Message, Prompt, Trajectory
@@ -201,7 +201,9 @@ def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
         with naming(option):
             config = load_config(recipe.model.at(path))
             if section.retokenize:
-                template = _template(recipe, recipe.model.at(path))
+                model = recipe.model.at(path)
+                tokenizer = load_tokenizer(model)
+                template = ChatTemplate(tokenizer, stop_ids(model, tokenizer), kwargs=recipe.model.chat_template_kwargs)
         contexts.append(context_length(config))
         columns.append(config.get_text_config().vocab_size)
     return TeacherPrompts(
@@ -212,9 +214,3 @@ def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
         section.attempts,
         template=template,
     )
-
-
-def _template(recipe: Recipe, model: Model) -> ChatTemplate:
-    """Return a teacher's own chat template, with its tokenizer."""
-    tokenizer = load_tokenizer(model)
-    return ChatTemplate(tokenizer, stop_ids(model, tokenizer), kwargs=recipe.model.chat_template_kwargs)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from rlkit.media import Media, Rendered
 from rlkit.parsers.arguments import with_types
 from rlkit.recipe import ConversationLimits
 from rlkit.registry.shelf import provider
+from rlkit.rollout.cache import SizedCache
 from rlkit.rollout.collect import ConversationSetup, ask_engine
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
@@ -60,7 +60,7 @@ class TemplateBackend:
 
     def __post_init__(self) -> None:
         self.context = self.setup.limits.context
-        self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._templates: SizedCache[ChatTemplate] = SizedCache(KEPT_TEMPLATES, lambda _: 1)
         self._asking = 0
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> Rendered:
@@ -116,17 +116,12 @@ class TemplateBackend:
     def _template(self, tools: Sequence[JsonObject]) -> ChatTemplate:
         if not tools:
             return self.dialogue.template
-        name = json.dumps(tools, sort_keys=True)
-        template = self._templates.get(name)
-        if template is None:
-            base = self.dialogue.template
-            schemas = base.codec.plain(list(tools))
-            template = ChatTemplate(base.tokenizer, base.stop_ids, schemas, base.kwargs, base.reader)
-            self._templates[name] = template
-        self._templates.move_to_end(name)
-        if len(self._templates) > KEPT_TEMPLATES:
-            self._templates.popitem(last=False)
-        return template
+        base = self.dialogue.template
+
+        def make() -> ChatTemplate:
+            return ChatTemplate(base.tokenizer, base.stop_ids, base.codec.plain(list(tools)), base.kwargs, base.reader)
+
+        return self._templates.get(json.dumps(tools, sort_keys=True), make)
 
 
 class SessionClient:

@@ -22,6 +22,7 @@ from rlkit.rollout.agents import AgentHost
 from rlkit.rollout.collect import BusyTimer, ConversationSetup
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
+from rlkit.rollout.gate import Gate
 from rlkit.rollout.loop import EventLoop, close_on_loop, warn_on_stderr
 from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import RewardCounts, score
@@ -90,9 +91,21 @@ class RolloutService:
         return self.recipe.engine
 
     def conversation_setup(
-        self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None
+        self,
+        sampling: Sampling,
+        samples: int,
+        step: int,
+        *,
+        attempt: int = 0,
+        timer: BusyTimer | None = None,
+        gate: Gate | None = None,
     ) -> ConversationSetup:
-        """Return the settings that the conversations of a step share."""
+        """Return the settings that the conversations of a step share.
+
+        `rollout.max_conversations` does not hold for those that a gate interrupts on an engine that shares the device:
+        they would keep their slots, for which a validation would wait forever.
+        """
+        is_limited = gate is None or Capability.BESIDE in self.engine.capabilities
         recipe, conversation = self.recipe, self.recipe.conversation or ConversationLimits()
         multi_turn = recipe.tools or recipe.interaction or recipe.environment
         turns, context = conversation.turns if multi_turn else 1, self.dialogue.context
@@ -109,7 +122,8 @@ class RolloutService:
             conversation.seconds if multi_turn else None,
             conversation.check,
             timer or BusyTimer(),
-            self.admission,
+            self.admission if is_limited else nullcontext(),
+            gate,
             agent=None if self.agents is None else self.agents.converse,
             sampling_column=recipe.rollout.sampling_column,
         )

@@ -35,9 +35,7 @@ from rlkit.run.profile import NO_GPU, NsightCapture, profiled
 from rlkit.run.progress import Progress
 from rlkit.run.record import RunRecord
 from rlkit.run.signals import Signals
-from rlkit.train.ahead.beside import BesideStream
-from rlkit.train.ahead.colocated import ColocatedStream
-from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
+from rlkit.train.ahead.stream import BesideStream, ColocatedStream, RolloutStream, TrainedGroups
 from rlkit.train.metrics import phase_range
 from rlkit.train.phases import StepResult
 from rlkit.train.saved import kept_trajectories

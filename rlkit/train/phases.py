@@ -171,16 +171,12 @@ def speeds(recipe: Recipe, fabric: Fabric, metrics: dict[str, float], tokens_of:
     for phase, tokens in {"logps": "update/tokens", "update": "update/tokens", **tokens_of}.items():
         if f"time/{phase}" in metrics and metrics.get(tokens):
             rates[f"time/{phase}_ms_per_token"] = 1000 * metrics[f"time/{phase}"] / metrics[tokens]
-    return rates | _utilization(recipe, fabric, metrics)
-
-
-def _utilization(recipe: Recipe, fabric: Fabric, metrics: dict[str, float]) -> dict[str, float]:
-    """Return the operations per second of the update on each device, and their share of its peak where it is known."""
-    if "update/tflop" not in metrics:
-        return {}
-    reached = metrics["update/tflop"] / max(metrics["time/update"], 1e-9) / fabric.world_size
-    half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
-    device_name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""
-    peak = peak_flops(device_name, half)
-    utilization = {} if peak is None else {"time/mfu": reached * 1e12 / peak}
-    return {"time/tflops_per_device": reached} | utilization
+    if "update/tflop" in metrics:
+        reached = metrics["update/tflop"] / max(metrics["time/update"], 1e-9) / fabric.world_size
+        rates["time/tflops_per_device"] = reached
+        half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
+        device_name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""
+        peak = peak_flops(device_name, half)
+        if peak is not None:
+            rates["time/mfu"] = reached * 1e12 / peak
+    return rates

@@ -158,9 +158,12 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
     device = sampled.tokens.device
     starts = list(accumulate((len(t.samples) for t in rollouts.train_on), initial=0))
     samples = [row for i in rows for row in range(starts[i], starts[i + 1])]
-    for trajectory in (rollouts.train_on[i] for i in rows):
-        for branch in trajectory.span.branches:
-            branch.score = _score_of_branch(branch, trajectory)
+    for rollout in (rollouts.train_on[i] for i in rows):
+        for branch in rollout.span.branches:  # it has its rollout's reward, or in another role that role's alone
+            branch.score = Score(0.0)
+            if rollout.reward is not None and branch.span.speaker == rollout.span.speaker:
+                components = rollout.score.components if rollout.score else {}
+                branch.score = Score(rollout.reward - sum(branch.turn_rewards), components)
     if len(samples) < len(sampled):
         sampled = sampled.rows(torch.tensor(samples, dtype=torch.long, device=device))
     batch = add_rewards(sampled, trajectories)
@@ -175,13 +178,6 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
         for trajectory in trajectories:
             trajectory.credit["greedy_reward"] = rollouts.greedy[trajectory.group]
     return batch, trajectories
-
-
-def _score_of_branch(branch: Trajectory, rollout: Trajectory) -> Score:
-    """Return a score with which a further sample has its rollout's reward, or in another role that role's alone."""
-    if rollout.reward is None or branch.span.speaker != rollout.span.speaker:
-        return Score(0.0)
-    return Score(rollout.reward - sum(branch.turn_rewards), rollout.score.components if rollout.score else {})
 
 
 def _peers(rollouts: Sequence[Trajectory]) -> list[int]:

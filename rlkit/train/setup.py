@@ -21,7 +21,8 @@ from rlkit.distributed.offload import use_device
 from rlkit.distributed.ranks import Ranks
 from rlkit.distributed.sequence import division_problem
 from rlkit.interfaces.engine import Capability
-from rlkit.interfaces.runtime import BoundPart
+from rlkit.interfaces.launcher import is_launched
+from rlkit.interfaces.runtime import BoundPart, Runtime
 from rlkit.models.actor import Actor, ScoreModel
 from rlkit.models.config import naming
 from rlkit.models.size import find_config
@@ -33,7 +34,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import Models, Placer, load_actor
-from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy, bind_parts
+from rlkit.train.runtime import NoPolicyError, PartRuntime, RuntimeWithoutPolicy
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,21 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
 
 
 def _bind(recipe: Recipe, data: Data, service: RolloutService) -> None:
-    """Bind the parts; close the service if one raises, whose error hides those of parts that are closed unbound."""
+    """Bind all parts, then the tools to the chat template.
+
+    If a part raises, the service is closed; its error hides those of parts that are closed unbound.
+
+    Raises:
+        PartError: A part raised.
+        RecipeError: The tools do not fit the model.
+    """
     try:
-        bind_parts(recipe, data, service)
+        runtime: Runtime = PartRuntime(data, service, recipe.launcher if is_launched() else None)
+        for part in recipe.parts():
+            if isinstance(part, BoundPart):
+                with calling(part, "bind"):
+                    part.bind(runtime)
+        data.bind_tools()
     except BaseException as error:
         try:
             service.close()

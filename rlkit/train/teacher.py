@@ -17,7 +17,7 @@ from rlkit.data.retokenize import retokenize
 from rlkit.data.teacher import NO_TEXTS, TeacherPrompts, attempt_texts
 from rlkit.engines import connect_teacher
 from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
-from rlkit.media import Media, MediaSegment, Rendered
+from rlkit.media import Media, Rendered
 from rlkit.ops.logps import MIN_PROB
 from rlkit.ops.masked import masked_sum, span_sums
 from rlkit.recipe import Teacher
@@ -77,7 +77,10 @@ def teacher_rows(
         tokens = [*start, *trajectory.tokens[first:end]]
         mask = [False] * len(start) + trajectory.mask[first:end]
         count = len(tokens)
-        media = _moved(trajectory.media, start_media, first, len(start), count)
+        segments = [] if trajectory.media is None else trajectory.media.segments
+        later = [segment.after(len(start) - first) for segment in segments if segment.end > first]
+        own = [*([] if start_media is None else [start_media]), *later]
+        media = Media.of([segment for segment in own if segment.end <= count])
         row = replace(trajectory, tokens=tokens, mask=mask, logps=[0.0] * count, versions=[0] * count, media=media)
         rows.append(row)
         ends.append(end)
@@ -160,22 +163,6 @@ def retokenized_rows(
     return RetokenizedRows(
         own_batch.to(device), batch.mask, read.to(device), span_starts.to(device), teacher_starts.to(device)
     )
-
-
-def _moved(media: Media | None, start: MediaSegment | None, first: int, begin: int, count: int) -> Media | None:
-    """Return the pictures of a row whose start is replaced.
-
-    Args:
-        media: Of the policy's row.
-        start: Of the new start.
-        first: Index of the policy's first token.
-        begin: Length of the new start.
-        count: Length of the new row.
-    """
-    segments = [] if start is None else [start]
-    later = [] if media is None else [segment for segment in media.segments if segment.end > first]
-    segments += [segment.after(begin - first) for segment in later]
-    return Media.of([segment for segment in segments if segment.end <= count])
 
 
 T = TypeVar("T")
@@ -271,7 +258,10 @@ def compute_teacher_logps(
             pieces = frozen_top(data, teacher, ranks, part, reads)
         else:
             pieces = [frozen_logps(data, teacher, ranks, part)]
-        tensors = tensors or [_unread(piece, rows.batch.tokens) for piece in pieces]
+        if not tensors:  # what no teacher reads is NaN, or 0 for integers
+            for piece in pieces:
+                fill = nan if piece.is_floating_point() else 0
+                tensors.append(piece.new_full((*rows.batch.tokens.shape, *piece.shape[2:]), fill))
         for tensor, piece in zip(tensors, pieces, strict=True):
             tensor[indices, : piece.shape[1]] = piece
     if isinstance(rows, RetokenizedRows):
@@ -283,11 +273,6 @@ def compute_teacher_logps(
         batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, tensors)
     else:
         [batch.teacher_logps] = map(rows.restore, tensors)
-
-
-def _unread(like: Tensor, tokens: Tensor) -> Tensor:
-    """Return a tensor for all rows of what is computed of some: NaN, or 0 for integers."""
-    return like.new_full((*tokens.shape, *like.shape[2:]), torch.nan if like.is_floating_point() else 0)
 
 
 def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajectory], meter: Meter) -> None:

@@ -255,7 +255,9 @@ def policy_term(
             return out.logps.sum()
         if record:
             record_logps(batch, micro, part, out.logps.detach())
-        record_entropy(batch, micro, out.entropy)
+        if batch.entropy is not None and out.entropy is not None:  # that of the first pass over a row stays
+            before = batch.entropy[micro, : out.entropy.shape[1]]
+            batch.entropy[micro, : out.entropy.shape[1]] = torch.where(before.isnan(), out.entropy.detach(), before)
         share = objective.share(out, part, counts)
         objective.check_gradient(share.loss)
         log_share(share, part, meter, prefix)
@@ -282,13 +284,6 @@ def record_logps(batch: TrainBatch, rows: list[int], part: TrainBatch, logps: Te
     part.trainer_logps = logps
     if batch.old_logps is batch.trainer_logps:
         part.old_logps = logps
-
-
-def record_entropy(batch: TrainBatch, rows: list[int], entropy: Tensor | None) -> None:
-    """Keep the entropies [b,t] of some rows where this is the first pass over them."""
-    if batch.entropy is not None and entropy is not None:
-        before = batch.entropy[rows, : entropy.shape[1]]
-        batch.entropy[rows, : entropy.shape[1]] = torch.where(before.isnan(), entropy.detach(), before)
 
 
 def select_tokens(data: Data, actor: Actor, ranks: Ranks, objective: Objective, mini_batch: MiniBatch) -> None:

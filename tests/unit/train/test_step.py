@@ -49,7 +49,7 @@ def test_metrics_are_combined_over_all_ranks() -> None:
     there.correlate("pairs", Moments.from_pairs([3], [0]))
     there.correlate("constant", Moments.from_pairs([3, 3], [0, 1]))
     ranks = LocalRanks(2)
-    ranks.gather_dp = lambda value: [value, there.contribution()]  # type: ignore[method-assign]
+    ranks.gather_dp = lambda value: [value, there]  # type: ignore[method-assign]
     found = metrics(here, ranks)
     assert list(found.items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2), ("pairs", pytest.approx(-1))]
     assert metrics(here)["mean"] == 1
@@ -122,7 +122,7 @@ def test_metrics_of_advantages_do_not_depend_on_the_ranks() -> None:
     describe_advantages(batch.rows(torch.tensor([0])), first)
     describe_advantages(batch.rows(torch.tensor([1, 2, 3])), rest)
     ranks = LocalRanks()
-    ranks.gather_dp = lambda value: [value, rest.contribution()]  # type: ignore[method-assign]
+    ranks.gather_dp = lambda value: [value, rest]  # type: ignore[method-assign]
     assert metrics(first, ranks) == pytest.approx(metrics(whole))
 
 
