@@ -258,10 +258,7 @@ def compute_teacher_logps(
             pieces = frozen_top(data, teacher, ranks, part, reads)
         else:
             pieces = [frozen_logps(data, teacher, ranks, part)]
-        if not tensors:  # what no teacher reads is NaN, or 0 for integers
-            for piece in pieces:
-                fill = nan if piece.is_floating_point() else 0
-                tensors.append(piece.new_full((*rows.batch.tokens.shape, *piece.shape[2:]), fill))
+        tensors = tensors or [_unread(piece, rows.batch.tokens) for piece in pieces]
         for tensor, piece in zip(tensors, pieces, strict=True):
             tensor[indices, : piece.shape[1]] = piece
     if isinstance(rows, RetokenizedRows):
@@ -273,6 +270,11 @@ def compute_teacher_logps(
         batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, tensors)
     else:
         [batch.teacher_logps] = map(rows.restore, tensors)
+
+
+def _unread(like: Tensor, tokens: Tensor) -> Tensor:
+    """Return a tensor for all rows of what is computed of some: NaN, or 0 for integers."""
+    return like.new_full((*tokens.shape, *like.shape[2:]), nan if like.is_floating_point() else 0)
 
 
 def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajectory], meter: Meter) -> None:
