@@ -103,6 +103,10 @@ class ConversationSetup:
     agent: Converse | None = None
     sampling_column: str | None = None
 
+    def most_likely(self) -> ConversationSetup:
+        """Return the same for one greedy completion of each prompt."""
+        return replace(self, sampling=self.sampling.most_likely(), samples=1)
+
 
 class Quota(NamedTuple):
     """How many groups are sampled to their end, all of the first ones among them; the others are stopped then."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
@@ -136,10 +135,6 @@ class RolloutService:
         """Run work that calls the engine; all ranks must call this."""
         with closing(work), self.engine_on_device():  # a failed sync leaves it unstarted
             return self.wait(self._with_weights(work))
-
-    def submit(self, work: Coroutine[object, None, T]) -> Future[T]:
-        """Start asynchronous work that goes on beside the caller's; it must not take part in collectives."""
-        return self._loop.submit(work)
 
     def wait(self, work: Coroutine[object, None, T]) -> T:
         """Run asynchronous work to its end; a Ctrl-C meanwhile cancels it and waits until it has ended."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import replace
 from itertools import count, islice
 from math import inf
 from typing import NamedTuple, TypeVar
@@ -233,7 +232,7 @@ class RolloutStream(ABC):
         )
         conversations = [(setup, sample) for sample in range(setup.samples)]
         if self._greedy:
-            conversations.append((replace(setup, sampling=setup.sampling.most_likely(), samples=1), 0))
+            conversations.append((setup.most_likely(), 0))
         self._gate.count(len(conversations) - group.busy)
         group.busy = len(conversations)
 
