@@ -114,14 +114,15 @@ class TemplateBackend:
         return ParsedTurn(codec.plain(thinking + turn.text), calls)
 
     def _template(self, tools: Sequence[JsonObject]) -> ChatTemplate:
-        if not tools:
-            return self.dialogue.template
         base = self.dialogue.template
-
-        def make() -> ChatTemplate:
-            return ChatTemplate(base.tokenizer, base.stop_ids, base.codec.plain(list(tools)), base.kwargs, base.reader)
-
-        return self._templates.get(json.dumps(tools, sort_keys=True), make)
+        if not tools:
+            return base
+        return self._templates.get(
+            json.dumps(tools, sort_keys=True),
+            lambda: ChatTemplate(
+                base.tokenizer, base.stop_ids, base.codec.plain(list(tools)), base.kwargs, base.reader
+            ),
+        )
 
 
 class SessionClient:
@@ -206,7 +207,10 @@ class AgentHost:
         key = SampleKey(setup.seed, setup.step, f"{group}/{prompt.id}", sample, setup.attempt)
         async with setup.admission:
             await self.gateway.start()
-            folder = self._folder(key)
+            if self._root is None:
+                self._root = Path(tempfile.mkdtemp(prefix="rlkit-agents-"))
+            name = safe(f"{key.step}-{key.prompt}-{key.sample}").replace("/", "_").replace(" ", "_")[:60]
+            folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._root))
             try:
                 trajectory = await self._rollout(setup, prompt, key, folder)
             except BaseException:
@@ -229,12 +233,6 @@ class AgentHost:
         if self._root is not None:
             await asyncio.to_thread(remove, self._root)
             self._root = None
-
-    def _folder(self, key: SampleKey) -> Path:
-        if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="rlkit-agents-"))
-        name = safe(f"{key.step}-{key.prompt}-{key.sample}").replace("/", "_").replace(" ", "_")[:60]
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._root))
 
     async def _rollout(self, setup: ConversationSetup, prompt: Prompt, key: SampleKey, folder: Path) -> Trajectory:
         backend = TemplateBackend(setup, self.dialogue, self.dialogue.participants.parser, key)

@@ -248,16 +248,12 @@ def _rendered_form(message: Message, typed: bool, takes_text: bool = False) -> M
     elif typed and isinstance(content, str):
         form["content"] = [{"type": "text", "text": content}]
     if takes_text and isinstance(calls, list):
-        form["tool_calls"] = list(map(_with_text, calls))
+        form["tool_calls"] = []
+        for call in calls:
+            function, arguments = call["function"], call["function"].get("arguments")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            form["tool_calls"].append({**call, "function": {**function, "arguments": text}})
     return form
-
-
-def _with_text(call: JsonObject) -> JsonObject:
-    """Return a call with arguments that are JSON text."""
-    function = call["function"]
-    arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
 
 
 def any_of(texts: Sequence[str]) -> re.Pattern[str]:

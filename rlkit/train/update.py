@@ -91,10 +91,9 @@ def update_models(
             update = f"{step}/{number}"
             terms = []
             for mixture, own_groups in zip(mixtures, mixture_groups, strict=True):
-                own_rows = rows_of(mixture.groups, own_groups)
                 noise = embedding_noise(mixture.batch, mixture.data.recipe, update)
-                own_batch = MiniBatch(mixture.batch, own_rows, noise)
-                terms.append(mixture_term(mixture, policy, service, own_batch, meter))
+                mini_batch = MiniBatch(mixture.batch, rows_of(mixture.groups, own_groups), noise)
+                terms.append(mixture_term(mixture, policy, service, mini_batch, meter))
             noise = embedding_noise(batch, recipe, update)
             update_policy(data, policy, service, MiniBatch(batch, rows, noise, record), meter, mixtures=terms)
             record = False
@@ -201,8 +200,10 @@ def mixture_term(
     """
     prefix = f"mix/{mixture.name}"
     term = policy_term(mixture.data, policy, service, mini_batch, meter, prefix=prefix)
-    if term is None or mixture.weight:
-        return None if term is None else term._replace(weight=mixture.weight)
+    if term is None:
+        return None
+    if mixture.weight:
+        return term._replace(weight=mixture.weight)
     with torch.no_grad():
         losses = [term.loss_of(micro).item() for micro in term.micros]
     log_losses({prefix: sum(losses)}, meter, service.ranks.count)
@@ -243,14 +244,8 @@ def policy_term(
             reads = reads._replace(ids=part.teacher_top_ids)
             if split is not None:
                 reads = reads._replace(top=recipe.loss.forward.teacher_top, split=split)
-        out: PolicyOutput = policy.module(
-            tokens,
-            mask,
-            recipe.rollout.sampling.temperature,
-            reads,
-            noise=added,
-            media=part.media,
-        )
+        temperature = recipe.rollout.sampling.temperature
+        out: PolicyOutput = policy.module(tokens, mask, temperature, reads, noise=added, media=part.media)
         if not micro:
             return out.logps.sum()
         if record:
