@@ -348,16 +348,16 @@ def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
     context, reward, trial = prepare_training(recipe, data, fabric), recipe.trial_reward, None
     try:
         if reward is not None:
-            trial = context.rollouts.wait(
+            trial = context.service.wait(
                 plan.try_reward(
-                    lambda t: context.rollouts.score(reward, t),
+                    lambda t: context.service.score(reward, t),
                     data.examples(plan.TRIED_ROWS),
                     recipe.rollout.sampling.structure,
                 )
             )
         measured = dry_run(context)
     finally:
-        context.rollouts.close()
+        context.service.close()
     if fabric.is_global_zero:
         if trial is not None:
             _show(trial, recipe)

@@ -15,7 +15,7 @@ from rlkit.interfaces.rows import TextTemplate
 from rlkit.media import Rendered
 from rlkit.models.config import context_length, load_config, naming
 from rlkit.models.load import load_tokenizer, stop_ids
-from rlkit.recipe import Attempts, Model, Recipe
+from rlkit.recipe import Attempts, Recipe
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Message, Prompt, Trajectory
 
@@ -123,20 +123,16 @@ class TeacherPrompts:
         if not users:
             raise RecipeError(f"prompt {prompt.id!r} has no text of a user that teacher.context could stand in for")
         last = messages[users[-1]]
-        row = {**prompt.meta, "answer": prompt.answer, PROMPT: _text_of(last), **self._filled(attempts)}
+        texts = attempts._asdict() if self.attempts is not None else {}
+        filled = {  # empty where there is no text
+            name: "" if text is None else self._parts[name].fill({"text": text}, "a sample")
+            for name, text in texts.items()
+        }
+        row = {**prompt.meta, "answer": prompt.answer, PROMPT: _text_of(last), **filled}
         text = self._text.fill(row, f"prompt {prompt.id!r}")
         pictures = [part for part in last["content"] if part["type"] == "image"] if _is_typed(last) else []
         messages[users[-1]] = {**last, "content": [*pictures, {"type": "text", "text": text}] if pictures else text}
         return replace(prompt, messages=messages)
-
-    def _filled(self, attempts: AttemptTexts) -> dict[str, str]:
-        """Return the parts of `teacher.attempts`, empty where there is no text."""
-        if self.attempts is None:
-            return {}
-        return {
-            name: "" if text is None else self._parts[name].fill({"text": text}, "a sample")
-            for name, text in attempts._asdict().items()
-        }
 
     def fits(self, template: ChatTemplate, prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[bool]:
         """Select the prompts that leave the teacher room for an answer, or shorten them until they do.
@@ -201,7 +197,9 @@ def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
         with naming(option):
             config = load_config(recipe.model.at(path))
             if section.retokenize:
-                template = _template(recipe, recipe.model.at(path))
+                model = recipe.model.at(path)
+                tokenizer = load_tokenizer(model)
+                template = ChatTemplate(tokenizer, stop_ids(model, tokenizer), kwargs=recipe.model.chat_template_kwargs)
         contexts.append(context_length(config))
         columns.append(config.get_text_config().vocab_size)
     return TeacherPrompts(
@@ -212,9 +210,3 @@ def teacher_prompts(recipe: Recipe) -> TeacherPrompts | None:
         section.attempts,
         template=template,
     )
-
-
-def _template(recipe: Recipe, model: Model) -> ChatTemplate:
-    """Return a teacher's own chat template, with its tokenizer."""
-    tokenizer = load_tokenizer(model)
-    return ChatTemplate(tokenizer, stop_ids(model, tokenizer), kwargs=recipe.model.chat_template_kwargs)

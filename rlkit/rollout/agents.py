@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from rlkit.media import Media, Rendered
 from rlkit.parsers.arguments import with_types
 from rlkit.recipe import ConversationLimits
 from rlkit.registry.shelf import provider
+from rlkit.rollout.cache import SizedCache
 from rlkit.rollout.collect import ConversationSetup, ask_engine
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
@@ -60,7 +60,7 @@ class TemplateBackend:
 
     def __post_init__(self) -> None:
         self.context = self.setup.limits.context
-        self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._templates: SizedCache[ChatTemplate] = SizedCache(KEPT_TEMPLATES, lambda _: 1)
         self._asking = 0
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonObject], after: Completion | None) -> Rendered:
@@ -114,19 +114,15 @@ class TemplateBackend:
         return ParsedTurn(codec.plain(thinking + turn.text), calls)
 
     def _template(self, tools: Sequence[JsonObject]) -> ChatTemplate:
+        base = self.dialogue.template
         if not tools:
-            return self.dialogue.template
-        name = json.dumps(tools, sort_keys=True)
-        template = self._templates.get(name)
-        if template is None:
-            base = self.dialogue.template
-            schemas = base.codec.plain(list(tools))
-            template = ChatTemplate(base.tokenizer, base.stop_ids, schemas, base.kwargs, base.reader)
-            self._templates[name] = template
-        self._templates.move_to_end(name)
-        if len(self._templates) > KEPT_TEMPLATES:
-            self._templates.popitem(last=False)
-        return template
+            return base
+        return self._templates.get(
+            json.dumps(tools, sort_keys=True),
+            lambda: ChatTemplate(
+                base.tokenizer, base.stop_ids, base.codec.plain(list(tools)), base.kwargs, base.reader
+            ),
+        )
 
 
 class SessionClient:
@@ -211,7 +207,10 @@ class AgentHost:
         key = SampleKey(setup.seed, setup.step, f"{group}/{prompt.id}", sample, setup.attempt)
         async with setup.admission:
             await self.gateway.start()
-            folder = self._folder(key)
+            if self._root is None:
+                self._root = Path(tempfile.mkdtemp(prefix="rlkit-agents-"))
+            name = safe(f"{key.step}-{key.prompt}-{key.sample}").replace("/", "_").replace(" ", "_")[:60]
+            folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._root))
             try:
                 trajectory = await self._rollout(setup, prompt, key, folder)
             except BaseException:
@@ -234,12 +233,6 @@ class AgentHost:
         if self._root is not None:
             await asyncio.to_thread(remove, self._root)
             self._root = None
-
-    def _folder(self, key: SampleKey) -> Path:
-        if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="rlkit-agents-"))
-        name = safe(f"{key.step}-{key.prompt}-{key.sample}").replace("/", "_").replace(" ", "_")[:60]
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._root))
 
     async def _rollout(self, setup: ConversationSetup, prompt: Prompt, key: SampleKey, folder: Path) -> Trajectory:
         backend = TemplateBackend(setup, self.dialogue, self.dialogue.participants.parser, key)

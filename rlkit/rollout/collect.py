@@ -22,7 +22,6 @@ from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.gate import Gate, remainder
 from rlkit.rollout.participants import Participants, ParticipantSession
-from rlkit.rollout.rendering import TokenCodec
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Tools, Trajectory
@@ -104,6 +103,10 @@ class ConversationSetup:
     agent: Converse | None = None
     sampling_column: str | None = None
 
+    def most_likely(self) -> ConversationSetup:
+        """Return the same for one greedy completion of each prompt."""
+        return replace(self, sampling=self.sampling.most_likely(), samples=1)
+
 
 class Quota(NamedTuple):
     """How many groups are sampled to their end, all of the first ones among them; the others are stopped then."""
@@ -136,7 +139,9 @@ async def collect(
         )
         for trajectory in trajectories:
             for branch in trajectory.samples:
-                branch.opened_thinking = _opened_thinking(setup.template.codec, branch)
+                starts = [turn.start for turn in branch.turns if turn.role == "assistant"]
+                if starts:  # what was open before the policy's last turn
+                    branch.opened_thinking = setup.template.codec.opened_thinking(branch.tokens[: starts[-1]])
         await finish([t for t in trajectories if t.error is None])
         return trajectories
 
@@ -176,18 +181,21 @@ async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample:
     return conversation.trajectory(texts[-1] if texts else "", session.messages)
 
 
-def _opened_thinking(codec: TokenCodec, trajectory: Trajectory) -> str:
-    """Return the opening of thinking before the policy's last turn; empty if there is none."""
-    starts = [turn.start for turn in trajectory.turns if turn.role == "assistant"]
-    return codec.opened_thinking(trajectory.tokens[: starts[-1]]) if starts else ""
-
-
 async def _turn(
     setup: ConversationSetup, conversation: Conversation, session: ParticipantSession, texts: list[str], key: SampleKey
 ) -> None:
-    """Sample a turn of the policy and append what the participants answer to it."""
+    """Sample a turn of the policy within what is left of its tokens, and append what the participants answer to it."""
+    budget = conversation.budget(setup.sampling.max_tokens)
+    request = Request(
+        tuple(conversation.tokens),
+        setup.sampling if budget == setup.sampling.max_tokens else setup.sampling.within(budget),
+        key,
+        session=f"{key.step}/{key.prompt}/{key.sample}",
+        media=Media.of(conversation.media),
+        continues=len(conversation.rewards) + 1 < conversation.limits.turns,
+    )
     with queued():  # time in the engine would end the conversations that are answered last or at length
-        answer = await _ask(setup, conversation, key)
+        answer = await ask_engine(setup, request)
     opened = setup.template.codec.opened_thinking(conversation.tokens) if setup.participants.tools else ""
     conversation.sampled(answer)
     if not answer.tokens:
@@ -239,21 +247,6 @@ def _readable(setup: ConversationSetup, conversation: Conversation, messages: Se
             conversation.count("replies_cut")
         read.append(template.codec.plain(message if cut is None else cut))
     return read
-
-
-async def _ask(setup: ConversationSetup, conversation: Conversation, key: SampleKey) -> Completion:
-    """Sample a turn within what is left of the conversation's tokens."""
-    budget = conversation.budget(setup.sampling.max_tokens)
-    sampling = setup.sampling if budget == setup.sampling.max_tokens else setup.sampling.within(budget)
-    request = Request(
-        tuple(conversation.tokens),
-        sampling,
-        key,
-        session=f"{key.step}/{key.prompt}/{key.sample}",
-        media=Media.of(conversation.media),
-        continues=len(conversation.rewards) + 1 < conversation.limits.turns,
-    )
-    return await ask_engine(setup, request)
 
 
 async def _until_stop(setup: ConversationSetup, request: Request, ask: Ask) -> Completion:

@@ -8,7 +8,6 @@ from functools import cached_property
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.model import Tokenizer
-from rlkit.interfaces.parser import ToolParser
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.registry import require
@@ -64,7 +63,8 @@ class Dialogue:
             require(tool, "parameters", outputs.of_tool(getattr(tool, "parameters", None)))
         parser = recipe.parser
         if parser is None and (recipe.tools or recipe.agent):
-            parser = self._detected()
+            detected = detect(str(self.tokenizer.chat_template))
+            parser = None if detected is None else detected()
         self.participants = Participants(
             recipe.tools or {}, parser, recipe.interaction, recipe.environment, pictures=self.reader is not None
         )
@@ -73,7 +73,11 @@ class Dialogue:
         if recipe.tools and parser is None:
             raise RecipeError(self.missing_parser)
         if parser is not None:
-            self._check(parser)
+            problem = misreading(parser, self.template, recipe.model.path)
+            if problem is not None and recipe.parser is None and recipe.tools:
+                raise RecipeError(problem)
+            if problem is not None:  # the recipe's own parser may read other calls
+                self.warnings.append(problem)
         if recipe.tools:
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
         if recipe.interaction or recipe.environment or recipe.agent:
@@ -83,19 +87,3 @@ class Dialogue:
     def missing_parser(self) -> str:
         """What to do where no parser is detected."""
         return missing_parser(self.template, self.recipe.model.path)
-
-    def _detected(self) -> ToolParser | None:
-        detected = detect(str(self.tokenizer.chat_template))
-        return None if detected is None else detected()
-
-    def _check(self, parser: ToolParser) -> None:
-        """Check that a parser reads the calls that the chat template writes; the recipe's own may read others.
-
-        Raises:
-            RecipeError: The detected one does not read them, and the policy has tools.
-        """
-        problem = misreading(parser, self.template, self.recipe.model.path)
-        if problem is not None and self.recipe.parser is None and self.recipe.tools:
-            raise RecipeError(problem)
-        if problem is not None:
-            self.warnings.append(problem)

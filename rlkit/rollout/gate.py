@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from rlkit.types import Completion, Request, StopReason
@@ -67,22 +66,17 @@ class Gate:
             while answer.stop is StopReason.INTERRUPTED:
                 await self._open.wait()
                 missing = remainder(request, answer, request.sampling.max_tokens)
-                with self._in_engine():
+                self.requests += 1
+                self._quiet.clear()
+                try:
                     answer = answer.followed_by(await generate(missing))
+                finally:
+                    self.requests -= 1
+                    if not self.requests:
+                        self._quiet.set()
             return answer
         finally:
             self.count(1)
-
-    @contextmanager
-    def _in_engine(self) -> Iterator[None]:
-        self.requests += 1
-        self._quiet.clear()
-        try:
-            yield
-        finally:
-            self.requests -= 1
-            if not self.requests:
-                self._quiet.set()
 
 
 def remainder(request: Request, answer: Completion, max_tokens: int) -> Request:

@@ -66,17 +66,9 @@ class _Loop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        self._clock = _Selector()
-        super().__init__(self._clock)
-
-    @property
-    def iterations(self) -> int:
-        """How often it has looked for events."""
-        return self._clock.iterations
-
-    def time(self) -> float:
-        """Return the loop's clock in seconds."""
-        return self._clock.time()
+        self.selector = _Selector()
+        self.time = self.selector.time  # type: ignore[method-assign]
+        super().__init__(self.selector)
 
 
 def warn_on_stderr(text: str) -> None:
@@ -125,14 +117,11 @@ def _plugin_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    called = next((f for f in reversed(frames) if _is_of_a_plugin(f)), None)
-    return None if called is None else next(f for f in frames if _package(f) == _package(called))
-
-
-def _is_of_a_plugin(frame: FrameType) -> bool:
-    """Whether a frame is of a plugin, or of a file that is in no installed package."""
-    is_installed = "site-packages" in frame.f_code.co_filename
-    return is_foreign(frame) and (not is_installed or source_of(_package(frame)).startswith(" of plugin "))
+    for called in filter(is_foreign, reversed(frames)):
+        is_installed = "site-packages" in called.f_code.co_filename  # of others, only plugins are named
+        if not is_installed or source_of(_package(called)).startswith(" of plugin "):
+            return next(f for f in frames if _package(f) == _package(called))
+    return None
 
 
 def _package(frame: FrameType) -> str:
@@ -200,7 +189,7 @@ class EventLoop:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._prepare()
-        with closing(BlockWatch(lambda: self._loop.iterations, self._warn)):
+        with closing(BlockWatch(lambda: self._loop.selector.iterations, self._warn)):
             while not self._closing:
                 try:
                     self._loop.run_forever()

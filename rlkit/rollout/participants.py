@@ -243,20 +243,17 @@ class ParticipantSession:
             try:
                 problem = self._refuse(call)
                 if problem is None:
-                    return await self._call_tool(call)
+                    tool, state = self.tools[call.name], self._states[call.name]
+                    enter = partial(self._enter, call.name, "call", tool.call, call.arguments, state)
+                    async with self.participants.slot(call.name):
+                        answer = await guard(enter, tool, method="call")
+                    with errors_of(tool, "call"):  # its text may be any object
+                        reply = answer if isinstance(answer, ToolReply) else ToolReply(answer)
+                        return reply._replace(text=_content(reply.text, self.participants.pictures))
             except GuardError as error:
                 problem = error.problem
         self.conversation.count("tool_errors")
         return ToolReply(f"error: {problem}")
-
-    async def _call_tool(self, call: ToolCall) -> ToolReply:
-        tool, state = self.tools[call.name], self._states[call.name]
-        async with self.participants.slot(call.name):
-            enter = partial(self._enter, call.name, "call", tool.call, call.arguments, state)
-            answer = await guard(enter, tool, method="call")
-        with errors_of(tool, "call"):  # its text may be any object
-            reply = answer if isinstance(answer, ToolReply) else ToolReply(answer)
-            return reply._replace(text=_content(reply.text, self.participants.pictures))
 
     def _refuse(self, call: ToolCall) -> str | None:
         """Return the reason why a call cannot be made as it was written; None if it can.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from threading import Lock
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError, explain
@@ -15,9 +13,6 @@ from rlkit.recipe import Vision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-KEPT_BYTES = 1 << 28
-"""Bytes of the tensors of rendered starts of conversations that are kept."""
 
 
 class PictureReader:
@@ -83,27 +78,7 @@ def resized(image: Image, options: Vision) -> Image:
     return image.resize((width, height), Resampling.BICUBIC)
 
 
-class RenderedCache:
-    """Renderings of the last conversations' starts, which all samples of a prompt share."""
-
-    def __init__(self) -> None:
-        self._renderings: OrderedDict[str, Rendered] = OrderedDict()
-        self._bytes = 0
-        self._lock = Lock()
-
-    def get(self, key: str, render: Callable[[], Rendered]) -> Rendered:
-        """Return the rendering of a key; other threads wait while it is made."""
-        with self._lock:
-            rendering = self._renderings.get(key)
-            if rendering is None:
-                rendering = self._renderings[key] = render()
-                self._bytes += _size(rendering)
-            self._renderings.move_to_end(key)
-            while self._bytes > KEPT_BYTES and len(self._renderings) > 1:
-                self._bytes -= _size(self._renderings.popitem(last=False)[1])
-            return rendering
-
-
-def _size(rendering: Rendered) -> int:
+def tensor_bytes(rendering: Rendered) -> int:
+    """Return the bytes of the tensors of a rendering's pictures."""
     tensors = {} if rendering.media is None else rendering.media.tensors
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

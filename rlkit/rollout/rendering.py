@@ -181,12 +181,9 @@ class Renderer:
         """
         takes_text = any(message.get("tool_calls") for message in messages) and self._takes_text
         forms = [_rendered_form(message, self._typed, takes_text) for message in messages]
-        return self._render(forms, generate, self._schemas(tools))
-
-    def _schemas(self, tools: Tools | None) -> list[JsonObject]:
-        """Return the schemas of tools: those of names in the order of the recipe, then a row's own."""
-        own = [] if tools is None else [tool for tool in tools if not isinstance(tool, str)]
-        return [schema for schema in self._tools if tools is None or schema["function"]["name"] in tools] + own
+        schemas = [schema for schema in self._tools if tools is None or schema["function"]["name"] in tools]
+        schemas += [tool for tool in tools or () if not isinstance(tool, str)]  # a row's own come last
+        return self._render(forms, generate, schemas)
 
     @cached_property
     def _takes_text(self) -> bool:
@@ -251,16 +248,12 @@ def _rendered_form(message: Message, typed: bool, takes_text: bool = False) -> M
     elif typed and isinstance(content, str):
         form["content"] = [{"type": "text", "text": content}]
     if takes_text and isinstance(calls, list):
-        form["tool_calls"] = list(map(_with_text, calls))
+        form["tool_calls"] = []
+        for call in calls:
+            function, arguments = call["function"], call["function"].get("arguments")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            form["tool_calls"].append({**call, "function": {**function, "arguments": text}})
     return form
-
-
-def _with_text(call: JsonObject) -> JsonObject:
-    """Return a call with arguments that are JSON text."""
-    function = call["function"]
-    arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
 
 
 def any_of(texts: Sequence[str]) -> re.Pattern[str]:

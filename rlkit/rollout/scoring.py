@@ -57,17 +57,13 @@ async def score(reward: RewardManager, trajectories: Sequence[Trajectory], worke
         RolloutError: The reward failed and its `on_error` is `raise`.
     """
     with paused():  # of a reward that combines others: each has its own deadline
-        return await _score(reward, trajectories, workers)
-
-
-async def _score(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    scores = await _attempt(reward, trajectories, workers)
-    failed = [i for i, s in enumerate(scores) if s.error is not None]
-    if failed and reward.on_error == "retry":
-        again = await _attempt(reward, [trajectories[i] for i in failed], workers)
-        for i, second in zip(failed, again, strict=True):
-            scores[i] = second
-        failed = [i for i in failed if scores[i].error is not None]
+        scores = await _attempt(reward, trajectories, workers)
+        failed = [i for i, s in enumerate(scores) if s.error is not None]
+        if failed and reward.on_error == "retry":
+            again = await _attempt(reward, [trajectories[i] for i in failed], workers)
+            for i, second in zip(failed, again, strict=True):
+                scores[i] = second
+            failed = [i for i in failed if scores[i].error is not None]
     if failed and reward.on_error == "raise":
         first = failed[0]
         raise RolloutError(
@@ -78,25 +74,26 @@ async def _score(reward: RewardManager, trajectories: Sequence[Trajectory], work
 
 
 async def _attempt(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    scores = await _call(reward, trajectories, workers)
-    return [_fitting(reward, t, s) for t, s in zip(trajectories, scores, strict=True)]
-
-
-def _fitting(reward: RewardManager, trajectory: Trajectory, score: Score) -> Score:
-    """Return a score, or a failure where its rewards by turn are not those of the conversation's turns."""
-    if score.turn_rewards is None:
-        return score
-    count, turns = len(score.turn_rewards), sum(turn.role == "assistant" for turn in trajectory.turns)
-    if count == turns:
-        return score
-    return _failure(reward, f"returned {count} turn_rewards, expected {turns}: one for each turn of the policy")
-
-
-async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
+    """Call a reward once; it fails where its rewards by turn are not those of the conversation's turns."""
     if isinstance(reward, RewardFunction):
-        return await _grade(reward, trajectories, workers)
+        scores = await _grade(reward, trajectories, workers)
+    else:
+        scores = await _call(reward, trajectories)
+    for i, (trajectory, score) in enumerate(zip(trajectories, scores, strict=True)):
+        if score.turn_rewards is not None:
+            count, turns = len(score.turn_rewards), sum(turn.role == "assistant" for turn in trajectory.turns)
+            if count != turns:
+                problem = f"returned {count} turn_rewards, expected {turns}: one for each turn of the policy"
+                scores[i] = _failure(reward, problem)
+    return scores
+
+
+async def _call(reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
+    async def listed() -> list[Score]:
+        return list(await reward.score(trajectories))
+
     try:
-        scores = await guard(lambda: _listed(reward, trajectories), reward, method="score")
+        scores = await guard(listed, reward, method="score")
     except GuardError as error:
         return [Score(None, error=str(error))] * len(trajectories)
     if len(scores) != len(trajectories):
@@ -105,34 +102,23 @@ async def _call(reward: RewardManager, trajectories: Sequence[Trajectory], worke
     return [as_score(s, reward) for s in scores]
 
 
-async def _listed(reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
-    return list(await reward.score(trajectories))
-
-
 async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    scores = [_grade_at_once(reward, trajectory) for trajectory in trajectories]
+    """Grade at once what the reward can, and the rest in workers."""
+    scores: list[Score | None] = []
+    for trajectory in trajectories:
+        try:
+            score = reward.grade_at_once(trajectory)
+        except Exception:  # a worker's to report
+            score = None
+        scores.append(None if score is None else as_score(score, reward))
     sent = [t for t, score in zip(trajectories, scores, strict=True) if score is None]
-    worker_scores = iter(await _grade_in_workers(reward, sent, workers) if sent else ())
-    return [next(worker_scores) if score is None else score for score in scores]
-
-
-def _grade_at_once(reward: RewardFunction, trajectory: Trajectory) -> Score | None:
-    try:
-        score = reward.grade_at_once(trajectory)
-    except Exception:  # a worker's to report
-        return None
-    return None if score is None else as_score(score, reward)
-
-
-async def _grade_in_workers(
-    reward: RewardFunction, trajectories: Sequence[Trajectory], workers: Workers
-) -> list[Score]:
-    outcomes = await workers.call_each(grade_as_data, reward, trajectories, reward.timeout)
+    outcomes = await workers.call_each(grade_as_data, reward, sent, reward.timeout) if sent else []
     failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, WorkerError)]
-    controls = await run_concurrently(*(_grade_control(reward, trajectories[i], workers) for i in failed))
+    controls = await run_concurrently(*(_grade_control(reward, sent[i], workers) for i in failed)) if failed else []
     for i, control in zip(failed, controls, strict=True):
         outcomes[i] = outcomes[i] if control is None else control
-    return [_score_of(reward, outcome) for outcome in outcomes]
+    graded = (_score_of(reward, outcome) for outcome in outcomes)
+    return [next(graded) if score is None else score for score in scores]
 
 
 def _score_of(reward: RewardFunction, outcome: Any) -> Score:

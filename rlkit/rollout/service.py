@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
@@ -22,6 +21,7 @@ from rlkit.rollout.agents import AgentHost
 from rlkit.rollout.collect import BusyTimer, ConversationSetup
 from rlkit.rollout.conversation import Limits
 from rlkit.rollout.dialogue import Dialogue
+from rlkit.rollout.gate import Gate
 from rlkit.rollout.loop import EventLoop, close_on_loop, warn_on_stderr
 from rlkit.rollout.replies import reply_limit
 from rlkit.rollout.scoring import RewardCounts, score
@@ -90,9 +90,21 @@ class RolloutService:
         return self.recipe.engine
 
     def conversation_setup(
-        self, sampling: Sampling, samples: int, step: int, *, attempt: int = 0, timer: BusyTimer | None = None
+        self,
+        sampling: Sampling,
+        samples: int,
+        step: int,
+        *,
+        attempt: int = 0,
+        timer: BusyTimer | None = None,
+        gate: Gate | None = None,
     ) -> ConversationSetup:
-        """Return the settings that the conversations of a step share."""
+        """Return the settings that the conversations of a step share.
+
+        `rollout.max_conversations` does not hold for those that a gate interrupts on an engine that shares the device:
+        they would keep their slots, for which a validation would wait forever.
+        """
+        is_limited = gate is None or Capability.BESIDE in self.engine.capabilities
         recipe, conversation = self.recipe, self.recipe.conversation or ConversationLimits()
         multi_turn = recipe.tools or recipe.interaction or recipe.environment
         turns, context = conversation.turns if multi_turn else 1, self.dialogue.context
@@ -109,7 +121,8 @@ class RolloutService:
             conversation.seconds if multi_turn else None,
             conversation.check,
             timer or BusyTimer(),
-            self.admission,
+            self.admission if is_limited else nullcontext(),
+            gate,
             agent=None if self.agents is None else self.agents.converse,
             sampling_column=recipe.rollout.sampling_column,
         )
@@ -122,10 +135,6 @@ class RolloutService:
         """Run work that calls the engine; all ranks must call this."""
         with closing(work), self.engine_on_device():  # a failed sync leaves it unstarted
             return self.wait(self._with_weights(work))
-
-    def submit(self, work: Coroutine[object, None, T]) -> Future[T]:
-        """Start asynchronous work that goes on beside the caller's; it must not take part in collectives."""
-        return self._loop.submit(work)
 
     def wait(self, work: Coroutine[object, None, T]) -> T:
         """Run asynchronous work to its end; a Ctrl-C meanwhile cancels it and waits until it has ended."""

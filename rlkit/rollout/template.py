@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.model import Tokenizer
 from rlkit.media import Rendered
-from rlkit.rollout.pictures import PictureReader, RenderedCache
+from rlkit.rollout.cache import SizedCache
+from rlkit.rollout.pictures import PictureReader, tensor_bytes
 from rlkit.rollout.rendering import (
     Renderer,
     TokenCodec,
@@ -43,105 +44,17 @@ NO_CALLS = (
     "them; write the calls into the content"
 )
 
+KEPT_BYTES = 2**28
+"""Bytes of the tensors of rendered starts of conversations that are kept."""
+
 KEPT_TOKENS = 2**20
 """Tokens of rendered starts of conversations that are kept, at four bytes each."""
 
-KEPT_CHARACTERS = 2**24
-"""Characters of renderings that are kept, with the messages that they are of."""
+KEPT_CHARACTERS = 2**23
+"""Characters of renderings that are kept; the messages that they are of have about as many."""
 
 
-class TurnEnds:
-    """How a chat template ends the policy's turns, found by rendering stand-ins: the base of `ChatTemplate`.
-
-    Args:
-        tokenizer: With a chat template.
-        stop_ids: The ids that end the policy's turn by the model's files.
-    """
-
-    render: Renderer
-
-    def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]) -> None:
-        self.tokenizer = tokenizer
-        self._files = TokenCodec(tokenizer, stop_ids)
-
-    @cached_property
-    def codec(self) -> TokenCodec:
-        """Converts between texts and token ids."""
-        return TokenCodec(self.tokenizer, self.stop_ids)
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """The ids that end the policy's turn: by the model's files, and in its template."""
-        return self._files.stop_ids.union(self.ends)
-
-    @property
-    def stop_ids_of_files(self) -> frozenset[int]:
-        """The ids that end the policy's turn by the model's files alone."""
-        return self._files.stop_ids
-
-    @property
-    def turn_end(self) -> list[int]:
-        """The ids that a policy writes at the end of a turn of text: the template's, or else the tokenizer's."""
-        return self.end_ids() or [self.tokenizer.eos_token_id]
-
-    @property
-    def ends(self) -> list[int]:
-        """The ids with which the template itself ends the policy's turns."""
-        return sorted({*self.end_ids(), *self.end_ids(calls=True)})
-
-    @cached_property
-    def ends_turns(self) -> re.Pattern[str]:
-        """Matches the text of a special token that ends a turn."""
-        return any_of([t for t in map(self.tokenizer.decode, self.stop_ids) if self._files.special.fullmatch(t)])
-
-    @cached_property
-    def lead(self) -> str:
-        """What the template writes between its generation prompt and the text of a turn, such as an empty thought."""
-        opening, rendered = self.render([USER], generate=True), self.render([USER, ANSWER], generate=False)
-        return rendered.removeprefix(opening).partition(REPLY)[0] if rendered.startswith(opening) else ""
-
-    def end_ids(self, calls: bool = False) -> list[int]:
-        """Return the ids with which the template ends a turn of text, or one with `calls`; none if it writes none."""
-        try:
-            return self._files.encode(self.end(calls).token)
-        except RecipeError:  # a template that renders no such turn
-            return []
-
-    def end(self, calls: bool = False) -> TurnEnd:
-        """Find the end that the template writes after a turn of text, or after one with `calls` of tools.
-
-        Raises:
-            RecipeError: It does not render such a turn.
-        """
-        return self._call_end if calls else self._text_end
-
-    @cached_property
-    def _text_end(self) -> TurnEnd:
-        return self._find_end(ANSWER, REPLY, [AND], NO_TEXT)
-
-    @cached_property
-    def _call_end(self) -> TurnEnd:
-        return self._find_end(*next(_stand_ins([RESULT])), [RESULT], NO_CALLS)
-
-    def _find_end(self, turn: Message, last: str, messages: list[Message], problem: str) -> TurnEnd:
-        """Return the ends of a stand-in's turn, alone and before other messages, if the template takes these."""
-        alone = self.render([USER, turn], generate=False)
-        try:
-            followed = self.render([USER, turn, *messages], generate=True)
-        except RecipeError:
-            followed = alone
-        if last not in alone or last not in followed:
-            raise RecipeError(problem)
-        alone, followed = alone.partition(last)[2], followed.partition(last)[2]
-        return find_end(alone, followed, self._files.special, self._files.stop)
-
-    def closing(self) -> list[int]:
-        """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
-        rendered = self.render([USER, ANSWER], generate=False)
-        return self.codec.encode(rendered.rpartition(REPLY)[2])
-
-
-class ChatTemplate(TurnEnds):
+class ChatTemplate:
     """Renders the start of a conversation and, after each of the policy's turns, what comes next, on its own.
 
     A delta is what the template adds after the end token of an assistant's turn: found by rendering a short stand-in
@@ -164,18 +77,18 @@ class ChatTemplate(TurnEnds):
         kwargs: Mapping[str, object] | None = None,
         reader: PictureReader | None = None,
     ) -> None:
-        super().__init__(tokenizer, stop_ids)
+        self.tokenizer = tokenizer
         self.tools = list(tools)
         self.kwargs = dict(kwargs or {})
         self.reader = reader
         self.render = Renderer(tokenizer, self.tools, self.kwargs)
         if reader is not None and not _takes_texts(self.render):
             self.render = Renderer(tokenizer, self.tools, self.kwargs, typed=True)
-        self._renderings = RenderedCache()
-        self._starts: dict[str, array[int]] = {}
-        self._cached_tokens = 0
-        self._texts: dict[str, str] = {}
-        self._cached_characters = 0
+        self._files = TokenCodec(tokenizer, stop_ids)
+        self._turn_ends: dict[bool, TurnEnd] = {}
+        self._pictured = SizedCache(KEPT_BYTES, tensor_bytes)
+        self._starts: SizedCache[array[int]] = SizedCache(KEPT_TOKENS, len)
+        self._texts: SizedCache[str] = SizedCache(KEPT_CHARACTERS, len)
 
     def start(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Return the ids with which a conversation starts, ready for the policy's turn.
@@ -189,19 +102,6 @@ class ChatTemplate(TurnEnds):
         """
         return self.render_start(messages, tools).tokens
 
-    def _start_of_texts(self, messages: Sequence[Message], tools: Tools | None) -> list[int]:
-        key = repr((messages, tools))
-        start = self._starts.get(key)
-        if start is None:  # all samples of a prompt start alike, and its length was measured before
-            opening = self.opening(messages, tools)
-            start = array("i", self.codec.encode(opening))
-            self._cached_tokens += len(start)
-            if self._cached_tokens > KEPT_TOKENS:
-                self._starts.clear()
-                self._cached_tokens = len(start)
-            self._starts[key] = start
-        return start.tolist()
-
     def render_start(self, messages: Sequence[Message], tools: Tools | None = None) -> Rendered:
         """Return the result of `start` with the pictures of the messages; may be called in any thread.
 
@@ -209,16 +109,17 @@ class ChatTemplate(TurnEnds):
             RecipeError: The template or the processor refuses the messages, or a text holds a placeholder.
         """
         pictures = [] if self.reader is None else pictures_of(messages)
+        key, opening = repr((messages, tools)), partial(self.opening, messages, tools)
         if self.reader is None or not pictures:
             self._check_markers(messages)
-            return Rendered(self._start_of_texts(messages, tools))
+            return Rendered(self._starts.get(key, lambda: array("i", self.codec.encode(opening()))).tolist())
         reader = self.reader
 
         def render() -> Rendered:
             self._check_markers(messages)
-            return reader.read(self.opening(messages, tools), pictures)
+            return reader.read(opening(), pictures)
 
-        return self._renderings.get(repr((messages, tools)), render)
+        return self._pictured.get(key, render)
 
     def _check_markers(self, messages: Sequence[Message]) -> None:
         """Check that no text holds what stands for a picture.
@@ -246,15 +147,8 @@ class ChatTemplate(TurnEnds):
 
     def text(self, messages: Sequence[Message], *, generate: bool, tools: Tools | None) -> str:
         """Return the result of `render`, cached for messages that are measured first and then trained on."""
-        key = repr((messages, generate, tools))
-        text = self._texts.get(key)
-        if text is None:
-            text = self._texts[key] = self.render(messages, generate=generate, tools=tools)
-            self._cached_characters += len(key) + len(text)
-            if self._cached_characters > KEPT_CHARACTERS:
-                self._texts.clear()
-                self._cached_characters = 0
-        return text
+        render = partial(self.render, messages, generate=generate, tools=tools)
+        return self._texts.get(repr((messages, generate, tools)), render)
 
     @property
     def replaced_end(self) -> str:
@@ -325,6 +219,79 @@ class ChatTemplate(TurnEnds):
         has_pictures = self.reader is not None and bool(pictures)
         ids = self.reader.read(text, pictures).tokens if self.reader and has_pictures else self.codec.encode(text)
         return self.codec.decode(ids)
+
+    @cached_property
+    def codec(self) -> TokenCodec:
+        """Converts between texts and token ids."""
+        return TokenCodec(self.tokenizer, self.stop_ids)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end the policy's turn: by the model's files, and in its template."""
+        return self._files.stop_ids.union(self.ends)
+
+    @property
+    def stop_ids_of_files(self) -> frozenset[int]:
+        """The ids that end the policy's turn by the model's files alone."""
+        return self._files.stop_ids
+
+    @property
+    def turn_end(self) -> list[int]:
+        """The ids that a policy writes at the end of a turn of text: the template's, or else the tokenizer's."""
+        return self.end_ids() or [self.tokenizer.eos_token_id]
+
+    @property
+    def ends(self) -> list[int]:
+        """The ids with which the template itself ends the policy's turns."""
+        return sorted({*self.end_ids(), *self.end_ids(calls=True)})
+
+    @cached_property
+    def ends_turns(self) -> re.Pattern[str]:
+        """Matches the text of a special token that ends a turn."""
+        return any_of([t for t in map(self.tokenizer.decode, self.stop_ids) if self._files.special.fullmatch(t)])
+
+    @cached_property
+    def lead(self) -> str:
+        """What the template writes between its generation prompt and the text of a turn, such as an empty thought."""
+        opening, rendered = self.render([USER], generate=True), self.render([USER, ANSWER], generate=False)
+        return rendered.removeprefix(opening).partition(REPLY)[0] if rendered.startswith(opening) else ""
+
+    def end_ids(self, calls: bool = False) -> list[int]:
+        """Return the ids with which the template ends a turn of text, or one with `calls`; none if it writes none."""
+        try:
+            return self._files.encode(self.end(calls).token)
+        except RecipeError:  # a template that renders no such turn
+            return []
+
+    def end(self, calls: bool = False) -> TurnEnd:
+        """Find the end that the template writes after a turn of text, or after one with `calls` of tools.
+
+        Raises:
+            RecipeError: It does not render such a turn.
+        """
+        end = self._turn_ends.get(calls)
+        if end is None:
+            end = self._turn_ends[calls] = self._find_end(calls)
+        return end
+
+    def _find_end(self, calls: bool) -> TurnEnd:
+        """Return the ends of a stand-in's turn, alone and before other messages, if the template takes these."""
+        messages, problem = ([RESULT], NO_CALLS) if calls else ([AND], NO_TEXT)
+        turn, last = next(_stand_ins(messages))
+        alone = self.render([USER, turn], generate=False)
+        try:
+            followed = self.render([USER, turn, *messages], generate=True)
+        except RecipeError:
+            followed = alone
+        if last not in alone or last not in followed:
+            raise RecipeError(problem)
+        alone, followed = alone.partition(last)[2], followed.partition(last)[2]
+        return find_end(alone, followed, self._files.special, self._files.stop)
+
+    def closing(self) -> list[int]:
+        """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
+        rendered = self.render([USER, ANSWER], generate=False)
+        return self.codec.encode(rendered.rpartition(REPLY)[2])
 
     def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> tuple[str, TurnEnd]:
         """Return the text after a stand-in's turn from its end token on, and the end of the turn.

@@ -210,7 +210,10 @@ class _Process:
         self._limit(START_SECONDS, "start")
         if self.answered and (self._unread or select.select((self._answers,), (), (), 0)[0]):
             raise self._failed("ended, or wrote something, between two calls")
-        call, request = os.urandom(16), pickle.dumps((_preparation(), payload))
+        names = ("sys_path", "sys_argv", "orig_dir", "dir")  # no main module, of which nothing is imported
+        preparation = spawn.get_preparation_data("rlkit-worker")
+        own = {name: preparation[name] for name in names if name in preparation}
+        call, request = os.urandom(16), pickle.dumps((own, payload))
         try:
             self._write(HEADER.pack(call, len(request)) + request)
             kind, value = self._read_answer(call)
@@ -327,10 +330,3 @@ def _screen() -> int:
         return os.dup(2)
     except OSError:  # it is closed
         return os.open(os.devnull, os.O_WRONLY)
-
-
-def _preparation() -> dict[str, object]:
-    """Return the imports for a worker's payload: no main module, of which nothing is imported."""
-    names = ("sys_path", "sys_argv", "orig_dir", "dir")
-    preparation = spawn.get_preparation_data("rlkit-worker")
-    return {name: preparation[name] for name in names if name in preparation}

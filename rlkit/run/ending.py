@@ -60,7 +60,7 @@ def _closers(session: Session, failure: Exception | None, at_once: bool) -> list
     if log is not None:
         closers.append(("the loggers", lambda: log.close(outcome.status)))
     if context is not None:
-        closers.append(("the rollouts", context.rollouts.close))
+        closers.append(("the rollouts", context.service.close))
     return closers
 
 

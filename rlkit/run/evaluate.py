@@ -257,7 +257,7 @@ class Validator:
         record = self._record
         step = record.outcome.steps
         record.reporter.note(f"validating on {len(context.data.validation)} prompts")
-        evaluation = self._evaluate(context.rollouts, context.data.validation)
+        evaluation = self._evaluate(context.service, context.data.validation)
         for name, accuracies in self.earlier.items():
             evaluation.compare(name, accuracies)
         self.earlier["last" if self.earlier else "start"] = evaluation.accuracies

@@ -35,12 +35,10 @@ from rlkit.run.profile import NO_GPU, NsightCapture, profiled
 from rlkit.run.progress import Progress
 from rlkit.run.record import RunRecord
 from rlkit.run.signals import Signals
-from rlkit.train.ahead.beside import BesideStream
-from rlkit.train.ahead.colocated import ColocatedStream
-from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
+from rlkit.train.ahead.stream import BesideStream, ColocatedStream, RolloutStream, TrainedGroups
 from rlkit.train.metrics import phase_range
 from rlkit.train.phases import StepResult
-from rlkit.train.rollouts import kept_trajectories
+from rlkit.train.saved import kept_trajectories
 from rlkit.train.setup import TrainContext
 from rlkit.types import Trajectory
 
@@ -102,8 +100,8 @@ class Session:
         saver = self._begin(context, resumed)
         outcome = self.record.outcome
         if context.recipe.rollout.max_staleness and self.replay is None:
-            stream_type = BesideStream if Capability.BESIDE in context.rollouts.engine.capabilities else ColocatedStream
-            self.stream = stream_type(context.data, context.rollouts, self._trained(context.recipe, resumed))
+            stream_type = BesideStream if Capability.BESIDE in context.service.engine.capabilities else ColocatedStream
+            self.stream = stream_type(context.data, context.service, self._trained(context.recipe, resumed))
         replay = self.replay or Replay(train.total_steps)
         obtain = replay.obtain or self.stream or self.procedure.obtain
 
@@ -213,9 +211,9 @@ class Session:
         in_store = resumed is not None and resumed.store.root == store.root
         self.saver = Saver(writer, record.reporter.note, steps if in_store else 0)
         preflight(context, record.reporter.note, record.first)
-        context.rollouts.sync_weights()
+        context.service.sync_weights()
         for check in self.procedure.checks:
-            check(context.data, context.rollouts)
+            check(context.data, context.service)
         self._start_callbacks(context, self.saver, {} if resumed is None else resumed.state.callbacks)
         validation = context.recipe.validation
         if resumed is not None:
@@ -270,7 +268,7 @@ class Session:
         return RunState(
             step=self.record.outcome.steps,
             recipe=as_data(self.record.folder.recipe_yaml),
-            numbers=numbers(context.rollouts.version, context.transforms, estimates),
+            numbers=numbers(context.service.version, context.transforms, estimates),
             before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
             earlier=self.validator.earlier,
             waited=self.progress.waited,

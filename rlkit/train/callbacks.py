@@ -124,9 +124,16 @@ class Callbacks:
         Raises:
             CallbackError: One raised.
         """
-        restored = [(part, states[name]) for name, part in self._named() if name in states]
+        restored = [(part, dict(states[name])) for name, part in self._named() if name in states]
+
+        def load_all() -> None:
+            for part, state in restored:
+                part.lr_factor = float(state.pop(LR_FACTOR, 1.0))  # type: ignore[arg-type]
+                if state:
+                    _call(part, "load_state_dict", state)
+
         if restored:  # agreed: all ranks have the recipe's callbacks, and read the same checkpoint
-            self._together(lambda: _load_all(restored))
+            self._together(load_all)
 
     def end(self, event: RunEnd) -> None:
         """Call `on_run_end`, for no longer than its budget, if there was an `on_run_start`.
@@ -207,14 +214,6 @@ def _end(part: Callback, event: RunEnd, problems: list[str]) -> None:
 def _lr_factor(part: Callback) -> float:
     require(part, "lr_factor", outputs.of_lr_factor(part.lr_factor))
     return part.lr_factor
-
-
-def _load_all(states: Sequence[tuple[Callback, Mapping[str, Json]]]) -> None:
-    for part, state in states:
-        own = dict(state)
-        part.lr_factor = float(own.pop(LR_FACTOR, 1.0))  # type: ignore[arg-type]
-        if own:
-            _call(part, "load_state_dict", own)
 
 
 def _budget(part: Callback, method: str) -> float:

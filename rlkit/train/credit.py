@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import nan
 from types import MappingProxyType
 
@@ -18,12 +18,9 @@ from rlkit.ops import correction, kl
 from rlkit.ops.masked import Reducer, masked_mean, span_sums
 from rlkit.recipe import Correction, KLReward, Rejection, Shaping
 from rlkit.registry import calling, require
-from rlkit.types import Batch, TrainBatch, Trajectory
+from rlkit.types import Batch, Trajectory
 
 Metrics = dict[str, float]
-
-ALL = slice(None)
-"""All rows of a batch."""
 
 OWN_METRICS = ("not_finite", "max", "abs_mean")
 """What the step itself logs as `advantage/NAME`."""
@@ -181,7 +178,9 @@ def estimate(estimator: AdvantageEstimator | None, batch: Batch, has_critic: boo
         require(estimator, "estimate", outputs.of_metrics(batch.metrics, OWN_METRICS))
         batch.metrics = MappingProxyType(dict(batch.metrics))
     problem = outputs.of_estimator(batch)
-    if problem is not None and (batch.advantages is None or _finite(read)):
+    if problem is not None and (
+        batch.advantages is None or all(bool(x.isfinite().all()) for x in read if x.is_floating_point())
+    ):
         require(estimator, "estimate", problem)
     if has_critic and batch.returns is None:
         require(estimator, "estimate", "left batch.returns unset, which the critic learns from")
@@ -224,29 +223,3 @@ def attach_roles(trajectories: Sequence[Trajectory], batch: Batch, ranks: Ranks)
     all_names = sorted({name for of_rank in ranks.gather_dp(sorted(set(names))) for name in of_rank})
     batch.role_names = tuple(all_names)
     batch.role = torch.tensor([all_names.index(name) for name in names], dtype=torch.long, device=batch.rewards.device)
-
-
-def attach_advantages(trajectories: Sequence[Trajectory], batch: Batch, rows: slice | list[int] = ALL) -> None:
-    """Copy what was made of trajectories, some rows of the batch, into their `credit`, for the run folder."""
-    by_name = {"advantages": batch.advantages, "values": batch.values}
-    for name, tensor in by_name.items():
-        if tensor is not None:
-            for trajectory, row in zip(trajectories, tensor[rows].tolist(), strict=True):
-                trajectory.credit[name] = row[: len(trajectory.tokens)] if isinstance(row, list) else row
-
-
-def attach_first_pass(trajectories: Sequence[Trajectory], batch: TrainBatch, rows: slice | list[int] = ALL) -> None:
-    """Copy the trainer's log-probs and the entropies before the update into `credit`, where they were computed."""
-    for name, tensor, decimals in (("trainer_logps", batch.trainer_logps, 5), ("entropy", batch.entropy, 3)):
-        if tensor is None:
-            continue
-        values = tensor[rows]
-        unknown = (values.isnan() | ~batch.mask[rows]).all(-1).tolist()
-        rounded = (values.double().round(decimals=decimals) + 0.0).tolist()  # no -0.0
-        for trajectory, row, left_out in zip(trajectories, rounded, unknown, strict=True):
-            if not left_out:
-                trajectory.credit[name] = row[: len(trajectory.tokens)]
-
-
-def _finite(tensors: Iterable[Tensor]) -> bool:
-    return all(bool(x.isfinite().all()) for x in tensors if x.is_floating_point())

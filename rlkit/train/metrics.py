@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from itertools import chain
 from math import ceil, isfinite
 
@@ -19,10 +20,6 @@ from rlkit.ops.masked import masked_mean
 from rlkit.ops.statistics import Moments, repeated_ngrams
 from rlkit.records.sources import MAX_SOURCES, source_of
 from rlkit.types import Prompt, StopReason, TrainBatch, Trajectory
-
-Totals = dict[str, list[float]]
-"""Sums of weighted values, and of their weights, by metric."""
-Pairs = dict[str, Moments]
 
 NVTX: ContextVar[bool] = ContextVar("NVTX", default=False)
 """Whether phases are NVTX ranges, too."""
@@ -40,7 +37,8 @@ class Meter:
     """Collects weighted means, sums, extremes, correlations and fits of a step over micro-batches and ranks."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._sums: dict[str, list[float]] = defaultdict(partial(list, (0.0, 0.0)))
+        """Sums of weighted values, and of their weights."""
         self._maxima: dict[str, float] = {}
         self._minima: dict[str, float] = {}
         self._pairs: dict[str, Moments] = defaultdict(Moments)
@@ -91,25 +89,21 @@ class Meter:
         before = self._maxima.get(f"time/{phase}", 0.0)
         self.max(f"time/{phase}", before + time.perf_counter() - start)
 
-    def contribution(self) -> tuple[Totals, dict[str, float], dict[str, float], Pairs, Pairs, set[str]]:
-        """Return this rank's sums, maxima, minima, correlations, fits and names of partial means for `result`."""
-        return dict(self._sums), self._maxima, self._minima, dict(self._pairs), dict(self._fits), self._partial
-
     def result(self, ranks: Ranks) -> dict[str, float]:
         """Return all metrics over all ranks, the same on each; every rank must call this."""
         total = Meter()
-        for sums, maxima, minima, pairs, fits, partial in ranks.gather_dp(self.contribution()):
-            total._partial |= partial
-            for name, (value, weight) in sums.items():
+        for meter in ranks.gather_dp(self):
+            total._partial |= meter._partial
+            for name, (value, weight) in meter._sums.items():
                 total._sums[name][0] += value
                 total._sums[name][1] += weight
-            for name, value in maxima.items():
+            for name, value in meter._maxima.items():
                 total.max(name, value)
-            for name, value in minima.items():
+            for name, value in meter._minima.items():
                 total.min(name, value)
-            for name, moments in pairs.items():
+            for name, moments in meter._pairs.items():
                 total.correlate(name, moments)
-            for name, moments in fits.items():
+            for name, moments in meter._fits.items():
                 total.explain(name, moments)
         metrics = {name: value / weight if weight else value for name, (value, weight) in total._sums.items()}
         counts = {name: total._sums[name][1] for name in (*total._partial, "reward/mean")}

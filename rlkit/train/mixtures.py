@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import torch
 
+from rlkit.data.data import Data
+from rlkit.interfaces.callback import TrainingBatch
 from rlkit.rollout.collate import add_rewards, collate
+from rlkit.rollout.service import RolloutService
 from rlkit.train.credit import estimate
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
+from rlkit.train.models import Models
 from rlkit.train.rollouts import recorded
-from rlkit.train.setup import TrainContext
 from rlkit.types import Batch, TrainBatch
 
 
@@ -22,43 +25,43 @@ class Mixed(NamedTuple):
     Args:
         name: The mixture's.
         weight: What its loss is multiplied by.
-        context: The run's, with the mixture's recipe and data.
+        data: The mixture's, with its recipe.
         batch: The rows.
         groups: The group of each row, whole ones of which are in a mini-batch.
     """
 
     name: str
     weight: float
-    context: TrainContext
+    data: Data
     batch: TrainBatch
     groups: list[int]
 
 
-def mixed(context: TrainContext, scored: Batch, number: int, meter: Meter) -> list[Mixed]:
+def mixed(data: Data, models: Models, service: RolloutService, step: TrainingBatch, meter: Meter) -> list[Mixed]:
     """Return the batches of a step's mixtures; all ranks must call this.
 
     Args:
-        context: The run's.
-        scored: The step's own rows.
-        number: The step's.
+        data: The run's, with those of the mixtures.
+        models: Compute what a mixture's loss reads.
+        service: Says which rows are this rank's.
+        step: The step's number and its own rows.
         meter: Takes the metrics.
     """
     mixtures = []
-    for name, mixture in (context.recipe.mix or {}).items():
-        data = context.data.mixtures[name]
-        mixture_context = replace(context, recipe=data.recipe, data=data)
-        batch = recorded_rows(mixture_context, number) if mixture.task is not None else answers_to_policy(scored)
-        groups = (scored if mixture.task is None else batch).group.tolist()
+    for name, mixture in (data.recipe.mix or {}).items():
+        own, recorded_here = data.mixtures[name], mixture.task is not None
+        batch = recorded_rows(own, models, service, step.step) if recorded_here else answers_to_policy(step.batch)
+        groups = (batch if recorded_here else step.batch).group.tolist()
         meter.count(f"mix/{name}/tokens", float(batch.mask.sum()))
-        mixtures.append(Mixed(name, mixture.weight, mixture_context, batch, groups))
+        mixtures.append(Mixed(name, mixture.weight, own, batch, groups))
     return mixtures
 
 
-def recorded_rows(context: TrainContext, number: int) -> TrainBatch:
+def recorded_rows(data: Data, models: Models, service: RolloutService, number: int) -> TrainBatch:
     """Return a step's recorded completions of this rank; all ranks must call this."""
-    rows = recorded(context.data, context.rollouts, number, Meter()).train_on
-    batch = collate(rows).to(context.device)
-    compute_logps(context, batch)
+    rows = recorded(data, service, number, Meter()).train_on
+    batch = collate(rows).to(service.ranks.fabric.device)
+    compute_logps(data, models, service.ranks, batch)
     scored = add_rewards(batch, rows)
     estimate(None, scored)
     return TrainBatch.of(scored)

@@ -71,10 +71,6 @@ class TrainableModule(Generic[M]):
         return LearningWork.of(base_model(wrapped))  # type: ignore[arg-type]
 
 
-def _indivisible(problem: str) -> str:
-    return f"fabric.strategy has sequence_parallel, but the tokens of a model cannot be divided: {problem}; set it to 1"
-
-
 class Placer:
     """Puts modules on this rank's device, sharded where the strategy shards; all ranks must call its methods.
 
@@ -129,7 +125,8 @@ class Placer:
                 with self.fabric.autocast():
                     module.check_passes(self.fabric.device)
             problem = module.passes.division_problem
-            self.ranks.raise_any(None if problem is None else RecipeError(_indivisible(problem)))
+            indivisible = "fabric.strategy has sequence_parallel, but the tokens of a model cannot be divided"
+            self.ranks.raise_any(None if problem is None else RecipeError(f"{indivisible}: {problem}; set it to 1"))
             if not self.ranks.all(module.passes.packed):
                 module.passes.packed = False
                 module.passes.reason = module.passes.reason or "passes of another rank cannot be packed"
@@ -185,10 +182,15 @@ class Models:
         ]
 
     def _load_teachers(self, section: Teacher, placer: Placer) -> dict[str | None, FrozenPolicy | None]:
-        """Return the teachers by their paths, of which None is the policy itself; none is loaded that servers have."""
+        """Return the teachers by their paths, of which None is the policy itself; those that servers have are None."""
         teachers: dict[str | None, FrozenPolicy | None] = {}
         if section.path is None and section.template is not None:
-            teachers[None] = self._itself(placer)
+            if self.average is not None:
+                teachers[None] = AveragedPolicy(self.actor, self.average)
+            elif self.reference is not None and self._recipe.reference is None:
+                teachers[None] = self.reference
+            else:
+                teachers[None] = Reference(self.actor, self._recipe.model, placer.frozen, placer.empty)
         elif section.urls is not None:
             teachers[section.path] = None
         for option, path in section.paths().items():
@@ -197,14 +199,6 @@ class Models:
                 with naming(option):
                     teachers[path] = FrozenPolicy(model, placer.frozen, placer.empty)
         return teachers
-
-    def _itself(self, placer: Placer) -> FrozenPolicy:
-        """Return the policy as a teacher that moves slowly, or not at all."""
-        if self.average is not None:
-            return AveragedPolicy(self.actor, self.average)
-        if self.reference is not None and self._recipe.reference is None:
-            return self.reference
-        return Reference(self.actor, self._recipe.model, placer.frozen, placer.empty)
 
     def update_ema_and_reference(self, step: int) -> None:
         """After a step, update the averaged weights and the reference from the policy."""

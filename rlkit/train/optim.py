@@ -10,7 +10,7 @@ from torch import nn
 
 from rlkit.distributed.fsdp2 import by_mesh
 from rlkit.interfaces import outputs
-from rlkit.interfaces.optimizer import Schedule, WeightGroup, WeightKind
+from rlkit.interfaces.optimizer import WeightGroup, WeightKind
 from rlkit.models.optimizer_state import problem_of, try_out
 from rlkit.models.size import by_kind
 from rlkit.recipe import Critic, Train
@@ -55,14 +55,11 @@ def learning_rate(section: Train | Critic, step: int, steps: int) -> float:
     warmup = warmup_steps(section, steps)
     if step <= warmup:
         return section.lr * step / (warmup + 1)
-    return section.lr * _factor(section.schedule, (step - 1 - warmup) / max(1, steps - warmup))
-
-
-def _factor(schedule: Schedule, progress: float) -> float:
+    schedule = section.schedule
     with calling(schedule, "factor"):
-        factor = schedule.factor(progress)
+        factor = schedule.factor((step - 1 - warmup) / max(1, steps - warmup))
     require(schedule, "factor", outputs.of_schedule(factor))
-    return factor
+    return section.lr * factor
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from lightning.fabric import Fabric
 
+from rlkit.data.data import Data
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.callback import TrainingBatch
@@ -15,10 +16,9 @@ from rlkit.interfaces.loss import Inputs
 from rlkit.models.flops import peak_flops
 from rlkit.recipe import Recipe
 from rlkit.rollout.service import RolloutService
+from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import (
     RewardTransforms,
-    attach_advantages,
-    attach_first_pass,
     attach_reference_rewards,
     attach_roles,
     correct,
@@ -28,9 +28,9 @@ from rlkit.train.credit import (
     mask_truncated,
 )
 from rlkit.train.metrics import Meter, describe_advantages, describe_rewards
+from rlkit.train.models import Models
 from rlkit.train.optim import learning_rate, set_learning_rate
-from rlkit.train.rollouts import Rollouts, kept_trajectories
-from rlkit.train.setup import TrainContext
+from rlkit.train.rollouts import Rollouts
 from rlkit.train.teacher import log_by_teacher
 from rlkit.train.update import update_models
 from rlkit.types import Batch, TrainBatch, Trajectory
@@ -95,17 +95,34 @@ def compute_advantages(
         log_by_teacher(recipe.teacher, batch, trajectories, meter)
 
 
-def learn(context: TrainContext, scored: Batch, number: int, meter: Meter) -> TrainBatch:
-    """Update the models by a step's batch and send the new weights to the engine; return the batch."""
-    recipe = context.recipe
-    context.callbacks.emit("on_batch", TrainingBatch(number, scored))
-    schedule(context, number, meter)
+def learn(
+    data: Data,
+    models: Models,
+    service: RolloutService,
+    scored: TrainingBatch,
+    meter: Meter,
+    *,
+    callbacks: Callbacks,
+) -> TrainBatch:
+    """Update the models by a step's batch and send the new weights to the engine; return the batch.
+
+    Args:
+        data: With the recipe and the mixtures.
+        models: To update.
+        service: Whose engine takes the weights.
+        scored: The step's number and its rows, with advantages.
+        meter: Takes the metrics.
+        callbacks: See the batch first, and multiply the learning rates.
+    """
+    recipe, number = data.recipe, scored.step
+    callbacks.emit("on_batch", scored)
+    schedule(recipe, models, number, callbacks.lr_factor(), meter)
     with meter.timed("update"):
-        batch = update_models(context, scored, number, meter)
-        context.models.update_ema_and_reference(number)
+        batch = update_models(data, models, service, scored, meter)
+        models.update_ema_and_reference(number)
     with meter.timed("sync"):
-        context.rollouts.version += 1
-        context.rollouts.sync_weights()
+        service.version += 1
+        service.sync_weights()
     if Inputs.REWARDS in recipe.loss.inputs:
         describe_rewards(batch, meter)
     if Inputs.ADVANTAGES in recipe.loss.inputs:
@@ -113,26 +130,9 @@ def learn(context: TrainContext, scored: Batch, number: int, meter: Meter) -> Tr
     return batch
 
 
-def attach_credit(
-    context: TrainContext, rollouts: Rollouts, trajectories: Sequence[Trajectory], batch: TrainBatch, number: int
-) -> None:
-    """Copy what was made of trajectories, the rows of the batch, into their `credit`, if the run folder keeps them."""
-    recipe = context.recipe
-    kept = kept_trajectories(rollouts.all, number, recipe, context.ranks)
-    if kept is None:
-        return
-    groups = {trajectory.group for trajectory in kept}
-    rows = [row for row, trajectory in enumerate(trajectories) if trajectory.group in groups]
-    attached = [trajectories[row] for row in rows]
-    if Inputs.ADVANTAGES in recipe.loss.inputs:
-        attach_advantages(attached, batch, rows)
-    attach_first_pass(attached, batch, rows)
-
-
-def schedule(context: TrainContext, number: int, meter: Meter) -> None:
-    """Set the learning rates of a step."""
-    train, critic, models = context.recipe.train, context.recipe.critic, context.models
-    factor = context.callbacks.lr_factor()
+def schedule(recipe: Recipe, models: Models, number: int, factor: float, meter: Meter) -> None:
+    """Set the learning rates of a step; callbacks multiply them by a factor."""
+    train, critic = recipe.train, recipe.critic
     for name, trained, section in (("lr", models.policy, train), ("critic/lr", models.critic, critic)):
         if trained is not None and section is not None:
             rate = factor * learning_rate(section, number, train.total_steps)
@@ -171,16 +171,12 @@ def speeds(recipe: Recipe, fabric: Fabric, metrics: dict[str, float], tokens_of:
     for phase, tokens in {"logps": "update/tokens", "update": "update/tokens", **tokens_of}.items():
         if f"time/{phase}" in metrics and metrics.get(tokens):
             rates[f"time/{phase}_ms_per_token"] = 1000 * metrics[f"time/{phase}"] / metrics[tokens]
-    return rates | _utilization(recipe, fabric, metrics)
-
-
-def _utilization(recipe: Recipe, fabric: Fabric, metrics: dict[str, float]) -> dict[str, float]:
-    """Return the operations per second of the update on each device, and their share of its peak where it is known."""
-    if "update/tflop" not in metrics:
-        return {}
-    reached = metrics["update/tflop"] / max(metrics["time/update"], 1e-9) / fabric.world_size
-    half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
-    device_name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""
-    peak = peak_flops(device_name, half)
-    utilization = {} if peak is None else {"time/mfu": reached * 1e12 / peak}
-    return {"time/tflops_per_device": reached} | utilization
+    if "update/tflop" in metrics:
+        reached = metrics["update/tflop"] / max(metrics["time/update"], 1e-9) / fabric.world_size
+        rates["time/tflops_per_device"] = reached
+        half = "bf16" in recipe.fabric.precision or (recipe.model.lora is not None and "bf" in recipe.model.dtype)
+        device_name = torch.cuda.get_device_name(fabric.device) if fabric.device.type == "cuda" else ""
+        peak = peak_flops(device_name, half)
+        if peak is not None:
+            rates["time/mfu"] = reached * 1e12 / peak
+    return rates

@@ -15,7 +15,6 @@ from rlkit.data.data import Data
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.loss import Inputs
 from rlkit.ops.batching import assign
-from rlkit.recipe import Recipe
 from rlkit.rollout.collate import add_rewards
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.service import RolloutService
@@ -159,9 +158,12 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
     device = sampled.tokens.device
     starts = list(accumulate((len(t.samples) for t in rollouts.train_on), initial=0))
     samples = [row for i in rows for row in range(starts[i], starts[i + 1])]
-    for trajectory in (rollouts.train_on[i] for i in rows):
-        for branch in trajectory.span.branches:
-            branch.score = _score_of_branch(branch, trajectory)
+    for rollout in (rollouts.train_on[i] for i in rows):
+        for branch in rollout.span.branches:  # it has its rollout's reward, or in another role that role's alone
+            branch.score = Score(0.0)
+            if rollout.reward is not None and branch.span.speaker == rollout.span.speaker:
+                components = rollout.score.components if rollout.score else {}
+                branch.score = Score(rollout.reward - sum(branch.turn_rewards), components)
     if len(samples) < len(sampled):
         sampled = sampled.rows(torch.tensor(samples, dtype=torch.long, device=device))
     batch = add_rewards(sampled, trajectories)
@@ -176,13 +178,6 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
         for trajectory in trajectories:
             trajectory.credit["greedy_reward"] = rollouts.greedy[trajectory.group]
     return batch, trajectories
-
-
-def _score_of_branch(branch: Trajectory, rollout: Trajectory) -> Score:
-    """Return a score with which a further sample has its rollout's reward, or in another role that role's alone."""
-    if rollout.reward is None or branch.span.speaker != rollout.span.speaker:
-        return Score(0.0)
-    return Score(rollout.reward - sum(branch.turn_rewards), rollout.score.components if rollout.score else {})
 
 
 def _peers(rollouts: Sequence[Trajectory]) -> list[int]:
@@ -208,6 +203,7 @@ def log_recorded(rollouts: Rollouts, meter: Meter) -> None:
 def record_outcome(data: Data, service: RolloutService, rollouts: Rollouts, meter: Meter) -> None:
     """Report to the order of prompts how often each was solved and which were stopped; all ranks must call this.
 
+    The rate of a prompt is the mean accuracy of its completions, or else their mean reward, without those that failed.
     Prompts that replaced filtered ones are not counted.
     """
     order = data.order.by_outcome
@@ -219,9 +215,8 @@ def record_outcome(data: Data, service: RolloutService, rollouts: Rollouts, mete
     for trajectory in rollouts.all:
         if id_of.get(trajectory.group) == trajectory.prompt.id:
             slot_rates = own_rates.setdefault(trajectory.group, [])
-            rate = success_rate(trajectory)
-            if rate is not None:
-                slot_rates.append(rate)
+            if trajectory.error is None and trajectory.score is not None and trajectory.reward is not None:
+                slot_rates.append(trajectory.score.components.get("accuracy", trajectory.reward))
     all_rates: dict[int, list[float]] = defaultdict(list)
     for rank_rates in service.ranks.gather_dp(own_rates):
         for slot, slot_rates in rank_rates.items():
@@ -234,51 +229,6 @@ def record_outcome(data: Data, service: RolloutService, rollouts: Rollouts, mete
     meter.max("rollout/postponed", len(drawn) - len(rates))
 
 
-def follows_checkpoint(number: int, recipe: Recipe) -> bool:
-    """Whether a step begins at a checkpoint or at the start, so that `rlkit replay` can learn from it alone."""
-    interval = recipe.save.every
-    return number == 1 or (interval > 0 and (number - 1) % interval == 0)
-
-
-COMPLETE_TOKENS = 4_000_000
-"""Tokens of a step on a rank up to which a step that follows a checkpoint is kept complete: about 40 MB."""
-
-
-def kept_trajectories(
-    trajectories: Sequence[Trajectory], number: int, recipe: Recipe, ranks: Ranks
-) -> Sequence[Trajectory] | None:
-    """Return the trajectories of a step on this rank that the run folder keeps; None if the step has no file."""
-    section = recipe.log.rollouts
-    if not section.every or number % section.every:
-        return None
-    limit = section.limit_per_rank(ranks.count)
-    if follows_checkpoint(number, recipe) and token_count(trajectories) <= COMPLETE_TOKENS:
-        limit = None
-    return first_groups(trajectories, limit)
-
-
 def token_count(trajectories: Sequence[Trajectory]) -> int:
     """Return the number of tokens of trajectories, and of all samples of agents' rollouts."""
     return sum(len(sample.tokens) for trajectory in trajectories for sample in trajectory.samples)
-
-
-def first_groups(trajectories: Sequence[Trajectory], limit: int | None) -> Sequence[Trajectory]:
-    """Return the trajectories of the first groups that fit the limit, and of at least one group."""
-    if limit is None or len(trajectories) <= limit:
-        return trajectories
-    groups: dict[int, list[Trajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        groups[trajectory.group].append(trajectory)
-    selected: list[Trajectory] = []
-    for index in sorted(groups):
-        if selected and len(selected) + len(groups[index]) > limit:
-            break
-        selected += groups[index]
-    return selected
-
-
-def success_rate(trajectory: Trajectory) -> float | None:
-    """Return the accuracy of a completion, or else its reward; None if it failed."""
-    if trajectory.error is not None or trajectory.score is None or trajectory.reward is None:
-        return None
-    return trajectory.score.components.get("accuracy", trajectory.reward)

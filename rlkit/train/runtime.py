@@ -13,13 +13,13 @@ from torch import Tensor
 
 from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import unsharded
-from rlkit.interfaces.launcher import HostedServer, Launcher, ServerCommand, is_launched
+from rlkit.interfaces.launcher import HostedServer, Launcher, ServerCommand
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.runtime import BoundPart, OneProcess, Runtime
+from rlkit.interfaces.runtime import OneProcess
 from rlkit.models.config import context_length, load_config
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.models.lora import base_model
-from rlkit.recipe import Model, Recipe
+from rlkit.recipe import Recipe
 from rlkit.registry import calling
 from rlkit.rollout.scoring import score
 from rlkit.rollout.service import RolloutService
@@ -39,19 +39,22 @@ class PartRuntime:
 
     Args:
         data: The tokenizer and what follows from it.
-        rollouts: Of this rank.
+        service: Samples and scores, on this rank.
         launcher: The launcher that has started this rank, if any.
     """
 
-    def __init__(self, data: Data, rollouts: RolloutService, launcher: Launcher | None = None) -> None:
-        self._rollouts = rollouts
+    def __init__(self, data: Data, service: RolloutService, launcher: Launcher | None = None) -> None:
         self._launcher = launcher
-        self._actor, self._ranks = rollouts.actor, rollouts.ranks
+        self._actor, self._ranks = service.actor, service.ranks
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context
         self.stop_ids = data.dialogue.template.stop_ids
         self.tensor_parallel = self._ranks.tensor_parallel
         self.sequence_parallel = self._ranks.sequence_parallel
+        self.autocast = self._ranks.fabric.autocast
+        self.gather_world, self.broadcast_tp = self._ranks.gather_world, self._ranks.broadcast_tp
+        self.reduce, self.gather = self._ranks.all_reduce_sum, self._ranks.gather
+        self.work, self.score = service.work, service.score
 
     @property
     def policy(self) -> CausalLM:
@@ -64,37 +67,16 @@ class PartRuntime:
     def unsharded(self) -> AbstractContextManager[None]:
         return unsharded(self._actor)
 
-    def autocast(self) -> AbstractContextManager[None]:
-        return self._ranks.fabric.autocast()
-
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
         with self.autocast():
             return self._actor.logits(tokens)
-
-    def gather_world(self, value: T) -> list[T]:
-        return self._ranks.gather_world(value)
-
-    def broadcast_tp(self, value: T) -> T:
-        return self._ranks.broadcast_tp(value)
-
-    def reduce(self, x: Tensor) -> Tensor:
-        return self._ranks.all_reduce_sum(x)
-
-    def gather(self, x: Tensor) -> Tensor:
-        return self._ranks.gather(x)
 
     def host_server(self, command: ServerCommand) -> HostedServer | None:
         if self._launcher is None:
             return None
         with calling(self._launcher, "host_server"):
             return self._launcher.host_server(command)
-
-    async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
-        return await self._rollouts.work(function, argument, timeout)
-
-    async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
-        return await self._rollouts.score(reward, trajectories)
 
 
 class NoPolicyError(AttributeError):
@@ -151,23 +133,3 @@ class RuntimeWithoutPolicy(OneProcess):
 
     async def score(self, reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
         return await score(reward, trajectories, self._workers)
-
-
-def bind_parts(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
-    """Bind all parts of a recipe, then the tools to the chat template.
-
-    Raises:
-        PartError: A part raised.
-        RecipeError: The tools do not fit the model.
-    """
-    runtime: Runtime = PartRuntime(data, rollouts, recipe.launcher if is_launched() else None)
-    for part in recipe.parts():
-        if isinstance(part, BoundPart):
-            with calling(part, "bind"):
-                part.bind(runtime)
-    data.bind_tools()
-
-
-def template_ends(model: Model, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids with which a model's chat template ends the policy's turns."""
-    return ChatTemplate(tokenizer, stop_ids(model, tokenizer)).ends

@@ -12,11 +12,11 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.registry import calling, require
-from rlkit.rollout.collect import BusyTimer, ConversationSetup, Quota, collect
+from rlkit.rollout.collect import BusyTimer, Quota, collect
 from rlkit.rollout.service import RolloutService
 from rlkit.train.metrics import Meter, has_no_opinion, log_by_source
 from rlkit.train.rollouts import Rollouts, share_groups
-from rlkit.types import Prompt, Sampling, Score, Trajectory
+from rlkit.types import Prompt, Score, Trajectory
 
 
 def sample(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
@@ -80,18 +80,16 @@ async def _sample_prompts(
     rollout = service.recipe.rollout
     number, attempt = when
     timer = BusyTimer()
-
-    def setup(sampling: Sampling, samples: int) -> ConversationSetup:
-        return service.conversation_setup(sampling, samples, number, attempt=attempt, timer=timer)
+    setup = service.conversation_setup(rollout.sampling, rollout.group_size, number, attempt=attempt, timer=timer)
 
     async def start_scoring(group: list[Trajectory]) -> None:
         rollouts.scoring.start(score_group(service, group))
 
-    sampled = collect(setup(rollout.sampling, rollout.group_size), prompts, start_scoring, quota)
+    sampled = collect(setup, prompts, start_scoring, quota)
     if rollouts.greedy is None:
         trajectories = await sampled
     else:
-        greedy = collect(setup(rollout.sampling.most_likely(), 1), prompts, start_scoring)
+        greedy = collect(setup.most_likely(), prompts, start_scoring)
         trajectories, completions = await run_concurrently(sampled, greedy)
         rollouts.greedy_completions |= {t.group: t for t in completions}  # the last of each group counts
     meter.max("time/engine_idle_share", timer.idle_share())

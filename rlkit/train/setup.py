@@ -21,7 +21,8 @@ from rlkit.distributed.offload import use_device
 from rlkit.distributed.ranks import Ranks
 from rlkit.distributed.sequence import division_problem
 from rlkit.interfaces.engine import Capability
-from rlkit.interfaces.runtime import BoundPart
+from rlkit.interfaces.launcher import is_launched
+from rlkit.interfaces.runtime import BoundPart, Runtime
 from rlkit.models.actor import Actor, ScoreModel
 from rlkit.models.config import naming
 from rlkit.models.size import find_config
@@ -33,7 +34,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import Models, Placer, load_actor
-from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy, bind_parts
+from rlkit.train.runtime import NoPolicyError, PartRuntime, RuntimeWithoutPolicy
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class TrainContext:
         data: The prompts.
         ranks: This rank among the others.
         models: What is trained, and what it is compared with.
-        rollouts: Samples from the policy and scores.
+        service: Samples from the policy and scores.
         transforms: What changes rewards on their way to the advantages.
         callbacks: What watches the run.
     """
@@ -54,7 +55,7 @@ class TrainContext:
     data: Data
     ranks: Ranks
     models: Models
-    rollouts: RolloutService
+    service: RolloutService
     transforms: RewardTransforms
     callbacks: Callbacks
 
@@ -165,10 +166,10 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     if recipe.train.offload_during_rollout:
         reads_policy = Capability.READS_POLICY in recipe.rollout.engine.capabilities
         offload = models.offload(fabric.device, keep_policy=reads_policy)
-    rollouts = RolloutService(recipe, data.dialogue, models.actor, ranks, offload, note=note)
-    _bind(recipe, data, rollouts)
+    service = RolloutService(recipe, data.dialogue, models.actor, ranks, offload, note=note)
+    _bind(recipe, data, service)
     transforms = RewardTransforms(recipe.shaping, recipe.kl_reward)
-    return TrainContext(recipe, data, ranks, models, rollouts, transforms, Callbacks(recipe.callbacks, ranks, note))
+    return TrainContext(recipe, data, ranks, models, service, transforms, Callbacks(recipe.callbacks, ranks, note))
 
 
 @uncollected()
@@ -183,18 +184,30 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
     ranks = Ranks(fabric)
     actor = load_actor(recipe, Placer(fabric, ranks))
     _close_rows(actor, data)
-    rollouts = RolloutService(recipe, data.dialogue, actor, ranks)
-    _bind(recipe, data, rollouts)
-    return rollouts
+    service = RolloutService(recipe, data.dialogue, actor, ranks)
+    _bind(recipe, data, service)
+    return service
 
 
-def _bind(recipe: Recipe, data: Data, rollouts: RolloutService) -> None:
-    """Bind the parts; close the service if one raises, whose error hides those of parts that are closed unbound."""
+def _bind(recipe: Recipe, data: Data, service: RolloutService) -> None:
+    """Bind all parts, then the tools to the chat template.
+
+    If a part raises, the service is closed; its error hides those of parts that are closed unbound.
+
+    Raises:
+        PartError: A part raised.
+        RecipeError: The tools do not fit the model.
+    """
     try:
-        bind_parts(recipe, data, rollouts)
+        runtime: Runtime = PartRuntime(data, service, recipe.launcher if is_launched() else None)
+        for part in recipe.parts():
+            if isinstance(part, BoundPart):
+                with calling(part, "bind"):
+                    part.bind(runtime)
+        data.bind_tools()
     except BaseException as error:
         try:
-            rollouts.close()
+            service.close()
         except RlkitError as unbound:
             raise error from unbound
         raise

@@ -7,12 +7,13 @@ step is that of reinforcement learning (`rl.py`).
 
 from __future__ import annotations
 
-from rlkit.interfaces.callback import RolloutsEnd
+from rlkit.interfaces.callback import RolloutsEnd, TrainingBatch
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
-from rlkit.train.phases import StepResult, attach_credit, compute_advantages, finish_step, learn
+from rlkit.train.phases import StepResult, compute_advantages, finish_step, learn
 from rlkit.train.rollouts import Obtain, log_recorded, record_outcome
+from rlkit.train.saved import attach_credit
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import compute_teacher_logps
 
@@ -25,19 +26,21 @@ def supervised_step(context: TrainContext, number: int, obtain: Obtain) -> StepR
         number: Number of the step; the first is 1.
         obtain: Returns the step's recorded completions.
     """
-    recipe, ranks, meter = context.recipe, context.ranks, Meter()
+    recipe, data, ranks, models = context.recipe, context.data, context.ranks, context.models
+    service, meter = context.service, Meter()
     with meter.timed("sample"):
-        rollouts = obtain(context.data, context.rollouts, number, meter)
+        rollouts = obtain(data, service, number, meter)
     context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
-    recorded = collate(rollouts.train_on).to(context.device)
+    trajectories = rollouts.train_on
+    recorded = collate(trajectories).to(context.device)
     with meter.timed("logps"):
-        compute_logps(context, recorded)
-        compute_teacher_logps(context, recorded, rollouts.train_on)
+        compute_logps(data, models, ranks, recorded)
+        compute_teacher_logps(data, models, service, recorded, trajectories)
     with meter.timed("score"):
         log_recorded(rollouts, meter)
-        record_outcome(context.data, context.rollouts, rollouts, meter)
-    scored = add_rewards(recorded, rollouts.train_on)
-    compute_advantages(recipe, ranks, scored, rollouts.train_on, meter)
-    batch = learn(context, scored, number, meter)
-    attach_credit(context, rollouts, rollouts.train_on, batch, number)
-    return finish_step(context.rollouts, rollouts, batch, meter, {})
+        record_outcome(data, service, rollouts, meter)
+    scored = add_rewards(recorded, trajectories)
+    compute_advantages(recipe, ranks, scored, trajectories, meter)
+    batch = learn(data, models, service, TrainingBatch(number, scored), meter, callbacks=context.callbacks)
+    attach_credit(recipe, ranks, rollouts, trajectories, batch, number=number)
+    return finish_step(service, rollouts, batch, meter, {})

@@ -17,17 +17,18 @@ from rlkit.data.retokenize import retokenize
 from rlkit.data.teacher import NO_TEXTS, TeacherPrompts, attempt_texts
 from rlkit.engines import connect_teacher
 from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
-from rlkit.media import Media, MediaSegment, Rendered
+from rlkit.media import Media, Rendered
 from rlkit.ops.logps import MIN_PROB
 from rlkit.ops.masked import masked_sum, span_sums
 from rlkit.recipe import Teacher
 from rlkit.records.sources import source_of
 from rlkit.rollout.collate import collate
 from rlkit.rollout.rendering import TokenCodec
+from rlkit.rollout.service import RolloutService
 from rlkit.train.logps import columns_of, frozen_logps, frozen_top
 from rlkit.train.metrics import Meter
-from rlkit.train.setup import TrainContext
-from rlkit.types import Batch, RolloutBatch, Trajectory
+from rlkit.train.models import Models
+from rlkit.types import Batch, Reads, RolloutBatch, Trajectory
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,10 @@ def teacher_rows(
         tokens = [*start, *trajectory.tokens[first:end]]
         mask = [False] * len(start) + trajectory.mask[first:end]
         count = len(tokens)
-        media = _moved(trajectory.media, start_media, first, len(start), count)
+        segments = [] if trajectory.media is None else trajectory.media.segments
+        later = [segment.after(len(start) - first) for segment in segments if segment.end > first]
+        own = [*([] if start_media is None else [start_media]), *later]
+        media = Media.of([segment for segment in own if segment.end <= count])
         row = replace(trajectory, tokens=tokens, mask=mask, logps=[0.0] * count, versions=[0] * count, media=media)
         rows.append(row)
         ends.append(end)
@@ -161,36 +165,20 @@ def retokenized_rows(
     )
 
 
-def _moved(media: Media | None, start: MediaSegment | None, first: int, begin: int, count: int) -> Media | None:
-    """Return the pictures of a row whose start is replaced.
-
-    Args:
-        media: Of the policy's row.
-        start: Of the new start.
-        first: Index of the policy's first token.
-        begin: Length of the new start.
-        count: Length of the new row.
-    """
-    segments = [] if start is None else [start]
-    later = [] if media is None else [segment for segment in media.segments if segment.end > first]
-    segments += [segment.after(begin - first) for segment in later]
-    return Media.of([segment for segment in segments if segment.end <= count])
-
-
 T = TypeVar("T")
 
 
-def logps_on_servers(context: TrainContext, batch: RolloutBatch) -> Tensor:
+def logps_on_servers(service: RolloutService, batch: RolloutBatch) -> Tensor:
     """Return the teacher's log-probs [B,T] f32, 0 outside the mask."""
     rows, spans = _spans(batch)
     teacher_logps = torch.zeros(batch.mask.shape)
-    answers = _answers(context, lambda teacher: teacher.logps(spans))
+    answers = _answers(service, lambda teacher: teacher.logps(spans))
     for row, span, logps in zip(rows, spans, answers, strict=True):
         teacher_logps[row, span.start : span.start + len(logps)] = torch.tensor(logps)
     return teacher_logps.to(batch.mask.device) * batch.mask
 
 
-def top_on_servers(context: TrainContext, batch: RolloutBatch, count: int) -> list[Tensor]:
+def top_on_servers(service: RolloutService, batch: RolloutBatch, count: int) -> list[Tensor]:
     """Return the most likely tokens [B,T,K] i64 and their log-probs [B,T,K+1] f32, 0 outside the mask.
 
     Log-probs are NaN where the policy has no such token. The last is what the others leave of 1.
@@ -198,25 +186,25 @@ def top_on_servers(context: TrainContext, batch: RolloutBatch, count: int) -> li
     rows, spans = _spans(batch)
     ids = torch.zeros(*batch.mask.shape, count, dtype=torch.long)
     logps = torch.zeros(*batch.mask.shape, count + 1)
-    answers = _answers(context, lambda teacher: teacher.top_logps(spans, count))
+    answers = _answers(service, lambda teacher: teacher.top_logps(spans, count))
     for row, span, positions in zip(rows, spans, answers, strict=True):
         scored = slice(span.start, span.start + len(positions))
         ids[row, scored] = torch.tensor([top_ids for top_ids, _ in positions])
         logps[row, scored, :-1] = torch.tensor([top_logps for _, top_logps in positions])
     logps[..., -1] = (1 - logps[..., :-1].exp().sum(-1)).clamp(min=MIN_PROB).log()
-    unknown = (ids >= columns_of(context.models.actor)).any(-1, keepdim=True)
+    unknown = (ids >= columns_of(service.actor)).any(-1, keepdim=True)
     ids, logps = ids.masked_fill(unknown, 0), logps.masked_fill(unknown, nan)
     device, mask = batch.mask.device, batch.mask[..., None]
     return [ids.to(device) * mask, torch.where(mask, logps.to(device), 0.0)]
 
 
-def _answers(context: TrainContext, ask: Callable[[ServedTeacher], Coroutine[object, None, list[T]]]) -> list[T]:
+def _answers(service: RolloutService, ask: Callable[[ServedTeacher], Coroutine[object, None, list[T]]]) -> list[T]:
     """Ask the teacher's servers, once for the ranks with the same rows."""
-    section, ranks = context.recipe.teacher, context.ranks
+    section, ranks = service.recipe.teacher, service.ranks
     assert section is not None
     assert section.urls is not None
     teacher = connect_teacher(section.urls, section.engine)
-    return ranks.broadcast_tp(context.rollouts.wait(ask(teacher)) if ranks.lead else [])
+    return ranks.broadcast_tp(service.wait(ask(teacher)) if ranks.lead else [])
 
 
 def _spans(batch: RolloutBatch) -> tuple[list[int], list[TokenSpan]]:
@@ -227,44 +215,49 @@ def _spans(batch: RolloutBatch) -> tuple[list[int], list[TokenSpan]]:
     return rows, [TokenSpan(tokens[row][: lengths[row]], starts[row]) for row in rows]
 
 
-def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> None:
+def compute_teacher_logps(
+    data: Data, models: Models, service: RolloutService, batch: RolloutBatch, trajectories: Sequence[Trajectory]
+) -> None:
     """Fill `batch.teacher_logps`, or what a loss with `forward.teacher_top` reads instead, if the recipe has a teacher.
 
     Each row is read by the teacher of its source. All ranks must call this.
 
     Args:
-        context: Parts of the run on this rank.
+        data: Makes the prompts that teachers read.
+        models: With the teachers that are loaded here.
+        service: Waits for the teachers that servers have.
         batch: Of these trajectories, with the policy's own tokens.
         trajectories: In its order.
 
     Raises:
         EngineError: The teacher's servers do not answer.
     """
-    section = context.recipe.teacher
+    recipe, ranks = service.recipe, service.ranks
+    section, prompts, vocabularies = recipe.teacher, data.teacher_prompts, data.vocabularies
     if section is None:
         return
-    rows = read_rows(context.data, batch, trajectories)
+    rows = read_rows(data, batch, trajectories)
     tensors: list[Tensor] = []
     is_read = rows.read.any(-1).tolist()
     paths = [section.path_of(t.prompt.source_name) for t in trajectories]
-    teacher_top = context.recipe.loss.forward.teacher_top
-    prompts = context.data.teacher_prompts
-    count = teacher_top if prompts is None else min(teacher_top, prompts.columns)
-    vocabularies = context.data.vocabularies
+    count = recipe.loss.forward.teacher_top
+    if prompts is not None:
+        count = min(count, prompts.columns)
     if vocabularies is not None:
-        vocabularies = vocabularies.to(context.device)
+        vocabularies = vocabularies.to(batch.tokens.device)
     split = None if vocabularies is None else vocabularies[2:]
-    for path, teacher in context.models.teachers.items():
+    for path, teacher in models.teachers.items():
         indices = torch.tensor(
             [i for i, row_path in enumerate(paths) if row_path == path and is_read[i]], device=batch.tokens.device
         ).long()
         part = rows.batch.rows(indices)
         if teacher is None:
-            pieces = top_on_servers(context, part, count) if count else [logps_on_servers(context, part)]
+            pieces = top_on_servers(service, part, count) if count else [logps_on_servers(service, part)]
+        elif count:
+            reads = Reads(entropy=False, top=count, columns=columns_of(models.actor), split=split)
+            pieces = frozen_top(data, teacher, ranks, part, reads)
         else:
-            pieces = (
-                frozen_top(context, part, teacher, count, split) if count else [frozen_logps(context, part, teacher)]
-            )
+            pieces = [frozen_logps(data, teacher, ranks, part)]
         tensors = tensors or [_unread(piece, rows.batch.tokens) for piece in pieces]
         for tensor, piece in zip(tensors, pieces, strict=True):
             tensor[indices, : piece.shape[1]] = piece
@@ -281,7 +274,7 @@ def compute_teacher_logps(context: TrainContext, batch: RolloutBatch, trajectori
 
 def _unread(like: Tensor, tokens: Tensor) -> Tensor:
     """Return a tensor for all rows of what is computed of some: NaN, or 0 for integers."""
-    return like.new_full((*tokens.shape, *like.shape[2:]), torch.nan if like.is_floating_point() else 0)
+    return like.new_full((*tokens.shape, *like.shape[2:]), nan if like.is_floating_point() else 0)
 
 
 def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajectory], meter: Meter) -> None:
@@ -299,14 +292,14 @@ def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajec
             meter.mean(f"teacher/kl/{source_of(trajectory.prompt)}", total / max(count, 1), weight=count)
 
 
-def check_servers(context: TrainContext) -> None:
+def check_servers(data: Data, service: RolloutService) -> None:
     """Have each of the teacher's servers score a prompt, before anything is spent.
 
     Raises:
         EngineError: One does not.
     """
-    section, data = context.recipe.teacher, context.data
-    if section is None or section.urls is None or data.teacher_prompts is None or not context.ranks.lead:
+    section = service.recipe.teacher
+    if section is None or section.urls is None or data.teacher_prompts is None or not service.ranks.lead:
         return
     if data.dialogue.reader is not None:
         raise RecipeError(
@@ -317,7 +310,7 @@ def check_servers(context: TrainContext) -> None:
     template = data.teacher_prompts.template or data.dialogue.template
     span = TokenSpan(template.start(prompt.messages, prompt.tools), 1)
     for url in section.urls:
-        context.rollouts.wait(connect_teacher([url], section.engine).logps([span]))
+        service.wait(connect_teacher([url], section.engine).logps([span]))
 
 
 def read_rows(data: Data, batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> TeacherRows:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlkit.data.data import Data
+from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces import outputs
+from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
+from rlkit.models.actor import Actor, ValueModel
 from rlkit.ops.random import RowNoise, permutation
 from rlkit.recipe import Recipe, Train
 from rlkit.registry import calling, require
+from rlkit.rollout.service import RolloutService
 from rlkit.train.logps import policy_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import aligned_micro_batches, select_rows
 from rlkit.train.mixtures import Mixed, mixed
+from rlkit.train.models import Models, TrainableModule
 from rlkit.train.objective import LossShare, Objective, count_tokens, value_share
-from rlkit.train.setup import TrainContext
-from rlkit.types import Batch, PolicyOutput, TrainBatch
+from rlkit.types import PolicyOutput, TrainBatch
 
 
 class Term(NamedTuple):
@@ -62,24 +66,9 @@ class Update(NamedTuple):
     losses: dict[str, float]
 
 
-class Updatable(Protocol):
-    """What an optimizer step needs of a module: see `TrainableModule`."""
-
-    def accumulating(self, more: bool) -> AbstractContextManager[None]:
-        """Return the context of a pass; ranks exchange gradients in the last one, after which no `more` follow."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this rank's share of a loss."""
-
-    def clip_gradients(self) -> Tensor:
-        """Clip the gradient over all ranks; return its norm before."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer."""
-
-
-def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter) -> TrainBatch:
+def update_models(
+    data: Data, models: Models, service: RolloutService, scored: TrainingBatch, meter: Meter
+) -> TrainBatch:
     """Take `epochs * minibatches` optimizer steps with the policy, and as many with the critic if there is one.
 
     The trainer's log-probs, if no phase before has computed them, are those of the first optimizer step.
@@ -87,29 +76,33 @@ def update_models(context: TrainContext, scored: Batch, step: int, meter: Meter)
     Returns:
         The batch that was trained on. Its log-probs are NaN in rows that no optimizer step has read.
     """
-    critic = context.recipe.critic
-    policy_waits = critic is not None and step <= critic.policy_delay_steps
-    record = scored.trainer_logps is None
-    batch = TrainBatch.of(scored)
-    mixtures = [] if policy_waits else mixed(context, scored, step, meter)
-    recipes = [context.recipe, *(mixture.context.recipe for mixture in mixtures)]
-    orders = [mini_batches(recipe.train, step, recipe.groups_per_step) for recipe in recipes]
+    recipe, policy, step = data.recipe, models.policy, scored.step
+    policy_waits = recipe.critic is not None and step <= recipe.critic.policy_delay_steps
+    record = scored.batch.trainer_logps is None
+    batch = TrainBatch.of(scored.batch)
+    mixtures = [] if policy_waits else mixed(data, models, service, scored, meter)
+    recipes = [recipe, *(mixture.data.recipe for mixture in mixtures)]
+    orders = [mini_batches(own.train, step, own.groups_per_step) for own in recipes]
     for number, (groups, *mixture_groups) in enumerate(zip(*orders, strict=True)):
         rows = rows_of(batch.group.tolist(), groups)
-        if critic is not None:
-            update_critic(context, batch, rows, meter)
+        if models.critic is not None:
+            update_critic(data, models.critic, service.ranks, MiniBatch(batch, rows), meter)
         if not policy_waits:
             update = f"{step}/{number}"
-            own_groups = zip(mixtures, mixture_groups, strict=True)
-            terms = [mixture_term(mixture, own, meter, update) for mixture, own in own_groups]
-            noise = embedding_noise(batch, context.recipe, update)
-            update_policy(context, MiniBatch(batch, rows, noise, record), meter, terms)
+            terms = []
+            for mixture, own_groups in zip(mixtures, mixture_groups, strict=True):
+                noise = embedding_noise(mixture.batch, mixture.data.recipe, update)
+                mini_batch = MiniBatch(mixture.batch, rows_of(mixture.groups, own_groups), noise)
+                terms.append(mixture_term(mixture, policy, service, mini_batch, meter))
+            noise = embedding_noise(batch, recipe, update)
+            update_policy(data, policy, service, MiniBatch(batch, rows, noise, record), meter, mixtures=terms)
             record = False
-    count_work(context, batch, step, meter)
+    trained = [module for module in (None if policy_waits else policy, models.critic) if module is not None]
+    count_work(recipe, trained, batch, meter)
     for mixture in mixtures:
         if mixture.weight:
-            count_work(mixture.context, mixture.batch, step, meter)
-    packed, passes = context.models.policy.inner.passes.take_counts()
+            count_work(mixture.data.recipe, [policy], mixture.batch, meter)
+    packed, passes = policy.inner.passes.take_counts()
     meter.mean("update/packed", packed / max(passes, 1), weight=passes)
     return batch
 
@@ -138,7 +131,7 @@ def embedding_noise(batch: TrainBatch, recipe: Recipe, update: str) -> RowNoise 
     )
 
 
-def accumulate_and_step(module: Updatable, terms: Sequence[Term]) -> Update:
+def accumulate_and_step(module: TrainableModule[Any], terms: Sequence[Term]) -> Update:
     """Make one optimizer step over the micro-batches of all terms.
 
     A gradient that is not finite changes nothing, on every rank alike.
@@ -180,42 +173,51 @@ def log_share(share: LossShare, batch: TrainBatch, meter: Meter, prefix: str) ->
 
 
 def update_policy(
-    context: TrainContext, mini_batch: MiniBatch, meter: Meter, mixtures: Sequence[Term | None] = ()
+    data: Data,
+    policy: TrainableModule[Actor],
+    service: RolloutService,
+    mini_batch: MiniBatch,
+    meter: Meter,
+    *,
+    mixtures: Sequence[Term | None] = (),
 ) -> None:
     """Make one optimizer step of the policy; the terms of mixtures are added to the loss of the mini-batch."""
-    ranks, own = context.ranks, policy_term(context, mini_batch, meter)
+    ranks, own = service.ranks, policy_term(data, policy, service, mini_batch, meter)
     if own is None:
         meter.count("update/empty", 1 / ranks.count)
     terms = [term for term in (own, *mixtures) if term is not None]
     if terms:  # agreed: a term is None on all ranks
-        log_update(accumulate_and_step(context.models.policy, terms), meter, "policy", ranks.count)
+        log_update(accumulate_and_step(policy, terms), meter, "policy", ranks.count)
 
 
-def mixture_term(mixture: Mixed, groups: set[int], meter: Meter, update: str) -> Term | None:
-    """Return the term of some groups of a mixture; one without a weight is only measured, here.
-
-    Args:
-        mixture: With this rank's rows.
-        groups: Of the mini-batch.
-        meter: Takes the metrics.
-        update: Names the optimizer step, for random numbers.
+def mixture_term(
+    mixture: Mixed, policy: TrainableModule[Actor], service: RolloutService, mini_batch: MiniBatch, meter: Meter
+) -> Term | None:
+    """Return the term of some rows of a mixture; one without a weight is only measured, here.
 
     Returns:
         None, on all ranks alike, if there is nothing to learn.
     """
-    context, batch, prefix = mixture.context, mixture.batch, f"mix/{mixture.name}"
-    rows, noise = rows_of(mixture.groups, groups), embedding_noise(batch, context.recipe, update)
-    term = policy_term(context, MiniBatch(batch, rows, noise), meter, prefix, mixture.weight)
-    if term is None or term.weight:
-        return term
+    prefix = f"mix/{mixture.name}"
+    term = policy_term(mixture.data, policy, service, mini_batch, meter, prefix=prefix)
+    if term is None:
+        return None
+    if mixture.weight:
+        return term._replace(weight=mixture.weight)
     with torch.no_grad():
         losses = [term.loss_of(micro).item() for micro in term.micros]
-    log_losses({prefix: sum(losses)}, meter, context.ranks.count)
+    log_losses({prefix: sum(losses)}, meter, service.ranks.count)
     return None
 
 
 def policy_term(
-    context: TrainContext, mini_batch: MiniBatch, meter: Meter, prefix: str = "policy", weight: float = 1.0
+    data: Data,
+    policy: TrainableModule[Actor],
+    service: RolloutService,
+    mini_batch: MiniBatch,
+    meter: Meter,
+    *,
+    prefix: str = "policy",
 ) -> Term | None:
     """Return the loss of a mini-batch, after computing the rows without a gradient, to log and record them.
 
@@ -223,15 +225,15 @@ def policy_term(
         None if no rank has a token to learn from.
     """
     batch, rows, noise, record = mini_batch
-    recipe, ranks, policy = context.recipe, context.ranks, context.models.policy
-    objective = Objective.of(recipe, context.rollouts.version, strict=context.rollouts.version == 0)
+    recipe, ranks = data.recipe, service.ranks
+    objective = Objective.of(recipe, service.version, strict=service.version == 0)
     counts = objective.count_over_ranks(batch, rows, recipe.groups_per_step, ranks.all_reduce_sum)
     if counts.tokens == 0:
         return None
     if recipe.loss.selects:
-        select_tokens(context, batch, rows, record)
-    vocabularies = context.data.vocabularies if recipe.loss.forward.teacher_top else None
-    split = None if vocabularies is None else vocabularies.to(context.device)[:2]
+        select_tokens(data, policy.inner, ranks, objective, mini_batch)
+    vocabularies = data.vocabularies if recipe.loss.forward.teacher_top else None
+    split = None if vocabularies is None else vocabularies.to(batch.tokens.device)[:2]
 
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
@@ -242,26 +244,22 @@ def policy_term(
             reads = reads._replace(ids=part.teacher_top_ids)
             if split is not None:
                 reads = reads._replace(top=recipe.loss.forward.teacher_top, split=split)
-        out: PolicyOutput = policy.module(
-            tokens,
-            mask,
-            recipe.rollout.sampling.temperature,
-            reads,
-            noise=added,
-            media=part.media,
-        )
+        temperature = recipe.rollout.sampling.temperature
+        out: PolicyOutput = policy.module(tokens, mask, temperature, reads, noise=added, media=part.media)
         if not micro:
             return out.logps.sum()
         if record:
             record_logps(batch, micro, part, out.logps.detach())
-        record_entropy(batch, micro, out.entropy)
+        if batch.entropy is not None and out.entropy is not None:  # that of the first pass over a row stays
+            before = batch.entropy[micro, : out.entropy.shape[1]]
+            batch.entropy[micro, : out.entropy.shape[1]] = torch.where(before.isnan(), out.entropy.detach(), before)
         share = objective.share(out, part, counts)
         objective.check_gradient(share.loss)
         log_share(share, part, meter, prefix)
         return share.loss
 
     def divided(rows: list[int]) -> list[list[int]]:
-        limit, packed = context.data.token_limit, policy.inner.passes.packs(batch.media) and noise is None
+        limit, packed = data.token_limit, policy.inner.passes.packs(batch.media) and noise is None
         groups = Inputs.GROUPS in recipe.loss.inputs
         return aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed, whole_groups=groups)
 
@@ -269,7 +267,7 @@ def policy_term(
     with torch.no_grad():  # what others are logged and recorded for
         for micro in divided([i for i in rows if not taught[i]]):
             loss_of(micro)
-    return Term(prefix, divided([i for i in rows if taught[i]]), loss_of, weight)
+    return Term(prefix, divided([i for i in rows if taught[i]]), loss_of)
 
 
 def record_logps(batch: TrainBatch, rows: list[int], part: TrainBatch, logps: Tensor) -> None:
@@ -283,24 +281,18 @@ def record_logps(batch: TrainBatch, rows: list[int], part: TrainBatch, logps: Te
         part.old_logps = logps
 
 
-def record_entropy(batch: TrainBatch, rows: list[int], entropy: Tensor | None) -> None:
-    """Keep the entropies [b,t] of some rows where this is the first pass over them."""
-    if batch.entropy is not None and entropy is not None:
-        before = batch.entropy[rows, : entropy.shape[1]]
-        batch.entropy[rows, : entropy.shape[1]] = torch.where(before.isnan(), entropy.detach(), before)
-
-
-def select_tokens(context: TrainContext, batch: TrainBatch, rows: list[int], record: bool) -> None:
+def select_tokens(data: Data, actor: Actor, ranks: Ranks, objective: Objective, mini_batch: MiniBatch) -> None:
     """Set `batch.selected` [B,T] to the tokens that the loss treats apart among the rows of a mini-batch.
 
     With `record`, nothing has computed the old log-probs yet: those of this pass are the old policy's.
     """
-    loss = context.recipe.loss
+    batch, rows, _, record = mini_batch
+    loss = objective.loss
     part, _, _ = select_rows(batch, rows)
-    [logps] = policy_logps(context, part)
+    [logps] = policy_logps(data, actor, ranks, part)
     if record:
         record_logps(batch, rows, part, logps)
-    part = Objective.of(context.recipe, context.rollouts.version).with_old_logps(logps, part)
+    part = objective.with_old_logps(logps, part)
     with calling(loss, "select"):
         selected = loss.select(logps, part)
     require(loss, "select", outputs.of_selection(selected, part.mask))
@@ -308,35 +300,33 @@ def select_tokens(context: TrainContext, batch: TrainBatch, rows: list[int], rec
     batch.selected[rows, : selected.shape[1]] = selected
 
 
-def update_critic(context: TrainContext, batch: TrainBatch, rows: list[int], meter: Meter) -> None:
-    """Make one optimizer step of the critic, if there is one."""
-    critic, section, ranks = context.models.critic, context.recipe.critic, context.ranks
-    counts = count_tokens(batch.mask[rows], ranks.all_reduce_sum)
-    if critic is None or section is None or counts.tokens == 0:
+def update_critic(
+    data: Data, critic: TrainableModule[ValueModel], ranks: Ranks, mini_batch: MiniBatch, meter: Meter
+) -> None:
+    """Make one optimizer step of the critic."""
+    batch, rows, *_ = mini_batch
+    section, counts = data.recipe.critic, count_tokens(batch.mask[rows], ranks.all_reduce_sum)
+    if section is None or counts.tokens == 0:
         return
-    values_of, bound = critic.module, section.clip
 
     def loss_of(micro: list[int]) -> Tensor:
         part, tokens, mask = select_rows(batch, micro)
-        values: Tensor = values_of(tokens, mask, part.media)
+        values: Tensor = critic.module(tokens, mask, part.media)
         if not micro:
             return values.sum()
-        share = value_share(values, part, counts.tokens, bound)
+        share = value_share(values, part, counts.tokens, section.clip)
         log_share(share, part, meter, "critic")
         return share.loss
 
-    limit, packed = context.data.token_limit, critic.inner.passes.packs(batch.media)
+    limit, packed = data.token_limit, critic.inner.passes.packs(batch.media)
     micros = aligned_micro_batches(batch, rows, limit, ranks.all_reduce_max, packed)
     log_update(accumulate_and_step(critic, [Term("critic", micros, loss_of)]), meter, "critic", ranks.count)
 
 
-def count_work(context: TrainContext, batch: TrainBatch, number: int, meter: Meter) -> None:
+def count_work(recipe: Recipe, trained: Sequence[TrainableModule[Any]], batch: TrainBatch, meter: Meter) -> None:
     """Log the tokens that were trained on, prompts included, and the operations of the update where they are known."""
-    models, section, lengths = context.models, context.recipe.critic, batch.attention.sum(-1)
-    policy = None if section is not None and number <= section.policy_delay_steps else models.policy
-    critic = None if section is None else models.critic
-    trained = [module for module in (policy, critic) if module is not None]
-    work = [module.flops(lengths, int(batch.mask.sum())) for module in trained]  # type: ignore[attr-defined]
+    lengths = batch.attention.sum(-1)
+    work = [module.flops(lengths, int(batch.mask.sum())) for module in trained]
     meter.count("update/tokens", float(lengths.sum()))
     if None not in work:
-        meter.count("update/tflop", context.recipe.train.epochs * sum(x or 0.0 for x in work) / 1e12)
+        meter.count("update/tflop", recipe.train.epochs * sum(x or 0.0 for x in work) / 1e12)

@@ -16,8 +16,9 @@ from rlkit.interfaces.loss import PolicyLoss
 from rlkit.losses import DPO, ClipLoss, CrossEntropy, Distillation
 from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext, prepare_training
-from rlkit.train.update import MiniBatch, embedding_noise, update_policy
+from rlkit.train.update import MiniBatch, embedding_noise
 from rlkit.types import Batch, TrainBatch
+from tests.unit.phases import update_policy
 
 LENGTHS = (9, 17, 12, 30, 8, 21, 15, 11)
 LOSSES: dict[str, PolicyLoss] = {
@@ -97,4 +98,4 @@ if __name__ == "__main__":
         gradients += [gradient(run, mine, loss) for loss in sys.argv[3].split(",")]
     if run.ranks.fabric.is_global_zero:
         torch.save(gradients, sys.argv[2])
-    run.rollouts.close()
+    run.service.close()

@@ -19,13 +19,14 @@ from rlkit.engines import TorchEngine
 from rlkit.losses import CrossEntropy
 from rlkit.models.lora import base_model
 from rlkit.train import setup
-from rlkit.train.logps import compute_logps, frozen_top, policy_logps
+from rlkit.train.logps import columns_of, frozen_top, policy_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext, fabric_for, prepare_training
-from rlkit.train.update import MiniBatch, embedding_noise, update_critic, update_policy
+from rlkit.train.update import MiniBatch, embedding_noise
 from rlkit.types import Reads, TrainBatch
 from tests.flow.ddp_gradients import LENGTHS, LOSSES, example
+from tests.unit.phases import compute_logps, update_critic, update_policy
 
 CASES = {"ClipLoss": LOSSES["ClipLoss"], "Distillation": LOSSES["Distillation"], "Noise": CrossEntropy(0.1, 50.0)}
 READS = Reads(squares=True, mean=True, top=3)
@@ -79,10 +80,11 @@ def measure(run: TrainContext, packed: bool) -> dict[str, Tensor | float]:
     mine = [row for row in range(len(LENGTHS)) if row // 2 % ranks.count == ranks.index]
     batch = example(mine)
     compute_logps(run, batch)
-    statistics = policy_logps(run, batch, READS)
+    statistics = policy_logps(run.data, run.models.actor, ranks, batch, READS)
     names = ("logps", "entropy", "squares", "mean", "top ids", "top")
     found: dict[str, Any] = dict(zip(names, statistics, strict=True))
-    found["teacher ids"], found["teacher"] = frozen_top(run, batch, run.models.reference, 3)
+    reads = Reads(entropy=False, top=3, columns=columns_of(run.models.actor))
+    found["teacher ids"], found["teacher"] = frozen_top(run.data, run.models.reference, ranks, batch, reads)
     found |= {"reference": batch.ref_logps, "values": batch.values}
     results: dict[str, Tensor | float] = {}
     for name, value in found.items():
@@ -123,4 +125,4 @@ if __name__ == "__main__":
     embedded = run.ranks.gather_world(counts)
     if run.ranks.fabric.is_global_zero:
         torch.save((results, embedded), out)
-    run.rollouts.close()
+    run.service.close()

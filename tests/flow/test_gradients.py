@@ -29,7 +29,7 @@ OTHERS = ["DPO", "CrossEntropy", "Distillation"]
 def run() -> Iterator[TrainContext]:
     live = make_run(1)
     yield live
-    live.rollouts.close()
+    live.service.close()
 
 
 def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:

@@ -46,7 +46,7 @@ def of_one_rank(model: str, *options: str) -> tuple[list[Measured], list[int]]:
     run = make_run(model, *options)
     counts = count_embedded(run)
     results = [measure(run, packed) for packed in modes(model)]
-    run.rollouts.close()
+    run.service.close()
     return results, counts
 
 

@@ -164,6 +164,18 @@ def test_the_core_grows_no_more() -> None:
     assert sum(code_lines(path) for path in CORE) <= MOST_CORE_LINES
 
 
+def test_a_phase_of_a_step_takes_what_it_uses() -> None:
+    """Only the steps themselves take a run's whole context."""
+    takers = [
+        node.name
+        for path in (ROOT / "rlkit" / "train").rglob("*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(a.annotation, ast.Name) and a.annotation.id == "TrainContext" for a in node.args.args)
+    ]
+    assert sorted(takers) == ["rl_step", "supervised_step"]
+
+
 def test_parts_do_not_import_their_siblings() -> None:
     wrong = []
     no_parts = ("rlkit.parsers.text", "rlkit.parsers.detect")  # what parsers share, and what chooses one of them

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.advantages import GRPO
+from rlkit.interfaces.callback import TrainingBatch
 from rlkit.losses import PolicyGradient
 from rlkit.models.packing import PackedPasses
 from rlkit.ops.logps import ALL
@@ -20,10 +21,13 @@ from rlkit.recipe import Model, Recipe, Rollout, Train
 from rlkit.rewards import ExactReward
 from rlkit.tasks import Arithmetic
 from rlkit.testing import FakeEngine
+from rlkit.train import logps, update
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
+from rlkit.train.metrics import Meter
 from rlkit.train.setup import TrainContext
-from rlkit.types import Batch, PolicyOutput, Reads, Sampling, TrainBatch
+from rlkit.train.update import MiniBatch, Term
+from rlkit.types import Batch, PolicyOutput, Reads, RolloutBatch, Sampling, TrainBatch
 
 
 class Line(nn.Module):
@@ -151,11 +155,32 @@ def context(made: Recipe, ranks: LocalRanks | None = None, critic: Any = None, r
     models = SimpleNamespace(policy=policy, actor=policy.inner, critic=critic, reference=reference, average=None)
     models.teachers = {}
     transforms = RewardTransforms(made.shaping, made.kl_reward)
-    rollouts: Any = SimpleNamespace(version=1)
     local: Any = ranks or LocalRanks()
+    service: Any = SimpleNamespace(version=1, recipe=made, ranks=local, actor=models.actor)
     limit = made.train.max_tokens_per_micro_batch
-    data: Any = SimpleNamespace(token_limit=16384 if limit == "auto" else limit)
-    return TrainContext(made, data, local, models, rollouts, transforms, Callbacks([], local, print))
+    data: Any = SimpleNamespace(recipe=made, token_limit=16384 if limit == "auto" else limit)
+    data.vocabularies = data.teacher_prompts = None
+    return TrainContext(made, data, local, models, service, transforms, Callbacks([], local, print))
+
+
+def compute_logps(made: Any, batch: RolloutBatch) -> None:
+    """Compute what a run's recipe needs of a batch's log-probs and values."""
+    logps.compute_logps(made.data, made.models, made.ranks, batch)
+
+
+def update_policy(made: Any, mini_batch: MiniBatch, meter: Meter, mixtures: Sequence[Term | None] = ()) -> None:
+    """Make an optimizer step of a run's policy."""
+    update.update_policy(made.data, made.models.policy, made.service, mini_batch, meter, mixtures=mixtures)
+
+
+def update_critic(made: Any, batch: TrainBatch, rows: list[int], meter: Meter) -> None:
+    """Make an optimizer step of a run's critic on some rows."""
+    update.update_critic(made.data, made.models.critic, made.ranks, MiniBatch(batch, rows), meter)
+
+
+def update_models(made: Any, batch: Batch, step: int, meter: Meter) -> TrainBatch:
+    """Update a run's models in a step."""
+    return update.update_models(made.data, made.models, made.service, TrainingBatch(step, batch), meter)
 
 
 TOKENS = ((1, 2, 3, 0), (1, 4, 0, 0), (1, 5, 1, 2), (1, 3, 2, 0))

@@ -28,9 +28,7 @@ from rlkit.media import Rendered
 from rlkit.recipe import ConversationLimits, GroupReplay, Recipe, Rollout
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
-from rlkit.train.ahead.beside import BesideStream
-from rlkit.train.ahead.colocated import ColocatedStream
-from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
+from rlkit.train.ahead.stream import BesideStream, ColocatedStream, RolloutStream, TrainedGroups
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
 from rlkit.types import Completion, Prompt, Request, Sampling, Score, StopReason, Trajectory

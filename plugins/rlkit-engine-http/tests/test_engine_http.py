@@ -410,7 +410,7 @@ SYNCHRONOUS = """
 import sys
 import rlkit.run.method as method
 from rlkit.cli.main import main
-from rlkit.train.ahead.beside import BesideStream
+from rlkit.train.ahead.stream import BesideStream
 from rlkit.train.ahead.stream import TrainedGroups
 
 def obtain(data, service, number, meter):

@@ -111,7 +111,7 @@ def test_rows_are_scored_from_their_starts_in_their_order(serve: Callable[[Answe
 
 def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[Answer], Server]) -> None:
     first, second = serve(token_response), serve(token_response)
-    data = SimpleNamespace(
+    data: Any = SimpleNamespace(
         teacher_prompts=SimpleNamespace(prompt=lambda prompt: prompt, template=None),
         prompt=lambda row: SimpleNamespace(messages=[row], tools=None),
         order=SimpleNamespace(rows=["the first row", "the second"]),
@@ -120,16 +120,15 @@ def test_each_server_scores_a_prompt_before_anything_is_spent(serve: Callable[[A
             template=SimpleNamespace(start=lambda messages, tools: [5, 6, 7] if messages == ["the first row"] else []),
         ),
     )
-    context: Any = SimpleNamespace(
+    service: Any = SimpleNamespace(
         recipe=SimpleNamespace(teacher=SimpleNamespace(urls=[first.url, second.url], engine=None)),
-        data=data,
         ranks=SimpleNamespace(lead=True),
-        rollouts=SimpleNamespace(wait=asyncio.run),
+        wait=asyncio.run,
     )
-    check_servers(context)
+    check_servers(data, service)
     assert (first.asked, second.asked) == (1, 1)
-    context.ranks.lead = False  # the first rank's answer is enough
-    check_servers(context)
+    service.ranks.lead = False  # the first rank's answer is enough
+    check_servers(data, service)
     assert (first.asked, second.asked) == (1, 1)
 
 
@@ -210,9 +209,8 @@ def on_servers(monkeypatch: pytest.MonkeyPatch, answer: Any, columns: int) -> tu
     monkeypatch.setattr(teacher, "connect_teacher", connect)
     monkeypatch.setattr(teacher, "columns_of", lambda actor: columns)
     section = SimpleNamespace(urls=["http://teacher"], engine=None)
-    context = SimpleNamespace(recipe=SimpleNamespace(teacher=section), ranks=LocalRanks(), models=SimpleNamespace())
-    context.models.actor, context.rollouts = None, SimpleNamespace(wait=asyncio.run)
-    return context, asked
+    recipe = SimpleNamespace(teacher=section)
+    return SimpleNamespace(recipe=recipe, ranks=LocalRanks(), actor=None, wait=asyncio.run), asked
 
 
 def two_rows() -> RolloutBatch:
@@ -227,8 +225,8 @@ def two_rows() -> RolloutBatch:
 def test_a_row_is_scored_from_its_first_sampled_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    context, asked = on_servers(monkeypatch, [-1.0, -2.0, -3.0], columns=9)
-    logps = logps_on_servers(context, two_rows())
+    service, asked = on_servers(monkeypatch, [-1.0, -2.0, -3.0], columns=9)
+    logps = logps_on_servers(service, two_rows())
     assert asked == [TokenSpan([4, 5, 6, 7, 8], 2)]
     assert logps.tolist() == [[0, 0, 0, 0, 0], [0, 0, -1, 0, -3]]
 
@@ -239,8 +237,8 @@ def test_positions_of_tokens_that_the_policy_lacks_are_unread(
     """The policy has the tokens 0 to 8; all but the two most likely ones have 1/4 of the mass."""
     half, quarter = math.log(0.5), math.log(0.25)
     positions = [([8, 3], [half, quarter]), ([1, 2], [half, quarter]), ([3, 9], [half, quarter])]
-    context, asked = on_servers(monkeypatch, positions, columns=9)
-    ids, logps = top_on_servers(context, two_rows(), 2)
+    service, asked = on_servers(monkeypatch, positions, columns=9)
+    ids, logps = top_on_servers(service, two_rows(), 2)
     assert asked == [TokenSpan([4, 5, 6, 7, 8], 2)]
     assert ids[1].tolist() == [[0, 0], [0, 0], [8, 3], [0, 0], [0, 0]]
     assert logps[1, 2].tolist() == pytest.approx([half, quarter, quarter])

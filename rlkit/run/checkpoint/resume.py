@@ -115,7 +115,7 @@ def load(context: TrainContext, checkpoint: CheckpointRef) -> None:
         CheckpointError: The checkpoint is of another model, or lacks state that the run needs.
     """
     restore(context.transforms, checkpoint)
-    context.rollouts.version = checkpoint.state.numbers.version
+    context.service.version = checkpoint.state.numbers.version
     if context.recipe.advantage is not None:
         context.recipe.advantage.load_state_dict(checkpoint.state.numbers.advantage)
     store = checkpoint.store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlkit.data.data import Data
+from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.run.method import procedure_of
@@ -29,13 +30,13 @@ def dry_run(context: TrainContext) -> dict[str, float]:
         measured[phase] = metrics.get("memory/peak_device_mb", metrics["memory/peak_rss_mb"])
 
     note("models loaded")
-    context.rollouts.sync_weights()
-    rollouts = procedure_of(context.recipe).obtain(context.data, context.rollouts, 1, Meter())
-    await_scores(context.rollouts, rollouts, Meter())
+    context.service.sync_weights()
+    rollouts = procedure_of(context.recipe).obtain(context.data, context.service, 1, Meter())
+    await_scores(context.service, rollouts, Meter())
     note("sampling")
     longest = _longest(context.data)
     sampled = collate(longest).to(context.device)
-    compute_logps(context, sampled)
+    compute_logps(context.data, context.models, context.ranks, sampled)
     note("log-probs")
     batch = add_rewards(sampled, longest)
     batch.advantages = batch.mask.float()
@@ -43,7 +44,7 @@ def dry_run(context: TrainContext) -> dict[str, float]:
     for module in (context.models.policy, context.models.critic):
         if module is not None:
             set_learning_rate(module.optimizer, 0.0)
-    update_models(context, batch, 1, Meter())
+    update_models(context.data, context.models, context.service, TrainingBatch(1, batch), Meter())
     note("learning")
     return measured
 

@@ -34,17 +34,17 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     dialogue = context.data.dialogue
     for warning in (*check_template(dialogue.template).warnings, *dialogue.warnings):
         note(f"warning: {warning}")
-    reward, rollouts = context.recipe.trial_reward, context.rollouts
+    reward, service = context.recipe.trial_reward, context.service
     trial = Trial([])
     if first and reward is not None:
         structure = context.recipe.rollout.sampling.structure
         examples = context.data.examples(TRIED_ROWS)
-        trial = rollouts.wait(try_reward(lambda t: rollouts.score(reward, t), examples, structure))
+        trial = service.wait(try_reward(lambda t: service.score(reward, t), examples, structure))
     trial = context.ranks.same(trial)
     require_reward(trial, context.recipe)
     for line in trial.lines:
         note(f"warning: {line}" if trial.failed else line)
-    check_servers(context)
+    check_servers(context.data, context.service)
 
 
 def _try_adapters(context: TrainContext, first: bool) -> list[str]:

@@ -49,12 +49,17 @@ class Ledger:
         self._next = 0
 
     def admit(self, version: int) -> list[int]:
-        """Return the numbers of the groups to begin now."""
+        """Return the numbers of the groups to begin now, those that begin again first."""
         ahead = ceil((1 + self.lead + version) * self.batch) - self.trained
         admitted: list[int] = []
         while len(self.running) + len(self.complete) < ahead:
-            number = self._following()
-            if number is None:
+            if self._again:
+                number = min(self._again)
+                self._again.remove(number)
+            elif self._next < self.total:
+                number = self._next
+                self._next += 1
+            else:
                 break
             self.running[number] = version
             admitted.append(number)
@@ -85,14 +90,3 @@ class Ledger:
             del self.complete[number]
         self._again |= set(late)
         return Cut(batch, late)
-
-    def _following(self) -> int | None:
-        """Return the next group to begin, those that begin again first; None if all have."""
-        if self._again:
-            number = min(self._again)
-            self._again.remove(number)
-            return number
-        if self._next >= self.total:
-            return None
-        self._next += 1
-        return self._next - 1

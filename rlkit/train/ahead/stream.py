@@ -1,4 +1,7 @@
-"""Rollouts that run ahead of the trainer: a step trains on the first groups to complete."""
+"""Rollouts that run ahead of the trainer: a step trains on the first groups to complete.
+
+On other devices, sampling goes on while the trainer learns; on its own device, a step interrupts what is not complete.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,24 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
 from itertools import count, islice
+from math import inf
 from typing import NamedTuple, TypeVar
 
 from rlkit.base.errors import RolloutError
-from rlkit.base.tasks import cancel
+from rlkit.base.tasks import cancel, run_concurrently
 from rlkit.data.data import Data
 from rlkit.interfaces.advantage import Needs
-from rlkit.interfaces.engine import Capability
 from rlkit.recipe import GroupReplay
-from rlkit.rollout.collect import BusyTimer
+from rlkit.rollout.collect import BusyTimer, ConversationSetup, converse
 from rlkit.rollout.gate import Gate
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.buffer import ReplayBuffer
 from rlkit.train.ahead.group import PromptGroup
 from rlkit.train.ahead.ledger import Ledger
-from rlkit.train.ahead.sampler import GroupSampler
 from rlkit.train.metrics import Meter, log_by_source
 from rlkit.train.rollouts import Rollouts, share_groups
+from rlkit.train.sampling import score_group
+from rlkit.types import Trajectory
 
 T = TypeVar("T")
 
@@ -79,8 +83,6 @@ class RolloutStream(ABC):
         self._ledger = Ledger(len(self._slots), rollout.max_staleness, lead, len(self._positions))
         self._gate = Gate()
         self._timer = BusyTimer()
-        unlimited = Capability.BESIDE not in service.engine.capabilities
-        self._sampler = GroupSampler(data, service, self._gate, self._timer, unlimited=unlimited)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Of the groups that are being sampled, and of those whose sampling failed."""
         self._groups: dict[int, PromptGroup] = {}
@@ -117,7 +119,6 @@ class RolloutStream(ABC):
     async def _obtain(self, meter: Meter) -> list[PromptGroup]:
         """Return the groups of a step once they are whole."""
 
-    @abstractmethod
     def _on_complete(self) -> None:
         """Called at once when another group is whole."""
 
@@ -162,21 +163,17 @@ class RolloutStream(ABC):
             while not task.done():
                 seconds_left = max(begun, self._gate.changed) + deadline - now()
                 if seconds_left <= 0:
-                    raise RolloutError(self._stalled(deadline))
+                    gate, engine = self._gate, type(self._service.engine).__name__
+                    raise RolloutError(
+                        f"rollouts made no progress for {deadline:g} s (train.deadline): the trainer waits, with "
+                        f"{len(self._ledger.complete)} of {len(self._slots)} groups of the next step; {gate.requests} "
+                        f"requests are in {engine}, and {gate.busy} conversations wait for something else, such as a "
+                        "tool; find out what hangs, or raise train.deadline if completions take as long"
+                    )
                 await asyncio.wait((task,), timeout=seconds_left)
             return task.result()
         finally:
             await cancel(task)
-
-    def _stalled(self, seconds: float) -> str:
-        """Describe what each side is doing."""
-        gate, engine = self._gate, type(self._service.engine).__name__
-        return (
-            f"rollouts made no progress for {seconds:g} s (train.deadline): the trainer waits, with "
-            f"{len(self._ledger.complete)} of {len(self._slots)} groups of the next step; {gate.requests} requests are "
-            f"in {engine}, and {gate.busy} conversations wait for something else, such as a tool; find out what hangs, "
-            "or raise train.deadline if completions take as long"
-        )
 
     async def _cut(self, meter: Meter) -> list[PromptGroup]:
         """Take the groups of a step out of those that are whole; cancel those that have become too old."""
@@ -213,7 +210,7 @@ class RolloutStream(ABC):
             for attempt in range(1 + (0 if group_filter is None else group_filter.max_refills)):
                 if attempt:
                     self._ledger.renew(number, self._version)
-                await self._sampler.sample(group, attempt)
+                await self._attempt(group, attempt)
                 if group_filter is None or await group.passes(group_filter):
                     break
             group.oldest = group.oldest_token(self._first + self._version) - self._first
@@ -223,6 +220,38 @@ class RolloutStream(ABC):
         finally:
             self._gate.count(-group.busy)
 
+    async def _attempt(self, group: PromptGroup, attempt: int) -> None:
+        """Sample a group's prompt, or a spare one after the first attempt, and start to score its samples."""
+        rollout = self._service.recipe.rollout
+        index, slot = divmod(group.position, self._batch)
+        step = index + 1
+        if attempt:
+            group.prompt = self._data.spare(step, attempt - 1, slot)
+        setup = self._service.conversation_setup(
+            rollout.sampling, rollout.group_size, step, attempt=attempt, timer=self._timer, gate=self._gate
+        )
+        conversations = [(setup, sample) for sample in range(setup.samples)]
+        if self._greedy:
+            conversations.append((setup.most_likely(), 0))
+        self._gate.count(len(conversations) - group.busy)
+        group.busy = len(conversations)
+
+        async def sample_one(setup: ConversationSetup, sample: int) -> Trajectory:
+            trajectory = await converse(setup, group.prompt, slot, sample)
+            if group.busy > 1:  # the last one counts until it is known what follows from the group's end
+                group.busy -= 1
+                self._gate.count(-1)
+            return trajectory
+
+        trajectories = await run_concurrently(*(sample_one(*conversation) for conversation in conversations))
+        group.attempts, group.trajectories = attempt + 1, trajectories[: setup.samples]
+        group.greedy = trajectories[-1] if self._greedy else None
+        group.scoring = asyncio.create_task(self._score(group))
+
+    async def _score(self, group: PromptGroup) -> None:
+        greedy = [t for t in (group.greedy,) if t is not None and t.error is None]
+        await run_concurrently(score_group(self._service, group.complete), score_group(self._service, greedy))
+
     async def _drop(self, numbers: Sequence[int]) -> None:
         groups = [self._groups.pop(number) for number in numbers]
         scoring = [group.scoring for group in groups if group.scoring is not None]
@@ -230,3 +259,67 @@ class RolloutStream(ABC):
         for task in scoring:
             if not task.cancelled():
                 task.result()  # a reward that is told to end the run does so for a group too old to train on
+
+
+class BesideStream(RolloutStream):
+    """Samples all the time, with weights that the engine takes in the middle of requests.
+
+    The trainer waits until a batch is whole. As many groups as may run ahead are begun before it learns and after, so
+    that the engine has work meanwhile; an error of one is raised at the next step.
+    """
+
+    def __init__(self, data: Data, service: RolloutService, trained: TrainedGroups) -> None:
+        super().__init__(data, service, trained)
+        self._gate.open()
+
+    def _usual_lead(self) -> float:
+        return 1.0
+
+    async def _obtain(self, meter: Meter) -> list[PromptGroup]:
+        self._admit()
+        await self._until_ready()
+        groups = await self._cut(meter)
+        self._admit()
+        meter.max("time/engine_idle_share", self._timer.idle_share())
+        return groups
+
+
+class ColocatedStream(RolloutStream):
+    """Samples between steps only: the requests that a step interrupts continue with the weights after it.
+
+    The engine decodes only while all conversations wait for it: which tokens are sampled by which weights is
+    repeatable, if the engine can do so.
+    """
+
+    def __init__(self, data: Data, service: RolloutService, trained: TrainedGroups) -> None:
+        super().__init__(data, service, trained)
+        service.engine.follow(self._gate.calm)
+
+    def _usual_lead(self) -> float:
+        """Return the lead, in steps, that fills the engine, but at least one: more groups would grow old in its queue.
+
+        With a replay buffer it is a step, or groups would be too old for a second time.
+        """
+        capacity, rollout = self._service.engine.capacity, self._service.recipe.rollout
+        if rollout.replay is not None:
+            return 1.0
+        return inf if capacity is None else max(1.0, capacity / (rollout.group_size * max(1, len(self._slots))) - 1)
+
+    async def _obtain(self, meter: Meter) -> list[PromptGroup]:
+        self._timer.idle_share()
+        self._admit()
+        if not self._ledger.ready(self._version):
+            self._gate.open()
+            try:
+                await self._until_ready()
+            finally:
+                self._gate.close()
+            await self._gate.quiet()
+            await self._gate.calm()  # or which groups are whole would depend on how fast tools are
+        meter.max("time/engine_idle_share", self._timer.idle_share())
+        return await self._cut(meter)
+
+    def _on_complete(self) -> None:
+        if self._gate.is_open and self._ledger.ready(self._version):
+            self._gate.close()
+            self._service.engine.interrupt()

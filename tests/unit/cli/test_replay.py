@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
-from rlkit.train import rollouts
+from rlkit.train import saved
 from tests.conftest import read_jsonl
 
 FEW = (
@@ -178,7 +178,7 @@ def test_steps_after_a_checkpoint_are_kept_complete(tmp_path: Path, said: Say) -
 
 
 def test_a_large_step_is_not_kept_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "COMPLETE_TOKENS", 100)
+    monkeypatch.setattr(saved, "COMPLETE_TOKENS", 100)
     few = ("--train.steps=1", "--train.prompts_per_step=9", "--validation=null")
     assert main(["fit", "--recipe=quickstart", *few, f"--out={tmp_path / 'run'}"]) == 0
     assert len(read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")) == 64

@@ -21,10 +21,10 @@ from rlkit.ops.random import RowNoise
 from rlkit.recipe import Lora, Model
 from rlkit.testing import random_model
 from rlkit.train.metrics import Meter
-from rlkit.train.update import MiniBatch, embedding_noise, update_policy
+from rlkit.train.update import MiniBatch, embedding_noise
 from rlkit.types import PolicyOutput, Reads
 from tests.conftest import read_jsonl, rlkit_in_process
-from tests.unit.phases import context, ready, recipe
+from tests.unit.phases import context, ready, recipe, update_policy
 
 ROWS = torch.tensor([[5, 3, 4, 6, 9, 2, 0], [5, 3, 4, 8, 2, 0, 0], [5, 3, 4, 8, 2, 0, 0], [7, 6, 5, 4, 7, 3, 2]])
 CHOSEN = torch.tensor([[0, 0, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 1, 1]]) > 0

@@ -200,7 +200,7 @@ def test_models_of_one_tokenizer_may_differ_in_columns(theirs: int, mine: int) -
     made.models.teachers["teacher"].actor = Actor(random_model("llama", vocab_size=theirs)).requires_grad_(False)
     made.models.actor, made.data.teacher_prompts, made.data.vocabularies = policy, None, None
     batch = scored()
-    compute_teacher_logps(made, batch, [example_trajectory("4")] * 4)
+    compute_teacher_logps(made.data, made.models, made.service, batch, [example_trajectory("4")] * 4)
     ids, logps = batch.required("teacher_top_ids"), batch.required("teacher_top_logps")
     assert batch.teacher_logps is None
     assert (ids.shape, logps.shape) == ((4, 4, 260), (4, 4, 261))

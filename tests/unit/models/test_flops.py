@@ -83,7 +83,10 @@ def test_peaks_are_found_by_name(name: str, whole: float | None, half: float | N
 
 def metrics_of(made: Any, number: int = 1) -> dict[str, float]:
     meter = Meter()
-    count_work(made, ready(), number, meter)
+    section = made.recipe.critic
+    waits = section is not None and number <= section.policy_delay_steps
+    trained = [*([] if waits else [made.models.policy]), *([] if section is None else [made.models.critic])]
+    count_work(made.recipe, trained, ready(), meter)
     return (
         meter.result(made.ranks)
         | {"time/sample": 2.0, "time/score": 2.0, "time/update": 4.0, "time/engine_idle_share": 0.5}

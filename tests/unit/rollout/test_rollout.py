@@ -20,7 +20,7 @@ from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.rewards import ExactReward
 from rlkit.rollout import collect as collect_module
 from rlkit.rollout.collate import add_rewards, collate
-from rlkit.rollout.collect import BusyTimer, ConversationSetup, collect
+from rlkit.rollout.collect import BusyTimer, ConversationSetup, collect, converse
 from rlkit.rollout.conversation import Conversation, Limits
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template import ChatTemplate
@@ -29,7 +29,7 @@ from rlkit.testing import FakeEngine, example_trajectory
 from rlkit.train import sampling
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
-from rlkit.types import Completion, Prompt, Request, SampleKey, Sampling, Score, StopReason, Trajectory, Turn
+from rlkit.types import Completion, Prompt, Request, Sampling, Score, StopReason, Trajectory, Turn
 from tests.unit.hostile import Moody
 
 
@@ -298,18 +298,9 @@ def test_the_engine_is_busy_while_at_least_one_request_is_in_it(monkeypatch: pyt
 
 
 def test_an_engine_is_asked_for_the_allowed_tokens_only() -> None:
-    """Of 8 tokens a turn, 3 are left of the conversation's 5; without a limit the sampling is the recipe's own."""
-    asked: list[Request] = []
-
-    async def generate(request: Request) -> Completion:
-        asked.append(request)
-        return Completion([7], [0.0], [0], StopReason.STOP)
-
-    sampling = Sampling(max_tokens=8)
-    engine = SimpleNamespace(generate=generate)
-    template = SimpleNamespace(reader=None)
-    setup: Any = SimpleNamespace(sampling=sampling, engine=engine, timer=BusyTimer(), gate=None, template=template)
-    for tokens, expected in ((5, 3), (None, 8)):
-        conversation = Conversation(Prompt("p", []), 0, Limits(tokens=tokens), mask=[False, True, True])
-        asyncio.run(collect_module._ask(setup, conversation, SampleKey(0, 1, "p", 0)))
-        assert asked[-1].sampling == replace(sampling, max_tokens=expected)
+    """Of 16 tokens a turn, the conversation has 5; without a limit the sampling is the recipe's own."""
+    engine = FakeEngine(["#### 2"])
+    for tokens, expected in ((5, 5), (None, 16)):
+        setup = replace(setup_of(engine, samples=1), limits=Limits(tokens=tokens))
+        asyncio.run(converse(setup, PROMPTS[0][1], 0, 0))
+        assert engine.requests[-1].sampling == replace(setup.sampling, max_tokens=expected)

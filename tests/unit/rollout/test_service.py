@@ -170,7 +170,7 @@ def participants(part: Slow) -> Participants:
 def with_a_paused_trainer(made: RolloutService, work: Coroutine[Any, Any, T]) -> T:
     """Return what the work returns, during which this thread stands still."""
     with closing(made):
-        return made.submit(work).result(SAFETY_SECONDS)
+        return made._loop.submit(work).result(SAFETY_SECONDS)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -252,7 +252,7 @@ def test_an_error_is_raised_by_itself_and_leaves_nothing_running() -> None:
 def test_closing_ends_work_and_the_engine_on_its_thread() -> None:
     before, tool = threading.enumerate(), SlowTool(hangs=True)
     made = service(participants(tool))
-    future = made.submit(sampled(made, samples=2))
+    future = made._loop.submit(sampled(made, samples=2))
     while tool.running < 2:
         time.sleep(0.01)
     made.close()

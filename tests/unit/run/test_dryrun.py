@@ -26,7 +26,7 @@ def context() -> Iterator[TrainContext]:
     fabric.launch()
     made = prepare_training(recipe, load_data(recipe), fabric)
     yield made
-    made.rollouts.close()
+    made.service.close()
 
 
 def test_a_dry_run_changes_no_weight(context: TrainContext) -> None:
@@ -52,7 +52,7 @@ def test_a_comparison_of_its_rows_has_a_gradient(loss: str, monkeypatch: pytest.
     fabric.launch()
     made = prepare_training(recipe, load_data(recipe), fabric)
     dry_run(made)
-    made.rollouts.close()
+    made.service.close()
     assert len(norms) == 1
     assert norms[0] > 0.01
 

@@ -12,7 +12,7 @@ import pytest
 from rlkit.base.errors import RecipeError
 from rlkit.registry import load_plugins
 from rlkit.run.folder import RunFolder
-from rlkit.train.rollouts import first_groups
+from rlkit.train.saved import first_groups
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 

@@ -87,8 +87,7 @@ def test_ranks_agree_on_the_metrics_of_all() -> None:
     meters = [Meter(), Meter()]
     for meter, group in zip(meters, groups, strict=True):
         describe_texts(group, True, meter)
-    parts = [meter.contribution() for meter in meters]
-    ranks: Any = SimpleNamespace(gather_dp=lambda value: parts, broadcast_tp=lambda value: value)
+    ranks: Any = SimpleNamespace(gather_dp=lambda value: meters, broadcast_tp=lambda value: value)
     assert Meter().result(ranks) == pytest.approx(metrics(*groups[0], *groups[1]))
 
 

@@ -97,7 +97,7 @@ def test_the_end_is_written_and_all_is_closed_whatever_fails(
 
     session.log = SimpleNamespace(close=lambda status: finished.append(status))  # type: ignore[assignment]
     train_context: Any = SimpleNamespace(
-        callbacks=SimpleNamespace(end=ended.append), rollouts=SimpleNamespace(close=close)
+        callbacks=SimpleNamespace(end=ended.append), service=SimpleNamespace(close=close)
     )
     session.context = train_context
     assert end_session(session, failure, at_once) is failure

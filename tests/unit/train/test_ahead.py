@@ -17,9 +17,7 @@ from rlkit.data.data import Data
 from rlkit.models.checkpoints import open_checkpoint
 from rlkit.records.comparison import compare
 from rlkit.rollout.service import RolloutService
-from rlkit.train.ahead.beside import BesideStream
-from rlkit.train.ahead.colocated import ColocatedStream
-from rlkit.train.ahead.stream import RolloutStream, TrainedGroups
+from rlkit.train.ahead.stream import BesideStream, ColocatedStream, RolloutStream, TrainedGroups
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
 from tests.conftest import read_jsonl

@@ -17,14 +17,12 @@ from rlkit.testing import example_trajectory
 from rlkit.train.credit import (
     RewardShaper,
     RewardTransforms,
-    attach_advantages,
-    attach_first_pass,
     correct,
     estimate,
     mask_truncated,
 )
-from rlkit.train.phases import attach_credit
 from rlkit.train.rollouts import Rollouts
+from rlkit.train.saved import attach_advantages, attach_credit, attach_first_pass
 from rlkit.types import Batch, Score, StopReason, TrainBatch
 from tests.unit.phases import context, recipe, scored
 
@@ -199,7 +197,8 @@ def test_credit_is_attached_where_the_run_folder_keeps_it(number: int, log: Roll
     rows = [example_trajectory("a") for _ in batch.tokens]
     for trajectory, group in zip(rows, [0, 0, 1, 1], strict=True):
         trajectory.group = group
-    attach_credit(context(recipe(log=Log(rollouts=log))), Rollouts(rows), rows, batch, number)
+    made = context(recipe(log=Log(rollouts=log)))
+    attach_credit(made.recipe, made.ranks, Rollouts(rows), rows, batch, number=number)
     for row, has_credit in zip(rows, attached, strict=True):
         expected = {"advantages": [1.0] * 3, "trainer_logps": [-1.0] * 3} if has_credit else {}
         assert row.credit == expected

@@ -17,9 +17,9 @@ from rlkit.models.packing import PackedPasses
 from rlkit.recipe import Correction, Critic, KLLoss, KLReward, Rejection
 from rlkit.rollout.collate import collate
 from rlkit.testing import example_trajectory
-from rlkit.train.logps import compute_logps, measure_gap
+from rlkit.train.logps import log_mismatch
 from rlkit.train.metrics import Meter
-from tests.unit.phases import LocalRanks, Trained, Values, context, ready, recipe, scored
+from tests.unit.phases import LocalRanks, Trained, Values, compute_logps, context, ready, recipe, scored
 
 LOGPS = [[0, 2, 3, 0], [0, 4, 0, 0], [0, 5, 1, 2], [0, 3, 2, 0]]
 """Of a `Line` with weight 1: the tokens under the mask."""
@@ -97,7 +97,7 @@ def test_the_gap_is_measured_for_known_log_probs() -> None:
     trainer = torch.full((4, 4), torch.nan)
     trainer[0], trainer[1] = torch.tensor([9.0, -1.0, -0.6, 9.0]), torch.tensor([9.0, -0.2, 9.0, 9.0])
     meter = Meter()
-    measure_gap(ready(trainer_logps=trainer), 0, lambda x: x, meter)
+    log_mismatch(ready(trainer_logps=trainer), 0, lambda x: x, meter)
     meter.mean("mismatch/mean", 0.9, weight=3)  # as of another rank with three tokens
     metrics = meter.result(LocalRanks())  # type: ignore[arg-type]
     assert metrics["mismatch/mean"] == pytest.approx(0.6)
@@ -111,18 +111,18 @@ def test_tokens_of_older_weights_are_measured_apart() -> None:
     trainer[0], trainer[1] = torch.tensor([9.0, -1.0, -1.0, 9.0]), torch.tensor([9.0, -0.2, 9.0, 9.0])
     versions = torch.tensor([2, 1, 1, 1])[:, None].expand(4, 4)
     meter = Meter()
-    measure_gap(ready(trainer_logps=trainer, versions=versions), 2, lambda x: x, meter)
+    log_mismatch(ready(trainer_logps=trainer, versions=versions), 2, lambda x: x, meter)
     metrics = meter.result(LocalRanks())  # type: ignore[arg-type]
     assert metrics["mismatch/max"] == metrics["mismatch/kl"] == pytest.approx(0.5)
     assert metrics["staleness/k3"] == pytest.approx(math.exp(0.3) - 1 - 0.3, rel=1e-5)
     meter = Meter()
-    measure_gap(ready(trainer_logps=trainer, versions=versions), 3, lambda x: x, meter)
+    log_mismatch(ready(trainer_logps=trainer, versions=versions), 3, lambda x: x, meter)
     assert set(meter.result(LocalRanks())) == {"staleness/k3"}  # type: ignore[arg-type]
 
 
 def test_an_unknown_gap_is_no_metric() -> None:
     meter = Meter()
-    measure_gap(ready(), 0, lambda x: x, meter)
+    log_mismatch(ready(), 0, lambda x: x, meter)
     assert not {"mismatch/mean", "mismatch/max"} & set(meter.result(LocalRanks()))  # type: ignore[arg-type]
 
 

@@ -22,6 +22,7 @@ from rlkit.cli.explain import explain
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.data.mixtures import recipe_of
+from rlkit.interfaces.callback import TrainingBatch
 from rlkit.losses import DPO, CrossEntropy
 from rlkit.models.packing import PackedPasses
 from rlkit.recipe import KLLoss, Mixture, Recipe, check
@@ -29,13 +30,12 @@ from rlkit.run.preflight import estimate, plan
 from rlkit.run.preflight.dryrun import _longest
 from rlkit.run.progress import Progress
 from rlkit.tasks import Arithmetic
-from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.mixtures import Mixed, answers_to_policy, mixed
-from rlkit.train.update import MiniBatch, mixture_term, update_policy
+from rlkit.train.update import MiniBatch, Term, mixture_term
 from rlkit.types import TrainBatch
 from tests.conftest import read_jsonl, rlkit_in_process
-from tests.unit.phases import LocalRanks, context, ready, recipe, scored
+from tests.unit.phases import LocalRanks, compute_logps, context, ready, recipe, scored, update_policy
 
 ROWS = [0, 1, 2, 3]
 SMALL = (
@@ -139,22 +139,29 @@ def test_replies_are_in_the_mini_batch_of_their_turns() -> None:
     made.data.mixtures = {"replies": SimpleNamespace(recipe=recipe_of(Mixture(0.5), made.recipe))}
     batch = scored()
     batch.mask[:, 2:] = False
-    [found] = mixed(made, batch, 1, meter)
+    [found] = mixed(made.data, made.models, made.service, TrainingBatch(1, batch), meter)
     assert (found.name, found.weight, found.groups) == ("replies", 0.5, [0, 0, 1, 1])
-    assert found.context.recipe.groups_per_step == made.recipe.groups_per_step
+    assert found.data.recipe.groups_per_step == made.recipe.groups_per_step
     assert meter.result(made.ranks) == {"mix/replies/tokens": 1 + 0 + 2 + 1}
 
 
 def of(weight: float, batch: TrainBatch, made: Any, name: str = "text") -> Mixed:
     """Make a mixture of all rows of a batch."""
     alone = recipe_of(Mixture(weight, Arithmetic()), made.recipe)
-    return Mixed(name, weight, replace(made, recipe=alone), batch, batch.group.tolist())
+    data: Any = SimpleNamespace(**{**vars(made.data), "recipe": alone})
+    return Mixed(name, weight, data, batch, batch.group.tolist())
+
+
+def term_of(made: Any, mixture: Mixed, meter: Meter) -> Term | None:
+    """Return the term of all rows of a mixture."""
+    rows = list(range(len(mixture.batch)))
+    return mixture_term(mixture, made.models.policy, made.service, MiniBatch(mixture.batch, rows), meter)
 
 
 def step(made: Any, *mixtures: Mixed) -> dict[str, float]:
     """Make an optimizer step with mixtures; return the metrics."""
     meter = Meter()
-    terms = [mixture_term(one, {0, 1}, meter, "1/0") for one in mixtures]
+    terms = [term_of(made, mixture, meter) for mixture in mixtures]
     update_policy(made, MiniBatch(ready(), ROWS), meter, terms)
     return meter.result(made.ranks)
 
@@ -196,7 +203,7 @@ def test_counts_are_over_all_ranks_and_several_mixtures_add_up() -> None:
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_a_mixture_teaches_where_the_step_itself_has_no_token(weight: float) -> None:
     made, meter = context(recipe(), LocalRanks(2)), Meter()
-    term = mixture_term(of(weight, part(), made), {0, 1}, meter, "1/0")
+    term = term_of(made, of(weight, part(), made), meter)
     none = ready(accepted=torch.zeros(4, 4, dtype=torch.bool))
     update_policy(made, MiniBatch(none, ROWS), meter, [term])
     assert made.models.policy.weight == pytest.approx(1 + weight * OTHER / 2)

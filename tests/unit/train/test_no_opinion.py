@@ -147,7 +147,7 @@ def test_a_mean_says_over_how_many_samples_it_is_taken() -> None:
     describe_rollouts(samples[:2], True, here)
     describe_rollouts(samples[2:], True, there)
     ranks = LocalRanks(2)
-    ranks.gather_dp = lambda value: [value, there.contribution()]  # type: ignore[method-assign]
+    ranks.gather_dp = lambda value: [value, there]  # type: ignore[method-assign]
     found = metrics(here, ranks)
     assert (found["reward/form"], found["reward/form/samples"]) == (0.375, 2)
     assert "accuracy/samples" not in found

@@ -49,7 +49,7 @@ def test_metrics_are_combined_over_all_ranks() -> None:
     there.correlate("pairs", Moments.from_pairs([3], [0]))
     there.correlate("constant", Moments.from_pairs([3, 3], [0, 1]))
     ranks = LocalRanks(2)
-    ranks.gather_dp = lambda value: [value, there.contribution()]  # type: ignore[method-assign]
+    ranks.gather_dp = lambda value: [value, there]  # type: ignore[method-assign]
     found = metrics(here, ranks)
     assert list(found.items()) == [("count", 3.5), ("many", 3), ("max", -3), ("mean", 2), ("pairs", pytest.approx(-1))]
     assert metrics(here)["mean"] == 1
@@ -60,12 +60,13 @@ def test_the_learning_rates_of_a_step() -> None:
     critic = Trained(Values())
     made = context(recipe(train={"warmup_steps": 3}, critic=Critic(lr=0.1)), critic=critic)
     meter = Meter()
-    schedule(made, 2, meter)
+    schedule(made.recipe, made.models, 2, 1.0, meter)
     assert metrics(meter) == {"lr": 0.25, "critic/lr": 0.1}
     assert [group["lr"] for group in made.models.policy.optimizer.param_groups] == [0.25]
     assert [group["lr"] for group in critic.optimizer.param_groups] == [0.1]
     meter = Meter()
-    schedule(context(recipe()), 2, meter)
+    made = context(recipe())
+    schedule(made.recipe, made.models, 2, 1.0, meter)
     assert metrics(meter) == {"lr": 0.5}
 
 
@@ -121,7 +122,7 @@ def test_metrics_of_advantages_do_not_depend_on_the_ranks() -> None:
     describe_advantages(batch.rows(torch.tensor([0])), first)
     describe_advantages(batch.rows(torch.tensor([1, 2, 3])), rest)
     ranks = LocalRanks()
-    ranks.gather_dp = lambda value: [value, rest.contribution()]  # type: ignore[method-assign]
+    ranks.gather_dp = lambda value: [value, rest]  # type: ignore[method-assign]
     assert metrics(first, ranks) == pytest.approx(metrics(whole))
 
 
@@ -205,9 +206,8 @@ def test_a_step_computes_scores_updates_and_syncs_in_this_order(monkeypatch: pyt
     sampled = [trajectory(0, 2, 1.0), trajectory(1, 1, None), trajectory(0, 3, 0.0)]
     made = context(recipe(advantage=ReMax()))
     made.models.update_ema_and_reference = lambda step: events.append(f"follow {step}")
-    made.rollouts.sync_weights = lambda: events.append(f"sync {made.rollouts.version}")
-    made.rollouts.recipe, made.rollouts.ranks = made.recipe, made.ranks
-    made.rollouts.engine = SimpleNamespace(health=lambda: {"queue": 3.0})
+    made.service.sync_weights = lambda: events.append(f"sync {made.service.version}")
+    made.service.engine = SimpleNamespace(health=lambda: {"queue": 3.0})
     logps, update = rl.compute_logps, phases.update_models
 
     def noted(name: str, function: Any) -> Any:

@@ -19,7 +19,7 @@ from rlkit.models.packing import PackedPasses
 from rlkit.ops.random import permutation
 from rlkit.recipe import Critic, KLLoss, Rejection, Train
 from rlkit.train.metrics import Meter
-from rlkit.train.objective import LossShare
+from rlkit.train.objective import LossShare, Objective
 from rlkit.train.update import (
     MiniBatch,
     Term,
@@ -30,12 +30,21 @@ from rlkit.train.update import (
     mini_batches,
     record_logps,
     select_tokens,
+)  # fmt: skip
+from rlkit.types import LossOutput, PolicyOutput, TrainBatch
+from tests.unit.phases import (
+    Line,
+    LocalRanks,
+    Trained,
+    Values,
+    context,
+    ready,
+    recipe,
+    scored,
     update_critic,
     update_models,
     update_policy,
-)  # fmt: skip
-from rlkit.types import LossOutput, PolicyOutput, TrainBatch
-from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
+)
 
 ROWS = [0, 1, 2, 3]
 GRADIENT = ((2 + 3) - 4 + 2 * (5 + 1 + 2) - 2 * (3 + 2)) / 8
@@ -290,7 +299,7 @@ def test_the_first_steps_loss_must_be_finite() -> None:
     update_policy(made, MiniBatch(ready(), ROWS, record=True), meter)
     assert made.models.policy.weight == 1
     assert metrics(meter)["update/not_finite"] == 1
-    made.rollouts.version = 0
+    made.service.version = 0
     with pytest.raises(PartError, match="Broken.*: `__call__` returned a loss that is not finite"):
         update_policy(made, MiniBatch(ready(), ROWS, record=True), Meter())
 
@@ -342,10 +351,16 @@ class Selects(PolicyGradient):
         return LossOutput(-batch.advantages * out.logps * batch.selected, {})
 
 
+def select(made: Any, mini_batch: MiniBatch) -> None:
+    """Have a run's loss select tokens of a mini-batch."""
+    objective = Objective.of(made.recipe, made.service.version)
+    select_tokens(made.data, made.models.actor, made.ranks, objective, mini_batch)
+
+
 def test_a_loss_selects_among_the_rows_of_the_mini_batch() -> None:
     loss = Selects()
     made, batch = context(recipe(loss=loss)), ready()
-    select_tokens(made, batch, [3, 1], record=True)
+    select(made, MiniBatch(batch, [3, 1], record=True))
     assert batch.selected.tolist() == [
         [False] * 4,
         [False, True, False, False],
@@ -358,14 +373,14 @@ def test_a_loss_selects_among_the_rows_of_the_mini_batch() -> None:
     assert batch.old_logps[[3, 1], :3].tolist() == logps.tolist()
     assert batch.trainer_logps[0].isnan().all()
     again = ready(trainer_logps=torch.zeros(4, 4), old_logps=torch.zeros(4, 4))
-    select_tokens(made, again, [3, 1], record=False)
+    select(made, MiniBatch(again, [3, 1]))
     assert not again.trainer_logps.any()
 
 
 def test_a_loss_selects_by_log_linear_old_log_probs() -> None:
     """Trained from version 1, tokens of version 0 are halfway between the engine's -0.5 and the policy's token."""
     loss = Selects()
-    select_tokens(context(recipe(loss=loss, train={"old_logps": "loglinear"})), ready(), [0], record=False)
+    select(context(recipe(loss=loss, train={"old_logps": "loglinear"})), MiniBatch(ready(), [0]))
     assert loss.seen[1].old_logps.tolist() == [[0, 0.75, 1.25]]
 
 
@@ -381,7 +396,7 @@ def test_a_selection_of_another_type_names_the_loss() -> None:
             return logps
 
     with pytest.raises(PartError, match="Wrong.*: `select` selected torch.float32"):
-        select_tokens(context(recipe(loss=Wrong())), ready(), ROWS, record=False)
+        select(context(recipe(loss=Wrong())), MiniBatch(ready(), ROWS))
 
 
 @given(limit=st.integers(1, 20))
@@ -413,7 +428,6 @@ def test_the_critic_skips_steps_without_tokens() -> None:
     critic = Trained(Values())
     batch = ready(values=torch.zeros(4, 4), returns=torch.zeros(4, 4))
     update_critic(context(recipe(critic=Critic()), critic=critic), batch, [], Meter())
-    update_critic(context(recipe()), batch, ROWS, Meter())
     assert critic.events == []
     shared = context(recipe(critic=Critic(clip=None)), ranks=LocalRanks(2), critic=critic)
     update_critic(shared, batch, [1], Meter())
