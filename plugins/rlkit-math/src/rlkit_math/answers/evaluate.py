@@ -10,9 +10,9 @@ from fractions import Fraction
 
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 
-LARGEST_BITS = 8192
+LARGEST_BITS = 2**15
 """Maximum bits of an exact value; larger values are refused."""
-LARGEST_ARGUMENT = 500
+LARGEST_ARGUMENT = 2500
 """Maximum argument of factorials and binomial coefficients."""
 LARGEST_DEGREE = 100
 """Maximum degree of an exact root."""

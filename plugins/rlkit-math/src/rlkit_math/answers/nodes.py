@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rlkit.base.errors import RlkitError
 
-_ARITHMETIC = frozenset(
-    {"number", "mixed", "scale", "negative", "ratio", "sum", "product", "factorial", "binomial", "absolute"}
-)
+_ARITHMETIC = frozenset({"number", "mixed", "scale", "negative", "ratio", "sum", "product", "absolute"})
 
 
 class UngradableError(RlkitError):
@@ -33,6 +31,16 @@ class ExpressionNode:
         if self.name == "variable":
             return {str(self.value)} - {"e", "i"}
         return set().union(*(operand.variables() for operand in self.operands))
+
+    def renamed(self, name: str, other: str) -> ExpressionNode:
+        """Return the expression with another name of a variable."""
+        if self == ExpressionNode("variable", value=name):
+            return ExpressionNode("variable", value=other)
+        return replace(self, operands=tuple(operand.renamed(name, other) for operand in self.operands))
+
+    def has_angle(self) -> bool:
+        """Whether the expression contains pi or degrees."""
+        return self.name in ("pi", "degree") or any(operand.has_angle() for operand in self.operands)
 
     def is_discrete(self) -> bool:
         """Whether the expression has values for integers only, because of a factorial or a binomial coefficient."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rlkit_math.answers.nodes import ExpressionNode
@@ -14,6 +14,8 @@ class Number:
 
     readings: tuple[Fraction, ...]
     unit: str = ""
+    noun: frozenset[str] = field(default=frozenset(), compare=False)
+    """The words after it that are no known unit: they tell 2 red and 3 blue from 3 red and 2 blue."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def form_of(answer: Answer | None) -> str:
         case Words():
             return "words" if len(answer.text) > 1 else "letter"
         case Digits():
-            return {"base": "number in a base", "colon": "time or ratio"}.get(answer.kind, answer.kind)
+            return {"base": "number in a base", "time": "time of day"}.get(answer.kind, answer.kind)
         case UnorderedItems():
             return "list"
         case MatrixRows():
