@@ -13,17 +13,17 @@ from rlkit_math.answers.number_words import NUMBER_WORDS
 
 
 
-def _table(name: str) -> list[list[str]]:
+def table(name: str, separator: str = "|") -> list[list[str]]:
     """Return the rows of a table beside this module, without its comments."""
     lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
-    return [[cell.strip() for cell in line.split("|")] for line in lines if not line.startswith("#")]
+    return [[cell.strip() for cell in line.split(separator)] for line in lines if not line.startswith("#")]
 
 
 def _words(group: str) -> frozenset[str]:
-    return frozenset(word for name, words in _table("words.txt") if name == group for word in words.split())
+    return frozenset(word for name, words in table("words.txt") if name == group for word in words.split())
 
 
-_ROWS = [(names.split(), symbols.split(), definition) for names, symbols, definition in _table("units.txt")]
+_ROWS = [(names.split(), symbols.split(), definition) for names, symbols, definition in table("units.txt")]
 _PREFIXES = {names[0][:-1]: (symbols[0], amount) for names, symbols, amount in _ROWS if names[0].endswith("-")}
 _UNITS = [row for row in _ROWS if not row[0][0].endswith("-")]
 _DEFINITIONS = {names[0]: definition for names, _, definition in _UNITS if definition}
@@ -166,7 +166,7 @@ def conversion(actual: str, expected: str) -> Fraction | None:
         return Fraction(1)
     (factor, powers), (other_factor, other_powers) = _in_base_units(actual), _in_base_units(expected)
     above, below, other_above, other_below = +powers, -powers, +other_powers, -other_powers
-    if below != other_below and (not below or not other_below) and _WITHOUT_RATE.issuperset(above):
+    if below != other_below and (not below or not other_below) and above and _WITHOUT_RATE.issuperset(above):
         return conversion(actual.partition("/")[0], expected.partition("/")[0])
     if below != other_below or (above != other_above and above and other_above):
         return None
