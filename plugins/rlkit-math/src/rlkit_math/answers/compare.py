@@ -50,9 +50,10 @@ def same(actual: Answer, expected: Answer) -> bool:
             return isinstance(formula, Formula) and evaluate.same(formula.node, ExpressionNode("variable", value=text))
         case (Digits("time", (hour, "0"), half), Number((value,), "")) if half:
             return value == int(hour)
-        case (Digits("ratio", parts), Digits("ratio", others)) if len(parts) == len(others):
-            terms, other_terms = list(map(int, parts)), list(map(int, others))
-            return any(terms) and [n * sum(other_terms) for n in terms] == [n * sum(terms) for n in other_terms]
+        case (Digits("time" | "ratio", parts, ""), Digits("time" | "ratio", others, "")) if parts != others:
+            terms, other_terms = list(map(int, parts)), list(map(int, others))  # a ratio unless both can be times
+            is_equal = [n * sum(other_terms) for n in terms] == [n * sum(terms) for n in other_terms]
+            return "ratio" in (actual.kind, expected.kind) and any(terms) and is_equal
         case (Digits("time" | "ratio"), Digits("time" | "ratio")):
             return _same_time(actual, expected) or _same_time(expected, actual)
         case (Digits(), Digits()):
@@ -94,11 +95,9 @@ def _same_time(first: Digits, second: Digits) -> bool:
 
 def _same_items(actual: Answer, expected: Answer) -> bool:
     """Compare lists, sets, tuples and intervals."""
-    lists = [_unordered(answer) for answer in (actual, expected)]
-    if lists[0] is not None and lists[1] is not None:
-        if _is_either(actual) != _is_either(expected):
-            return False
-        return _same_in_any_order(lists[0], lists[1])
+    items, others = _unordered(actual), _unordered(expected)
+    if items is not None and others is not None:
+        return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, others)
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
     if isinstance(actual, BracketedItems) or isinstance(expected, BracketedItems):
@@ -171,11 +170,7 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
         return False
     unmatched = list(expected)
     for item in actual:
-        candidates = (
-            index
-            for index, candidate in enumerate(unmatched)
-            if _agree_in_nouns(item, candidate) and same(item, candidate)
-        )
+        candidates = (n for n, other in enumerate(unmatched) if _agree_in_nouns(item, other) and same(item, other))
         index = next(candidates, None)
         if index is None:
             return False
@@ -198,15 +193,16 @@ def _same_quantity(actual: Number | Formula, expected: Number | Formula, factor:
         return any(_close(a * factor, b) for a in _meant(actual) for b in expected.readings)
     if isinstance(expected, Number) and isinstance(actual, Formula) and has_calculation(actual.node):
         return False
-    actual = actual if factor == 1 else _multiplied(actual, factor)
     if isinstance(expected, Formula) and isinstance(actual, Formula):
-        return _same_formula(actual.node, expected.node)
+        scaled = ExpressionNode("product", (ExpressionNode("number", value=factor), actual.node))
+        return _same_formula(actual.node if factor == 1 else scaled, expected.node)
     number, formula = (actual, expected) if isinstance(actual, Number) else (expected, actual)
     assert isinstance(number, Number) and isinstance(formula, Formula)  # noqa: PT018
     if formula.node.variables():
         measurement = _measurement(formula.node)
         return bool(number.unit) and measurement is not None and same(number, measurement)
-    return any(_has_value(formula.node, value) for value in number.readings)
+    scale = factor if number is actual else 1 / factor
+    return any(_has_value(formula.node, value * scale) for value in number.readings)
 
 
 def _same_formula(actual: ExpressionNode, expected: ExpressionNode) -> bool:
@@ -221,12 +217,6 @@ def _same_formula(actual: ExpressionNode, expected: ExpressionNode) -> bool:
 def _meant(answer: Number) -> tuple[Fraction, ...]:
     """Return the readings of an answer beside another unit: 0.5% is 0.005 alone, as no percentage lost its sign."""
     return answer.readings if abs(answer.readings[0]) >= 1 else answer.readings[-1:]
-
-
-def _multiplied(answer: Number | Formula, factor: Fraction) -> Number | Formula:
-    if isinstance(answer, Number):
-        return Number(tuple(value * factor for value in answer.readings))
-    return Formula(ExpressionNode("product", (ExpressionNode("number", value=factor), answer.node)))
 
 
 def _measurement(node: ExpressionNode) -> Number | Formula | None:

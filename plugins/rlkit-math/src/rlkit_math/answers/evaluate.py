@@ -5,8 +5,10 @@ from __future__ import annotations
 import cmath
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import partial, reduce
 
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 
@@ -139,23 +141,16 @@ def _inexact(value: Value) -> complex:
 
 
 def _sum(values: list[Value]) -> Value:
-    total: Value = Fraction(0)
-    for value in values:
-        total = _combine(total, value, lambda a, b: a + b)
-    return total
+    return reduce(partial(_combine, operator.add), values, Fraction(0))
 
 
 def _product(values: list[Value]) -> Value:
-    total: Value = Fraction(1)
-    for value in values:
-        total = _bounded(_combine(total, value, lambda a, b: a * b))
-    return total
+    return reduce(lambda total, value: _bounded(_combine(operator.mul, total, value)), values, Fraction(1))
 
 
-def _combine(first: Value, second: Value, operation: Callable[[Value, Value], Value]) -> Value:
-    if isinstance(first, Fraction) and isinstance(second, Fraction):
-        return operation(first, second)
-    return operation(_inexact(first), _inexact(second))
+def _combine(operation: Callable[..., Value], first: Value, second: Value) -> Value:
+    is_exact = isinstance(first, Fraction) and isinstance(second, Fraction)
+    return operation(first, second) if is_exact else operation(_inexact(first), _inexact(second))
 
 
 def _power(values: list[Value]) -> Value:
@@ -228,7 +223,7 @@ _EXACT: dict[str, Callable[[list[Value]], Value]] = {
     "product": _product,
     "scale": _product,
     "negative": lambda values: -values[0],
-    "ratio": lambda values: _combine(values[0], values[1], lambda a, b: a / b),
+    "ratio": lambda values: _combine(operator.truediv, *values),
     "power": _power,
     "root": _root,
     "absolute": _absolute,
@@ -238,19 +233,11 @@ _EXACT: dict[str, Callable[[list[Value]], Value]] = {
     "ceil": lambda values: _rounded(values[0], math.ceil),
 }
 _FUNCTIONS: dict[str, Callable[..., complex]] = {
-    "sin": cmath.sin,
-    "cos": cmath.cos,
-    "tan": cmath.tan,
+    **{name: getattr(cmath, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp")},
+    **{f"arc{name}": getattr(cmath, f"a{name}") for name in ("sin", "cos", "tan")},
     "cot": lambda x: 1 / cmath.tan(x),
     "sec": lambda x: 1 / cmath.cos(x),
     "csc": lambda x: 1 / cmath.sin(x),
-    "arcsin": cmath.asin,
-    "arccos": cmath.acos,
-    "arctan": cmath.atan,
-    "sinh": cmath.sinh,
-    "cosh": cmath.cosh,
-    "tanh": cmath.tanh,
-    "exp": cmath.exp,
     "ln": cmath.log,
     "lg": cmath.log10,
     "log": lambda x, base=10: cmath.log(x, base),

@@ -50,9 +50,11 @@ _INTRODUCTIONS = (re.compile(r".*\b(?:is|are|equals?)\b:? ?(?=\S)"), re.compile(
 """What is before the last value of a sentence: `the area is`, or all before the last formula."""
 _WORD = re.compile("[A-Za-z']+")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
-_OTHER_THAN = re.compile(r", (?:and )?not [$\\(]*-?[0-9]")
+_OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
 """What an answer is not: `\\boxed{8}, not 9`."""
-_CHOSEN = re.compile(r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I)
+_CHOSEN = re.compile(
+    r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
+)
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*\W*$")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")

@@ -48,9 +48,7 @@ _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 _MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)\\end ?\{\1\} ?[)\]]?")
 _CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
 _ROUNDED = re.compile(r"(?:(.*[^ ]) ?)?\\approx ?((-?[0-9]*\.([0-9]+)).*)")
-_CASES = re.compile(
-    r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}"
-)
+_CASES = re.compile(r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}")
 _IF = re.compile(r",? ?(?:if |when |for |where )? ?")
 _GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)")
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)

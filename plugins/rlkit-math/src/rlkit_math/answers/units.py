@@ -12,7 +12,6 @@ from pathlib import Path
 from rlkit_math.answers.number_words import NUMBER_WORDS
 
 
-
 def table(name: str, separator: str = "|") -> list[list[str]]:
     """Return the rows of a table beside this module, without its comments."""
     lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
@@ -27,7 +26,9 @@ _ROWS = [(names.split(), symbols.split(), definition) for names, symbols, defini
 _PREFIXES = {names[0][:-1]: (symbols[0], amount) for names, symbols, amount in _ROWS if names[0].endswith("-")}
 _UNITS = [row for row in _ROWS if not row[0][0].endswith("-")]
 _DEFINITIONS = {names[0]: definition for names, _, definition in _UNITS if definition}
-UNITS_BY_LETTER = {symbol: names[0] for names, symbols, _ in _UNITS for symbol in symbols if len(symbol) == 1} | {"h": "hour"}
+UNITS_BY_LETTER = {symbol: names[0] for names, symbols, _ in _UNITS for symbol in symbols if len(symbol) == 1} | {
+    "h": "hour"
+}
 """Units of single letters, which are variables where they are not in a font of text."""
 UNITS_BY_SPELLING: dict[str, str] = {}
 """Units by their spellings; not by single capital letters but for litres."""

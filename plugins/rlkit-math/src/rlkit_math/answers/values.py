@@ -87,29 +87,25 @@ class Relation:
 Answer = Number | Formula | Words | Digits | BracketedItems | UnorderedItems | MatrixRows | Named | Relation
 
 
+_FORMS = {
+    type(None): "in no form", Named: "equation", UnorderedItems: "list", MatrixRows: "matrix", Formula: "formula",
+}  # fmt: skip
+
+
 def form_of(answer: Answer | None) -> str:
     """Return the human-readable name of an answer's form."""
     match answer:
-        case None:
-            return "in no form"
         case Number(readings, unit):
             return _form_of_number(readings[0], unit)
-        case Named():
-            return "equation"
-        case Relation():
-            return "equation" if answer.signs == ("=",) else "inequality"
-        case BracketedItems():
-            return "set" if answer.brackets == "{}" else "tuple or interval"
-        case Words():
-            return "words" if len(answer.text) > 1 else "letter"
-        case Digits():
-            return {"base": "number in a base", "time": "time of day"}.get(answer.kind, answer.kind)
-        case UnorderedItems():
-            return "list"
-        case MatrixRows():
-            return "matrix"
-        case Formula():
-            return "formula"
+        case Relation(signs):
+            return "equation" if signs == ("=",) else "inequality"
+        case BracketedItems(brackets):
+            return "set" if brackets == "{}" else "tuple or interval"
+        case Words(text):
+            return "words" if len(text) > 1 else "letter"
+        case Digits(kind):
+            return {"base": "number in a base", "time": "time of day"}.get(kind, kind)
+    return _FORMS[type(answer)]
 
 
 def _form_of_number(value: Fraction, unit: str) -> str:
