@@ -22,7 +22,6 @@ from rlkit_math.answers.values import (
     Words,
 )
 
-
 _FUNCTION = re.compile(r"\w+'*\([a-z]\)")
 
 

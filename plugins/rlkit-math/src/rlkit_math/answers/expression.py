@@ -155,7 +155,7 @@ class _Parser(_Scanner):
                 return _product(factors)
 
     def starts_factor(self) -> bool:
-        """Whether a factor follows without an operator, as in 2x; a number only as the base of a power or after !: n2^{n-1}, 3!7!."""
+        """Whether a factor follows without an operator, as in 2x; a number before a power or after !: n2^n, 3!7!."""
         following = self.peek()
         if following == "|":
             return self.bars == 0

@@ -30,9 +30,9 @@ _LAST_NUMBER = re.compile(
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
 _WITHDRAWN = re.compile(
-    r"\b(?:no,? wait|wait,? no|scratch that|never ?mind|(?:that|this|it)(?:'s| is| was| seems| can't be| cannot be)? "
-    r"(?:wrong|incorrect|(?:not|n't) (?:right|correct)|a mistake|right(?=\?))|(?:made|is|was) an? (?:[a-z]+ )?(?:mistake|error)"
-    r"|(?:isn't|wasn't) (?:right|correct)|(?:correct|right|actual|real) answer (?:is|should be|must be)"
+    r"\b(?:no,? wait|wait,? no|scratch that|never ?mind|(?:isn't|wasn't) (?:right|correct)"
+    r"|(?:that|this|it)(?:'s| is| was| seems| can't be| cannot be)? (?:wrong|incorrect|not (?:right|correct)|a mistake)"
+    r"|(?:made|is|was) an? (?:[a-z]+ )?(?:mistake|error)|(?:correct|right|actual|real) answer (?:is|should be|must be)"
     r"|should (?:actually |really |instead )?(?:be|have been) (?:\$|\\\(|\\boxed|-|\d))",
     re.I,
 )
@@ -204,18 +204,19 @@ def _unmarked(text: str) -> str | None:
     if not text:
         return None
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
-    chosen, bold = _CHOSEN.search(line), _BOLD.match(line)
+    end_of_line = line[-MAX_LENGTH:]
+    chosen, bold = _CHOSEN.search(end_of_line), _BOLD.match(end_of_line)
     if chosen is not None:
         return chosen[1]
     if bold is not None and isinstance(_parse_or_none(bold[1]), Words):
-        start = len(text) - len(line) + bold.start(1)
+        start = len(text) - len(end_of_line) + bold.start(1)
         return line if _is_changed(text, start, start + len(bold[1])) else bold[1]
     answer = _parse_or_none(line)
     if answer is not None and (
         line == _TAG.sub("", text).strip() or not isinstance(answer, Words) or _LABEL.match(line)
     ):
         return line
-    stated = _stated(line[-MAX_LENGTH:])
+    stated = _stated(end_of_line)
     if stated is not None:
         return line if _is_changed(text, len(text) - len(stated), len(text)) else stated
     numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]

@@ -35,7 +35,8 @@ MAX_ITEMS = 40
 """Maximum number of items of a list, a set or a tuple."""
 
 _NO_SOLUTION = re.compile(
-    r"(?:there (?:is|are|exist|exists) )?no (?:real |such |integer |valid |possible )?(?:solution|root|value|number)s?(?: exists?)?",
+    r"(?:there (?:is|are|exists?) )?no (?:real |such |integer |valid |possible )?(?:solution|root|value|number)s?"
+    r"(?: exists?)?",
     re.I,
 )
 _INFINITY = re.compile(r"(?:positive )?\binfinity\b", re.I)

@@ -1,5 +1,7 @@
 """Removal of markup from answers: LaTeX, Markdown, and equivalent characters."""
 
+# ruff: noqa: RUF001 (answers contain these characters)
+
 from __future__ import annotations
 
 import re
@@ -98,7 +100,7 @@ def _without_latex(text: str) -> str:
         text, count = _TEXT.subn(_without_font, text)
         if not count:
             break
-    text = _COMBINATION.sub(lambda match: "\\binom {%s}{%s}" % tuple(filter(None, match.groups())), text)
+    text = _COMBINATION.sub(lambda match: "\\binom {{{}}}{{{}}}".format(*filter(None, match.groups())), text)
     text = _SETS.sub(r" \1 ", _REALS.sub(r"(-\\infty ,\\infty )", text))
     text = text.replace("\\{", "{").replace("\\}", "}")
     return _COMMAND.sub(lambda match: _NOTATION.get(match[1], f"\\{match[1]} "), text)
