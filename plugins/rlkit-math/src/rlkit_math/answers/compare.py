@@ -208,7 +208,8 @@ def _same_formula(actual: ExpressionNode, expected: ExpressionNode) -> bool:
     """Compare up to the letter of a constant of integration, or of the integer in a family of angles."""
     only, other = actual.variables() - expected.variables(), expected.variables() - actual.variables()
     letters = only | other
-    if len(only) == len(other) == 1 and (letters <= set("CcK") or (letters <= set("klmn") and expected.has_angle())):
+    is_family = letters <= set("klmn") and expected.has(("pi", "degree"))
+    if len(only) == len(other) == 1 and (is_family or letters <= set("CcK")):
         actual = actual.renamed(*only, *other)
     return evaluate.same(actual, expected)
 

@@ -54,7 +54,9 @@ def value_of(node: ExpressionNode, point: Point | None = None) -> Value:
 def same(first: ExpressionNode, second: ExpressionNode) -> bool:
     """Whether two expressions have the same values at all sample points."""
     compared = 0
-    for point in points(first.variables() | second.variables(), first.is_discrete() or second.is_discrete()):
+    for point in points(
+        first.variables() | second.variables(), any(node.has(("factorial", "binomial")) for node in (first, second))
+    ):
         first_value, second_value = _value_or_none(first, point), _value_or_none(second, point)
         if first_value is None and second_value is None:
             continue
@@ -212,11 +214,6 @@ def _real(value: complex) -> float:
     return value.real
 
 
-def _absolute(values: list[Value]) -> Value:
-    [value] = values
-    return abs(value) if isinstance(value, Fraction) else complex(abs(value))
-
-
 _EXACT: dict[str, Callable[[list[Value]], Value]] = {
     "sum": _sum,
     "mixed": _sum,
@@ -226,7 +223,7 @@ _EXACT: dict[str, Callable[[list[Value]], Value]] = {
     "ratio": lambda values: _combine(operator.truediv, *values),
     "power": _power,
     "root": _root,
-    "absolute": _absolute,
+    "absolute": lambda values: abs(values[0]) if isinstance(values[0], Fraction) else complex(abs(values[0])),
     "factorial": lambda values: Fraction(math.factorial(_natural(values[0]))),
     "binomial": lambda values: Fraction(math.comb(_natural(values[0]), _natural(values[1]))),
     "floor": lambda values: _rounded(values[0], math.floor),

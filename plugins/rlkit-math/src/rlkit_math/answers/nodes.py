@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -38,13 +39,9 @@ class ExpressionNode:
             return ExpressionNode("variable", value=other)
         return replace(self, operands=tuple(operand.renamed(name, other) for operand in self.operands))
 
-    def has_angle(self) -> bool:
-        """Whether the expression contains pi or degrees."""
-        return self.name in ("pi", "degree") or any(operand.has_angle() for operand in self.operands)
-
-    def is_discrete(self) -> bool:
-        """Whether the expression has values for integers only, because of a factorial or a binomial coefficient."""
-        return self.name in ("factorial", "binomial") or any(operand.is_discrete() for operand in self.operands)
+    def has(self, names: Container[str]) -> bool:
+        """Whether the expression contains one of these operations or constants."""
+        return self.name in names or any(operand.has(names) for operand in self.operands)
 
 
 def is_finished(node: ExpressionNode) -> bool:

@@ -167,7 +167,8 @@ def conversion(actual: str, expected: str) -> Fraction | None:
         return Fraction(1)
     (factor, powers), (other_factor, other_powers) = _in_base_units(actual), _in_base_units(expected)
     above, below, other_above, other_below = +powers, -powers, +other_powers, -other_powers
-    if below != other_below and (not below or not other_below) and above and _WITHOUT_RATE.issuperset(above):
+    is_currency = above == other_above and above and _WITHOUT_RATE.issuperset(above)
+    if is_currency and below != other_below and (not below or not other_below):
         return conversion(actual.partition("/")[0], expected.partition("/")[0])
     if below != other_below or (above != other_above and above and other_above):
         return None
