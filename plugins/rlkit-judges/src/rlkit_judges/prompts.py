@@ -96,8 +96,9 @@ def response_of(trajectory: Trajectory) -> str:
 
 def _without_thinking(message: Message) -> Message:
     content = message.get("content")
-    is_turn = message["role"] == "assistant" and isinstance(content, str)
-    return {**message, "content": after_thinking(content)} if is_turn else message
+    if message["role"] != "assistant" or not isinstance(content, str):
+        return message
+    return {**message, "content": after_thinking(content)}
 
 
 def answer_schema(properties: Mapping[str, JsonObject]) -> JsonObject:

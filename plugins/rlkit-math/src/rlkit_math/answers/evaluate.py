@@ -27,6 +27,8 @@ _TOO_LARGE = UngradableError("the value of the answer is too large to be compare
 
 Value = Fraction | complex
 Point = Mapping[str, Fraction]
+_ZERO: Value = Fraction(0)
+_ONE: Value = Fraction(1)
 
 
 class UndefinedError(ValueError):
@@ -143,11 +145,11 @@ def _inexact(value: Value) -> complex:
 
 
 def _sum(values: list[Value]) -> Value:
-    return reduce(partial(_combine, operator.add), values, Fraction(0))
+    return reduce(partial(_combine, operator.add), values, _ZERO)
 
 
 def _product(values: list[Value]) -> Value:
-    return reduce(lambda total, value: _bounded(_combine(operator.mul, total, value)), values, Fraction(1))
+    return reduce(lambda total, value: _bounded(_combine(operator.mul, total, value)), values, _ONE)
 
 
 def _combine(operation: Callable[..., Value], first: Value, second: Value) -> Value:

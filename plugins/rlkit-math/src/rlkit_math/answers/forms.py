@@ -50,7 +50,7 @@ _MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{
 _CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
 _ROUNDED = re.compile(r"(?:(.*[^ ]) ?)?\\approx ?((-?[0-9]*\.([0-9]+)).*)")
 _CASES = re.compile(r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}")
-_IF = re.compile(r",? ?(?:if |when |for |where )? ?")
+_IF = re.compile(r"^(?:if|when|for|where) ")
 _GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)")
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
 _HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
@@ -292,12 +292,10 @@ def _piecewise(content: str) -> BracketedItems | None:
     pieces: list[Answer] = []
     for row in filter(str.strip, content.split("¶")):
         value, _, condition = row.partition("&")
-        condition = condition.strip(" ,.")
-        condition = condition[_IF.match(condition).end() :]
-        answers = (_statement(value.strip(" ,")), _statement(condition))
-        if answers[0] is None or not isinstance(answers[1], BracketedItems | Relation | UnorderedItems | Named | Words):
+        answer, case = _statement(value.strip(" ,")), _statement(_IF.sub("", condition.strip(" ,.")))
+        if answer is None or not isinstance(case, BracketedItems | Relation | UnorderedItems | Named | Words):
             return None
-        pieces.append(BracketedItems("if", answers))
+        pieces.append(BracketedItems("if", (answer, case)))
     return BracketedItems("{}", tuple(pieces))
 
 
