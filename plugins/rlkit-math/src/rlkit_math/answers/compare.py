@@ -49,9 +49,14 @@ def same(actual: Answer, expected: Answer) -> bool:
             return isinstance(formula, Formula) and evaluate.same(formula.node, ExpressionNode("variable", value=text))
         case (Digits("time", (hour, "0"), half), Number((value,), "")) if half:
             return value == int(hour)
-        case (Digits("time" | "ratio", parts, ""), Digits("time" | "ratio", others, "")) if parts != others:
-            terms, other_terms = list(map(int, parts)), list(map(int, others))  # a ratio unless both can be times
-            is_equal = [n * sum(other_terms) for n in terms] == [n * sum(terms) for n in other_terms]
+        case (Digits("time" | "ratio", parts, ""), Digits("time" | "ratio", expected_parts, "")) if (
+            parts != expected_parts
+        ):
+            terms, expected_terms = (
+                list(map(int, parts)),
+                list(map(int, expected_parts)),
+            )  # a ratio unless both can be times
+            is_equal = [n * sum(expected_terms) for n in terms] == [n * sum(terms) for n in expected_terms]
             return "ratio" in (actual.kind, expected.kind) and any(terms) and is_equal
         case (Digits("time" | "ratio"), Digits("time" | "ratio")):
             return _same_time(actual, expected) or _same_time(expected, actual)
@@ -94,14 +99,18 @@ def _same_time(first: Digits, second: Digits) -> bool:
 
 def _same_items(actual: Answer, expected: Answer) -> bool:
     """Compare lists, sets, tuples and intervals."""
-    items, others = _unordered(actual), _unordered(expected)
-    if items is not None and others is not None:
-        return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, others)
+    items, expected_items = _unordered(actual), _unordered(expected)
+    if items is not None and expected_items is not None:
+        return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, expected_items)
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
     if isinstance(actual, BracketedItems) or isinstance(expected, BracketedItems):
-        coordinates, others = _coordinates(actual), _coordinates(expected)
-        return coordinates is not None and others is not None and _same_in_order(coordinates, others)
+        coordinates, expected_coordinates = _coordinates(actual), _coordinates(expected)
+        return (
+            coordinates is not None
+            and expected_coordinates is not None
+            and _same_in_order(coordinates, expected_coordinates)
+        )
     first, second = _mixed_number(actual), _mixed_number(expected)
     return first is not None and second is not None and same(first, second)
 
@@ -169,7 +178,7 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
         return False
     unmatched = list(expected)
     for item in actual:
-        candidates = (n for n, other in enumerate(unmatched) if _agree_in_nouns(item, other) and same(item, other))
+        candidates = (n for n, choice in enumerate(unmatched) if _agree_in_nouns(item, choice) and same(item, choice))
         index = next(candidates, None)
         if index is None:
             return False
@@ -206,11 +215,11 @@ def _same_quantity(actual: Number | Formula, expected: Number | Formula, factor:
 
 def _same_formula(actual: ExpressionNode, expected: ExpressionNode) -> bool:
     """Compare up to the letter of a constant of integration, or of the integer in a family of angles."""
-    only, other = actual.variables() - expected.variables(), expected.variables() - actual.variables()
-    letters = only | other
+    own, unmatched = actual.variables() - expected.variables(), expected.variables() - actual.variables()
+    letters = own | unmatched
     is_family = letters <= set("klmn") and expected.has(("pi", "degree"))
-    if len(only) == len(other) == 1 and (is_family or letters <= set("CcK")):
-        actual = actual.renamed(*only, *other)
+    if len(own) == len(unmatched) == 1 and (is_family or letters <= set("CcK")):
+        actual = actual.renamed(*own, *unmatched)
     return evaluate.same(actual, expected)
 
 

@@ -150,7 +150,7 @@ def _canonical(pieces: list[tuple[str, str, str]]) -> str:
 
 
 def _spelled(word: str) -> str | None:
-    """Return the unit that a word names, in its own case, which tells mW from MW, else in any."""
+    """Return the unit that a word names, in its own case, since mW is not MW, else in any."""
     spellings = (word, word.lower(), word.lower().removesuffix("s"))
     return UNITS_BY_LETTER.get(word) or next(filter(None, map(UNITS_BY_SPELLING.get, spellings)), None)
 
@@ -165,14 +165,14 @@ def conversion(actual: str, expected: str) -> Fraction | None:
     """
     if not actual or not expected or actual == expected:
         return Fraction(1)
-    (factor, powers), (other_factor, other_powers) = _in_base_units(actual), _in_base_units(expected)
-    above, below, other_above, other_below = +powers, -powers, +other_powers, -other_powers
-    is_currency = above == other_above and above and _WITHOUT_RATE.issuperset(above)
-    if is_currency and below != other_below and (not below or not other_below):
+    (factor, powers), (expected_factor, expected_powers) = _in_base_units(actual), _in_base_units(expected)
+    above, below, expected_above, expected_below = +powers, -powers, +expected_powers, -expected_powers
+    is_currency = above == expected_above and above and _WITHOUT_RATE.issuperset(above)
+    if is_currency and below != expected_below and (not below or not expected_below):
         return conversion(actual.partition("/")[0], expected.partition("/")[0])
-    if below != other_below or (above != other_above and above and other_above):
+    if below != expected_below or (above != expected_above and above and expected_above):
         return None
-    return factor / other_factor
+    return factor / expected_factor
 
 
 @lru_cache(1024)
