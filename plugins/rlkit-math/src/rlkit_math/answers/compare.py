@@ -71,9 +71,9 @@ def same(actual: Answer, expected: Answer) -> bool:
 
 def _same_named(actual: Answer, expected: Answer) -> bool:
     """Compare two answers of which at least one has a name."""
-    assigned, others = _assigned(actual), _assigned(expected)
-    if assigned and others:
-        return assigned.keys() == others.keys() and all(same(value, others[name]) for name, value in assigned.items())
+    assigned, values = _assigned(actual), _assigned(expected)
+    if assigned and values:
+        return assigned.keys() == values.keys() and all(same(value, values[name]) for name, value in assigned.items())
     match actual, expected:
         case (Named(), Relation()) | (Relation(), Named()):
             return _same_relation(_as_relation(actual), _as_relation(expected))

@@ -186,5 +186,5 @@ def _in_base_units(unit: str) -> tuple[Fraction, Counter[str]]:
         amount, _, base = _DEFINITIONS.get(name, "").partition(" ")
         inner_factor, inner_powers = _in_base_units(base) if base else (Fraction(1), {name: 1} if name else {})
         factor *= (Fraction(amount or 1) * inner_factor) ** exponent
-        powers.update({inner: power * exponent for inner, power in inner_powers.items()})
+        powers.update({base_unit: power * exponent for base_unit, power in inner_powers.items()})
     return factor, powers
