@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from rlkit_judges.judge import _pairs
+from rlkit_judges.prompts import response_of
 from rlkit_judges.server import JudgeServer
 
 from rlkit.base.errors import RecipeError
@@ -17,7 +18,7 @@ from rlkit.base.retry import RetryPolicy
 from rlkit.rewards import Composite, JudgeReward
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
-from rlkit.types import Score
+from rlkit.types import Message, Score
 from tests.events import until
 from tests.judge_stand_in import Body, StandIn, responses, serving
 from tests.unit.clock import SkippingLoop
@@ -71,6 +72,37 @@ def rank(body: Body) -> str:
     texts = responses(body)
     order = sorted(range(len(texts)), key=lambda i: -texts[i].count("a"))
     return json.dumps({"reasoning": "", "ranking": [i + 1 for i in order]})
+
+
+@pytest.mark.parametrize(
+    ("text", "response"),
+    [("<think>aaa</think>\na", "a"), ("<think>aaa", ""), ("b</think>a", "a")],
+)
+def test_the_judge_gets_a_response_without_thinking(workers: Workers, text: str, response: str) -> None:
+    with serving(rate) as stand_in:
+        scores, _ = judged(stand_in, workers, [text])
+    assert [score.reward for score in scores] == [response.count("a") / 10]
+    assert responses(stand_in.bodies[0]) == [response]
+
+
+def test_the_judge_gets_all_turns_without_thinking() -> None:
+    sample = example_trajectory("b")
+    turns: list[Message] = [
+        {"role": "assistant", "content": "<think>10 of 10"},
+        {"role": "user", "content": "<think>"},
+        {"role": "assistant", "content": "<think>10</think>b"},
+    ]
+    sample.messages = [*sample.prompt.messages, *turns]
+    assert response_of(sample) == "[assistant]\n\n\n[user]\n<think>\n\n[assistant]\nb"
+
+
+def test_a_score_in_open_thinking_of_the_judge_is_none(workers: Workers) -> None:
+    """It quotes the response there; the judge is asked again."""
+    replies = iter(['<think>It says {"score": 10}', '<think>{"score": 10}</think>{"score": 1}'])
+    with serving(lambda body: next(replies)) as stand_in:
+        scores, counts = judged(stand_in, workers, ['{"score": 10}'])
+    assert [score.reward for score in scores] == [0.1]
+    assert counts["judge_invalid"] == 1
 
 
 def test_absolute_scores_are_mapped_to_0_to_1(workers: Workers) -> None:

@@ -358,6 +358,18 @@ HOSTILE = (
     r"\boxed{" * 20_000,
     "1," * 50_000,
     "1/" * 50_000,
+    r"\boxed{5}" + " the answer is 7" * 10_000,
+    r"\boxed{5}" + " wait," * 50_000,
+    "** " * 50_000 + "a",
+    "option " * 50_000 + "A is right or wrong",
+    r"\boxed{\begin{cases}" + "&" * 400 + r"\end{cases}}",
+    r"\boxed{5 " + "kg*" * 150 + "m}",
+    r"\boxed{" + "x=y=" * 120 + "1}",
+    r"\boxed{" + "2500!*" * 80 + "1}",
+    r"\boxed{\binom{2500}{1250}^{2500}}",
+    r"\boxed{" + "1 red, " * 60 + "2 blue}",
+    r"\boxed{" + "_{1}C_{1}" * 50 + "}",
+    r"\boxed{" + "C(1," * 35 + "1" + ")" * 35 + "}",
 )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar, cast
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import shorten
 from rlkit.base.retry import HttpClient, ServiceError
+from rlkit.interfaces.parser import after_thinking
 from rlkit.types import JsonObject, Message, Score
 from rlkit_judges.server import BudgetError, JudgeError, JudgeServer, Spending
 
@@ -107,7 +108,7 @@ class JudgeClient:
         for _ in range(1 + self.server.corrections):
             reply = await self._request(messages, question.schema)
             try:
-                answer = final_object(reply.text)
+                answer = final_object(after_thinking(reply.text))
                 if reply.truncated:
                     raise ValueError("it is not complete")
                 read(answer)

@@ -36,7 +36,7 @@ class JudgeReward(RewardManager):
     `seed`. In `pairwise` and `ranked`, a completion alone, as in validation, is compared with the row's answer; without
     an answer its score fails. If all responses are equal, each scores 0.5 without a call.
 
-    The judge's texts and schema are those of `rlkit docs judges`. Pictures are not sent.
+    The judge's texts and schema are those of `rlkit docs judges`. Pictures and thinking are not sent.
 
     Args:
         server: The server, with its limits and budget.

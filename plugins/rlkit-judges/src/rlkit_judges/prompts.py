@@ -10,6 +10,7 @@ from random import Random
 
 from rlkit.base.errors import RecipeError, shorten
 from rlkit.interfaces.content import described
+from rlkit.interfaces.parser import after_thinking
 from rlkit.types import JsonObject, Message, Prompt, Trajectory
 from rlkit_judges.client import Question
 
@@ -86,9 +87,18 @@ class JudgePrompt:
 
 
 def response_of(trajectory: Trajectory) -> str:
-    """Return the response for a judge: the text of the one turn, or all messages after the prompt."""
+    """Return the response for a judge, without thinking: the text of the one turn, or all messages after the prompt."""
     messages = trajectory.messages[len(trajectory.prompt.messages) :]
-    return trajectory.text if len(messages) == 1 else _rendered(messages)
+    if len(messages) == 1:
+        return after_thinking(trajectory.opened_thinking + trajectory.text)
+    return _rendered([_without_thinking(message) for message in messages])
+
+
+def _without_thinking(message: Message) -> Message:
+    content = message.get("content")
+    if message["role"] != "assistant" or not isinstance(content, str):
+        return message
+    return {**message, "content": after_thinking(content)}
 
 
 def answer_schema(properties: Mapping[str, JsonObject]) -> JsonObject:

@@ -29,6 +29,8 @@ __all__ = [
     "reference_of",
 ]
 
+LARGEST_SHOWN_BITS = 8192
+"""Maximum bits of a value that stands in digits."""
 SIMPLE = (Number, Words, type(None))
 """Forms that are compared in microseconds; no form, too."""
 
@@ -93,7 +95,7 @@ def canonical(answer: str) -> str:
         value = None
     if isinstance(value, Named):
         value = value.value
-    if not isinstance(value, Number):
+    if not isinstance(value, Number) or value.readings[0].numerator.bit_length() > LARGEST_SHOWN_BITS:
         return "".join(without_markup(answer).casefold().split())
     return _decimal(value.readings[0]) + "%" * (value.unit == "percent")
 

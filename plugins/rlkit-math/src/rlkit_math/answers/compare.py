@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 from rlkit_math.answers import evaluate
 from rlkit_math.answers.nodes import ExpressionNode, has_calculation
 from rlkit_math.answers.quantities import as_quantity
-from rlkit_math.answers.units import WITHOUT_RATE, unit_of
+from rlkit_math.answers.units import UNITS_BY_LETTER, conversion, unit_of
 from rlkit_math.answers.values import (
     Answer,
     BracketedItems,
@@ -21,6 +22,8 @@ from rlkit_math.answers.values import (
     Words,
 )
 
+_FUNCTION = re.compile(r"\w+'*\([a-z]\)")
+
 
 def same(actual: Answer, expected: Answer) -> bool:
     """Whether an answer is the same as the reference.
@@ -28,23 +31,39 @@ def same(actual: Answer, expected: Answer) -> bool:
     Raises:
         UngradableError: A value is too large to be compared.
     """
+    (actual, domain), (expected, other_domain) = _without_domain(actual), _without_domain(expected)
+    if domain != other_domain and domain and other_domain:
+        return False
     if isinstance(actual, Named) or isinstance(expected, Named):
         return _same_named(actual, expected)
     match actual, expected:
         case (Relation(), Relation()):
             return _same_relation(actual, expected)
         case (Number() | Formula(), Number() | Formula()):
-            return _same_unit(actual.unit, expected.unit) and _same_quantity(actual, expected)
+            factor = conversion(actual.unit, expected.unit)
+            return factor is not None and _same_quantity(actual, expected, factor)
         case (Words(), Words()):
             return actual.text.casefold() == expected.text.casefold()
         case (Words(text), Formula()) | (Formula(), Words(text)) if len(text) == 1:
             formula = expected if isinstance(expected, Formula) else actual
             return isinstance(formula, Formula) and evaluate.same(formula.node, ExpressionNode("variable", value=text))
-        case (Digits("colon", (hour, "0"), half), Number((value,), "")) if half:
+        case (Digits("time", (hour, "0"), half), Number((value,), "")) if half:
             return value == int(hour)
+        case (Digits("time" | "ratio", parts, ""), Digits("time" | "ratio", expected_parts, "")) if (
+            parts != expected_parts
+        ):
+            terms, expected_terms = (
+                list(map(int, parts)),
+                list(map(int, expected_parts)),
+            )  # a ratio unless both can be times
+            is_equal = [n * sum(expected_terms) for n in terms] == [n * sum(terms) for n in expected_terms]
+            return "ratio" in (actual.kind, expected.kind) and any(terms) and is_equal
+        case (Digits("time" | "ratio"), Digits("time" | "ratio")):
+            return _same_time(actual, expected) or _same_time(expected, actual)
         case (Digits(), Digits()):
-            halves = {actual.half, expected.half} - {""}
-            return actual.kind == expected.kind and actual.numbers == expected.numbers and len(halves) < 2
+            return actual == expected
+        case (Relation(("=",), (left, right)), Number()) if len(left.variables()) > 1 and not right.variables():
+            return same(as_quantity(right), expected)  # `m + n = 73`, which no unknown but the question can mean
         case (MatrixRows(), MatrixRows()):
             return len(actual.rows) == len(expected.rows) and all(map(_same_in_order, actual.rows, expected.rows))
     return _same_items(actual, expected)
@@ -52,30 +71,72 @@ def same(actual: Answer, expected: Answer) -> bool:
 
 def _same_named(actual: Answer, expected: Answer) -> bool:
     """Compare two answers of which at least one has a name."""
-    assigned, others = _assigned(actual), _assigned(expected)
-    if assigned and others:
-        return assigned.keys() == others.keys() and all(same(value, others[name]) for name, value in assigned.items())
+    assigned, values = _assigned(actual), _assigned(expected)
+    if assigned and values:
+        return assigned.keys() == values.keys() and all(same(value, values[name]) for name, value in assigned.items())
     match actual, expected:
         case (Named(), Relation()) | (Relation(), Named()):
             return _same_relation(_as_relation(actual), _as_relation(expected))
         case (Named(name), Words(text)) | (Words(text), Named(name)) if name == f"({text})":
             return True
+        case (Named(name, Formula(node)), Named(other_name, Formula() as formula)) if _FUNCTION.fullmatch(other_name):
+            function, argument = other_name[:-3], other_name[-2]
+            if name == "y" or (_FUNCTION.fullmatch(name) and name[:-3] == function):
+                return same(Formula(node if name == "y" else node.renamed(name[-2], argument)), formula)
+            return False
         case (Named(), Named()) if actual.name != expected.name:
             return _same_relation(_as_relation(actual), _as_relation(expected))
     return same(*(answer.value if isinstance(answer, Named) else answer for answer in (actual, expected)))
 
 
+def _same_time(first: Digits, second: Digits) -> bool:
+    """Whether two times are the same where only one may have its half of the day: 15:30 is 3:30 PM."""
+    if second.half and not first.half and int(first.numbers[0]) > 12:
+        hour, *rest = first.numbers
+        first = Digits("time", (str(int(hour) - 12), *rest), "p")
+    return first.numbers == second.numbers and len({first.half, second.half} - {""}) < 2
+
+
 def _same_items(actual: Answer, expected: Answer) -> bool:
     """Compare lists, sets, tuples and intervals."""
-    lists = [_unordered(answer) for answer in (actual, expected)]
-    if lists[0] is not None and lists[1] is not None:
-        if _is_either(actual) != _is_either(expected):
-            return False
-        return _same_in_any_order(lists[0], lists[1])
+    items, expected_items = _unordered(actual), _unordered(expected)
+    if items is not None and expected_items is not None:
+        return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, expected_items)
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
+    if isinstance(actual, BracketedItems) or isinstance(expected, BracketedItems):
+        coordinates, expected_coordinates = _coordinates(actual), _coordinates(expected)
+        return (
+            coordinates is not None
+            and expected_coordinates is not None
+            and _same_in_order(coordinates, expected_coordinates)
+        )
     first, second = _mixed_number(actual), _mixed_number(expected)
     return first is not None and second is not None and same(first, second)
+
+
+def _without_domain(answer: Answer) -> tuple[Answer, str]:
+    """Return an answer without the set of its integers, such as `k \\in Z`, and that set."""
+    match answer:
+        case UnorderedItems((Number() | Formula() | Named(), *_, Words("Z" | "N" as domain)) as items, False):
+            items = items[:-1]
+            return (items[0] if len(items) == 1 else UnorderedItems(items)), domain
+    return answer, ""
+
+
+def _coordinates(answer: Answer) -> tuple[Answer, ...] | None:
+    """Return the coordinates of a point, of a matrix of a single row or column, or of `x = 2, y = 3` by name."""
+    match answer:
+        case UnorderedItems():
+            assigned = _assigned(answer) or {}
+            return tuple(assigned[name] for name in sorted(assigned, key=str.casefold)) or None
+        case BracketedItems("()", items):
+            return items
+        case MatrixRows((row,)):
+            return row
+        case MatrixRows(rows) if len(rows[0]) == 1:
+            return tuple(cell for (cell,) in rows)
+    return None
 
 
 def _assigned(answer: Answer) -> dict[str, Answer] | None:
@@ -117,44 +178,61 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
         return False
     unmatched = list(expected)
     for item in actual:
-        index = next((index for index, candidate in enumerate(unmatched) if same(item, candidate)), None)
+        candidates = (n for n, choice in enumerate(unmatched) if _agree_in_nouns(item, choice) and same(item, choice))
+        index = next(candidates, None)
         if index is None:
             return False
         del unmatched[index]
     return True
 
 
-def _same_unit(actual: str, expected: str) -> bool:
-    """Whether no known unit differs: a dollar is one a day, but one a day is none a week, and a metre none a second."""
-    if not actual or not expected:
+def _agree_in_nouns(actual: Answer, expected: Answer) -> bool:
+    """Whether two items of lists count the same thing, if both say what: `2 red marbles` and `2 red`."""
+    if not isinstance(actual, Number) or not isinstance(expected, Number) or not actual.noun or not expected.noun:
         return True
-    (above, _, below), (other_above, _, other_below) = actual.partition("/"), expected.partition("/")
-    if below and other_below:
-        return below == other_below and (above == other_above or not above or not other_above)
-    return above == other_above and (below == other_below or above in WITHOUT_RATE)
+    return actual.noun <= expected.noun or expected.noun <= actual.noun
 
 
-def _same_quantity(actual: Number | Formula, expected: Number | Formula) -> bool:
+def _same_quantity(actual: Number | Formula, expected: Number | Formula, factor: Fraction) -> bool:
+    """Compare an answer, multiplied by the factor from its unit to the reference's, with the reference."""
     if isinstance(expected, Number) and isinstance(actual, Number):
         if actual.unit == expected.unit:
             return _close(actual.readings[0], expected.readings[0])
-        return any(_close(a, b) for a in actual.readings for b in expected.readings)
+        return any(_close(a * factor, b) for a in _meant(actual) for b in expected.readings)
     if isinstance(expected, Number) and isinstance(actual, Formula) and has_calculation(actual.node):
         return False
     if isinstance(expected, Formula) and isinstance(actual, Formula):
-        return evaluate.same(actual.node, expected.node)
+        scaled = ExpressionNode("product", (ExpressionNode("number", value=factor), actual.node))
+        return _same_formula(actual.node if factor == 1 else scaled, expected.node)
     number, formula = (actual, expected) if isinstance(actual, Number) else (expected, actual)
     assert isinstance(number, Number) and isinstance(formula, Formula)  # noqa: PT018
     if formula.node.variables():
-        return number == _measurement(formula.node)
-    return any(_has_value(formula.node, value) for value in number.readings)
+        measurement = _measurement(formula.node)
+        return bool(number.unit) and measurement is not None and same(number, measurement)
+    scale = factor if number is actual else 1 / factor
+    return any(_has_value(formula.node, value * scale) for value in number.readings)
+
+
+def _same_formula(actual: ExpressionNode, expected: ExpressionNode) -> bool:
+    """Compare up to the letter of a constant of integration, or of the integer in a family of angles."""
+    own, unmatched = actual.variables() - expected.variables(), expected.variables() - actual.variables()
+    letters = own | unmatched
+    is_family = letters <= set("klmn") and expected.has(("pi", "degree"))
+    if len(own) == len(unmatched) == 1 and (is_family or letters <= set("CcK")):
+        actual = actual.renamed(*own, *unmatched)
+    return evaluate.same(actual, expected)
+
+
+def _meant(answer: Number) -> tuple[Fraction, ...]:
+    """Return the readings of an answer beside another unit: 0.5% is 0.005 alone, as no percentage lost its sign."""
+    return answer.readings if abs(answer.readings[0]) >= 1 else answer.readings[-1:]
 
 
 def _measurement(node: ExpressionNode) -> Number | Formula | None:
     """Return `5m` with its unit, as beside `5 m`; None for other formulae."""
     match node:
         case ExpressionNode("product", (amount, ExpressionNode("variable", value=str(letter)))):
-            unit = unit_of(letter)
+            unit = UNITS_BY_LETTER.get(letter) or unit_of(letter)
             return as_quantity(amount, unit) if unit else None
     return None
 

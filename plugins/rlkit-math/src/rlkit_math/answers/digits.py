@@ -13,6 +13,7 @@ _BASE = re.compile(
     r"|(?: in)? \(?base ([0-9]{1,2}|[A-Za-z]{3,7})\)?)"
 )
 _COLONS = re.compile(r"([0-9]+)((?: ?: ?[0-9]+)+)(?: ?([ap])\.? ?m\.?)?", re.I)
+_MINUTES = re.compile("(?: ?: ?[0-5][0-9]){1,2}")
 _HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
 _RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
 _MONTHS = (
@@ -35,7 +36,7 @@ def parse_date(text: str) -> Digits | None:
 
 def parse_digits(text: str) -> Digits | None:
     """Parse a number with its base, an ordinal, a time of day or a ratio; None for any other text."""
-    base = _BASE.fullmatch(text)
+    base = _BASE.fullmatch(text.replace(" ", "") if "_" in text else text)
     if base is not None and any(map(str.isdigit, base[2])):
         name = base[3] or base[4]
         value = name if name.isdigit() else number_in_words(name)
@@ -46,9 +47,10 @@ def parse_digits(text: str) -> Digits | None:
     colons = _COLONS.fullmatch(text)
     if colons is not None:
         parts = tuple(str(int(part)) for part in text[: colons.end(2)].split(":"))
-        return Digits("colon", parts, (colons[3] or "").lower())
+        is_time = _MINUTES.fullmatch(colons[2]) is not None
+        return Digits("time" if is_time else "ratio", parts, (colons[3] or "").lower())
     hour = _HOUR.fullmatch(text)
     if hour is not None:
-        return Digits("colon", (str(int(hour[1])), "0"), hour[2].lower())
+        return Digits("time", (str(int(hour[1])), "0"), hour[2].lower())
     ratio = _RATIO.fullmatch(text)
-    return None if ratio is None else Digits("colon", (ratio[1], ratio[2]))
+    return None if ratio is None else Digits("ratio", (ratio[1], ratio[2]))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import cmath
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import partial, reduce
 
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 
-LARGEST_BITS = 8192
+LARGEST_BITS = 2**15
 """Maximum bits of an exact value; larger values are refused."""
-LARGEST_ARGUMENT = 500
+LARGEST_ARGUMENT = 2500
 """Maximum argument of factorials and binomial coefficients."""
 LARGEST_DEGREE = 100
 """Maximum degree of an exact root."""
@@ -25,6 +27,8 @@ _TOO_LARGE = UngradableError("the value of the answer is too large to be compare
 
 Value = Fraction | complex
 Point = Mapping[str, Fraction]
+_ZERO: Value = Fraction(0)
+_ONE: Value = Fraction(1)
 
 
 class UndefinedError(ValueError):
@@ -52,7 +56,9 @@ def value_of(node: ExpressionNode, point: Point | None = None) -> Value:
 def same(first: ExpressionNode, second: ExpressionNode) -> bool:
     """Whether two expressions have the same values at all sample points."""
     compared = 0
-    for point in points(first.variables() | second.variables(), first.is_discrete() or second.is_discrete()):
+    for point in points(
+        first.variables() | second.variables(), any(node.has(("factorial", "binomial")) for node in (first, second))
+    ):
         first_value, second_value = _value_or_none(first, point), _value_or_none(second, point)
         if first_value is None and second_value is None:
             continue
@@ -139,23 +145,16 @@ def _inexact(value: Value) -> complex:
 
 
 def _sum(values: list[Value]) -> Value:
-    total: Value = Fraction(0)
-    for value in values:
-        total = _combine(total, value, lambda a, b: a + b)
-    return total
+    return reduce(partial(_combine, operator.add), values, _ZERO)
 
 
 def _product(values: list[Value]) -> Value:
-    total: Value = Fraction(1)
-    for value in values:
-        total = _bounded(_combine(total, value, lambda a, b: a * b))
-    return total
+    return reduce(lambda total, value: _bounded(_combine(operator.mul, total, value)), values, _ONE)
 
 
-def _combine(first: Value, second: Value, operation: Callable[[Value, Value], Value]) -> Value:
-    if isinstance(first, Fraction) and isinstance(second, Fraction):
-        return operation(first, second)
-    return operation(_inexact(first), _inexact(second))
+def _combine(operation: Callable[..., Value], first: Value, second: Value) -> Value:
+    is_exact = isinstance(first, Fraction) and isinstance(second, Fraction)
+    return operation(first, second) if is_exact else operation(_inexact(first), _inexact(second))
 
 
 def _power(values: list[Value]) -> Value:
@@ -217,40 +216,27 @@ def _real(value: complex) -> float:
     return value.real
 
 
-def _absolute(values: list[Value]) -> Value:
-    [value] = values
-    return abs(value) if isinstance(value, Fraction) else complex(abs(value))
-
-
 _EXACT: dict[str, Callable[[list[Value]], Value]] = {
     "sum": _sum,
     "mixed": _sum,
     "product": _product,
     "scale": _product,
     "negative": lambda values: -values[0],
-    "ratio": lambda values: _combine(values[0], values[1], lambda a, b: a / b),
+    "ratio": lambda values: _combine(operator.truediv, *values),
     "power": _power,
     "root": _root,
-    "absolute": _absolute,
+    "absolute": lambda values: abs(values[0]) if isinstance(values[0], Fraction) else complex(abs(values[0])),
     "factorial": lambda values: Fraction(math.factorial(_natural(values[0]))),
     "binomial": lambda values: Fraction(math.comb(_natural(values[0]), _natural(values[1]))),
     "floor": lambda values: _rounded(values[0], math.floor),
     "ceil": lambda values: _rounded(values[0], math.ceil),
 }
 _FUNCTIONS: dict[str, Callable[..., complex]] = {
-    "sin": cmath.sin,
-    "cos": cmath.cos,
-    "tan": cmath.tan,
+    **{name: getattr(cmath, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp")},
+    **{f"arc{name}": getattr(cmath, f"a{name}") for name in ("sin", "cos", "tan")},
     "cot": lambda x: 1 / cmath.tan(x),
     "sec": lambda x: 1 / cmath.cos(x),
     "csc": lambda x: 1 / cmath.sin(x),
-    "arcsin": cmath.asin,
-    "arccos": cmath.acos,
-    "arctan": cmath.atan,
-    "sinh": cmath.sinh,
-    "cosh": cmath.cosh,
-    "tanh": cmath.tanh,
-    "exp": cmath.exp,
     "ln": cmath.log,
     "lg": cmath.log10,
     "log": lambda x, base=10: cmath.log(x, base),

@@ -27,6 +27,8 @@ _DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)(?:\\overline ?(?:\{ ?([0-9]+) ?\}|([0-9]))|\(([0-9]+)\))")
 _POWER_AFTER = re.compile(r"[A-Za-z)][0-9]+ ?\^")
+_CHOOSE = re.compile(r"C ?\((?=[^()]*,)")
+"""A binomial coefficient as a function: `C(n, k)`."""
 _SUBSCRIPT = re.compile(r"_(?:\{ ?([A-Za-z0-9]{1,8}) ?\}|([A-Za-z0-9]))")
 _WORD = re.compile("|".join(sorted(FUNCTIONS, key=len, reverse=True)))
 _NAMES = re.compile(rf"\\[A-Za-z]+|(?<![A-Za-z])(?:{_WORD.pattern})(?![A-Za-z])")
@@ -153,7 +155,7 @@ class _Parser(_Scanner):
                 return _product(factors)
 
     def starts_factor(self) -> bool:
-        """Whether a factor follows without an operator, as in 2x; a number only as the base of a power: n2^{n-1}."""
+        """Whether a factor follows without an operator, as in 2x; a number before a power or after !: n2^n, 3!7!."""
         following = self.peek()
         if following == "|":
             return self.bars == 0
@@ -161,7 +163,8 @@ class _Parser(_Scanner):
             command = _COMMAND.match(self.text, self.position)
             return command is not None and command[1] not in ("choose", "over", "rfloor", "rceil")
         if following.isdigit():
-            return _POWER_AFTER.match(self.text[: self.position].rstrip()[-1:] + self.text[self.position :]) is not None
+            before = self.text[: self.position].rstrip()[-1:]
+            return before == "!" or _POWER_AFTER.match(before + self.text[self.position :]) is not None
         return following.isascii() and (following.isalpha() or following in ("(", "{", "["))
 
     def factor(self) -> ExpressionNode:
@@ -217,6 +220,12 @@ class _Parser(_Scanner):
         word = self.match(_WORD)
         if word is not None:
             return self.function(word[0])
+        if self.match(_CHOOSE):
+            above = self.nested(self.sum)
+            self.expect(",")
+            below = self.nested(self.sum)
+            self.expect(")")
+            return ExpressionNode("binomial", (above, below))
         if not (following.isascii() and following.isalpha()):
             raise _Invalid
         self.position += 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from rlkit_math.answers.compare import same
 from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit_math.answers.markup import without_special_tokens
 from rlkit_math.answers.nodes import UngradableError
 from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
-from rlkit_math.answers.values import Answer, Words
+from rlkit_math.answers.values import Answer, Formula, Number, Words
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
@@ -28,6 +29,19 @@ _LAST_NUMBER = re.compile(
     r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
+_WITHDRAWN = re.compile(
+    r"\b(?:no,? wait|wait,? no|scratch that|never ?mind|(?:isn't|wasn't) (?:right|correct)"
+    r"|(?:that|this|it)(?:'s| is| was| seems| can't be| cannot be)? (?:wrong|incorrect|not (?:right|correct)|a mistake)"
+    r"|(?:made|is|was) an? (?:[a-z]+ )?(?:mistake|error)|(?:correct|right|actual|real) answer (?:is|should be|must be)"
+    r"|should (?:actually |really |instead )?(?:be|have been) (?:\$|\\\(|\\boxed|-|\d))",
+    re.I,
+)
+"""What takes an answer back."""
+_STATED_LATER = re.compile(r"\banswer (?:is|should be|must be|was)[: ]*([^\n]{1,80}?)(?:[.!?]?$|[.!?] )", re.I | re.M)
+_LABEL = re.compile(
+    r"[\W_]*(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer[\W_]*(?::|is\b)", re.I
+)
+"""What introduces an answer of words: `**Answer:** No`."""
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
 _CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b", re.I)
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
@@ -36,6 +50,12 @@ _INTRODUCTIONS = (re.compile(r".*\b(?:is|are|equals?)\b:? ?(?=\S)"), re.compile(
 """What is before the last value of a sentence: `the area is`, or all before the last formula."""
 _WORD = re.compile("[A-Za-z']+")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
+_OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
+"""What an answer is not: `\\boxed{8}, not 9`."""
+_CHOSEN = re.compile(
+    r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
+)
+_BOLD = re.compile(r".*\*\*([^*]+)\*\*\W*$")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -58,6 +78,8 @@ def final_answer(text: str) -> FinalAnswer:
     """
     _, marker, rest = without_special_tokens(text).rpartition(MARKER)
     answer = _after_marker(rest) if marker else None
+    if answer is not None and answer.text and _is_withdrawn(answer.text, rest.partition(answer.text)[2]):
+        return FinalAnswer(None, False)
     if answer is not None and answer.marked:
         return answer
     boxes = list(_BOX.finditer(rest))
@@ -101,6 +123,8 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     end = _end_of_box(text, last)
     if end is None:
         return text[last.start() :]
+    if _is_withdrawn(_content(text, last, end), text[end:]):
+        return ""
     if _is_changed(text, last.start(), end):
         return _line_of(text, last.start(), end)
     contents = [_content(text, last, end)]
@@ -149,9 +173,24 @@ def _is_changed(text: str, start: int, end: int) -> bool:
     if _CHANGED_AFTER.match(after) and not is_closed:
         return True
     following = _WORDS_AFTER.match(after)
-    words += following.groups() if following else ()
+    if following and not _OTHER_THAN.match(after):
+        words += following.groups()
     multiplied = following is not None and multiplies_number(following[1])
     return multiplied or any(changes_number(name) for name in words if name)
+
+
+def _is_withdrawn(marked: str, following: str) -> bool:
+    """Whether what follows a marked answer takes it back, or states another."""
+    if _WITHDRAWN.search(following):
+        return True
+    statements = _STATED_LATER.findall(following)
+    later, answer = (_parse_or_none(text) for text in (statements[-1] if statements else "", marked))
+    if not isinstance(later, Number | Formula) or not isinstance(answer, Number | Formula):
+        return False
+    try:
+        return not same(answer, later)
+    except UngradableError:
+        return True
 
 
 def _line_of(text: str, start: int, end: int) -> str:
@@ -165,10 +204,19 @@ def _unmarked(text: str) -> str | None:
     if not text:
         return None
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
+    end_of_line = line[-MAX_LENGTH:]
+    chosen, bold = _CHOSEN.search(end_of_line), _BOLD.match(end_of_line)
+    if chosen is not None:
+        return chosen[1]
+    if bold is not None and isinstance(_parse_or_none(bold[1]), Words):
+        start = len(text) - len(end_of_line) + bold.start(1)
+        return line if _is_changed(text, start, start + len(bold[1])) else bold[1]
     answer = _parse_or_none(line)
-    if answer is not None and (line == _TAG.sub("", text).strip() or not isinstance(answer, Words)):
+    if answer is not None and (
+        line == _TAG.sub("", text).strip() or not isinstance(answer, Words) or _LABEL.match(line)
+    ):
         return line
-    stated = _stated(line[-MAX_LENGTH:])
+    stated = _stated(end_of_line)
     if stated is not None:
         return line if _is_changed(text, len(text) - len(stated), len(text)) else stated
     numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]

@@ -34,20 +34,31 @@ MAX_LENGTH = 500
 MAX_ITEMS = 40
 """Maximum number of items of a list, a set or a tuple."""
 
+_NO_SOLUTION = re.compile(
+    r"(?:there (?:is|are|exists?) )?no (?:real |such |integer |valid |possible )?(?:solution|root|value|number)s?"
+    r"(?: exists?)?",
+    re.I,
+)
+_INFINITY = re.compile(r"(?:positive )?\binfinity\b", re.I)
 _LETTER = re.compile(r"\(?([A-Za-z])\)|[A-Za-z]")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*\.?(?: [A-Za-z][A-Za-z'-]*\.?){0,4}")
 _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
+_INFINITELY = re.compile(r"infinitely many [a-z]+", re.I)
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 _MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)\\end ?\{\1\} ?[)\]]?")
 _CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
-_ROUNDED = re.compile(r"(.*[^ ]) ?\\approx ?(-?[0-9]*\.([0-9]+))")
+_ROUNDED = re.compile(r"(?:(.*[^ ]) ?)?\\approx ?((-?[0-9]*\.([0-9]+)).*)")
+_CASES = re.compile(r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}")
+_IF = re.compile(r"^(?:if|when|for|where) ")
 _GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)")
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
 _HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
 _MIXED = re.compile(r"(-?¤?[0-9]+) and (?=[0-9]+ ?/ ?[0-9]|\\frac)")
 _CONDITION = re.compile(r"[a-z](?: ?\\in ?\(-\\infty ,\\infty \))? ?(?:\||:|\\mid(?![A-Za-z])) ?")
 """What is before the condition of a set: `x \\mid`."""
+_FAMILY = re.compile(r" ?(?:\||:|\\mid) ?(?=[a-z] ?\\in ?[ZN]$)")
+"""What is between the values and the integers of a set: `k\\pi \\mid k \\in Z`."""
 _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
 _COMMAS = re.compile("[,;]")
 _RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
@@ -55,7 +66,8 @@ _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
 _ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers)", re.I)
 _REALS_WITHOUT = re.compile(r"\(-\\infty ,\\infty \) ?(?:\\setminus|\\backslash|-) ?\{(.*)\}")
 _NAME = re.compile(
-    r"[A-Za-z](?:_(?:\w|\{\w+\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}"
+    r"[A-Za-z](?:_(?:\w|\{ ?\\?\w+ ?\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}|\|[A-Z]{2}\|"
+    r"|\\overline ?\{ ?[A-Z]{2} ?\}|\[[A-Z]{3,4}\]|\\m(?:ax|in)"
     r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
     r"|dy ?/ ?dx|\\frac ?\{ ?dy ?\} ?\{ ?dx ?\}"
     r"|m? ?\\angle ?[A-Z]{1,3}|\( ?\\?[A-Za-z]\w*(?: ?, ?\\?[A-Za-z]\w*)+ ?\)"
@@ -73,6 +85,10 @@ _FOR_ALL = re.compile(
     r"(?: ?[a-z])?(?: ?\\in ?\(-\\infty ,\\infty \))?\)?$"
 )
 """What is true of every formula: `for all real x`."""
+_INTEGER = re.compile(
+    r",? ?\(?(?:where |with |for |and )*(?:(?:any|all|every|some|arbitrary) )?"
+    r"(?:([a-z]) (?:is |being )?(?:an |any )?integers?|integers? ([a-z]))\)?$"
+)
 _MEMBER = re.compile(r",? ?\(([a-z] ?\\in ?[^()]+)\)$")
 _COUNTED_NOUN = re.compile(r"((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 _OPENING, _CLOSING = "([{", ")]}"
@@ -105,7 +121,8 @@ def _without_lead(text: str) -> str:
     counted = _COUNTED_NOUN.match(text)
     if counted is not None and are_nouns(counted[1].split()):
         text = text[counted.end() :]
-    text = _MEMBER.sub(r", \1", _FOR_ALL.sub("", text))
+    text = _INTEGER.sub(r", \1\2 \\in Z", _MEMBER.sub(r", \1", _FOR_ALL.sub("", text)))
+    text = _INFINITY.sub(r"\\infty", text)
     thus = _THUS.match(text)
     text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
     return without_markup(_NEGATIVE.sub("-", _HALF.sub(r"\1 1/2", text)))
@@ -121,6 +138,9 @@ def _statement(text: str) -> Answer | None:
     text = text.strip()
     if re.search(r"[^\x20-\x7e¤€£¥₹¢¶]", text):
         return None
+    cases = _CASES.fullmatch(text)
+    if cases is not None and (pieces := _piecewise(cases[3])) is not None:
+        return _named(re.sub("[ {}]", "", cases[1] or ""), pieces)
     date, choice = parse_date(text), _CHOICE.fullmatch(text)
     if date is not None:
         return date
@@ -190,13 +210,17 @@ def _equation(sides: list[str]) -> Answer | None:
         return _value(sides[1])
     names = []
     while len(sides) > 1 and _NAME.fullmatch(sides[0]):
-        names.append("".join(sides[0].split()).replace("{", "").replace("}", ""))
+        names.append(re.sub("[ {}]", "", sides[0]))
+        sides = sides[1:]
+    if len(sides) > 2 and len(_variables(_item(sides[0]))) > 1:  # m + n = 64 + 9 = 73
         sides = sides[1:]
     name = names[-1] if names else ""
     answers = [_item(side) for side in sides]
     if any(answer is None for answer in answers):
         return None
     if len(answers) == 1:
+        if len(names) > 1 and all(len(name) == 1 for name in names) and isinstance(answers[0], Number | Formula):
+            return UnorderedItems(tuple(Named(name, answers[0]) for name in names))
         return None if len(names) > 1 and _is_letter(answers[0]) else _named(name, answers[0])
     if all(isinstance(answer, Number | Formula) and not _variables(answer) for answer in answers):
         return _named(name, _number_of_chain(answers))
@@ -247,6 +271,8 @@ def _value(text: str) -> Answer | None:
         return None
     if _ALL_REALS.fullmatch(text):
         return reals_without([])
+    if text == "\\emptyset" or _NO_SOLUTION.fullmatch(text):
+        return BracketedItems("{}", ())
     if "\\begin" in text and text[0] != "{":
         return _matrix(text)
     rounded = _ROUNDED.fullmatch(text)
@@ -261,13 +287,31 @@ def _value(text: str) -> Answer | None:
     return parse_formula(text)
 
 
+def _piecewise(content: str) -> BracketedItems | None:
+    """Parse rows of values with conditions; None if a row has no condition."""
+    pieces: list[Answer] = []
+    for row in filter(str.strip, content.split("¶")):
+        value, _, condition = row.partition("&")
+        answer, case = _statement(value.strip(" ,")), _statement(_IF.sub("", condition.strip(" ,.")))
+        if answer is None or not isinstance(case, BracketedItems | Relation | UnorderedItems | Named | Words):
+            return None
+        pieces.append(BracketedItems("if", (answer, case)))
+    return BracketedItems("{}", tuple(pieces))
+
+
 def _exact(rounded: re.Match[str]) -> Answer | None:
-    """Return the exact value of `5/9 \\approx 0.556`; None if it is not rounded to the second number."""
+    """Return the exact value of `5/9 \\approx 0.556`, or the decimal after a name; None if it is not rounded to it."""
+    approximation = _value(rounded[2])
+    if not isinstance(approximation, Number):
+        return None
+    if not rounded[1] or _NAME.fullmatch(rounded[1]):
+        return _named((rounded[1] or "").replace(" ", ""), approximation)
     exact = _value(rounded[1])
     value = _number_value(exact)
-    if value is None or value.imag:
+    if not isinstance(exact, Number | Formula) or value is None or value.imag:
         return None
-    return exact if abs(value.real - float(rounded[2])) <= 0.501 * 10.0 ** -len(rounded[3]) else None
+    is_rounded = abs(value.real - float(rounded[3])) <= 0.501 * 10.0 ** -len(rounded[4])
+    return replace(exact, unit=exact.unit or approximation.unit) if is_rounded else None
 
 
 def _words(text: str) -> Words | None:
@@ -281,21 +325,28 @@ def _words(text: str) -> Words | None:
         return None
     runs = re.findall(r"[A-Za-z]+", text)
     if any((len(run) > 2 and run not in FUNCTIONS) or run.lower() in _TWO_LETTERS for run in runs):
-        return Words(_ARTICLE.sub("", text).replace(".", ""))
+        return Words(_INFINITELY.sub("infinitely many", _ARTICLE.sub("", text)).replace(".", ""))
     return None
 
 
 def _bracketed(text: str) -> Answer | None:
     """Parse the content of brackets: several items as a collection, a single item as itself."""
+    if len(text) > 2 and (text[0] == "]" or text[-1] == "["):  # open ends in French
+        text = text[0].replace("]", "(") + text[1:-1] + text[-1].replace("[", ")")
     if text[0] not in _OPENING or text[-1] not in _CLOSING or _closing(text) != len(text) - 1:
         return None
     content = text[1:-1].strip()
     if text[0] == "{" and text[-1] == "}":
+        content = _FAMILY.sub(", ", content)
         condition = _CONDITION.match(content)
         content = content if condition is None else content[condition.end() :]
         answer = _statement(content) if content else UnorderedItems(())
         if condition is not None and isinstance(answer, Number | Formula | Words):
             return None
+        if isinstance(answer, UnorderedItems) and answer.items[-1:] == (Words("Z"),):
+            return answer  # {x | x = k*pi, k in Z}
+        if answer == BracketedItems("{}", ()):
+            return BracketedItems("{}", (answer,))
         if isinstance(answer, UnorderedItems) and not answer.either:
             return BracketedItems("{}", answer.items)
         return answer

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from rlkit_math.answers.units import UNITS_BY_LETTER, table
+
 CURRENCY = "¤"
 """Replaces a dollar sign that is a currency instead of a delimiter of mathematics."""
 
@@ -26,15 +28,19 @@ _ROWS = re.compile(
 """Rows that are a chain of equal values or a system of equations."""
 _ALIGNED = re.compile(r"\s*&\s*(?==)|(?<==)\s*&|^\s*&")
 _TEXT = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|bold(?:symbol)?|[mh]box|emph|rm|num"
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|bold(?:symbol)?|[mh]box|emph|rm|num|boxed|fbox"
     r"|operatorname)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 )
-_LETTERS_OF_UNITS = "m:metre g:gram s:second h:hour L:litre l:litre N:newton J:joule W:watt V:volt"
-_UNIT_LETTERS = dict(unit.split(":") for unit in _LETTERS_OF_UNITS.split())
 _UNIT_FRACTION = re.compile(
     r"\\[dt]?frac ?\{ ?(\\(?:text|mathrm) ?\{[^{}]*\}) ?\} ?\{ ?(\\(?:text|mathrm) ?\{[^{}]*\}(?:\^\{?[23]\}?)?) ?\}"
 )
+_BEFORE_UNITS = re.compile(r"(?:[0-9)\]/*!~]|(?<!circ)(?<!circ )\}|[0-9}!~][A-Za-z ]{1,16})$")
+"""What may stand before a unit: a number and other units; no degree sign, after which C and F are temperatures."""
+_WORD_GOES_ON = re.compile(r"\w")
 _REALS = re.compile(r"\\(?:mathbb|Bbb) ?(?:\{ ?R ?\}|R)|\\R(?![A-Za-z])")
+_ITEM = r" ?(?:\{ ?([0-9a-z]+) ?\}|([0-9a-z]))"
+_COMBINATION = re.compile(rf"(?:\{{ ?\}} ?)?_{_ITEM} ?C ?_{_ITEM}|\bC_{_ITEM} ?\^{_ITEM}")
+"""Binomial coefficients: `{}_{10}C_3`, `C_{10}^3`."""
 _SETS = re.compile(r"\\mathbb ?\{? ?([CNQZ]) ?\}?")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
 _EMPHASIS = (
@@ -55,34 +61,9 @@ _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _SHIFTED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-n0123456789")
 _MIXED_GLYPH = re.compile("(?<=[0-9])(?=[¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
-_CHARACTERS = str.maketrans(
-    {
-        "\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "*", "·": "*", "⋅": "*", "÷": "/",
-        "\N{FRACTION SLASH}": "/", "\N{DIVISION SLASH}": "/", "√": "\\sqrt ", "∛": "\\sqrt[3]",
-        "∞": "\\infty ", "±": "\\pm ", "∖": "\\setminus ", "∅": "{}", "°": "^\\circ ", "º": "^\\circ ",
-        "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ",
-        "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "⟨": "(", "⟩": ")",
-        "ℝ": "(-\\infty ,\\infty )", "′": "'", "’": "'", "“": '"', "”": '"',
-        "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
-        "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
-        "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "θ": "\\theta ", "λ": "\\lambda ", "π": "\\pi ",
-        "φ": "\\phi ", "ω": "\\omega ", "\N{IDEOGRAPHIC COMMA}": ",", "\N{IDEOGRAPHIC FULL STOP}": ".", "∶": ":",
-    }
-    | {chr(ascii + 0xFEE0): chr(ascii) for ascii in range(0x21, 0x7F)}  # full width
-)  # fmt: skip
-_REPLACEMENTS = {
-    "langle": "(", "rangle": ")",
-    "dfrac": "\\frac ", "tfrac": "\\frac ", "cfrac": "\\frac ", "dbinom": "\\binom ", "tbinom": "\\binom ",
-    "leq": "\\le ", "leqslant": "\\le ", "geq": "\\ge ", "geqslant": "\\ge ", "neq": "\\ne ", "lt": "<", "gt": ">",
-    "times": "*", "cdot": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "lbrace": "{",
-    "rbrace": "}", "varnothing": "{}", "emptyset": "{}", "infin": "\\infty ", "degree": "^\\circ ", "to": "\\to ",
-    "boxed": "", "fbox": "", "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "", "Bigl": "",
-    "Bigr": "", "limits": "", "displaystyle": "", "textstyle": "", "lbrack": "[", "rbrack": "]", "dots": "...",
-    "ldots": "...", "cdots": "...", "minus": "-", "arcsin": "\\arcsin ", "varphi": "\\phi ",
-    "large": "", "Large": "", "underline": "", "nicefrac": "\\frac ", "sfrac": "\\frac ",
-    "blacksquare": "", "checkmark": "", "pounds": "£", "colon": ":", "bar": "\\overline ", "dot": "\\overline ",
-}  # fmt: skip
-"""Replacements of LaTeX commands; all other commands stay."""
+_NOTATION = {name: re.sub(r"(\\[a-z]+)$", r"\1 ", spelling) for name, spelling in table("notation.txt", "=")}
+_FULL_WIDTH = {chr(ascii + 0xFEE0): chr(ascii) for ascii in range(0x21, 0x7F)}
+_CHARACTERS = str.maketrans({name: text for name, text in _NOTATION.items() if not name.isascii()} | _FULL_WIDTH)
 
 
 def without_special_tokens(text: str) -> str:
@@ -119,15 +100,17 @@ def _without_latex(text: str) -> str:
         text, count = _TEXT.subn(_without_font, text)
         if not count:
             break
+    text = _COMBINATION.sub(lambda match: "\\binom {{{}}}{{{}}}".format(*filter(None, match.groups())), text)
     text = _SETS.sub(r" \1 ", _REALS.sub(r"(-\\infty ,\\infty )", text))
     text = text.replace("\\{", "{").replace("\\}", "}")
-    return _COMMAND.sub(lambda match: _REPLACEMENTS.get(match[1], f"\\{match[1]} "), text)
+    return _COMMAND.sub(lambda match: _NOTATION.get(match[1], f"\\{match[1]} "), text)
 
 
 def _without_font(match: re.Match[str]) -> str:
     """Return a text without its font; a letter after other text is a unit."""
     before = match.string[: match.start()].rstrip()
-    unit = None if not before or before[-1] in ",;([{" else _UNIT_LETTERS.get(match[1].strip())
+    is_unit = _BEFORE_UNITS.search(before) and not _WORD_GOES_ON.match(match.string, match.end())
+    unit = UNITS_BY_LETTER.get(match[1].strip()) if is_unit else None
     return f" {unit or match[1]} "
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rlkit.base.errors import RlkitError
 
-_ARITHMETIC = frozenset(
-    {"number", "mixed", "scale", "negative", "ratio", "sum", "product", "factorial", "binomial", "absolute"}
-)
+_ARITHMETIC = frozenset({"number", "mixed", "scale", "negative", "ratio", "sum", "product", "absolute"})
 
 
 class UngradableError(RlkitError):
@@ -34,9 +33,15 @@ class ExpressionNode:
             return {str(self.value)} - {"e", "i"}
         return set().union(*(operand.variables() for operand in self.operands))
 
-    def is_discrete(self) -> bool:
-        """Whether the expression has values for integers only, because of a factorial or a binomial coefficient."""
-        return self.name in ("factorial", "binomial") or any(operand.is_discrete() for operand in self.operands)
+    def renamed(self, name: str, other: str) -> ExpressionNode:
+        """Return the expression with another name of a variable."""
+        if self == ExpressionNode("variable", value=name):
+            return ExpressionNode("variable", value=other)
+        return replace(self, operands=tuple(operand.renamed(name, other) for operand in self.operands))
+
+    def has(self, names: Container[str]) -> bool:
+        """Whether the expression contains one of these operations or constants."""
+        return self.name in names or any(operand.has(names) for operand in self.operands)
 
 
 def is_finished(node: ExpressionNode) -> bool:

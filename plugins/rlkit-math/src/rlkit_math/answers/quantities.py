@@ -69,7 +69,8 @@ def _with_unit(value: Fraction, suffix: str, currency: str | None) -> Number | N
     unit = _unit_in(suffix)
     if unit == "percent":
         return Number((value, value / 100), unit)
-    return None if unit is None else Number((value,), unit)
+    noun = () if unit else (word.lower().removesuffix("s") for word in re.findall("[A-Za-z]+", suffix))
+    return None if unit is None else Number((value,), unit, frozenset(noun))
 
 
 def _unit_in(suffix: str) -> str | None:
@@ -83,7 +84,7 @@ def _unit_in(suffix: str) -> str | None:
         return unit_of(suffix)
     if suffix[0] == "-":
         return unit_of(suffix[1:]) if re.match("-[a-z]{3}", suffix) else None
-    if suffix[0] in " /":
+    if suffix[0] in " /\\":
         return unit_of(suffix)
     word = re.match(r"[A-Za-z]*", suffix)
     unit = unit_of(suffix)

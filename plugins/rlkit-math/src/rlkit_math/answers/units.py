@@ -2,64 +2,49 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
 
 from rlkit_math.answers.number_words import NUMBER_WORDS
 
-_NAMES = (
-    "kilometre kilometer km", "metre meter m", "centimetre centimeter cm", "millimetre millimeter mm",
-    "inch inches in", "foot feet ft", "yard yd", "mile mi", "kilogram kilo kg", "gram g", "milligram mg", "tonne",
-    "ton", "pound lb lbs", "ounce oz", "litre liter l L", "millilitre milliliter ml", "gallon gal", "quart qt", "pint",
-    "second sec s", "minute min mins", "hour hr hrs h", "day", "week", "month", "year yr yrs", "dollar usd ¤ US¤ buck",
-    "cent ¢", "euro eur €", "pound-sterling gbp £", "yen ¥ jpy", "rupee ₹ inr Rs rs", "radian rad", "degree",
-    "percent %", "mile/hour mph", "kilometre/hour kph", "millisecond ms", "newton", "joule", "watt", "volt",
-)  # fmt: skip
-UNITS_BY_SPELLING = {word: names.split()[0] for names in _NAMES for word in names.split()}
-"""Units by their spellings."""
-WITHOUT_RATE = frozenset({"dollar", "cent", "euro", "pound-sterling", "yen", "rupee", "degree"})
-"""Units that may stand for their rate: dollars for dollars per day, degrees for degrees Celsius."""
 
-_CHANGING_WORDS = """
-    minus plus times divided divide multiplied multiply subtract subtracted squared cubed halved doubled tripled
-    quadrupled negated inverted reversed raised negative negation half halve halves twice thrice double triple
-    quadruple quarter third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths
-    ninth ninths eleventh elevenths twelfth twelfths millionth millionths tenth tenths hundredth hundredths
-    thousandth thousandths hundreds thousands fold twofold pct sqrt root factorial mod modulo log ln reciprocal inverse
-    opposite power exponent choose remainder
-    not no non nor neither never cannot isn aren wasn isn't aren't wasn't doesn't don't can't won't false wrong
-    incorrect untrue unlikely undefined unknown error
-    or xor either between versus vs except unless without instead otherwise rather maybe perhaps possibly probably
-    might guess unsure wait oops nope
-    than least most exceeds exceed exceeding under below beyond approximately approx roughly nearly almost near about
-    until upto within
-"""
-_CHANGES = frozenset(_CHANGING_WORDS.split())
-"""Words that change a number, doubt it, or compare it with another number."""
+def table(name: str, separator: str = "|") -> list[list[str]]:
+    """Return the rows of a table beside this module, without its comments."""
+    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.split(separator)] for line in lines if not line.startswith("#")]
 
-_MULTIPLYING_WORDS = """
-    tens dozen dozens gross score scores myriad myriads lakh lakhs crore crores millions billions trillions
-    quadrillion quadrillions quintillion quintillions mega giga tera milli micro mille permille ppm bps
-"""
-_MULTIPLES = (NUMBER_WORDS | frozenset(_MULTIPLYING_WORDS.split())) - {"one"}
-"""Words that multiply the number before them, where they are no names of things."""
 
-_OTHER_WORDS = """
-    a-half above actually add added after all also alternatively although always and another answer any around as
-    at base because before behind besides but by can choice common complement conjugate correct correction could
-    decrease decreased dec did different do does e.g else equal equals et etc even-though excluded excluding few
-    fewer first from had has have having he hence hex her his hmm however i i.e if ignore ignored including
-    increase increased index inf infinity is ish it its just less like lots many may more much must my name nan
-    next nil negatives note now null number o'clock oct odd-one off on one only option other our out over pi point
-    previous prime product quotient reciprocals result reverse right rounded sample she shall short should shy sic
-    since so solution some something somewhat sorry such sum that their them then there therefore these they this
-    those though through thus till to total true up upside use using value january february march april june july
-    august september october november december was we were what when where whereas whether which while who whose
-    will with would x y z yes yet you your am pm are be been being anyway edit final hint st nd rd th
-"""
-_OTHER_STATEMENTS = frozenset(_OTHER_WORDS.split())
-"""Other words that are not units, such as those that begin another statement."""
-_NOT_UNITS = _CHANGES | _MULTIPLES | _OTHER_STATEMENTS
+def _words(group: str) -> frozenset[str]:
+    return frozenset(word for name, words in table("words.txt") if name == group for word in words.split())
 
+
+_ROWS = [(names.split(), symbols.split(), definition) for names, symbols, definition in table("units.txt")]
+_PREFIXES = {names[0][:-1]: (symbols[0], amount) for names, symbols, amount in _ROWS if names[0].endswith("-")}
+_UNITS = [row for row in _ROWS if not row[0][0].endswith("-")]
+_DEFINITIONS = {names[0]: definition for names, _, definition in _UNITS if definition}
+UNITS_BY_LETTER = {symbol: names[0] for names, symbols, _ in _UNITS for symbol in symbols if len(symbol) == 1} | {
+    "h": "hour"
+}
+"""Units of single letters, which are variables where they are not in a font of text."""
+UNITS_BY_SPELLING: dict[str, str] = {}
+"""Units by their spellings; not by single capital letters but for litres."""
+for _names, _symbols, _ in _UNITS:
+    for _prefix, (_symbol, _amount) in _PREFIXES.items() if _symbols else ():
+        _DEFINITIONS[_prefix + _names[0]] = f"{_amount} {_names[0]}"
+        UNITS_BY_SPELLING |= {_symbol + symbol: _prefix + _names[0] for symbol in _symbols}
+        UNITS_BY_SPELLING |= {_prefix + name: _prefix + _names[0] for name in _names}
+    plain = [symbol for symbol in _symbols if len(symbol) > 1 or symbol.islower() or symbol == "L"]
+    UNITS_BY_SPELLING |= dict.fromkeys([*_names, *plain], _names[0])
+_WITHOUT_RATE = frozenset({"cent", "euro", "pound-sterling", "yen", "rupee", "degree"})
+"""Base units that may stand for their rate: dollars for dollars per day, degrees for degrees Celsius."""
+
+_CHANGES = _words("changing")
+_MULTIPLES = (NUMBER_WORDS | _words("multiplying")) - {"one"}
+_NOT_UNITS = _CHANGES | _MULTIPLES | _words("other")
 _NOT_A_NOUN = re.compile(
     r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed|\w+fold"
     r"|odd|even|binary|octal|hex|hexadecimal|max|maximum|minimum|tops|down|into|backwards|fake|lol|idk"
@@ -80,6 +65,10 @@ _INCH = re.compile(r"^((?:(?:square|sq\.?|cubic|cu\.?) )?)in\.?(?=$|\^)")
 _INVERSE = re.compile(r"[ *]*\b([A-Za-z]+) ?\^ ?\{? ?-([123]) ?\}?")
 """A unit below, such as `h^{-1}`."""
 _RAISED_UNIT = re.compile(r"\b([A-Za-z]+) (squared|cubed)\b")
+_SYMBOL_NAMES = {"Omega": "ohm", "mu": "u"}
+_SYMBOLS = re.compile(r"\\(Omega|mu)(?![A-Za-z]) ?")
+_BELOW = re.compile(r"/ ?\(([^()]*)\)")
+"""What is below in brackets: `J/(kg K)`."""
 _OF_WHOLE = re.compile(r"^of (?:the|an?) (?=[a-z])")
 MAX_WORDS = 5
 """Maximum number of words of a unit."""
@@ -93,7 +82,8 @@ def unit_of(text: str) -> str | None:
     """
     text = text.strip(" .")
     text = text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
-    text = _OF_WHOLE.sub("", text)
+    text = _OF_WHOLE.sub("", _SYMBOLS.sub(lambda match: _SYMBOL_NAMES[match[1]], text))
+    text = _BELOW.sub(r"/\1", text)
     text = _RAISED_UNIT.sub(_with_power, _INVERSE.sub(r"/\1^\2", text).replace("^1", ""))
     text = _INCH.sub(r"\1inch", _ALTOGETHER.sub("", text))
     if not text:
@@ -107,7 +97,8 @@ def unit_of(text: str) -> str | None:
     parts = {part for word in words for part in (word, *word.split("-"))}
     if len(words) > MAX_WORDS or words[-1] in _CONNECTIONS or not _NOT_UNITS.isdisjoint(parts):
         return None
-    if any(len(word) == 1 and word not in UNITS_BY_SPELLING and word not in _CONNECTIONS for _, word, _ in pieces):
+    letters = {word for _, word, _ in pieces if len(word) == 1} - _CONNECTIONS - UNITS_BY_SPELLING.keys()
+    if letters and (len(pieces) == 1 or not letters <= UNITS_BY_LETTER.keys()):
         return None
     if words[0] in _CONNECTIONS - {"per"} or _NOT_A_NOUN.fullmatch(words[-1] if len(words) == 1 else ""):
         return None
@@ -150,8 +141,50 @@ def _canonical(pieces: list[tuple[str, str, str]]) -> str:
         if lowered in _DIMENSIONS and position == 0 and len(pieces) > 1:
             dimension = _DIMENSIONS[lowered]
             continue
-        unit = UNITS_BY_SPELLING.get(lowered) or UNITS_BY_SPELLING.get(lowered.removesuffix("s"))
-        if unit is None or name:
+        unit = _spelled(word)
+        if unit is None:
             return ""
-        name = unit + (f"^{power.strip('^{}')}" if power else dimension)
+        name += "*" * bool(name) + unit + (f"^{power.strip('^{}')}" if power else dimension)
+        dimension = ""
     return name
+
+
+def _spelled(word: str) -> str | None:
+    """Return the unit that a word names, in its own case, since mW is not MW, else in any."""
+    spellings = (word, word.lower(), word.lower().removesuffix("s"))
+    return UNITS_BY_LETTER.get(word) or next(filter(None, map(UNITS_BY_SPELLING.get, spellings)), None)
+
+
+def conversion(actual: str, expected: str) -> Fraction | None:
+    """Return the factor from a unit to another, 1 if one of them is unknown; None if they measure different things.
+
+    A dollar is one a day, but one a day is none a week, and a metre none a second.
+
+    >>> conversion("kilometre/hour", "metre/second"), conversion("gram", "second")
+    (Fraction(5, 18), None)
+    """
+    if not actual or not expected or actual == expected:
+        return Fraction(1)
+    (factor, powers), (expected_factor, expected_powers) = _in_base_units(actual), _in_base_units(expected)
+    above, below, expected_above, expected_below = +powers, -powers, +expected_powers, -expected_powers
+    is_currency = above == expected_above and above and _WITHOUT_RATE.issuperset(above)
+    if is_currency and below != expected_below and (not below or not expected_below):
+        return conversion(actual.partition("/")[0], expected.partition("/")[0])
+    if below != expected_below or (above != expected_above and above and expected_above):
+        return None
+    return factor / expected_factor
+
+
+@lru_cache(1024)
+def _in_base_units(unit: str) -> tuple[Fraction, Counter[str]]:
+    """Return a unit as a factor and the powers of base units, negative for those below."""
+    factor, powers = Fraction(1), Counter[str]()
+    above, *below = unit.split("/")
+    for piece in [*above.split("*"), *(f"{name}^-1" for part in below for name in part.split("*"))]:
+        name, *exponents = piece.split("^")
+        exponent = math.prod(map(int, exponents))
+        amount, _, base = _DEFINITIONS.get(name, "").partition(" ")
+        inner_factor, inner_powers = _in_base_units(base) if base else (Fraction(1), {name: 1} if name else {})
+        factor *= (Fraction(amount or 1) * inner_factor) ** exponent
+        powers.update({base_unit: power * exponent for base_unit, power in inner_powers.items()})
+    return factor, powers

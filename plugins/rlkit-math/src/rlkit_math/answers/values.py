@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rlkit_math.answers.nodes import ExpressionNode
@@ -14,6 +14,8 @@ class Number:
 
     readings: tuple[Fraction, ...]
     unit: str = ""
+    noun: frozenset[str] = field(default=frozenset(), compare=False)
+    """The words after it that are no known unit: they tell 2 red and 3 blue from 3 red and 2 blue."""
 
 
 @dataclass(frozen=True)
@@ -85,29 +87,25 @@ class Relation:
 Answer = Number | Formula | Words | Digits | BracketedItems | UnorderedItems | MatrixRows | Named | Relation
 
 
+_FORMS = {
+    type(None): "in no form", Named: "equation", UnorderedItems: "list", MatrixRows: "matrix", Formula: "formula",
+}  # fmt: skip
+
+
 def form_of(answer: Answer | None) -> str:
     """Return the human-readable name of an answer's form."""
     match answer:
-        case None:
-            return "in no form"
         case Number(readings, unit):
             return _form_of_number(readings[0], unit)
-        case Named():
-            return "equation"
-        case Relation():
-            return "equation" if answer.signs == ("=",) else "inequality"
-        case BracketedItems():
-            return "set" if answer.brackets == "{}" else "tuple or interval"
-        case Words():
-            return "words" if len(answer.text) > 1 else "letter"
-        case Digits():
-            return {"base": "number in a base", "colon": "time or ratio"}.get(answer.kind, answer.kind)
-        case UnorderedItems():
-            return "list"
-        case MatrixRows():
-            return "matrix"
-        case Formula():
-            return "formula"
+        case Relation(signs):
+            return "equation" if signs == ("=",) else "inequality"
+        case BracketedItems(brackets):
+            return "set" if brackets == "{}" else "tuple or interval"
+        case Words(text):
+            return "words" if len(text) > 1 else "letter"
+        case Digits(kind):
+            return {"base": "number in a base", "time": "time of day"}.get(kind, kind)
+    return _FORMS[type(answer)]
 
 
 def _form_of_number(value: Fraction, unit: str) -> str:
