@@ -24,6 +24,8 @@ from rlkit.engines import SGLangServer
 from tests.conftest import FAST, read_jsonl, rlkit
 from tests.served import Trainer, children, fit_structured_at
 
+pytestmark = pytest.mark.timeout(1800)  # each start of a server takes minutes on a busy machine
+
 
 def check_versions(out: Path, steps: int) -> None:
     """Nothing was learned from tokens of other weights than the step's own."""
