@@ -165,7 +165,8 @@ def command(name: str, folder: Path, smoke: bool) -> tuple[list[str], dict[str, 
     words = [python, "-m", "pytest", "-o", "addopts=-q --strict-markers", *tests]
     variables = {"OMP_NUM_THREADS": "1", "RLKIT_REQUIRE_BROWSER": "1"}
     if name == "sglang":
-        variables["PYTHONPATH"] = str(ROOT / "tests" / "sglang" / "shim")
+        shim = str(ROOT / "tests" / "sglang" / "shim")
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (shim, os.environ.get("PYTHONPATH"))))
     return words, variables
 
 

@@ -11,9 +11,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from rlkit_servers.weight_check import TOLERANCES
@@ -21,6 +23,8 @@ from rlkit_servers.weight_check import TOLERANCES
 from rlkit.engines import SGLangServer
 from tests.conftest import FAST, read_jsonl, rlkit
 from tests.served import Trainer, children, fit_structured_at
+
+pytestmark = pytest.mark.timeout(1800)  # each start of a server takes minutes on a busy machine
 
 
 def check_versions(out: Path, steps: int) -> None:
@@ -53,8 +57,8 @@ def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, 
 
 
 def supervisors(pid: int) -> list[int]:
-    """Return the pids of a run's supervisors, those of rank 0 first."""
-    direct = [p for p in children(pid) if b"supervisor.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    """Return the supervisors of a run's servers, those of rank 0 first; weights that are shared may have one, too."""
+    direct = [p for p in children(pid) if b"/server.log\0" in Path(f"/proc/{p}/cmdline").read_bytes()]
     return direct + [s for p in children(pid) if p not in direct for s in supervisors(p)]
 
 
@@ -73,7 +77,7 @@ def fit_while_a_server_is_dead(folder: Path, engine: str) -> None:
         try:
             wait_for_steps(run, folder, 2)
             before = supervisors(run.pid)
-            os.kill(children(before[-1])[0], signal.SIGKILL)  # the weights that are shared may have a supervisor, too
+            os.kill(children(before[-1])[0], signal.SIGKILL)
             new = new_server(run, before)
             os.kill(new, signal.SIGSTOP)
             held = len(wait_for_steps(run, folder, 3))
@@ -230,40 +234,49 @@ ENDS = ("normal", "Ctrl-C", "trainer killed", "server killed")
 
 
 def leaves_nothing(folder: Path, end: str, *engine: str) -> None:
-    """Begin a run that ends in one way, and compare the files of temporary folders and of shared memory."""
+    """Run `fit` until it ends in one way; no file, shared memory, process or port is left of it."""
     temporary = Path(tempfile.mkdtemp(prefix="rlkit-"))  # short enough for sockets
     memory = set(os.listdir("/dev/shm"))
     steps = 2 if end == "normal" else 500
     options = ("--recipe=quickstart", f"--train.steps={steps}", "--validation=null", "--out=out", *engine)
     environment = {**os.environ, "TMPDIR": str(temporary)}
     run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *options), cwd=folder, env=environment)
-    metrics = folder / "out" / "metrics.jsonl"
     try:
-        while not metrics.exists() or not metrics.read_text():
-            assert run.poll() is None
-            time.sleep(0.05)
+        wait_for_steps(run, folder, 1)
+        ports = {port for process in processes_in(folder) for port in listening(process)}
+        assert ports
         if end == "server killed":
             os.kill(children(supervisors(run.pid)[-1])[0], signal.SIGKILL)
-            lines = len(metrics.read_text().splitlines())
-            while len(metrics.read_text().splitlines()) < lines + 2:  # with the server that was started again
-                assert run.poll() is None
-                time.sleep(0.05)
+            steps = len(wait_for_steps(run, folder, 1))
+            wait_for_steps(run, folder, steps + 2)  # with the server that was started again
         if end != "normal":
             run.send_signal(signal.SIGKILL if end == "trainer killed" else signal.SIGINT)
         run.wait(300)
     finally:
         run.kill()
     deadline = time.monotonic() + 60  # a supervisor survives its trainer for as long as its server has to end
-    while (set(os.listdir("/dev/shm")) - memory or list_files(temporary)) and time.monotonic() < deadline:
+    while (left := leftovers(folder, temporary, memory, ports)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert set(os.listdir("/dev/shm")) <= memory
-    assert list_files(temporary) == []
+    assert not left
     shutil.rmtree(temporary)
 
 
-def list_files(folder: Path) -> list[str]:
-    """Return the entries of a temporary folder besides what later compilations read."""
-    return sorted(name for name in os.listdir(folder) if not name.startswith("torchinductor_"))
+def leftovers(folder: Path, temporary: Path, memory: set[str], ports: set[int]) -> list[object]:
+    """Return what is left of a run, besides what later compilations read."""
+    files = [name for name in os.listdir(temporary) if not name.startswith("torchinductor_")]
+    return [*set(os.listdir("/dev/shm")) - memory, *files, *processes_in(folder), *ports & listening(psutil)]
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Return the processes that were started in a folder."""
+    return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)]
+
+
+def listening(source: Any) -> set[int]:
+    """Return the ports on which a process listens, or all processes of the machine."""
+    with suppress(psutil.NoSuchProcess):
+        return {c.laddr.port for c in source.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    return set()
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -19,6 +19,8 @@ from tests.sglang.test_fit import (
     sharded_lora,
 )
 
+pytestmark = pytest.mark.timeout(1800)  # each start of a server takes minutes on a busy machine
+
 
 def test_vllm_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
     """Weights travel as changes, of the layers that adapters change; a server that is started again gets full ones."""

@@ -257,6 +257,7 @@ def test_a_server_is_moved_when_its_node_dies(new_cluster: Cluster, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.stress
+@pytest.mark.timeout(1800)  # Ray notices each death within a minute
 @pytest.mark.parametrize("new_cluster", [(8, False)], indirect=True)
 def test_a_run_outlives_five_nodes(new_cluster: Cluster, tmp_path: Path) -> None:
     """With Ray's default health checks: three under a server, then one in the server's next start, one under a rank."""

@@ -158,3 +158,15 @@ def test_a_temporary_folder_does_not_outlive_its_process(tmp_path: Path) -> None
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "True"], done.stderr
     assert wait_until(lambda: not list(tmp_path.iterdir()))
+
+
+def test_a_buckets_file_does_not_outlive_the_trainer(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, torch; from rlkit_servers import transports\n"
+        "class Files(transports.FileTransport):\n    load = None\n"
+        f"transports.SHARED_MEMORY = pathlib.Path({str(tmp_path)!r})\n"
+        "print(Files().prepare([('a', torch.ones(1))]).exists(), flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
+    assert wait_until(lambda: not list(tmp_path.iterdir()))

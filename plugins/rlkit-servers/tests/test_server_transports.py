@@ -149,33 +149,35 @@ def test_sglangs_processes_load_what_came(tp: int, monkeypatch: pytest.MonkeyPat
     assert loaded == [{"a": [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]], "b": [1.0, 1.0]}, {"a": changed}]
 
 
-def test_a_buckets_file_lasts_until_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Files(FileTransport):
-        async def load(self, api: ServerApi, parcel: Path) -> None: ...
+class Files(FileTransport):
+    async def load(self, api: ServerApi, parcel: Path) -> None: ...
 
+
+def test_a_buckets_file_lasts_until_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit_servers.transports.SHARED_MEMORY", tmp_path)
     transport = Files()
     first = transport.prepare(BUCKET)
-    assert first.parent == tmp_path
+    assert first.parents[1] == tmp_path
     assert {name: x.tolist() for name, x in load_file(first).items()} == {name: x.tolist() for name, x in BUCKET}
     second = transport.prepare(BUCKET[:1])
-    assert [file.name for file in tmp_path.iterdir()] == [second.name]
+    assert list(tmp_path.glob("*/*")) == [second]
     transport.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_that_shared_memory_has_no_room_for_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Files(FileTransport):
-        async def load(self, api: ServerApi, parcel: Path) -> None: ...
-
-    monkeypatch.setattr("rlkit_servers.transports.SHARED_MEMORY", tmp_path / "shm")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert Files().prepare(BUCKET).parent == tmp_path
-    (tmp_path / "shm").mkdir()
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=32))  # BUCKET has 24 + 8 bytes
+    memory, disk = tmp_path / "shm", tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr("rlkit_servers.transports.SHARED_MEMORY", memory)
+    monkeypatch.setattr("tempfile.tempdir", str(disk))
     transport = Files()
-    assert transport.prepare(BUCKET).parent == tmp_path
-    assert transport.prepare(BUCKET[1:]).parent == tmp_path / "shm"
+    assert transport.prepare(BUCKET).parents[1] == disk
+    memory.mkdir()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=32))  # BUCKET has 24 + 8 bytes
+    assert transport.prepare(BUCKET).parents[1] == disk
+    assert transport.prepare(BUCKET[1:]).parents[1] == memory
+    transport.close()
+    assert [*memory.iterdir(), *disk.iterdir()] == []
 
 
 def test_an_unwritable_file_is_an_os_error(tmp_path: Path) -> None:

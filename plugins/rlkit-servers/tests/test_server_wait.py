@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from itertools import count
 from types import SimpleNamespace
@@ -102,6 +103,7 @@ class Hosted:
         self.alive = True
 
     def tail(self) -> str:
+        assert threading.current_thread() is not threading.main_thread(), "it holds up the servers that live"
         return "out of memory"
 
 
@@ -111,3 +113,12 @@ def test_a_server_whose_machine_dies_in_its_start_is_moved() -> None:
     assert api.client.url == "http://elsewhere:2"
     with pytest.raises(EngineError, match=r"(?s)could not start: its process ended.*out of memory"):
         wait(Api(REFUSED), Hosted(lost=False))
+
+
+def test_a_server_is_marked_broken_without_its_log() -> None:
+    """Its machine may be dead, and then the log takes long."""
+    server = InferenceServer(Api(), ServerRetryPolicy(restarts=0), Hosted(lost=True))
+    error = server.mark_broken("answer", Fault("Server disconnected"))
+    assert str(error) == "SGLang server http://nowhere:1 could not answer: Server disconnected"
+    with pytest.raises(EngineError, match=r"(?s)could not go on: it failed 1 times .*answer: .*out of memory"):
+        asyncio.run(server.restart())

@@ -199,7 +199,7 @@ class Push:
             try:
                 [outputs[server]] = await self._probe(server, [row], CANARY_TOKENS)
             except Fault as fault:
-                wrong[server] = server.error("answer after the first sync", fault)
+                wrong[server] = await server.error("answer after the first sync", fault)
         rows = [[*row[:1], *output.tokens] for output in outputs.values()] or [list(row)]
         logps = await self._off_loop(lambda: policy_logps(self.broadcast_tp(rows)))
         new = slice(len(row) - 1, None)

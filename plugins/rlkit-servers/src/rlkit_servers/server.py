@@ -129,18 +129,19 @@ class InferenceServer:
         finally:
             self.assigned -= 1
 
-    def error(self, doing: str, fault: BaseException) -> EngineError:
+    async def error(self, doing: str, fault: BaseException) -> EngineError:
         """Return an error that names what failed, with the server's own text and the end of its log."""
         text = f"{self.api.product} server {self.url} could not {doing}: {_reason(fault)}"
         if self.process is not None:
-            text += f"\nThe end of its log {self.process.log}:\n{self.process.tail()}"
+            tail = await asyncio.to_thread(self.process.tail)  # its machine may be dead, and the other servers go on
+            text += f"\nThe end of its log {self.process.log}:\n{tail}"
         return EngineError(text)
 
     def mark_broken(self, doing: str, fault: BaseException) -> EngineError:
         """Record that the server's weights are unknown; return the error."""
         self.state = ServerState.BROKEN
         self.trouble = f"could not {doing}: {_reason(fault)}"
-        return self.error(doing, fault)
+        return EngineError(f"{self.api.product} server {self.url} {self.trouble}")
 
     # life
 
@@ -157,13 +158,13 @@ class InferenceServer:
             waited = time.monotonic() - start
             if self.ended:
                 if self.process is None or not await asyncio.to_thread(self.process.is_lost):
-                    raise self.error("start", Fault("its process ended"))
+                    raise await self.error("start", Fault("its process ended"))
                 await _start_again(self.api, self.process)
                 start = time.monotonic()
                 continue
             if waited > self._retry.start_seconds:
                 problem = f"there was no healthy answer within {self._retry.start_seconds:g} s; the last try: {fault}"
-                raise self.error("be reached" if self.process is None else "start", Fault(problem))
+                raise await self.error("be reached" if self.process is None else "start", Fault(problem))
             if self.process is None and waited >= NOTICE_SECONDS and str(fault) != noticed:
                 noticed = str(fault)
                 warnings.warn(
@@ -175,7 +176,7 @@ class InferenceServer:
         try:
             await self.api.inspect(self.process is not None)
         except Fault as fault:
-            raise self.error("be inspected", fault) from fault
+            raise await self.error("be inspected", fault) from fault
         self._inspected = True
 
     async def healthy(self, deadline: float) -> bool:
@@ -197,7 +198,8 @@ class InferenceServer:
         """
         self._watch.stop()
         if self.restarts >= self._retry.restarts:
-            raise self.error("go on", Fault(f"it failed {self.restarts + 1} times since the last sync: {self.trouble}"))
+            fault = Fault(f"it failed {self.restarts + 1} times since the last sync: {self.trouble}")
+            raise await self.error("go on", fault)
         self.restarts += 1
         remedy = "waiting for it" if self.process is None else "restarting it"
         warnings.warn(f"{self.api.product} server {self.url} {self.trouble}; {remedy}", stacklevel=2)
@@ -214,12 +216,12 @@ class InferenceServer:
         deadline = time.monotonic() + self._retry.start_seconds
         while await self.weight_version() is None:
             if time.monotonic() > deadline:
-                raise self.error("go on", Fault(f"it does not answer since: {self.trouble}"))
+                raise await self.error("go on", Fault(f"it does not answer since: {self.trouble}"))
             await asyncio.sleep(POLL_SECONDS)
         try:
             await self.api.reset(DEADLINES[UpdateStep.RESET])
         except Fault as fault:
-            raise self.error(UpdateStep.RESET, fault) from fault
+            raise await self.error(UpdateStep.RESET, fault) from fault
 
     def close(self) -> None:
         """Drop the connections, and kill the server if rlkit started it."""

@@ -112,6 +112,7 @@ class FileTransport(Transport[Path]):
 
     def __init__(self, changes: bool = False) -> None:
         self.sent = SentWeights() if changes else None
+        self._folders: dict[str | None, TemporaryFolder] = {}
         self._file: Path | None = None
 
     def prepare(self, bucket: Bucket) -> Path:
@@ -121,7 +122,10 @@ class FileTransport(Transport[Path]):
             bucket, metadata = self.sent.encode(bucket)
         size = sum(tensor.numel() * tensor.element_size() for _, tensor in bucket)
         fits = os.path.isdir(SHARED_MEMORY) and shutil.disk_usage(SHARED_MEMORY).free > 1.1 * size
-        descriptor, name = tempfile.mkstemp(".safetensors", "rlkit-weights-", SHARED_MEMORY if fits else None)
+        parent = str(SHARED_MEMORY) if fits else None
+        if parent not in self._folders:
+            self._folders[parent] = TemporaryFolder("rlkit-weights-", parent)
+        descriptor, name = tempfile.mkstemp(".safetensors", dir=self._folders[parent].path)
         os.close(descriptor)
         self._file = Path(name)
         save(bucket, self._file, metadata)
@@ -134,6 +138,8 @@ class FileTransport(Transport[Path]):
 
     def close(self) -> None:
         self.end()
+        while self._folders:
+            self._folders.popitem()[1].remove()
 
 
 class ChangesTransport(Transport[str]):
