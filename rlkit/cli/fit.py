@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
-from rlkit.base.garbage import uncollected
+from rlkit.base.garbage import permanent
 from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.parsing.parser import Parsed, parse, split
 from rlkit.cli.parsing.reader import structured
@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     with raised():
         parsed = parse("fit", _with_recipe(argv), OPTIONS, trains=True)
         options, train = parsed.options, parsed.recipe.train
-        with uncollected():
+        with permanent():
             from rlkit.cli.display import Display
             from rlkit.run.launch import Job, launch
         job = Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, options.out, options.resume, options.force)

@@ -106,3 +106,22 @@ def test_a_submodule_of_a_kind_loads_no_package_of_the_shelf() -> None:
     loaded = loaded_by("from rlkit.tasks import rows")
     assert "rlkit.tasks.rows" in loaded
     assert not [name for name in loaded if name.startswith("rlkit_")]
+
+
+FULL_COLLECTIONS = """
+import gc, sys
+from rlkit.cli.main import main
+def note(phase, info):
+    if phase == "start" and info["generation"] == 2:
+        print(len(gc.get_objects()), file=sys.stderr)
+gc.callbacks.append(note)
+sys.argv = ["rlkit", "fit", "--help"]
+sys.exit(main())
+"""
+
+
+def test_no_collection_looks_through_imported_modules() -> None:
+    done = subprocess.run((sys.executable, "-c", FULL_COLLECTIONS), capture_output=True, text=True, check=True)
+    sizes = [int(line) for line in done.stderr.splitlines()]
+    assert sizes  # the interpreter collects when it ends
+    assert max(sizes) < 50_000, "torch alone has ten times as many objects"
