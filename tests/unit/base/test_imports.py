@@ -36,6 +36,12 @@ def test_the_help_of_fit_loads_neither_models_nor_a_trainer() -> None:
     assert not (heavy | {"datasets", "peft", "accelerate", "rlkit.run.launch", "rlkit.train.rl"}) & loaded
 
 
+def test_a_recipe_is_shown_without_models_or_a_trainer() -> None:
+    loaded = loaded_by(HELP.format(["recipe", "show", "quickstart"]))
+    assert "rlkit.cli.recipe" in loaded
+    assert not {"lightning.fabric", "transformers", "torch._dynamo", "sympy", "rlkit.train.rl", "pyarrow"} & loaded
+
+
 def test_a_run_loads_no_other_trainer_and_no_metrics() -> None:
     loaded = loaded_by("from rlkit.base.imports import import_lazily\nimport_lazily()\nimport rlkit.run.launch")
     assert {"lightning.fabric", "rlkit.train.rl"} <= loaded
