@@ -45,10 +45,7 @@ LONGEST = 500
 
 FROM = "--from"
 
-GPU = (
-    "--gpu",
-    {"help": f"Plan for this GPU: {', '.join(GPUS)}, or its memory, such as 24GB. This machine needs none."},
-)
+GPU = ("--gpu", {"help": f"Plan for this GPU, which need not be here: {', '.join(GPUS)}, or its memory, such as 24GB."})
 PYTHON = ("--python", {"action": "store_true", "help": "Print a Python script that runs the same."})
 DEEP = ("--deep", {"action": "store_true", "help": "Load models, run code of the user's, measure a step's memory."})
 PRICE = ("--price", {"help": "Price of a GPU per hour, to estimate the cost of the run."})
@@ -57,24 +54,19 @@ PRICE = ("--price", {"help": "Price of a GPU per hour, to estimate the cost of t
 def run(argv: Sequence[str]) -> int:
     """List, show, write or check; return the exit status."""
     verb, arguments = (argv[0], list(argv[1:])) if argv else ("", [])
-    if verb in ("", "-h", "--help"):
+    if verb in ("", "-h", "--help") or (verb == "new" and not {"-h", "--help"}.isdisjoint(arguments)):
         print(USAGE, end="")
         return 0 if verb else 2
     if verb == "list":
         return _list(load_plugins())
     if verb == "new":
-        if any(word in ("-h", "--help") for word in arguments):
-            print(USAGE, end="")
-            return 0
         return _new(arguments)
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
     parsed = parse(f"recipe {verb}", arguments, [DEEP, GPU, PRICE] if verb == "check" else [PYTHON])
     if verb == "show":
-        if parsed.options.python:
-            print(as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry), end="")
-        else:
-            print(parsed.yaml, end="")
+        script = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry) if parsed.options.python else ""
+        print(script or parsed.yaml, end="")
         return 0
     from rlkit.cli.recipe_check import check_recipe
 

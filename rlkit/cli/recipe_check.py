@@ -129,8 +129,8 @@ def _verdict(ok: str, misfit: str | None) -> int:
 
 
 def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabric) -> None:
-    reason = _untried(reward)
-    if reason:
+    reason = next(filter(None, (part.effect() for part in plan.simple_rewards(reward))), None)
+    if reason is not None:
         echo(f"reward: not tried, since it {reason}; add --deep to try it")
         return
     workers = Workers(1)
@@ -146,11 +146,6 @@ def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabri
     finally:
         workers.close()
     _show(trial, recipe)
-
-
-def _untried(reward: RewardManager) -> str | None:
-    """Explain why a reward, or one inside of it, is not to be called without being asked to; None if it may be."""
-    return next(filter(None, (part.effect() for part in plan.simple_rewards(reward))), None)
 
 
 def _check_without_data(target: Target, missing: UnavailableError) -> int:
