@@ -15,7 +15,7 @@ LONGEST_NAME = 80
 """Characters of a source's or a component's name in metrics."""
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def metric_name(text: str) -> str:
     """Return the name of a source or a component as metrics have it."""
     return shorten(safe(text), LONGEST_NAME)

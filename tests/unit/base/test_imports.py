@@ -114,6 +114,20 @@ def test_a_submodule_of_a_kind_loads_no_package_of_the_shelf() -> None:
     assert not [name for name in loaded if name.startswith("rlkit_")]
 
 
+WRITE_ANSWERS = """
+from pathlib import Path
+from types import SimpleNamespace
+from rlkit.run.answers import write_answers
+from rlkit.testing import example_trajectory
+write_answers(Path({!r}), SimpleNamespace(answers={{"": [example_trajectory("7")]}}, components=[]))
+"""
+
+
+def test_a_table_of_answers_is_written_without_pandas(tmp_path: Path) -> None:
+    assert "pandas" not in loaded_by(WRITE_ANSWERS.format(str(tmp_path / "before")))
+    assert (tmp_path / "before.parquet").exists()
+
+
 FULL_COLLECTIONS = """
 import gc, sys
 from rlkit.cli.main import main
