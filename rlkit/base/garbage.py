@@ -35,6 +35,14 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
+def permanent() -> Iterator[None]:
+    """Leave cycles alone meanwhile, and what exists then for good: for imports of a process of rlkit's own."""
+    with uncollected():
+        yield
+        gc.freeze()
+
+
+@contextmanager
 def lasting() -> Iterator[None]:
     """Collect rarely meanwhile, and leave out what exists now: for what is loaded and lives as long as a run."""
     thresholds = gc.get_threshold()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
-from rlkit.base.garbage import uncollected
+from rlkit.base.garbage import permanent
 from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.parsing.parser import Parsed, parse, split
 from rlkit.cli.parsing.reader import structured
@@ -19,13 +19,7 @@ from rlkit.run.signals import raised
 
 OPTIONS = (
     ("--out", {"type": str, "help": "The run folder; default: runs/<recipe>-<time>, or the resumed run's."}),
-    (
-        "--resume",
-        {
-            "type": str,
-            "help": "Go on from a checkpoint: its path, a run folder, or `auto` for the newest in --out, if any.",
-        },
-    ),
+    ("--resume", {"type": str, "help": "Go on from a checkpoint, a run folder, or `auto`: the newest in --out."}),
     ("--force", {"action": "store_true", "help": "Resume although the recipe has changed what is learned."}),
     ALLOW_CODE,
 )
@@ -36,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     with raised():
         parsed = parse("fit", _with_recipe(argv), OPTIONS, trains=True)
         options, train = parsed.options, parsed.recipe.train
-        with uncollected():
+        with permanent():
             from rlkit.cli.display import Display
             from rlkit.run.launch import Job, launch
         job = Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, options.out, options.resume, options.force)
@@ -110,10 +104,6 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     resume = command_line.options.resume
     home = home_of(resume)
     if home is None and resume != "auto" and "://" not in resume:
-        if os.path.exists(resume):
-            what = "is no run folder (no recipe.yaml); expected one, or one of its checkpoints"
-            raise RecipeError(f"--resume: {resume!r} {what}")
-        raise RecipeError(
-            f"--resume is {resume!r}, which does not exist; expected a run folder or one of its checkpoints"
-        )
+        what = "is no run folder (no recipe.yaml)" if os.path.exists(resume) else "does not exist"
+        raise RecipeError(f"--resume is {resume!r}, which {what}; expected a run folder or one of its checkpoints")
     return list(argv) if home is None else with_recipe_of(home, argv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 from rlkit import __version__
 from rlkit.base.errors import RlkitError, shorten
-from rlkit.base.garbage import uncollected
+from rlkit.base.garbage import permanent
 from rlkit.base.text import safe
 from rlkit.cli.streams import unfailing
 from rlkit.commands import VERBS, own_verb, plugin_verbs, run_plugin_verb
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # the process exits with this status, whatever signal still comes
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        gc.freeze()  # otherwise the interpreter looks through all modules several times before it ends
     return status
 
 
@@ -59,7 +61,7 @@ def _run(args: list[str]) -> int:
         from rlkit.base.imports import import_lazily
 
         import_lazily()
-        with uncollected():
+        with permanent():
             run = own_verb(args[0])
         return int(run(arguments))
     except RlkitError as error:

@@ -31,14 +31,8 @@ from rlkit.train.setup import fabric_for, prepare_rollouts
 OWN: list[tuple[str, dict[str, object]]] = [
     ("--json", {"action": "store_true", "help": "Print the metrics as a JSON object; of several checkpoints by name."}),
     ("--out", {"type": str, "help": "A new folder for results.json and all answers, as JSON lines and parquet."}),
-    (
-        "--harness",
-        {"type": str, "action": "append", "help": "A task of lm-evaluation-harness to run instead."},
-    ),
-    (
-        "--harness-path",
-        {"type": str, "help": "A folder of tasks, instead of the harness's own: it can run code."},
-    ),
+    ("--harness", {"type": str, "action": "append", "help": "A task of lm-evaluation-harness to run instead."}),
+    ("--harness-path", {"type": str, "help": "A folder of tasks, instead of the harness's own: it can run code."}),
     (
         CHECKPOINT[0],
         {"type": str, "help": f"{CHECKPOINT[1]['help']} May be repeated: the others are compared with it."},

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from jsonschema.validators import validator_for
-
 from rlkit.interfaces.parser import ToolCall
 from rlkit.parsers.text import decode
 
@@ -37,6 +35,8 @@ def _allowed(text: str, parameters: Mapping[str, object], schema: object) -> Ite
 
     A schema that is none allows nothing: the check of the call says what is wrong with it.
     """
+    from jsonschema.validators import validator_for
+
     values = list(_meanings(text))
     ordered = [value for value in values if not isinstance(value, str)] + [v for v in values if isinstance(v, str)]
     try:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
@@ -29,12 +30,8 @@ COMPRESSION = 7
 def default_folder(recipe_name: str) -> Path:
     """Return an unused folder name: `runs/<recipe>-<time>`."""
     name = f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path("runs") / name
-    number = 1
-    while os.path.exists(folder):
-        folder = Path("runs") / f"{name}-{number}"
-        number += 1
-    return folder
+    folders = (Path("runs") / (f"{name}-{number}" if number else name) for number in count())
+    return next(folder for folder in folders if not os.path.exists(folder))
 
 
 def output_path(path: str) -> Path:

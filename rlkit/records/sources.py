@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rlkit.base.errors import shorten
 from rlkit.base.text import safe
 from rlkit.types import Prompt
@@ -13,6 +15,12 @@ LONGEST_NAME = 80
 """Characters of a source's or a component's name in metrics."""
 
 
+@lru_cache(maxsize=256)
+def metric_name(text: str) -> str:
+    """Return the name of a source or a component as metrics have it."""
+    return shorten(safe(text), LONGEST_NAME)
+
+
 def source_of(prompt: Prompt) -> str:
     """Return the source of a prompt as metrics name it; empty if unknown."""
-    return shorten(safe(prompt.source_name), LONGEST_NAME)
+    return metric_name(prompt.source_name)

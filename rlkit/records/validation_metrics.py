@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from rlkit.base.errors import shorten
-from rlkit.base.text import safe
 from rlkit.ops.statistics import bootstrap, majority, pass_at_k, wilson
-from rlkit.records.sources import LONGEST_NAME, MAX_SOURCES, source_of
+from rlkit.records.sources import MAX_SOURCES, metric_name, source_of
 from rlkit.types import StopReason, Trajectory
 
 Accuracies = dict[int, float]
@@ -49,7 +47,7 @@ class GradedCompletion(NamedTuple):
         if score is None or reward is None:
             components, final = {}, None
         else:
-            components = {shorten(safe(name), LONGEST_NAME): value for name, value in score.components.items()}
+            components = {metric_name(name): value for name, value in score.components.items()}
             final = score.answer
         return cls(
             trajectory.group,

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-import jsonschema
-
 from rlkit.base.deadlines import slot
 from rlkit.base.errors import RolloutError, show, with_definition
 from rlkit.base.tasks import run_concurrently
@@ -263,6 +261,8 @@ class ParticipantSession:
         """
         if call.name not in self.tools:
             return f"there is no tool {call.name!r}; tools: {', '.join(self.tools)}"
+        import jsonschema
+
         with errors_of(self.tools[call.name]):
             try:
                 jsonschema.validate(call.arguments, self.tools[call.name].parameters)

@@ -28,6 +28,9 @@ MAX_LOGGED = 32
 MAX_LOGGED_CHARS = 4000
 """Characters of a text that is passed to loggers."""
 
+MAX_BLOCK = 2**30
+"""Bytes of JSON that pyarrow reads at once; a row has less."""
+
 TEXTS = ("prompt", "source", "kind", "answer", "text", "final_answer", "stop", "error")
 
 
@@ -42,10 +45,16 @@ def write_answers(stem: Path, evaluation: Evaluation) -> None:
     Raises:
         OSError: The files cannot be written.
     """
-    write_atomically(Path(f"{stem}.jsonl.gz"), json_lines(row for row, _ in _rows(evaluation)))
-    if evaluation.trajectories:  # `datasets` cannot read an empty table
-        rows = [_flat(row, answer) for row, answer in _rows(evaluation)]
-        write_atomically(Path(f"{stem}.parquet"), _parquet(rows, sorted(evaluation.components)[:MAX_COMPONENTS]))
+    table = BytesIO()
+
+    def rows() -> Iterator[JsonObject]:
+        for row, answer in _rows(evaluation):
+            table.write(json.dumps(_flat(row, answer)).encode() + b"\n")
+            yield row
+
+    write_atomically(Path(f"{stem}.jsonl.gz"), json_lines(rows()))
+    if table.getbuffer():  # `datasets` cannot read an empty table
+        write_atomically(Path(f"{stem}.parquet"), _parquet(table, sorted(evaluation.components)[:MAX_COMPONENTS]))
 
 
 def answers_to_log(evaluation: Evaluation) -> list[dict[str, str | float | None]]:
@@ -76,8 +85,10 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[JsonObject, GradedCompletion
             yield origin | as_row(trajectory), answer
 
 
-def _parquet(rows: Sequence[JsonObject], components: Sequence[str]) -> bytes:
+def _parquet(lines: BytesIO, components: Sequence[str]) -> bytes:
+    """Return a table of JSON lines; pyarrow reads those without pandas, which takes as long to import as a step."""
     import pyarrow as pa
+    from pyarrow.json import ParseOptions, ReadOptions, read_json
     from pyarrow.parquet import write_table
 
     text, number = pa.string(), pa.float64()
@@ -89,8 +100,11 @@ def _parquet(rows: Sequence[JsonObject], components: Sequence[str]) -> bytes:
         *((f"reward/{name}", number) for name in components), ("stop", text), ("length", pa.int64()),
         ("turns", pa.int64()), ("error", text),
     ])  # fmt: skip
+    block = min(lines.tell(), MAX_BLOCK)
+    lines.seek(0)
+    table = read_json(lines, ReadOptions(False, block), ParseOptions(schema, unexpected_field_behavior="ignore"))
     buffer = BytesIO()
-    write_table(pa.Table.from_pylist(rows, schema), buffer, compression="zstd")
+    write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
 
 

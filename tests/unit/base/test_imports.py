@@ -36,6 +36,12 @@ def test_the_help_of_fit_loads_neither_models_nor_a_trainer() -> None:
     assert not (heavy | {"datasets", "peft", "accelerate", "rlkit.run.launch", "rlkit.train.rl"}) & loaded
 
 
+def test_a_recipe_is_shown_without_models_or_a_trainer() -> None:
+    loaded = loaded_by(HELP.format(["recipe", "show", "quickstart"]))
+    assert "rlkit.cli.recipe" in loaded
+    assert not {"lightning.fabric", "transformers", "torch._dynamo", "sympy", "rlkit.train.rl", "pyarrow"} & loaded
+
+
 def test_a_run_loads_no_other_trainer_and_no_metrics() -> None:
     loaded = loaded_by("from rlkit.base.imports import import_lazily\nimport_lazily()\nimport rlkit.run.launch")
     assert {"lightning.fabric", "rlkit.train.rl"} <= loaded
@@ -106,3 +112,36 @@ def test_a_submodule_of_a_kind_loads_no_package_of_the_shelf() -> None:
     loaded = loaded_by("from rlkit.rewards import remote")
     assert "rlkit.rewards.remote" in loaded
     assert not [name for name in loaded if name.startswith("rlkit_")]
+
+
+WRITE_ANSWERS = """
+from pathlib import Path
+from types import SimpleNamespace
+from rlkit.run.answers import write_answers
+from rlkit.testing import example_trajectory
+write_answers(Path({!r}), SimpleNamespace(answers={{"": [example_trajectory("7")]}}, components=[]))
+"""
+
+
+def test_a_table_of_answers_is_written_without_pandas(tmp_path: Path) -> None:
+    assert "pandas" not in loaded_by(WRITE_ANSWERS.format(str(tmp_path / "before")))
+    assert (tmp_path / "before.parquet").exists()
+
+
+FULL_COLLECTIONS = """
+import gc, sys
+from rlkit.cli.main import main
+def note(phase, info):
+    if phase == "start" and info["generation"] == 2:
+        print(len(gc.get_objects()), file=sys.stderr)
+gc.callbacks.append(note)
+sys.argv = ["rlkit", "fit", "--help"]
+sys.exit(main())
+"""
+
+
+def test_no_collection_looks_through_imported_modules() -> None:
+    done = subprocess.run((sys.executable, "-c", FULL_COLLECTIONS), capture_output=True, text=True, check=True)
+    sizes = [int(line) for line in done.stderr.splitlines()]
+    assert sizes  # the interpreter collects when it ends
+    assert max(sizes) < 50_000, "torch alone has ten times as many objects"

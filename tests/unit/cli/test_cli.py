@@ -241,8 +241,8 @@ def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path, capsys: pytes
     assert main(["fit", "--resume=runs/nosuch"]) == 2
     assert "--resume is 'runs/nosuch', which does not exist; expected a run folder" in capsys.readouterr().err
     assert main(["fit", f"--resume={tmp_path}"]) == 2
-    expected = f"{str(tmp_path)!r} is no run folder (no recipe.yaml); expected one, or one of its checkpoints\n"
-    assert capsys.readouterr().err.endswith(expected)
+    expected = f"--resume is {str(tmp_path)!r}, which is no run folder (no recipe.yaml); expected a run folder"
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["", "./", "sub [1]/"])
