@@ -14,6 +14,7 @@ from lightning.fabric import Fabric
 
 from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.base.installed import DISTRIBUTION
+from rlkit.base.text import counted
 from rlkit.cli.display import echo, show, show_list
 from rlkit.cli.parsing.annotate import annotated
 from rlkit.cli.parsing.own_recipe import SAVINGS, own_recipe
@@ -120,10 +121,11 @@ def _new(argv: Sequence[str]) -> int:
     file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
     if not file:
         raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
-    text = _of_own_data(words_after) if _names_own_data(words_after) else _with_every_option(words_after)
+    has_own_data = _names_own_data(words_after)
+    text, gpu = _of_own_data(words_after) if has_own_data else (_with_every_option(words_after), "")
     with new_file(file) as out:
         out.write(text)
-    echo(f"{file}: change what you like, then rlkit recipe check {file}, and rlkit fit --recipe {file}")
+    echo(f"{file}: change what you like, then rlkit recipe check {file}{gpu}, and rlkit fit --recipe {file}")
     return 0
 
 
@@ -145,7 +147,8 @@ def _names_own_data(argv: Sequence[str]) -> bool:
     return "--task" in options and not {FROM, "--recipe"}.intersection(options)
 
 
-def _of_own_data(argv: Sequence[str]) -> str:
+def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:
+    """Return a recipe for the user's rows, and the words by which `recipe check` plans for the GPU."""
     line = split(argv, [("--task", {}), ("--reward", {}), ("--model", {}), GPU])
     options = line.options
     reward_options = [(key, value) for key, value in line.overrides if key.startswith("reward.")]
@@ -153,11 +156,13 @@ def _of_own_data(argv: Sequence[str]) -> str:
     if has_stray_words or options.task is None or options.reward is None:
         raise RecipeError(
             "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION, or --reward NAME with "
-            "--reward.OPTION=VALUE, --model NAME and --gpu NAME; change the rest in the file that it writes"
+            "--reward.OPTION=VALUE, --model NAME and --gpu 24GB; change the rest in the file that it writes"
         )
     model = options.model or "tiny"
     texts = [own_recipe(options.task, options.reward, model, reward_options, saving) for saving in SAVINGS]
-    return texts[0] if options.gpu is None else _fitting(texts, model, options.gpu)
+    if options.gpu is not None:
+        return _fitting(texts, model, options.gpu), f" --gpu {options.gpu}"
+    return texts[0], "" if options.model is None else " --gpu GB (your GPU's memory, such as 24GB)"
 
 
 def _fitting(texts: Sequence[str], model: str, gpu: str) -> str:
@@ -245,7 +250,7 @@ def _check(target: Target, data: Data) -> int:
         _measure(recipe, data, fabric)
     elif recipe.trial_reward is not None:
         _try_reward(recipe, recipe.trial_reward, data, fabric)
-    prompts = f"{data.row_count} training rows, {len(data.validation)} validation prompts"
+    prompts = f"{counted(data.row_count, 'training row')}, {counted(len(data.validation), 'validation prompt')}"
     return _verdict(f"ok: {prompts}, context {data.dialogue.context}", misfit)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.functions import missing_function
+from rlkit.base.text import counted
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import missing, plain
 from rlkit.cli.parsing.schema import options
@@ -76,7 +77,8 @@ def own_recipe(
     part = _function(reward) if ":" in reward or reward.endswith(".py") else _named(reward, reward_options)
     rows = sources.files(sources.expand(data, "--task"), "--task")
     if len(rows) < 2:
-        raise RecipeError(f"--task is {show(data)}, which has {len(rows)} rows, expected at least 2, to hold one out")
+        row_count = counted(len(rows), "row")
+        raise RecipeError(f"--task is {show(data)}, which has {row_count}, expected at least 2, to hold one out")
     columns = list(rows[0])
     if not columns:
         raise RecipeError(f"--task is {show(data)}, whose first row has no columns, expected one with the prompt")
