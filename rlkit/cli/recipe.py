@@ -53,8 +53,7 @@ USAGE = """usage: rlkit recipe list
        rlkit recipe check NAME [overrides]
            check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --gpu h100
-           whether it fits that GPU, and how long it takes; --price 2.5 for the
-           cost
+           whether it fits that GPU, how long it takes; its cost by --price 2.5
        rlkit recipe check NAME --deep
            load the models too, and measure a step that changes nothing
 """
@@ -83,15 +82,12 @@ PRICE = ("--price", {"help": "Price of a GPU per hour, to estimate the cost of t
 def run(argv: Sequence[str]) -> int:
     """List, show, write or check; return the exit status."""
     verb, arguments = (argv[0], list(argv[1:])) if argv else ("", [])
-    if verb in ("", "-h", "--help"):
+    if verb in ("", "-h", "--help") or (verb == "new" and {"-h", "--help"}.intersection(arguments)):
         print(USAGE, end="")
         return 0 if verb else 2
     if verb == "list":
         return _list(load_plugins())
     if verb == "new":
-        if any(word in ("-h", "--help") for word in arguments):
-            print(USAGE, end="")
-            return 0
         return _new(arguments)
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
@@ -121,8 +117,7 @@ def _new(argv: Sequence[str]) -> int:
     file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
     if not file:
         raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
-    has_own_data = _names_own_data(words_after)
-    text, gpu = _of_own_data(words_after) if has_own_data else (_with_every_option(words_after), "")
+    text, gpu = _of_own_data(words_after) if _names_own_data(words_after) else (_with_every_option(words_after), "")
     with new_file(file) as out:
         out.write(text)
     echo(f"{file}: change what you like, then rlkit recipe check {file}{gpu}, and rlkit fit --recipe {file}")

@@ -77,8 +77,7 @@ def own_recipe(
     part = _function(reward) if ":" in reward or reward.endswith(".py") else _named(reward, reward_options)
     rows = sources.files(sources.expand(data, "--task"), "--task")
     if len(rows) < 2:
-        row_count = counted(len(rows), "row")
-        raise RecipeError(f"--task is {show(data)}, which has {row_count}, expected at least 2, to hold one out")
+        raise RecipeError(f"--task {show(data)} has {counted(len(rows), 'row')}, expected at least 2, to hold one out")
     columns = list(rows[0])
     if not columns:
         raise RecipeError(f"--task is {show(data)}, whose first row has no columns, expected one with the prompt")
