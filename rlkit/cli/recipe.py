@@ -33,8 +33,7 @@ USAGE = """usage: rlkit recipe list
        rlkit recipe check NAME [overrides]
            check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --gpu h100
-           whether it fits that GPU, and how long it takes; --price 2.5 for the
-           cost
+           whether it fits that GPU, how long it takes; its cost by --price 2.5
        rlkit recipe check NAME --deep
            load the models too, and measure a step that changes nothing
 """
@@ -78,10 +77,10 @@ def _new(argv: Sequence[str]) -> int:
     file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
     if not file:
         raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
-    text = _of_own_data(words_after) if _names_own_data(words_after) else _with_every_option(words_after)
+    text, gpu = _of_own_data(words_after) if _names_own_data(words_after) else (_with_every_option(words_after), "")
     with new_file(file) as out:
         out.write(text)
-    echo(f"{file}: change what you like, then rlkit recipe check {file}, and rlkit fit --recipe {file}")
+    echo(f"{file}: change what you like, then rlkit recipe check {file}{gpu}, and rlkit fit --recipe {file}")
     return 0
 
 
@@ -103,7 +102,8 @@ def _names_own_data(argv: Sequence[str]) -> bool:
     return "--task" in options and not {FROM, "--recipe"}.intersection(options)
 
 
-def _of_own_data(argv: Sequence[str]) -> str:
+def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:
+    """Return a recipe for the user's rows, and the words by which `recipe check` plans for the GPU."""
     line = split(argv, [("--task", {}), ("--reward", {}), ("--model", {}), GPU])
     options = line.options
     reward_options = [(key, value) for key, value in line.overrides if key.startswith("reward.")]
@@ -111,15 +111,15 @@ def _of_own_data(argv: Sequence[str]) -> str:
     if has_stray_words or options.task is None or options.reward is None:
         raise RecipeError(
             "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION, or --reward NAME with "
-            "--reward.OPTION=VALUE, --model NAME and --gpu NAME; change the rest in the file that it writes"
+            "--reward.OPTION=VALUE, --model NAME and --gpu 24GB; change the rest in the file that it writes"
         )
     model = options.model or "tiny"
     texts = [own_recipe(options.task, options.reward, model, reward_options, saving) for saving in SAVINGS]
     if options.gpu is None:
-        return texts[0]
+        return texts[0], "" if options.model is None else " --gpu GB (your GPU's memory, such as 24GB)"
     from rlkit.cli.recipe_check import first_that_fits
 
-    return first_that_fits(texts, model, options.gpu)
+    return first_that_fits(texts, model, options.gpu), f" --gpu {options.gpu}"
 
 
 def _list(registry: Registry) -> int:

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from lightning.fabric import Fabric
 
 from rlkit.base.errors import RecipeError, UnavailableError
+from rlkit.base.text import counted
 from rlkit.cli.display import echo, show
 from rlkit.cli.parsing.own_recipe import SAVINGS
 from rlkit.cli.parsing.parser import Parsed, parse
@@ -115,7 +116,7 @@ def _check(target: Target, data: Data) -> int:
         _measure(recipe, data, fabric)
     elif recipe.trial_reward is not None:
         _try_reward(recipe, recipe.trial_reward, data, fabric)
-    prompts = f"{data.row_count} training rows, {len(data.validation)} validation prompts"
+    prompts = f"{counted(data.row_count, 'training row')}, {counted(len(data.validation), 'validation prompt')}"
     return _verdict(f"ok: {prompts}, context {data.dialogue.context}", misfit)
 
 

@@ -150,6 +150,7 @@ TRL = {
         "RLOOTrainer(MODEL, score, RLOOConfig('out', max_steps=5, normalize_advantages=True), "
         "train_dataset=data['train'])",
         {"advantage": "RLOO", "task.validation_split": 0.1, "reward": "PythonReward"},
+        "normalize_advantages",
     ),
     "penalties": Case(
         "trl", "grpo.yaml",
@@ -279,6 +280,13 @@ FILES = {
   - class_name: verl.tools.gsm8k_tool.Gsm8kTool
     config: {type: native}
     tool_schema: {type: function, function: {name: calc_gsm8k_reward, description: Scores., parameters: {}}}
+""",
+    "own_tools.yaml": """tools:
+  - class_name: verl.tools.search_tool.SearchTool
+    config: {retrieval_service_url: "http://127.0.0.1:1/retrieve"}
+    tool_schema: {type: function, function: {name: search}}
+  - class_name: mine.Calculator
+    config: {type: native}
 """,
     "interaction.yaml": "interaction: [{name: gsm8k, class_name: verl.interactions.x.Gsm8kInteraction}]\n",
 }

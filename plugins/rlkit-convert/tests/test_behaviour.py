@@ -1,4 +1,4 @@
-"""What a configuration does is carried over or to be set by hand, in thirty of them; nothing is silent."""
+"""What a configuration does is carried over or to be set by hand, in forty of them; nothing is silent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from behaviour_cases import CASES, FILES
+from behaviour_cases import CASES as EARLIER
+from behaviour_cases import FILES
+from recent_cases import CASES as RECENT
 from rlkit_convert import convert
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.trl import TRAINER
@@ -14,9 +16,19 @@ from rlkit_convert.write import recipe_problems, recipe_text
 
 from tests.conftest import ROOT, write_metadata
 
-PACKAGES = ("rlkit-convert", "rlkit-engine-vllm", "rlkit-env-verifiers")
-NEEDED = ("allow_code", "train.steps", "train.data_epochs", "reward", "no loss", "no advantage", "nothing corrects")
-"""In what a recipe still needs: code, and what a file leaves open."""
+CASES = EARLIER | {f"late 2025: {name}": case for name, case in RECENT.items()}
+PACKAGES = ("rlkit-convert", "rlkit-tool-search", "rlkit-engine-vllm", "rlkit-env-verifiers")
+NEEDED = (
+    "allow_code",
+    "train.steps",
+    "train.data_epochs",
+    "reward",
+    "no loss",
+    "no advantage",
+    "nothing corrects",
+    "is not installed",
+)
+"""In what a recipe still needs: code, packages, and what a file leaves open."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +68,7 @@ def test_behaviour_is_carried_over_or_to_be_set_by_hand(name: str) -> None:
     assert not [line for line in recipe_problems(text) if not any(word in line for word in NEEDED)]
 
 
-def test_thirty_configurations_are_tried() -> None:
+def test_forty_configurations_are_tried() -> None:
     assert [sum(case.peer == peer for case in CASES.values()) for peer in ("verl", "trl", "openrlhf", "prime-rl")] == [
-        10, 10, 5, 5,
+        13, 14, 7, 6,
     ]  # fmt: skip

@@ -536,7 +536,7 @@ def test_verls_correction_of_the_engine() -> None:
         "correction.level": "sequence",
         "correction.high": 4.0,
     }
-    assert "rejection" in conversion.notes["algorithm.rollout_correction.rollout_rs"]
+    assert conversion.recipe["rejection.level"][0] == "token"
     assert convert("verl", "", "run.sh", [f"{ACTOR}.tis_imp_ratio_cap=2"]).recipe["correction.high"][0] == 2
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.functions import missing_function
+from rlkit.base.text import counted
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.objects import missing, plain
 from rlkit.cli.parsing.schema import options
@@ -77,7 +78,7 @@ def own_recipe(
     part = _function(reward) if ":" in reward or reward.endswith(".py") else _named(reward, reward_options)
     rows = provider(RowReader)().rows_of(data, "--task")  # type: ignore[type-abstract]
     if len(rows) < 2:
-        raise RecipeError(f"--task is {show(data)}, which has {len(rows)} rows, expected at least 2, to hold one out")
+        raise RecipeError(f"--task {show(data)} has {counted(len(rows), 'row')}, expected at least 2, to hold one out")
     columns = list(rows[0])
     if not columns:
         raise RecipeError(f"--task is {show(data)}, whose first row has no columns, expected one with the prompt")

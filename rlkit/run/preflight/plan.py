@@ -63,7 +63,7 @@ def _mixture_lines(data: Data) -> Iterator[str]:
 
 
 def _passes(train: Train, rows: int) -> str:
-    return f"; {train.total_steps * train.prompts_per_step / rows:.2f} passes over {rows} rows"
+    return f"; {train.total_steps * train.prompts_per_step / rows:.2f} passes over {counted(rows, 'row')}"
 
 
 def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:

@@ -389,7 +389,7 @@ def test_recipe_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "show", "quickstart", "--train.lr=0.25"]) == 0
     assert "lr: 0.25" in capsys.readouterr().out
     assert main(["recipe", "check", "quickstart"]) == 0
-    assert "ok: 9000 training rows, 200 validation prompts, context 4096" in capsys.readouterr().out
+    assert "ok: 9,000 training rows, 200 validation prompts, context 4096" in capsys.readouterr().out
     assert main(["recipe", "chek"]) == 2
 
 

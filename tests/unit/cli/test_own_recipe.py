@@ -88,7 +88,7 @@ def test_rows_without_columns_are_refused(folder: Path) -> None:
         ),
         (["--task", "sums.csv"], "takes --reward FILE.py:FUNCTION, or --reward NAME"),
         (["--task=sums.csv", "--reward=reward.py:score", "--train.lr=1"], "change the rest in the file"),
-        (["--task", "one.csv", "--reward", "reward.py:score"], "has 1 rows, expected at least 2"),
+        (["--task", "one.csv", "--reward", "reward.py:score"], "has 1 row, expected at least 2"),
         (["--task=sums.csv", "--reward=MathRewrad"], "did you mean 'MathReward'?"),
         (["--task=sums.csv", "--reward=MathReward", "--reward.format=1"], "reward MathReward has no option 'format'"),
         (["--task=sums.csv", "--reward=ModelReward"], "path"),
@@ -151,6 +151,29 @@ def test_a_small_model_is_trained_in_full(folder: Path) -> None:
     words = ["--task", "sums.csv", "--reward", "reward.py:score", "--gpu", "24GB"]
     assert main(["recipe", "new", "mine.yaml", *words]) == 0
     assert yaml.safe_load((folder / "mine.yaml").read_text(encoding="utf-8"))["model"] == {"path": "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "rlkit recipe check mine.yaml, and"),
+        (["--gpu", "24GB"], "rlkit recipe check mine.yaml --gpu 24GB, and"),
+        (["--model", "org/model"], "rlkit recipe check mine.yaml --gpu GB (your GPU's memory, such as 24GB), and"),
+    ],
+)
+def test_the_check_that_follows_plans_for_the_gpu(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
+) -> None:
+    assert main(["data", "sample", "sums.csv"]) == 0
+    assert main(["recipe", "new", "mine.yaml", "--task", "sums.csv", "--reward", "reward.py:score", *words]) == 0
+    assert hint in capsys.readouterr().out
+
+
+def test_a_single_row_is_counted_as_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "two.csv").write_text("question,answer\n1 + 1 = ?,2\n1 + 2 = ?,3\n", encoding="utf-8")
+    assert main(["recipe", "new", "mine.yaml", "--task", "two.csv", "--reward", "MathReward"]) == 0
+    assert main(["recipe", "check", "mine.yaml"]) == 0
+    assert "ok: 1 training row, 1 validation prompt, context" in capsys.readouterr().out
 
 
 def test_no_recipe_is_written_that_fits_no_gpu(seven_billion: str, capsys: pytest.CaptureFixture[str]) -> None:

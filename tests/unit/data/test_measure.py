@@ -206,7 +206,7 @@ def test_overlong_prompts_through_the_command_line(
         assert main(["recipe", "check", "quickstart", *options, *limits, "--rollout.overlong=drop"]) == 0
         printed = capsys.readouterr().out
         assert "500 prompts of more than 50 tokens are dropped (rollout.overlong)" in printed
-        assert "passes over 2000 rows" in printed
+        assert "passes over 2,000 rows" in printed
     assert len(list(cache.iterdir())) == 1
     assert main(["recipe", "check", "quickstart", *options, *limits, "--train.steps=200"]) == 2
     assert "or set rollout.overlong to drop, left, right or middle" in capsys.readouterr().err

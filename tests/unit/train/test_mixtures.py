@@ -345,7 +345,7 @@ def test_what_is_said_and_measured_of_a_mixture_before_a_run(tmp_path: Path) -> 
     old = f"--mix.old={{weight: 1.0, task: {task}, prompts_per_step: 2}}"
     data = load_data(parse("fit", ["--recipe=quickstart", *SMALL, old]).recipe)
     said = list(plan.lines(data))
-    assert "mix.old: 2 prompts a step with their recorded answers; 6.00 passes over 1 rows" in said
+    assert "mix.old: 2 prompts a step with their recorded answers; 6.00 passes over 1 row" in said
     longest = data.mixtures["old"].longest_row
     assert longest > 1000
     assert f"mix.old: longest recorded answer {longest} tokens with its prompt, context 4096" in said

@@ -30,7 +30,10 @@ ADVANTAGES = {
     "gae": "GAE", "reinforce": "ReinforcePP", "rloo": "RLOO", "reinforce_baseline": "ReinforcePPBaseline",
     "group_norm": "GRPO", "dr_grpo": "GRPO",
 }  # fmt: skip
-SCHEDULES = {"constant": "Constant", "cosine": "Cosine", "cosine_with_min_lr": "Cosine", "linear": "Linear"}
+SCHEDULES = {
+    "constant": "Constant", "constant_with_warmup": "Constant", "cosine": "Cosine", "cosine_with_min_lr": "Cosine",
+    "linear": "Linear",
+}  # fmt: skip
 OLDER_NAMES = {
     "pretrain": "actor.model_name_or_path", "reward_pretrain": "reward.model_name_or_path",
     "critic_pretrain": "critic.model_name_or_path", "remote_rm_url": "reward.remote_url",
@@ -58,7 +61,17 @@ OLDER_NAMES = {
     "enable_ema": "train.enable_ema", "freezing_actor_steps": "critic.freezing_steps",
     "overlong_buffer_len": "reward.overlong_buffer_len", "enable_vllm_is_correction":
     "algo.advantage.is_correction_enable", "policy_loss_type": "actor.policy_loss_type",
-    "no_advantage_std_norm": "algo.advantage.no_std_norm",
+    "no_advantage_std_norm": "algo.advantage.no_std_norm", "kl_horizon": "algo.kl.horizon",
+    "vllm_is_truncated_threshold": "algo.advantage.is_correction_threshold",
+    "vllm_is_correction_type": "algo.advantage.is_correction_type", "use_icepop": "algo.advantage.use_icepop",
+    "lr_warmup_ratio": "actor.lr_warmup_ratio", "lr_scheduler": "actor.lr_scheduler", "adam_betas": "actor.adam.betas",
+    "l2": "actor.adam.weight_decay", "max_norm": "actor.max_norm", "aux_loss_coef": "actor.aux_loss_coef",
+    "eval_temperature": "eval.temperature", "eval_n_samples_per_prompt": "eval.n_samples_per_prompt",
+    "eval_split": "eval.split", "prompt_split": "data.prompt_split", "prompt_data_probs": "data.prompt_probs",
+    "max_len": "data.max_len", "async_queue_size": "train.async_queue_size", "ema_beta": "train.ema_beta",
+    "partial_rollout": "train.partial_rollout_enable", "overlong_penalty_factor": "reward.overlong_penalty_factor",
+    "reward_clip_range": "reward.clip_range", "full_determinism": "train.full_determinism_enable",
+    "stop_properly_penalty_coef": "reward.stop_properly_penalty_coef",
 }  # fmt: skip
 """Names of versions before 0.10, and those of later ones."""
 
@@ -82,6 +95,19 @@ REMEDIES = {
     "critic.save_value_network save_value_network": "nothing to do: a checkpoint also holds the critic",
     "rollout.vllm_generate_batch_size": "rollout.oversample starts more prompts than a step trains on",
 }  # fmt: skip
+
+
+def paths(value: object) -> str | list[str]:
+    """Return a path, or several files that commas separate.
+
+    Raises:
+        ValueError: The value is a mapping or a list, or names several data sets of the hub.
+    """
+    names = text(value).split(",")
+    if len(names) > 1 and not all(name.endswith((".json", ".jsonl", ".parquet", ".csv")) for name in names):
+        raise ValueError("expected a data set, or files; task Mix mixes several data sets")
+    return names if len(names) > 1 else names[0]
+
 
 RULES: dict[str, Rule] = {
     "actor.model_name_or_path": Equivalent("model.path", text),
@@ -107,8 +133,9 @@ RULES: dict[str, Rule] = {
     "critic.model_name_or_path": COMBINED,
     "critic.adam.lr": COMBINED,
     "critic.value_clip": COMBINED,
+    "critic.lr_warmup_ratio": COMBINED,
     "critic.freezing_steps": COMBINED,
-    "critic.*": NoEquivalent("see the section `critic:`"),
+    "critic.max_epochs": ByHand("the critic trains on the policy's mini-batches: train.epochs", (1,)),
     "algo.advantage.is_correction_*": COMBINED,
     "algo.advantage.*": COMBINED,
     "algo.kl.*": COMBINED,
@@ -120,7 +147,7 @@ RULES: dict[str, Rule] = {
     "reward.clip_range": ByHand("shaping.clip, one bound for both signs"),
     "reward.overlong_*": ByHand(OVERLONG),
     "reward.stop_properly_penalty_coef": ByHand("reward Overlong falls as completions approach the limit"),
-    "data.prompt_dataset": Equivalent("task.path", text),
+    "data.prompt_dataset": Equivalent("task.path", paths),
     "data.prompt_split": Equivalent("task.train_split", text),
     "data.prompt_probs": ByHand("task Mix mixes several data sets by weight"),
     "data.input_key": COMBINED,
@@ -161,6 +188,7 @@ RULES: dict[str, Rule] = {
     "ckpt.max_num": Equivalent("save.keep_last", integer),
     "logger.wandb.*": COMBINED,
     **{name: NoEquivalent(remedy) for names, remedy in REMEDIES.items() for name in names.split()},
+    "critic.*": ByHand("see the section `critic:`"),
 }
 
 
@@ -249,6 +277,24 @@ def algorithm(conversion: Conversion) -> None:
             conversion.ask("algo.advantage.no_std_norm", "an option of advantage GRPO: scale_by_std")
     if advantage == "GAE":
         _critic(conversion)
+    elif conversion.get("critic.freezing_steps", integer, 0) > 0:
+        conversion.ask("critic.freezing_steps", "without a critic every step trains the policy")
+    _loss(conversion)
+    if conversion.get("algo.kl.init_coef", number, 0.01) > 0:
+        section = "kl_loss" if conversion.get("algo.kl.use_loss", boolean, False) else "kl_reward"
+        conversion.carry(f"{section}.coef", "algo.kl.init_coef", number, 0.01, "algo.kl.use_loss")
+        conversion.carry(f"{section}.estimator", "algo.kl.estimator", text, "k1")
+        if section == "kl_reward" and conversion.has("algo.kl.target"):
+            conversion.carry("kl_reward.target", "algo.kl.target", number, 0.1)
+            conversion.carry("kl_reward.horizon", "algo.kl.horizon", integer, 10000)
+    if conversion.get("algo.advantage.is_correction_enable", boolean, False):
+        _correction(conversion)
+    if conversion.get("algo.dynamic_filtering_enable", boolean, False):
+        conversion.set("rollout.filter", "ZeroSignal", "algo.dynamic_filtering_enable")
+
+
+def _loss(conversion: Conversion) -> None:
+    """Set the loss, its bounds and the weight of tokens."""
     bounds = conversion.raw("actor.eps_clip_low_high")
     single = conversion.get("actor.eps_clip", number, 0.2)
     low, high = bounds if isinstance(bounds, list) and len(bounds) == 2 else (single, single)
@@ -258,21 +304,27 @@ def algorithm(conversion: Conversion) -> None:
         conversion.set(f"loss.clip_{name}", bound, "actor.eps_clip_low_high", "actor.eps_clip")
     if conversion.has("actor.dual_clip") and not is_sequence:
         conversion.carry("loss.clip_dual", "actor.dual_clip", number, 3.0)
+    elif conversion.has("actor.dual_clip"):
+        conversion.ask("actor.dual_clip", "an option of loss ClipLoss; GSPO has no second bound")
     conversion.set("train.aggregation", "seq_mean_token_mean" if is_sequence else "token_mean")
-    if conversion.get("algo.kl.init_coef", number, 0.01) > 0:
-        section = "kl_loss" if conversion.get("algo.kl.use_loss", boolean, False) else "kl_reward"
-        conversion.carry(f"{section}.coef", "algo.kl.init_coef", number, 0.01, "algo.kl.use_loss")
-        conversion.carry(f"{section}.estimator", "algo.kl.estimator", text, "k1")
-        if section == "kl_reward" and conversion.has("algo.kl.target"):
-            conversion.carry("kl_reward.target", "algo.kl.target", number, 0.1)
-            conversion.carry("kl_reward.horizon", "algo.kl.horizon", integer, 10000)
-    if conversion.get("algo.advantage.is_correction_enable", boolean, False):
-        limits = conversion.raw("algo.advantage.is_correction_threshold")
-        high = limits[1] if isinstance(limits, list) and len(limits) == 2 else 5.0
-        conversion.set("correction.high", high, "algo.advantage.is_correction_enable")
-        conversion.ask("algo.advantage.is_correction_enable", "correction.low sets smaller weights to 0 (IcePop)")
-    if conversion.get("algo.dynamic_filtering_enable", boolean, False):
-        conversion.set("rollout.filter", "ZeroSignal", "algo.dynamic_filtering_enable")
+
+
+def _correction(conversion: Conversion) -> None:
+    """Set the weights between engine and trainer: capped from above, or 0 outside of both bounds (IcePop)."""
+    switch, kind_key, limits_key, icepop = (
+        f"algo.advantage.{name}"
+        for name in ("is_correction_enable", "is_correction_type", "is_correction_threshold", "use_icepop")
+    )
+    limits = conversion.raw(limits_key)
+    low, high = limits if isinstance(limits, list) and len(limits) == 2 else (0.5, 5.0)
+    conversion.set("correction.high", high, switch, limits_key)
+    kind = "icepop" if conversion.get(icepop, boolean, False) else conversion.get(kind_key, text, "tis")
+    if kind == "icepop":
+        conversion.set("correction.low", low, switch, limits_key, kind_key, icepop)
+    elif kind == "tis":
+        conversion.ask(switch, "correction caps weights from above, and raises none to the lower threshold")
+    else:
+        conversion.ask(kind_key, "see the sections `correction:` and `rejection:`")
 
 
 def _critic(conversion: Conversion) -> None:
@@ -280,6 +332,8 @@ def _critic(conversion: Conversion) -> None:
     conversion.carry("advantage.lam", "algo.advantage.lambd", number, 1.0)
     conversion.carry("critic.lr", "critic.adam.lr", number, 9e-6)
     conversion.carry("critic.clip", "critic.value_clip", number, 0.5)
+    if conversion.has("critic.lr_warmup_ratio"):
+        conversion.carry("critic.warmup_ratio", "critic.lr_warmup_ratio", number, 0.03)
     if conversion.has("critic.model_name_or_path"):
         conversion.carry("critic.path", "critic.model_name_or_path", text, "")
     if conversion.get("critic.freezing_steps", integer, 0) > 0:
@@ -290,7 +344,9 @@ def reward(conversion: Conversion) -> None:
     """Set the reward; code and services of the user are named."""
     model = conversion.get("reward.model_name_or_path", text, "")
     url = conversion.get("reward.remote_url", text, "")
-    if model and not url:
+    if "," in model:
+        conversion.ask("reward.model_name_or_path", "reward Composite, of a ModelReward for each")
+    elif model and not url:
         conversion.set("reward", "ModelReward", "reward.model_name_or_path")
         conversion.set("reward.path", model, "reward.model_name_or_path")
     elif url.endswith(".py"):

@@ -34,8 +34,10 @@ OLDER_NAMES = {
     "orchestrator.max_async_level": "orchestrator.max_off_policy_steps", "trainer.max_steps": "max_steps",
     "wandb.project": "monitors.wandb.project", "wandb.name": "monitors.wandb.name",
     "trainer.model.name": "model.name", "orchestrator.seq_len": "seq_len", "orchestrator.max_steps": "max_steps",
-    "trainer.model.experimental.lora.rank": "trainer.model.lora.rank",
-    "trainer.model.experimental.lora.alpha": "trainer.model.lora.alpha",
+    **{f"trainer.model.experimental.lora.{name}": f"trainer.model.lora.{name}"
+       for name in ("rank", "alpha", "dropout", "target_modules", "modules_to_save")},
+    "ckpt.keep": "ckpt.keep_last", "orchestrator.eval.rollouts_per_example": "orchestrator.eval.group_size",
+    "orchestrator.eval.env": "orchestrator.eval.source",
 }  # fmt: skip
 """Names of earlier versions, and those of later ones."""
 SCHEDULES = {"constant": "Constant", "linear": "Linear", "cosine": "Cosine"}
@@ -53,8 +55,6 @@ REMEDIES = {
     "deployment.*": "fabric.devices are the trainer's; rollout.engine.first_gpu and servers are the engines'",
     "inference.* inference": "an argument of the engine, in rollout.engine.launch.args",
     "orchestrator.train.filter_zero_advantages": "nothing to do: samples of advantage 0 have no gradient",
-    "orchestrator.train.sampling.extra_body.* orchestrator.eval.sampling.*": "see rollout.sampling and "
-    "validation.sampling",
     "orchestrator.model.lora.* orchestrator.model.*": "nothing to do: engines have the trainer's model",
     "ckpt.* trainer.ckpt.* orchestrator.ckpt.* ckpt resume.*": "save.every; rlkit fit --resume RUN",
     "monitors.* *.monitors.*": "log.loggers: Wandb, TensorBoard or MLflow",
@@ -75,6 +75,15 @@ RULES: dict[str, Rule] = {
     "orchestrator.max_off_policy_steps": Equivalent("rollout.max_staleness", integer),
     "orchestrator.train.sampling.max_completion_tokens": Equivalent("rollout.sampling.max_tokens", integer),
     "orchestrator.train.sampling.temperature": Equivalent("rollout.sampling.temperature", number),
+    "orchestrator.*sampling.repetition_penalty": ByHand("rlkit has none: log-probs would differ from the trainer's"),
+    "orchestrator.train.sampling.*": ByHand("see rollout.sampling"),
+    "orchestrator.sampling.*": ByHand("see rollout.sampling"),
+    "orchestrator.eval.sampling.temperature": Equivalent("validation.sampling.temperature", number),
+    "orchestrator.eval.sampling.max_tokens": Equivalent("validation.sampling.max_tokens", integer),
+    "orchestrator.eval.sampling.max_completion_tokens": Equivalent("validation.sampling.max_tokens", integer),
+    "orchestrator.eval.sampling.*": ByHand("see validation.sampling"),
+    "orchestrator.mask_truncated_completions": Equivalent("train.mask_truncated", bool),
+    "orchestrator.oversampling_factor": ByHand("steps with rollout.max_staleness wait for no group", (1.0,)),
     "orchestrator.train.source": COMBINED,
     "orchestrator.train.curriculum*": ByHand("curriculum: Difficulty or SuccessRate"),
     "orchestrator.buffer.*": ByHand("curriculum: Difficulty or SuccessRate; rollout.filter"),

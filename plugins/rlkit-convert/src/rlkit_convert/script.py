@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rlkit.base.errors import RecipeError
 from rlkit_convert.script_data import SPLITS, read_dataset
+from rlkit_convert.script_objects import read_attributes, read_changes, read_model
 from rlkit_convert.source import PeerOptions
 from rlkit_convert.syntax import Script, add, arguments, name_of, text_of
 
@@ -30,8 +31,8 @@ ADAPTERS = {
 """Arguments of peft's `LoraConfig`, and the options of TRL's command line."""
 TRAINER_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
 """The arguments of a trainer by position."""
-IGNORED = {"args", "processing_class", "tokenizer", "optimizers", "reward_processing_classes"}
-"""Arguments of a trainer that are read elsewhere, or that rlkit finds in the model's folder."""
+IGNORED = {"processing_class", "tokenizer", "reward_processing_classes"}
+"""Arguments of a trainer that rlkit finds in the model's folder."""
 
 
 def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
@@ -48,22 +49,38 @@ def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"{name} is no Python script: {' '.join(str(error).split())}") from error
     options, script, trainer = PeerOptions(), Script.of(tree), ""
-    for kind, part, call in _calls(tree):
+    subclasses = _subclasses(tree)
+    calls = list(_calls(tree, subclasses))
+    for kind, part, call in calls:
         if part == "Config":
             for key, value in arguments(call, script, ("output_dir",)):
                 add(options, script, key, value)
         else:
             _read_trainer(options, script, call, name)
+        if name_of(call.func) in subclasses:
+            options.unresolved[f"class {name_of(call.func)}"] = f"it changes {kind}{part}"
         trainer = trainer or kind.lower()
+    if trainer:
+        read_changes(options, script, tree)
+    if any(part == "Config" for _, part, _ in calls):
+        options.unresolved.pop("args", None)
     return options, trainer
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
+def _subclasses(tree: ast.Module) -> dict[str, str]:
+    """Return the classes of TRL from which classes of the script are derived, by the names of the latter."""
+    bases = {f"{kind}{part}" for kind in KINDS for part in ("Config", "Trainer")}
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return {node.name: name_of(base) for node in classes for base in node.bases if name_of(base) in bases}
+
+
+def _calls(tree: ast.Module, subclasses: Mapping[str, str]) -> Iterator[tuple[str, str, ast.Call]]:
     """Yield the calls of TRL's configurations and trainers, the configurations first."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for part in ("Config", "Trainer"):
         for call in calls:
-            kind = next((kind for kind in KINDS if name_of(call.func) == f"{kind}{part}"), None)
+            name = subclasses.get(name_of(call.func), name_of(call.func))
+            kind = next((kind for kind in KINDS if name == f"{kind}{part}"), None)
             if kind is not None:
                 yield kind, part, call
 
@@ -71,9 +88,13 @@ def _calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
 def _read_trainer(options: PeerOptions, script: Script, call: ast.Call, name: str) -> None:
     for key, node in arguments(call, script, TRAINER_ARGUMENTS):
         if key == "model":
-            add(options, script, "model_name_or_path", _model_of(script.resolve(node)))
+            read_model(options, script, "model_name_or_path", script.resolve(node))
         elif key == "teacher_model":
-            add(options, script, "teacher_model_name_or_path", _model_of(script.resolve(node)))
+            read_model(options, script, "teacher_model_name_or_path", script.resolve(node))
+        elif key == "args":
+            options.unresolved["args"] = f"it is `{text_of(node)}`, which a command line sets"
+            if isinstance(node, ast.Name):
+                read_attributes(options, script, node.id)
         elif key == "reward_funcs":
             _read_rewards(options, script, node, name)
         elif key == "peft_config":
@@ -82,13 +103,6 @@ def _read_trainer(options: PeerOptions, script: Script, call: ast.Call, name: st
             read_dataset(options, script, key, script.resolve(node))
         elif key not in IGNORED:
             options.unresolved[key] = f"an argument of the trainer, `{text_of(node)}`"
-
-
-def _model_of(node: ast.expr) -> ast.expr:
-    """Return the name in `AutoModel….from_pretrained(NAME)`, or the node itself."""
-    if isinstance(node, ast.Call) and name_of(node.func) == "from_pretrained" and node.args:
-        return node.args[0]
-    return node
 
 
 def _read_adapters(options: PeerOptions, script: Script, node: ast.expr) -> None:

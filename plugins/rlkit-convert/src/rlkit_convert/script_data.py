@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from rlkit_convert.script_steps import read_step
+from rlkit_convert.script_steps import WITHOUT_EFFECT, read_step
 from rlkit_convert.source import PeerOptions
 from rlkit_convert.syntax import Script, Unknown, add, arguments, is_text, name_of, text_of
 
@@ -28,12 +28,16 @@ def read_dataset(options: PeerOptions, script: Script, key: str, node: ast.expr)
                 split = None  # of that step
             if key == "train_dataset":
                 read_step(options, script, data)
+            elif data.func.attr not in ("map", "train_test_split", *WITHOUT_EFFECT):
+                options.unresolved["eval_dataset"] = f"its rows are `{text_of(node)}`, which is not run"
+                return
             data = script.resolve(data.func.value)
         elif steps <= MAX_STEPS and isinstance(data, ast.Call) and (result := _result(script, data)) is not None:
             defaults = _defaults(script, data)
             data = script.resolve(result)
         else:
-            options.unresolved["dataset_name"] = f"{key} is `{text_of(node)}`, which is not run"
+            option = "dataset_name" if key == "train_dataset" else key
+            options.unresolved[option] = f"{key} is `{text_of(node)}`, which is not run"
             return
     split = defaults.get(name_of(split), split) if isinstance(split, ast.Name) else split
     keywords = dict(arguments(data, script, ("path", "name")))
@@ -41,11 +45,26 @@ def read_dataset(options: PeerOptions, script: Script, key: str, node: ast.expr)
     if "data_files" in keywords:
         _read_files(options, script, key, keywords["data_files"], split)
         return
-    for option, argument in (("dataset_name", "path"), ("dataset_config", "name")):
-        if argument in keywords:
-            add(options, script, option, keywords[argument])
+    names = [
+        (option, keywords[argument])
+        for option, argument in (("dataset_name", "path"), ("dataset_config", "name"))
+        if argument in keywords
+    ]
+    if key == "eval_dataset" and any(_differs(options, script, option, value) for option, value in names):
+        options.unresolved[key] = f"it is another data set, `{text_of(data)}`"
+        return
+    for option, value in names:
+        add(options, script, option, value)
     if split is not None:
         add(options, script, SPLITS[key], split)
+
+
+def _differs(options: PeerOptions, script: Script, option: str, node: ast.expr) -> bool:
+    """Check whether an option of the training rows has another value."""
+    try:
+        return options.values.get(option) not in (None, script.value(node))
+    except Unknown:
+        return True
 
 
 def _read_files(options: PeerOptions, script: Script, key: str, node: ast.expr, split: ast.expr | None) -> None:

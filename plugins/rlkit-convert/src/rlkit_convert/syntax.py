@@ -30,6 +30,7 @@ class Script:
         definitions: Functions that are defined once, anywhere, by name.
         imports: `module:name` by the name that the script uses.
         has_guard: Whether it tests `__name__`, so that it does not train when it is imported.
+        assignments: Those to a single target, each with whether it is outside of branches and loops.
     """
 
     bindings: dict[str, list[tuple[int, ast.expr]]]
@@ -37,6 +38,7 @@ class Script:
     definitions: dict[str, ast.FunctionDef]
     imports: dict[str, str]
     has_guard: bool
+    assignments: list[tuple[ast.Assign, bool]]
 
     @classmethod
     def of(cls, tree: ast.Module) -> Script:
@@ -49,7 +51,10 @@ class Script:
         definitions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         counts = Counter(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
         once = {name: node for name, node in definitions.items() if counts[name] == 1}
-        return cls(_bindings(tree), functions, once, imports, any(map(_is_guard, tree.body)))
+        certain = {id(node) for statements in _sequences(tree) for node in statements}
+        assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and len(node.targets) == 1]
+        assignments = [(node, id(node) in certain) for node in assigned]
+        return cls(_bindings(tree), functions, once, imports, any(map(_is_guard, tree.body)), assignments)
 
     def resolve(self, node: ast.expr) -> ast.expr:
         """Return the expression that a name is bound to where it is used, or the node itself."""
@@ -79,10 +84,18 @@ class Script:
         return list(value) if isinstance(value, tuple) else value
 
     def _computed(self, node: ast.expr) -> object:
-        """Return the value of a list, a text in parts, a conversion, or the default of an environment variable."""
+        """Return the value of a list, a mapping, a text in parts, a conversion, or the default of a variable."""
         try:
             if isinstance(node, ast.List | ast.Tuple):
                 return [self.value(item) for item in node.elts]
+            if isinstance(node, ast.Attribute) and name_of(node.value) == "torch":  # torch.bfloat16
+                return node.attr
+            if isinstance(node, ast.Dict) and all(map(is_text, node.keys)):
+                return {
+                    ast.literal_eval(key): self.value(value)
+                    for key, value in zip(node.keys, node.values, strict=True)
+                    if key is not None
+                }
             if isinstance(node, ast.JoinedStr):
                 return "".join(map(self._piece, node.values))
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

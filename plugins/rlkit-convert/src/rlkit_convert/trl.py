@@ -120,7 +120,7 @@ RULES: dict[str, Rule] = {
     "use_rslora": COMBINED,
     "use_dora": COMBINED,
     "load_in_4bit": Equivalent("model.quantization", lambda value: "nf4" if boolean(value) else None),
-    "load_in_*": NoEquivalent(QUANTISED),
+    "load_in_*": ByHand(QUANTISED),
     "bnb_*": NoEquivalent(QUANTISED),
     "use_bnb_*": NoEquivalent(QUANTISED),
     "model_revision": ByHand("download that revision and set model.path to its folder", ("main",)),
@@ -143,6 +143,12 @@ RULES: dict[str, Rule] = {
     "dataset_map": ByHand("task HFDataset reads columns by name; save the rows that it makes with `to_json`"),
     "label_smoothing_factor": ByHand("an option of loss CrossEntropy only"),
     "neftune_noise_alpha": ByHand("rlkit adds no noise to embeddings"),
+    "args": ByHand("give the options of its command line after the file"),
+    "optimizers": ByHand("train.optimizer: AdamW, Muon or TorchOptimizer, and train.schedule"),
+    "eval_dataset": ByHand("task.validation_path, task.validation_split, or a task of its own under validation.tasks"),
+    "processing_class.*": ByHand("save the tokenizer with the model, and set model.path to their folder"),
+    "model.*": ByHand("save the model as the script makes it, and set model.path to its folder"),
+    "class *": ByHand("a loss, an advantage or a callback of your own: rlkit docs plugins"),
     "callbacks": ByHand("`callbacks:` lists rlkit's; write one with rlkit plugins new NAME --kind callback"),
     "rollout_func": ByHand(TOOLS),
     "environment_factory": ByHand(TOOLS),
@@ -302,6 +308,8 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
         options = read_yaml(content, name, nested=False)
     elif name.lower().endswith(".py"):
         options, trainer = read_script(content, name)
+        if overrides:  # the options of the command line
+            options.unresolved.pop("args", None)
     else:
         options = PeerOptions()
         words = next((command for command in commands(content, name) if _has_flag(command)), [])

@@ -18,6 +18,10 @@ AGGREGATION = {
 UPDATE = ("per_device_train_batch_size", "num_processes", "gradient_accumulation_steps")
 ROLLOUT = (*UPDATE, "steps_per_generation", "generation_batch_size", "num_mini_batches")
 """Options that set the number of completions of a rollout."""
+SCALES: dict[str, bool | str] = {
+    "group": True, "True": True, "true": True, "batch": "batch", "none": False, "False": False, "false": False,
+}  # fmt: skip
+"""TRL's values of `scale_rewards`, and rlkit's of `advantage.scale_by_std`."""
 PEFT_TARGETS = (
     "without lora_target_modules peft chooses by the model's type, such as [q_proj, v_proj] for Llama and Qwen2; set "
     "model.lora.targets, which is all-linear by default"
@@ -176,20 +180,32 @@ def advantage(conversion: Conversion) -> None:
     if trainer(conversion) == "rloo":
         conversion.set("advantage", "RLOO", TRAINER)
         if conversion.get("normalize_advantages", boolean, False):
-            conversion.note("normalize_advantages", "advantage ReinforcePPBaseline whitens over the batch")
-        if conversion.has("reward_clip_range"):
-            conversion.note("reward_clip_range", "shaping.clip, which is symmetric around 0")
+            conversion.ask("normalize_advantages", "advantage ReinforcePPBaseline whitens over the batch")
+        bound = conversion.get("reward_clip_range", _symmetric, 0.0)
+        if bound:
+            conversion.set("shaping.clip", bound, "reward_clip_range")
         return
-    scale = conversion.get("scale_rewards", text, "group").lower()
+    scale = conversion.get("scale_rewards", choice(SCALES), True)
     conversion.set("advantage", "GRPO", TRAINER)
     conversion.set("advantage.eps", 1e-4)
-    if scale in ("none", "false"):
-        conversion.set("advantage.scale_by_std", False, "scale_rewards")
-    elif scale == "batch":
-        why = "nearest: advantage.scale_by_std batch, the deviation of R - mean rather than of R"
-        conversion.note("scale_rewards", why)
+    if scale is not True:
+        conversion.set("advantage.scale_by_std", scale, "scale_rewards")
+    if scale == "batch":
+        conversion.note("scale_rewards", "by the deviation of R - mean in the batch, rather than that of R")
     if conversion.get("multi_objective_aggregation", text, "sum_then_normalize") == "normalize_then_sum":
         conversion.ask("multi_objective_aggregation", "advantage GDPO, with the weights of the reward's components")
+
+
+def _symmetric(value: object) -> float:
+    """Return the bound of a range around 0.
+
+    Raises:
+        ValueError: The value is no such range.
+    """
+    low, high = map(number, value) if isinstance(value, list) and len(value) == 2 else (0.0, 0.0)
+    if not 0 < high == -low:
+        raise ValueError("expected [-bound, bound], which shaping.clip may be")
+    return high
 
 
 def loss(conversion: Conversion) -> None:
@@ -217,6 +233,10 @@ def _grpo_loss(conversion: Conversion) -> None:
     conversion.set("train.aggregation", AGGREGATION[kind], "loss_type")
     low = conversion.get("epsilon", number, 0.2)
     high = conversion.get("epsilon_high", number, low)
+    level = "importance_sampling_level"
+    sequence = conversion.get(level, choice({"token": False, "sequence": True}), False)
+    if sequence and kind in ("cispo", "sapo", "vespo"):
+        conversion.ask(level, f"the ratio of {kind} is that of each token; loss GSPO has the ratio of the sequence")
     if kind == "cispo":  # TRL bounds the ratio itself
         conversion.set("loss", "CISPO", "loss_type")
         conversion.set("loss.clip_high", round(max(high - 1, 0.0), 9), "epsilon_high", "epsilon")
@@ -231,11 +251,12 @@ def _grpo_loss(conversion: Conversion) -> None:
             conversion.carry(f"loss.k_{sign}", f"vespo_k_{sign}", number, k)
             conversion.carry(f"loss.decay_{sign}", f"vespo_lambda_{sign}", number, decay)
     else:
-        sequence = conversion.get("importance_sampling_level", text, "token") == "sequence"
-        conversion.set("loss", "GSPO" if sequence else "ClipLoss", "importance_sampling_level", "loss_type")
+        conversion.set("loss", "GSPO" if sequence else "ClipLoss", level, "loss_type")
         conversion.set("loss.clip_low", low, "epsilon")
         conversion.set("loss.clip_high", high, "epsilon_high", "epsilon")
-        if conversion.get("delta", number, 0.0) > 1 and not sequence:
+        if conversion.has("delta") and sequence:
+            conversion.ask("delta", "an option of loss ClipLoss; GSPO has no second bound")
+        elif conversion.get("delta", number, 0.0) > 1:
             conversion.carry("loss.clip_dual", "delta", number, 0.0)
 
 
@@ -274,6 +295,8 @@ def reward(conversion: Conversion) -> None:
         _functions(conversion, functions)
     elif "reward" not in conversion.recipe:
         conversion.ask("reward_funcs", f"not in this file: {REWARDS}")
+        if conversion.has("reward_weights"):
+            conversion.ask("reward_weights", "reward.weights of a Composite, by the names of its parts")
 
 
 def _functions(conversion: Conversion, functions: list[str]) -> None:

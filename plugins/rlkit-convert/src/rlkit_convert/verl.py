@@ -33,6 +33,10 @@ SCHEDULE_OPTIONS = (
     "lr_warmup_steps", "lr_warmup_steps_ratio", "lr_scheduler_type", "warmup_style", "lr_decay_style", "min_lr_ratio",
     "num_cycles",
 )  # fmt: skip
+CORRECTION_OPTIONS = (
+    "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "rollout_rs_threshold_lower",
+    "bypass_mode",
+)  # fmt: skip
 TURN_OPTIONS = ("enable", "max_assistant_turns", "tool_config_path", "interaction_config_path")
 
 DEFAULTS: dict[str, object] = {
@@ -174,8 +178,7 @@ RULES: dict[str, Rule] = {
     "algorithm.kl_penalty": COMBINED,
     "algorithm.kl_ctrl.*": COMBINED,
     "algorithm.filter_groups.*": COMBINED,
-    "algorithm.rollout_correction.rollout_is": COMBINED,
-    "algorithm.rollout_correction.rollout_is_threshold": COMBINED,
+    **{f"algorithm.rollout_correction.{name}": COMBINED for name in CORRECTION_OPTIONS},
     "trainer.total_training_steps": Equivalent("train.steps", integer),
     "trainer.total_epochs": COMBINED,
     "trainer.save_freq": Equivalent("save.every", interval),

@@ -7,6 +7,7 @@ from functools import partial
 from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
 from rlkit_convert.steps import set_steps
 from rlkit_convert.verl import ADVANTAGES, ESTIMATORS, LOSSES
+from rlkit_convert.verl_correction import correction
 from rlkit_convert.verl_reward import reward
 from rlkit_convert.verl_runtime import ACTOR, MODEL, ROLLOUT
 from rlkit_convert.verl_tools import tools
@@ -168,17 +169,6 @@ def divergence(conversion: Conversion) -> None:
     if conversion.get(f"{control}.type", text, "fixed") == "adaptive":
         conversion.carry("kl_reward.target", f"{control}.target_kl", number, 0.1)
         conversion.carry("kl_reward.horizon", f"{control}.horizon", integer, 10000)
-
-
-def correction(conversion: Conversion) -> None:
-    """Set the importance weights between engine and trainer, which verl caps from above."""
-    cap = f"{ACTOR}.tis_imp_ratio_cap"
-    level, threshold = (f"algorithm.rollout_correction.rollout_is{end}" for end in ("", "_threshold"))
-    if conversion.get(cap, number, -1.0) > 0:
-        conversion.carry("correction.high", cap, number, 2.0)
-    if conversion.has(level):
-        conversion.carry("correction.level", level, choice({"token": "token", "sequence": "sequence"}), "token")
-        conversion.carry("correction.high", threshold, number, 2.0)
 
 
 def engine(conversion: Conversion) -> None:

@@ -45,8 +45,9 @@ def reward(conversion: Conversion) -> None:
 def _list_reward(conversion: Conversion, key: str) -> None:
     """Record what to do about an option of the reward that is not carried over."""
     if "overlong_buffer" in key or key.endswith("max_resp_len"):
-        switches = [name for name in conversion.options.values if "overlong_buffer" in name and ".enable" in name]
-        if any(conversion.get(name, boolean, False) for name in switches):
+        if key.endswith(".log"):
+            conversion.note(key, "nothing to do: each part of a Composite is logged")
+        elif _overlong_switch(conversion):
             conversion.ask(key, "options of Overlong, in a Composite with the reward; recipe dapo_gsm8k has one")
     elif key.startswith("custom_reward_function.reward_kwargs"):
         conversion.ask(key, "give the function's argument this default")
@@ -88,14 +89,16 @@ def _programs(conversion: Conversion) -> object:
 
 def _overlong(conversion: Conversion, scorer: dict[str, object], *sources: str) -> None:
     """Add the penalty of DAPO's reward manager, under any name that a version of verl has for it."""
-    switches = [key for key in conversion.options.values if key.endswith(".enable") and "overlong_buffer" in key]
-    if not switches or not conversion.get(switches[0], boolean, False):
+    switch = _overlong_switch(conversion)
+    if not switch:
         return
-    prefix = switches[0].removesuffix("enable")
-    budget = conversion.get("data.max_response_length", integer, 512)
+    prefix = switch.removesuffix("enable")
+    limits = [key for key in conversion.options.values if key.endswith(".max_resp_len")]
+    budget_key = limits[0] if limits else "data.max_response_length"
+    budget = conversion.get(budget_key, integer, 512)
     factor = conversion.get(f"{prefix}penalty_factor", number, 1.0)
     buffer = conversion.get(f"{prefix}len", integer, 0)
-    if conversion.is_unknown("data.max_response_length", f"{prefix}penalty_factor", f"{prefix}len"):
+    if conversion.is_unknown(budget_key, f"{prefix}penalty_factor", f"{prefix}len"):
         return
     if not 0 < buffer <= budget or factor < 0:
         return
@@ -103,5 +106,11 @@ def _overlong(conversion: Conversion, scorer: dict[str, object], *sources: str) 
     parts = {**scorer, "length": {"class_path": "Overlong", "init_args": options}}
     for key in [key for key in conversion.recipe if key.partition(".")[0] == "reward"]:
         del conversion.recipe[key]
-    conversion.set("reward", "Composite", switches[0])
-    conversion.set("reward.rewards", parts, *sources, f"{prefix}len", f"{prefix}penalty_factor", switches[0])
+    conversion.set("reward", "Composite", switch)
+    conversion.set("reward.rewards", parts, *sources, f"{prefix}len", f"{prefix}penalty_factor", switch, *limits)
+
+
+def _overlong_switch(conversion: Conversion) -> str:
+    """Return the option that switches the penalty of long completions on; empty if none does."""
+    switches = [key for key in conversion.options.values if key.endswith(".enable") and "overlong_buffer" in key]
+    return switches[0] if switches and conversion.get(switches[0], boolean, False) else ""

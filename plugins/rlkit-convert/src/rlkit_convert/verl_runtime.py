@@ -26,7 +26,7 @@ ROLLOUTS = "nothing to do: rollouts are saved in the run folder; log.rollouts"
 OWN_BATCHES = "nothing to do: the critic trains on the policy's batches"
 
 REMEDIES = {
-    "*_target_ *.rollout_n": "nothing to do: verl's own bookkeeping",
+    "*_target_ *.rollout_n hydra.*": "nothing to do: verl's own bookkeeping",
     "data.val_batch_size data.validation_shuffle": "nothing to do: all validation prompts are sampled",
     "data.filter_overlong_prompts_workers": "nothing to do: prompts are tokenised on all CPUs",
     "data.dataloader_num_workers": "nothing to do: rows are read in the run's process",
@@ -92,7 +92,6 @@ REMEDIES = {
     "reward_manager.* reward.reward_manager.*": "nothing to do: names verl's own class",
     "*.lora.merge *.lora.freeze_* *.lora.a2a_*": "nothing to do: only adapters are trained; rlkit export merges them",
     "algorithm.pf_ppo.*": "nothing to do: an option of use_pf_ppo",
-    "algorithm.rollout_correction.rollout_rs_threshold": "nothing to do: an option of rollout_rs",
     "trainer.max_critic_ckpt_to_keep": "save.keep_last counts checkpoints, which include the critic",
     "trainer.resume_*": "rlkit fit --resume RUN, or --resume auto with --out",
     "trainer.default_local_dir": "rlkit fit --out FOLDER; save.folder for checkpoints alone",
