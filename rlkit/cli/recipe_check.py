@@ -168,7 +168,6 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
     for line in (*plan.batches(recipe, rows, ranks), *plan.large_model(recipe, target.is_gpu(fabric))):
         echo(line)
     try:
-        plan.require_division(recipe)
         for line in check_adapters(recipe.model):
             echo(line)
         misfit = _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))

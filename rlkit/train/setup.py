@@ -20,6 +20,7 @@ from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.offload import use_device
 from rlkit.distributed.ranks import Ranks
 from rlkit.distributed.sequence import division_problem
+from rlkit.distributed.tensor_parallel import plan_of
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import is_launched
 from rlkit.interfaces.runtime import BoundPart, Runtime
@@ -100,13 +101,13 @@ def require_device_memory(fabric: Fabric) -> None:
 
 
 def require_divisible(recipe: Recipe) -> None:
-    """Refuse sequence parallelism for models whose tokens cannot be divided, by their configurations.
+    """Refuse parallelism for models whose matrices or tokens cannot be divided, by their configurations.
 
     Raises:
         RecipeError: A model is such, or its configuration is malformed.
     """
     strategy, model, critic, teacher = recipe.fabric.strategy, recipe.model, recipe.critic, recipe.teacher
-    if not isinstance(strategy, FSDP2) or strategy.sequence_parallel == 1:
+    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == strategy.sequence_parallel == 1:
         return
     models = {"model.path": model}
     if critic is not None and critic.path is not None:
@@ -119,7 +120,9 @@ def require_divisible(recipe: Recipe) -> None:
                 config = find_config(loaded)
         except UnavailableError:  # reported when the model is loaded
             continue
-        problem = division_problem(config)
+        if strategy.tensor_parallel > 1:
+            plan_of(config, strategy.tensor_parallel)
+        problem = division_problem(config) if strategy.sequence_parallel > 1 else None
         if problem is not None:
             raise RecipeError(
                 f"fabric.strategy has sequence_parallel={strategy.sequence_parallel}, but the tokens of {option} "

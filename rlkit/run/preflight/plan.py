@@ -9,7 +9,6 @@ from typing import NamedTuple
 from rlkit.base.errors import RecipeError, RolloutError, show
 from rlkit.base.text import counted
 from rlkit.data.data import Data
-from rlkit.distributed.tensor_parallel import plan_of
 from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import RewardFunction, RewardManager
@@ -17,7 +16,7 @@ from rlkit.models.activations import precision_of
 from rlkit.models.config import context_limit, load_config
 from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
-from rlkit.recipe import FSDP2, Lora, Recipe, Train
+from rlkit.recipe import Lora, Recipe, Train
 from rlkit.run.preflight.structure_texts import structured_texts
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
@@ -35,7 +34,6 @@ Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 def lines(data: Data, ranks: int = 1) -> Iterator[str]:
     """Yield batch sizes and lengths for a number of data-parallel ranks, and warnings about the recipe."""
     yield from batches(data.recipe, len(data.order.rows), ranks)
-    require_division(data.recipe)
     limit = context_limit(load_config(data.recipe.model))
     if limit is not None:
         yield limit
@@ -43,17 +41,6 @@ def lines(data: Data, ranks: int = 1) -> Iterator[str]:
     for name, mixture in (data.recipe.mix or {}).items():
         if mixture.task is not None:
             yield from (f"mix.{name}: {line}" for line in _mixture_lines(data.mixtures[name]))
-
-
-def require_division(recipe: Recipe) -> None:
-    """Refuse a policy whose matrices the recipe's tensor parallelism cannot divide.
-
-    Raises:
-        RecipeError: It cannot; UnavailableError if the policy's configuration cannot be reached.
-    """
-    strategy = recipe.fabric.strategy
-    if isinstance(strategy, FSDP2) and strategy.tensor_parallel > 1:
-        plan_of(find_config(recipe.model), strategy.tensor_parallel)
 
 
 def _mixture_lines(data: Data) -> Iterator[str]:

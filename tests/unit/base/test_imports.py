@@ -42,11 +42,25 @@ def test_a_recipe_is_shown_without_models_or_a_trainer() -> None:
     assert not {"lightning.fabric", "transformers", "torch._dynamo", "sympy", "rlkit.train.rl", "pyarrow"} & loaded
 
 
-def test_a_run_loads_no_other_trainer_and_no_metrics() -> None:
-    loaded = loaded_by("from rlkit.base.imports import import_lazily\nimport_lazily()\nimport rlkit.run.launch")
+RUN = """
+from rlkit.base.imports import import_lazily
+import_lazily()
+import rlkit.run.launch
+from pathlib import Path
+from types import SimpleNamespace
+from rlkit.run.answers import write_answers
+from rlkit.testing import example_trajectory
+write_answers(Path({!r}), SimpleNamespace(answers={{"": [example_trajectory("7")]}}, components=[]))
+"""
+
+
+def test_a_run_loads_no_other_trainer_and_no_metrics(tmp_path: Path) -> None:
+    """Its tables of answers are written without pandas, which takes as long to import as a step."""
+    loaded = loaded_by(RUN.format(str(tmp_path / "before")))
     assert {"lightning.fabric", "rlkit.train.rl"} <= loaded
-    trainers = {"lightning", "lightning.pytorch", "torchmetrics", "datasets", "peft", "rich"}
+    trainers = {"lightning", "lightning.pytorch", "torchmetrics", "datasets", "peft", "rich", "pandas"}
     assert not (trainers | {"scipy", "scipy.optimize", "scipy.special"}) & loaded
+    assert (tmp_path / "before.parquet").exists()
 
 
 def test_a_function_of_scipy_works_when_it_is_called() -> None:
@@ -112,20 +126,6 @@ def test_a_submodule_of_a_kind_loads_no_package_of_the_shelf() -> None:
     loaded = loaded_by("from rlkit.rewards import remote")
     assert "rlkit.rewards.remote" in loaded
     assert not [name for name in loaded if name.startswith("rlkit_")]
-
-
-WRITE_ANSWERS = """
-from pathlib import Path
-from types import SimpleNamespace
-from rlkit.run.answers import write_answers
-from rlkit.testing import example_trajectory
-write_answers(Path({!r}), SimpleNamespace(answers={{"": [example_trajectory("7")]}}, components=[]))
-"""
-
-
-def test_a_table_of_answers_is_written_without_pandas(tmp_path: Path) -> None:
-    assert "pandas" not in loaded_by(WRITE_ANSWERS.format(str(tmp_path / "before")))
-    assert (tmp_path / "before.parquet").exists()
 
 
 FULL_COLLECTIONS = """

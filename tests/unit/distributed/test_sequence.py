@@ -73,6 +73,20 @@ def test_recipes_are_refused_before_a_model_is_loaded(tmp_path: Path, capsys: py
         assert expected in capsys.readouterr().err
 
 
+def test_models_that_cannot_be_divided_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of other kinds and shapes than the policy, too."""
+    mamba = save_random_model(tmp_path / "mamba", "mamba", state_size=4)
+    four = ("--fabric.strategy=FSDP2", "--fabric.devices=4", "--rollout.engine=SGLangServer")
+    for size, words, expected in (
+        (2, [f"--model.path={mamba}"], "transformers has no plan for the model type 'mamba'; set tensor_parallel: 1"),
+        (2, [f"--critic.path={mamba}"], "transformers has no plan for the model type 'mamba'; set tensor_parallel: 1"),
+        (4, [], "the model has num_key_value_heads=2; choose a divisor of it"),
+    ):
+        parallel = (*four, f"--fabric.strategy.tensor_parallel={size}")
+        assert main(["recipe", "check", "quick_ppo", "--task.max_operand=9", *parallel, *words]) == 2
+        assert f"FSDP2 has tensor_parallel={size}, but {expected}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("tensor", "sequence", "problem"),
     [
