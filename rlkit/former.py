@@ -32,7 +32,10 @@ FORMER = {
     "rlkit.roles": "rlkit.interfaces",
     "rlkit.sections": "rlkit.recipe",
     "rlkit.tasks.files": "rlkit_tasks.files",
+    "rlkit.tasks.mix": "rlkit_tasks.mix",
     "rlkit.tasks.rows": "rlkit_tasks.rows",
+    "rlkit.tasks.sources": "rlkit_tasks.sources",
+    "rlkit.tasks.template": "rlkit.interfaces.rows",
     "rlkit.text": "rlkit.base.text",
 }
 """The module that each former path leads to; a package's modules have moved with it."""

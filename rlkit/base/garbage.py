@@ -36,7 +36,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def permanent() -> Iterator[None]:
-    """Leave cycles alone meanwhile, and what exists then for good: for imports of a process of rlkit's own."""
+    """Leave cycles alone meanwhile, and what exists then until a run ends: for imports of a process of rlkit's own."""
     with uncollected():
         yield
         gc.freeze()

@@ -116,7 +116,7 @@ def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:
     model = options.model or "tiny"
     texts = [own_recipe(options.task, options.reward, model, reward_options, saving) for saving in SAVINGS]
     if options.gpu is None:
-        return texts[0], "" if options.model is None else " --gpu GB (your GPU's memory, such as 24GB)"
+        return texts[0], "" if options.model is None else " --gpu 24GB (your GPU's memory)"
     from rlkit.cli.recipe_check import first_that_fits
 
     return first_that_fits(texts, model, options.gpu), f" --gpu {options.gpu}"

@@ -23,7 +23,7 @@ MATRICES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""How a linear layer is divided, by the names that plans of transformers have for it."""
+"""How a linear layer is divided, by its style in transformers' plans."""
 
 STACKED = 2
 PACKED = _StridedShard(1, split_factor=STACKED)
@@ -41,7 +41,10 @@ SUMMED = "replicated_with_grad_allreduce"
 
 ALL_EXPERTS = "moe_tp_experts"
 UNDIVIDED = ("embedding_rowwise",)
-"""What would save memory alone."""
+"""Styles that are ignored: they would save memory alone."""
+
+HEADS = ("k_proj", "qkv_proj", "query_key_value")
+"""Ends of the names of layers whose output is divided by heads."""
 
 
 def plan_of(config: Any, size: int) -> Mapping[str, str]:
@@ -60,23 +63,23 @@ def plan_of(config: Any, size: int) -> Mapping[str, str]:
     styles = set(plan.values()) - set(UNDIVIDED)
     if not styles:
         raise RecipeError(
-            f"{given} transformers has no plan for the model type {config.model_type!r}; set tensor_parallel: 1"
+            f"{given} transformers has no plan for model.path, a {config.model_type!r}; set tensor_parallel: 1"
         )
     unknown = styles - {*MATRICES, *EXPERTS, SUMMED, ALL_EXPERTS}
     if unknown:
         raise RecipeError(
-            f"{given} the plan of the model type {config.model_type!r} has {', '.join(sorted(unknown))}, which rlkit "
+            f"{given} the plan for model.path, a {config.model_type!r}, has {', '.join(sorted(unknown))}, which rlkit "
             "does not divide; set tensor_parallel: 1"
         )
     sizes: list[str] = []
-    if any(pattern.endswith("k_proj") and style == "colwise" for pattern, style in plan.items()):
+    if any(pattern.endswith(HEADS) and style == "colwise" for pattern, style in plan.items()):
         sizes += ["num_attention_heads", "num_key_value_heads", "num_global_key_value_heads"]
     if ALL_EXPERTS in styles:
         sizes += ["moe_intermediate_size"] if hasattr(config, "moe_intermediate_size") else ["intermediate_size"]
     for option in sizes:
         number = getattr(config, option, None)
         if number is not None and number % size:
-            raise RecipeError(f"{given} the model has {option}={number}; choose a divisor of it")
+            raise RecipeError(f"{given} model.path has {option}={number}; choose a divisor of it")
     return plan
 
 

@@ -31,7 +31,7 @@ class LocatedRow(dict[str, Any]):
 
 
 def location_of(row: Row, otherwise: str) -> str:
-    """Return the location of a row; None if it is unknown."""
+    """Return the location of a row, or `otherwise` if it is unknown."""
     return row.location if isinstance(row, LocatedRow) else otherwise
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
+from rlkit.interfaces.rows import field_of  # noqa: F401 (plugins import it from here)
 from rlkit.interfaces.runtime import RunPart
 from rlkit.types import Prompt, Row
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +53,8 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 FURTHER = "@"
-"""What follows the name of a tensor in that of a rank's further chunk of it."""
+"""What follows the name of a tensor in that of a rank's further chunk of it, with a number."""
+FURTHER_NUMBER = re.compile(rf"{FURTHER}\d+$")
 
 Extent = Annotated[int, Ge(0), Le(1 << 48)]
 Extents = Annotated[list[Extent], MaxLen(16)]
@@ -198,7 +200,7 @@ class TensorReader(StorageReader):
         chunks_by_name: dict[str, list[Chunk]] = {}
         for file in self.files:
             for name, chunk in read_header(self.fs, self.folder, file).items():
-                chunks_by_name.setdefault(name.partition(FURTHER)[0], []).append(chunk)
+                chunks_by_name.setdefault(FURTHER_NUMBER.sub("", name), []).append(chunk)
         self._chunks = {}
         tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for name, chunks in chunks_by_name.items():

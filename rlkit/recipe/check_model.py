@@ -155,13 +155,20 @@ def _check_dora(recipe: Recipe) -> Iterator[str]:
 
 def _check_division(recipe: Recipe) -> Iterator[str]:
     strategy, engine = recipe.fabric.strategy, recipe.engine
-    samples = Capability.VALIDATION_ONLY not in engine.capabilities or recipe.validation is not None
-    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == 1 or not samples:
+    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == 1:
         return
-    if Capability.READS_POLICY in engine.capabilities:
+    if Capability.READS_POLICY not in engine.capabilities:
+        return
+    divided = f"under tensor_parallel={strategy.tensor_parallel}: each token would wait for other ranks"
+    if Capability.VALIDATION_ONLY not in engine.capabilities:
         yield (
-            f"{type(engine).__name__} cannot sample from a policy under tensor_parallel={strategy.tensor_parallel}: "
-            "each token would wait for other ranks; choose rollout.engine: SGLangServer, or tensor_parallel: 1"
+            f"{type(engine).__name__} cannot sample from a policy {divided}; choose rollout.engine: SGLangServer, or "
+            "tensor_parallel: 1"
+        )
+    elif recipe.validation is not None:
+        yield (
+            f"validation cannot sample in this process {divided}; choose rollout.engine.validation: SGLangServer, or "
+            "validation: null"
         )
 
 

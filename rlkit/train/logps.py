@@ -71,7 +71,7 @@ def frozen_logps(data: Data, frozen: FrozenPolicy, ranks: Ranks, batch: RolloutB
 
 
 def columns_of(actor: Actor) -> int:
-    """The number of columns of a policy's output layer, which may exceed the tokenizer's vocabulary."""
+    """Return the number of columns of a policy's output layer, which may exceed the tokenizer's vocabulary."""
     return base_model(actor.policy).config.get_text_config().vocab_size
 
 

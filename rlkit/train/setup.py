@@ -121,7 +121,8 @@ def require_divisible(recipe: Recipe) -> None:
         except UnavailableError:  # reported when the model is loaded
             continue
         if strategy.tensor_parallel > 1:
-            plan_of(config, strategy.tensor_parallel)
+            with naming(option):
+                plan_of(config, strategy.tensor_parallel)
         problem = division_problem(config) if strategy.sequence_parallel > 1 else None
         if problem is not None:
             raise RecipeError(

@@ -79,6 +79,9 @@ class TorchEngine(RolloutEngine):
         check_followed(structure)
 
     def bind(self, runtime: Runtime) -> None:
+        divided = runtime.tensor_parallel
+        if divided > 1:  # and no check of the recipe has said so
+            raise EngineError(f"TorchEngine cannot sample from a policy under tensor_parallel={divided}")
         reuse_memory()
         choose_kernels()  # this process may be a server's, without a trainer
         self._runtime = runtime

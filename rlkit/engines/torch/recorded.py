@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rlkit.engines.torch.engine import TorchEngine
 from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.runtime import Runtime, WeightStream
+from rlkit.registry import calling
 from rlkit.types import Completion, Request
 
 
@@ -15,8 +16,7 @@ class Recorded(RolloutEngine):
     """Trains on recorded completions (SFT, preferences, reward models).
 
     Each prompt brings any number of completions (`Prompt.recorded`): `rollout.group_size` does not apply. Validation
-    samples as in any run; an engine of this process is made for the first one, so that a run without validation needs
-    none.
+    samples as in any run; an engine that reads the policy is bound before the first one.
 
     Args:
         validation: The engine that samples in validation; null for `TorchEngine`.
@@ -49,7 +49,8 @@ class Recorded(RolloutEngine):
 
     async def sync(self, stream: WeightStream, version: int) -> None:
         if self._unbound is not None:
-            self._engine.bind(self._unbound)
+            with calling(self._engine, "bind"):
+                self._engine.bind(self._unbound)
             self._unbound = None
         await self._engine.sync(stream, version)
         self._outdated = False

@@ -158,7 +158,7 @@ def test_a_small_model_is_trained_in_full(folder: Path) -> None:
     [
         ([], "rlkit recipe check mine.yaml, and"),
         (["--gpu", "24GB"], "rlkit recipe check mine.yaml --gpu 24GB, and"),
-        (["--model", "org/model"], "rlkit recipe check mine.yaml --gpu GB (your GPU's memory, such as 24GB), and"),
+        (["--model", "org/model"], "rlkit recipe check mine.yaml --gpu 24GB (your GPU's memory), and"),
     ],
 )
 def test_the_check_that_follows_plans_for_the_gpu(

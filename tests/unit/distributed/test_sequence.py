@@ -78,9 +78,9 @@ def test_models_that_cannot_be_divided_are_refused(tmp_path: Path, capsys: pytes
     mamba = save_random_model(tmp_path / "mamba", "mamba", state_size=4)
     four = ("--fabric.strategy=FSDP2", "--fabric.devices=4", "--rollout.engine=SGLangServer")
     for size, words, expected in (
-        (2, [f"--model.path={mamba}"], "transformers has no plan for the model type 'mamba'; set tensor_parallel: 1"),
-        (2, [f"--critic.path={mamba}"], "transformers has no plan for the model type 'mamba'; set tensor_parallel: 1"),
-        (4, [], "the model has num_key_value_heads=2; choose a divisor of it"),
+        (2, [f"--model.path={mamba}"], "transformers has no plan for model.path, a 'mamba'; set tensor_parallel: 1"),
+        (2, [f"--critic.path={mamba}"], "transformers has no plan for critic.path, a 'mamba'; set tensor_parallel: 1"),
+        (4, [], "model.path has num_key_value_heads=2; choose a divisor of it"),
     ):
         parallel = (*four, f"--fabric.strategy.tensor_parallel={size}")
         assert main(["recipe", "check", "quick_ppo", "--task.max_operand=9", *parallel, *words]) == 2

@@ -108,7 +108,8 @@ class JudgeClient:
         for _ in range(1 + self.server.corrections):
             reply = await self._request(messages, question.schema)
             try:
-                answer = final_object(after_thinking(reply.text))
+                is_object = reply.text.lstrip().startswith(("{", "```"))  # whose texts may speak of tags
+                answer = final_object(reply.text if is_object else after_thinking(reply.text))
                 if reply.truncated:
                     raise ValueError("it is not complete")
                 read(answer)

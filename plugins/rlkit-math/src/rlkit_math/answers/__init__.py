@@ -2,7 +2,7 @@
 
 References and answers are parsed the same way. A text that is in no form is no answer and equals nothing. What belongs
 here: the forms of answers (`forms`), their parts and values, and equality (`compare`). What does not: how a reward
-counts it (`rlkit_math.reward`), and the file formats of data sets (`rlkit.tasks`).
+counts it (`rlkit_math.reward`), and the file formats of data sets (`rlkit_tasks`).
 """
 
 from __future__ import annotations

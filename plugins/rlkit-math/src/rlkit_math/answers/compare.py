@@ -52,12 +52,10 @@ def same(actual: Answer, expected: Answer) -> bool:
         case (Digits("time" | "ratio", parts, ""), Digits("time" | "ratio", expected_parts, "")) if (
             parts != expected_parts
         ):
-            terms, expected_terms = (
-                list(map(int, parts)),
-                list(map(int, expected_parts)),
-            )  # a ratio unless both can be times
+            terms, expected_terms = list(map(int, parts)), list(map(int, expected_parts))
             is_equal = [n * sum(expected_terms) for n in terms] == [n * sum(terms) for n in expected_terms]
-            return "ratio" in (actual.kind, expected.kind) and any(terms) and is_equal
+            is_ratio = "ratio" in (actual.kind, expected.kind)  # otherwise both can be times
+            return is_ratio and any(terms) and any(expected_terms) and is_equal
         case (Digits("time" | "ratio"), Digits("time" | "ratio")):
             return _same_time(actual, expected) or _same_time(expected, actual)
         case (Digits(), Digits()):

@@ -29,15 +29,21 @@ _LAST_NUMBER = re.compile(
     r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
-_WITHDRAWN = re.compile(
-    r"\b(?:no,? wait|wait,? no|scratch that|never ?mind|(?:isn't|wasn't) (?:right|correct)"
-    r"|(?:that|this|it)(?:'s| is| was| seems| can't be| cannot be)? (?:wrong|incorrect|not (?:right|correct)|a mistake)"
-    r"|(?:made|is|was) an? (?:[a-z]+ )?(?:mistake|error)|(?:correct|right|actual|real) answer (?:is|should be|must be)"
-    r"|should (?:actually |really |instead )?(?:be|have been) (?:\$|\\\(|\\boxed|-|\d))",
+_RETRACTION = re.compile(
+    r"\b(?:no,? wait|wait,? no|scratch that)\b"
+    r"|(?:^|[.!?\n])[\s$*)}]*(?:(?:but|oh|oops|sorry|hm+|actually|wait|no|hold on)[,.! ]+)*"
+    r"(?:never ?mind(?=[.,!]|$)|I made an? (?:[a-z]+ )?(?:mistake|error)"
+    r"|(?:that|this|it) (?:isn't|wasn't) (?:right|correct)"
+    r"|(?:that|this|it)(?:'s| is| was| seems| can't be| cannot be)"
+    r" (?:wrong|incorrect|not (?:right|correct)|a mistake))",
     re.I,
 )
-"""What takes an answer back."""
-_STATED_LATER = re.compile(r"\banswer (?:is|should be|must be|was)[: ]*([^\n]{1,80}?)(?:[.!?]?$|[.!?] )", re.I | re.M)
+"""What takes an answer back, not within a sentence about something else."""
+_STATED_LATER = re.compile(
+    r"\b(?:answer (?:is|should be|must be|was)|should (?:actually |really |instead )?(?:be|have been))"
+    r"[: ]*([^\n]{1,80}?)(?:[.!?]?$|[.!?] )",
+    re.I | re.M,
+)
 _LABEL = re.compile(
     r"[\W_]*(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer[\W_]*(?::|is\b)", re.I
 )
@@ -180,17 +186,20 @@ def _is_changed(text: str, start: int, end: int) -> bool:
 
 
 def _is_withdrawn(marked: str, following: str) -> bool:
-    """Whether what follows a marked answer takes it back, or states another."""
-    if _WITHDRAWN.search(following):
-        return True
+    """Whether what follows a marked answer states another, or takes it back without stating it again."""
     statements = _STATED_LATER.findall(following)
     later, answer = (_parse_or_none(text) for text in (statements[-1] if statements else "", marked))
-    if not isinstance(later, Number | Formula) or not isinstance(answer, Number | Formula):
-        return False
+    if later is None or answer is None or not (_is_value(later) and _is_value(answer)):
+        return _RETRACTION.search(following) is not None
     try:
         return not same(answer, later)
     except UngradableError:
         return True
+
+
+def _is_value(answer: Answer) -> bool:
+    """Whether an answer is a number, a formula, or the letter of a choice."""
+    return isinstance(answer, Number | Formula) or (isinstance(answer, Words) and len(answer.text) == 1)
 
 
 def _line_of(text: str, start: int, end: int) -> str:
