@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -20,17 +21,29 @@ class SizedCache(Generic[V]):
 
     def __init__(self, limit: int, size: Callable[[V], int]) -> None:
         self._limit, self._size = limit, size
-        self._values: OrderedDict[str, V] = OrderedDict()
+        self._values: OrderedDict[str, Future[V]] = OrderedDict()
         self._total = 0
         self._lock = Lock()
 
     def get(self, key: str, make: Callable[[], V]) -> V:
-        """Return the value of a key; other threads wait while it is made."""
+        """Return the value of a key; threads that ask for it while it is made wait, those with other keys do not."""
         with self._lock:
-            if key not in self._values:
-                self._values[key] = make()
-                self._total += self._size(self._values[key])
+            is_new = key not in self._values
+            future: Future[V] = self._values.setdefault(key, Future())
             self._values.move_to_end(key)
+        if not is_new:
+            return future.result()
+        try:
+            value = make()
+        except BaseException as error:  # which is for all that wait, and not kept
+            with self._lock:
+                self._values.pop(key, None)
+            future.set_exception(error)
+            raise
+        with self._lock:
+            future.set_result(value)
+            self._total += self._size(value) if self._values.get(key) is future else 0
             while self._total > self._limit and len(self._values) > 1:
-                self._total -= self._size(self._values.popitem(last=False)[1])
-            return self._values[key]
+                _, oldest = self._values.popitem(last=False)
+                self._total -= self._size(oldest.result()) if oldest.done() else 0
+        return value

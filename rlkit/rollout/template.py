@@ -110,16 +110,11 @@ class ChatTemplate:
         """
         pictures = [] if self.reader is None else pictures_of(messages)
         key, opening = repr((messages, tools)), partial(self.opening, messages, tools)
+        self._check_markers(messages)
         if self.reader is None or not pictures:
-            self._check_markers(messages)
             return Rendered(self._starts.get(key, lambda: array("i", self.codec.encode(opening()))).tolist())
         reader = self.reader
-
-        def render() -> Rendered:
-            self._check_markers(messages)
-            return reader.read(opening(), pictures)
-
-        return self._pictured.get(key, render)
+        return self._pictured.get(key, lambda: reader.read(opening(), pictures))
 
     def _check_markers(self, messages: Sequence[Message]) -> None:
         """Check that no text holds what stands for a picture.
@@ -269,10 +264,9 @@ class ChatTemplate:
         Raises:
             RecipeError: It does not render such a turn.
         """
-        end = self._turn_ends.get(calls)
-        if end is None:
-            end = self._turn_ends[calls] = self._find_end(calls)
-        return end
+        if calls not in self._turn_ends:
+            self._turn_ends[calls] = self._find_end(calls)
+        return self._turn_ends[calls]
 
     def _find_end(self, calls: bool) -> TurnEnd:
         """Return the ends of a stand-in's turn, alone and before other messages, if the template takes these."""
