@@ -272,14 +272,14 @@ class HFDataset(Columns):
 
     def _validation(self) -> sources.Rows | None:
         if self.validation_path is not None:
-            return self._files(self.validation_path, "task.validation_path")
+            return sources.matching(self.validation_path, "task.validation_path")
         if self._is_file or not isinstance(self.validation_split, str):
             return None
         return self._all(self.validation_split)
 
     def _all(self, split: str) -> sources.Rows:
         if isinstance(self.path, list) or self._is_file:
-            return self._files(self.path, "task.path")
+            return sources.matching(self.path, "task.path")
         folder = Path(os.path.expanduser(self.path))
         if any(os.path.isfile(folder / name) for name in sources.SAVED):
             return sources.saved(folder, split, "task.path")
@@ -290,9 +290,6 @@ class HFDataset(Columns):
         if isinstance(self.path, list) or is_url(self.path):
             return True
         return has_magic(self.path) or suffix_of(self.path) in sources.KINDS
-
-    def _files(self, names: sources.Paths, option: str) -> sources.Rows:
-        return sources.files(sources.expand(names, option), option)
 
     def _source(self) -> str:
         return str(self.path)

@@ -38,7 +38,7 @@ class GSM8K(Task):
         folder = sources.existing(Path(self.path), option="task.path")
         lines = folder / f"{FILES[split]}.jsonl"
         if os.path.exists(lines):
-            rows = sources.files(sources.expand(str(lines), option="task.path"), "task.path")
+            rows = sources.matching(str(lines), "task.path")
             for row in rows:
                 _texts(row, location_of(row, ""))
             return rows

@@ -98,7 +98,7 @@ class Tables(RowReader):
     """Reads the files that `HFDataset` reads."""
 
     def rows_of(self, names: str, option: str) -> sources.Rows:
-        return sources.files(sources.expand(names, option), option)
+        return sources.matching(names, option)
 
     def task_of(self, rows: sources.Rows) -> Task:
         return Rows(rows)

@@ -89,6 +89,11 @@ def regular(path: Path, option: str) -> Path:
     return path
 
 
+def matching(paths: Paths, option: str) -> Table:
+    """Open all files that names and patterns stand for; see `expand` and `files`."""
+    return files(expand(paths, option), option)
+
+
 def files(names: Sequence[str], option: str) -> Table:
     """Open files of any of the formats, whose rows stay on disk.
 
