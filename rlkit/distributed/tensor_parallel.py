@@ -40,8 +40,8 @@ SUMMED = "replicated_with_grad_allreduce"
 """The style of weights that all ranks have and each applies to its own heads."""
 
 ALL_EXPERTS = "moe_tp_experts"
-UNDIVIDED = ("embedding_rowwise",)
-"""Styles that are ignored: they would save memory alone."""
+EMBEDDING = "embedding_rowwise"
+"""The style that is ignored: it would save memory alone."""
 
 HEADS = ("k_proj", "qkv_proj", "query_key_value")
 """Ends of the names of layers whose output is divided by heads."""
@@ -58,9 +58,9 @@ def plan_of(config: Any, size: int) -> Mapping[str, str]:
         RecipeError: There is no plan, it has other styles, or a size of the model is not divisible.
     """
     config = config.get_text_config()
-    plan: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
-    given = f"FSDP2 has tensor_parallel={size}, but"
-    styles = set(plan.values()) - set(UNDIVIDED)
+    complete: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    plan = {pattern: style for pattern, style in complete.items() if style != EMBEDDING}
+    given, styles = f"FSDP2 has tensor_parallel={size}, but", set(plan.values())
     if not styles:
         raise RecipeError(
             f"{given} transformers has no plan for model.path, a {config.model_type!r}; set tensor_parallel: 1"
@@ -77,9 +77,8 @@ def plan_of(config: Any, size: int) -> Mapping[str, str]:
     if ALL_EXPERTS in styles:
         sizes += ["moe_intermediate_size"] if hasattr(config, "moe_intermediate_size") else ["intermediate_size"]
     for option in sizes:
-        number = getattr(config, option, None)
-        if number is not None and number % size:
-            raise RecipeError(f"{given} model.path has {option}={number}; choose a divisor of it")
+        if (getattr(config, option, None) or 0) % size:
+            raise RecipeError(f"{given} model.path has {option}={getattr(config, option)}; choose a divisor of it")
     return plan
 
 
@@ -95,21 +94,19 @@ def divide(model: nn.Module, config: Any, mesh: DeviceMesh) -> None:
         RecipeError: There is no such plan, it reaches no layer of this model, or experts have adapters.
     """
     plan = plan_of(config, mesh.size())
-    reached = False
-    for name, layer in list(model.named_modules()):
-        style = _style(plan, name)
+    styled = [(name, layer, _style(plan, name)) for name, layer in model.named_modules()]
+    if not any(style for _, _, style in styled):
+        raise RecipeError(
+            f"FSDP2 has tensor_parallel={mesh.size()}, but transformers' plan for this model divides none of its "
+            "layers; set tensor_parallel: 1"
+        )
+    for name, layer, style in styled:
         if style == SUMMED:
             _change_weights(layer, lambda weight: _summed(weight, mesh))
         elif style == ALL_EXPERTS:
             _divide_experts(layer, {n: _style(plan, f"{name}.{n}") for n, _ in layer.named_parameters()}, mesh)
         elif style in MATRICES:
             _divide_layer(layer, style, mesh)
-        reached |= style not in ("", *UNDIVIDED)
-    if not reached:
-        raise RecipeError(
-            f"FSDP2 has tensor_parallel={mesh.size()}, but transformers' plan for this model divides none of its "
-            "layers; set tensor_parallel: 1"
-        )
 
 
 def _style(plan: Mapping[str, str], name: str) -> str:
@@ -120,12 +117,12 @@ def _style(plan: Mapping[str, str], name: str) -> str:
 
 def _divide_layer(linear: nn.Module, style: str, mesh: DeviceMesh) -> None:
     """Shard a linear layer; if it has adapters, the layer and the adapter matrix on the sharded side."""
-    if not hasattr(linear, "base_layer"):
-        parallelize_module(linear, mesh, MATRICES[style]())
-        return
-    parallelize_module(linear.base_layer, mesh, MATRICES[style]())  # type: ignore[arg-type]
-    for adapter in (linear.lora_B if style.startswith("colwise") else linear.lora_A).values():  # type: ignore[union-attr,operator]
-        parallelize_module(adapter, mesh, MATRICES[style]())
+    layers = [linear]
+    if hasattr(linear, "base_layer"):
+        adapters = linear.lora_B if style.startswith("colwise") else linear.lora_A
+        layers = [linear.base_layer, *adapters.values()]  # type: ignore[list-item,union-attr,operator]
+    for layer in layers:
+        parallelize_module(layer, mesh, MATRICES[style]())
 
 
 def _divide_experts(experts: nn.Module, styles: Mapping[str, str], mesh: DeviceMesh) -> None:
@@ -156,11 +153,6 @@ def _divide_experts(experts: nn.Module, styles: Mapping[str, str], mesh: DeviceM
 
     experts.forward = sum_outputs
     _change_weights(experts, lambda weight: weight.to_local())  # type: ignore[attr-defined]
-
-
-def is_packed(tensor: DTensor) -> bool:
-    """Whether a rank has a part of each of the matrices that a tensor stacks."""
-    return tensor.ndim == 3 and PACKED in tensor.placements
 
 
 def _summed(value: T, mesh: DeviceMesh) -> T:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from rlkit.distributed.tensor_parallel import PACKED, STACKED, is_packed
+from rlkit.distributed.tensor_parallel import PACKED, STACKED
 
 
 class TensorFilesError(Exception):
@@ -64,7 +64,7 @@ def _load(into: dict[str, Tensor], reader: StorageReader, no_dist: bool) -> None
 
 def _in_chunks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors, those whose shard is a part of each of several stacked matrices as these parts."""
-    return {name: _parts(t) if isinstance(t, DTensor) and is_packed(t) else t for name, t in tensors.items()}
+    return {n: _parts(t) if isinstance(t, DTensor) and PACKED in t.placements else t for n, t in tensors.items()}
 
 
 def _parts(tensor: DTensor) -> Tensor:
@@ -77,9 +77,8 @@ def _parts(tensor: DTensor) -> Tensor:
         tensor.shape, tensor.device_mesh, [Shard(PACKED.dim) if p == PACKED else p for p in tensor.placements]
     )
     parts = tensor.to_local().chunk(STACKED, PACKED.dim)
-    height = tensor.shape[PACKED.dim] // STACKED
-    rows = offsets[PACKED.dim] // STACKED
-    starts = [(offsets[0], part * height + rows, *offsets[2:]) for part in range(len(parts))]
+    rows, offset = tensor.shape[PACKED.dim], offsets[PACKED.dim]
+    starts = [(offsets[0], (part * rows + offset) // STACKED, *offsets[2:]) for part in range(len(parts))]
     return DTensor(LocalShardsWrapper([*parts], starts), tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 

@@ -52,9 +52,8 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-FURTHER = "@"
-"""What follows the name of a tensor in that of a rank's further chunk of it, with a number."""
-FURTHER_NUMBER = re.compile(rf"{FURTHER}\d+$")
+FURTHER_CHUNK = re.compile(r"@\d+$")
+"""What follows the name of a tensor in that of a rank's further chunk of it."""
 
 Extent = Annotated[int, Ge(0), Le(1 << 48)]
 Extents = Annotated[list[Extent], MaxLen(16)]
@@ -142,7 +141,7 @@ class TensorWriter(StorageWriter):
             if tensor_data is None or tensor_data.properties.dtype not in DTYPE_NAMES:
                 raise CheckpointError(f"{name} cannot be saved: expected a tensor of a supported type")
             if name in header:  # a rank may have several chunks of a tensor
-                name += f"{FURTHER}{number}"
+                name += f"@{number}"
             dtype = tensor_data.properties.dtype
             length = prod(tensor_data.chunk.sizes) * dtype.itemsize
             header[name] = {
@@ -200,7 +199,7 @@ class TensorReader(StorageReader):
         chunks_by_name: dict[str, list[Chunk]] = {}
         for file in self.files:
             for name, chunk in read_header(self.fs, self.folder, file).items():
-                chunks_by_name.setdefault(FURTHER_NUMBER.sub("", name), []).append(chunk)
+                chunks_by_name.setdefault(FURTHER_CHUNK.sub("", name), []).append(chunk)
         self._chunks = {}
         tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for name, chunks in chunks_by_name.items():

@@ -155,12 +155,11 @@ def _check_dora(recipe: Recipe) -> Iterator[str]:
 
 def _check_division(recipe: Recipe) -> Iterator[str]:
     strategy, engine = recipe.fabric.strategy, recipe.engine
-    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == 1:
-        return
-    if Capability.READS_POLICY not in engine.capabilities:
+    able = engine.capabilities
+    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == 1 or Capability.READS_POLICY not in able:
         return
     divided = f"under tensor_parallel={strategy.tensor_parallel}: each token would wait for other ranks"
-    if Capability.VALIDATION_ONLY not in engine.capabilities:
+    if Capability.VALIDATION_ONLY not in able:
         yield (
             f"{type(engine).__name__} cannot sample from a policy {divided}; choose rollout.engine: SGLangServer, or "
             "tensor_parallel: 1"

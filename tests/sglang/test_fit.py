@@ -56,9 +56,16 @@ def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, 
     return validation
 
 
+def command_line(pid: int) -> bytes:
+    """Return the words of a process, each with a NUL after it; nothing of one that has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def supervisors(pid: int) -> list[int]:
     """Return the supervisors of a run's servers, those of rank 0 first; weights that are shared may have one, too."""
-    direct = [p for p in children(pid) if b"/server.log\0" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    direct = [p for p in children(pid) if b"/server.log\0" in command_line(p)]
     return direct + [s for p in children(pid) if p not in direct for s in supervisors(p)]
 
 
