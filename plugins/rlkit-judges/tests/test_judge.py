@@ -94,6 +94,9 @@ def test_the_judge_gets_all_turns_without_thinking() -> None:
     ]
     sample.messages = [*sample.prompt.messages, *turns]
     assert response_of(sample) == "[assistant]\n\n\n[user]\n<think>\n\n[assistant]\nb"
+    sample.messages[-1] = {"role": "assistant", "content": "10 of 10"}
+    sample.opened_thinking = "<think>"  # by the template, before the last turn
+    assert response_of(sample) == "[assistant]\n\n\n[user]\n<think>\n\n[assistant]\n"
 
 
 def test_a_score_in_open_thinking_of_the_judge_is_none(workers: Workers) -> None:

@@ -12,7 +12,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
-from rlkit_servers.process import SUPERVISOR, kill_supervised
+from rlkit_servers.process import SUPERVISOR, TemporaryFolder, kill_supervised
 
 LIMIT_SECONDS = 60
 """Only a failing test takes as long."""
@@ -158,6 +158,16 @@ def test_a_temporary_folder_does_not_outlive_its_process(tmp_path: Path) -> None
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "True"], done.stderr
     assert wait_until(lambda: not list(tmp_path.iterdir()))
+
+
+def test_no_folder_is_left_without_a_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*command: object, **options: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", no_memory)
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        TemporaryFolder("t-", str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_buckets_file_does_not_outlive_the_trainer(tmp_path: Path) -> None:

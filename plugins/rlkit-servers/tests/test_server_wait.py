@@ -14,6 +14,8 @@ from rlkit_servers import server as server_module
 from rlkit_servers.http import Client, Fault
 from rlkit_servers.retry import ServerRetryPolicy
 from rlkit_servers.server import InferenceServer
+from rlkit_servers.states import ServerState
+from rlkit_servers.update import release
 
 from rlkit.base.errors import EngineError
 
@@ -35,6 +37,9 @@ class Api:
             raise Fault(self.problems.pop(0))
 
     async def inspect(self, started: bool) -> None: ...
+
+    def release(self, deadline: float) -> None:
+        raise Fault("POST http://nowhere:1/release_memory_occupation answered 500")
 
 
 def wait(api: Any, process: Any = None, seconds: float = 600.0) -> list[str]:
@@ -122,3 +127,12 @@ def test_a_server_is_marked_broken_without_its_log() -> None:
     assert str(error) == "SGLang server http://nowhere:1 could not answer: Server disconnected"
     with pytest.raises(EngineError, match=r"(?s)could not go on: it failed 1 times .*answer: .*out of memory"):
         asyncio.run(server.restart())
+
+
+def test_a_release_that_fails_has_the_end_of_the_log() -> None:
+    """It ends the run, so that nobody reads the log later."""
+    server = InferenceServer(Api(), ServerRetryPolicy(), Hosted(lost=False))
+    server.state = ServerState.READY
+    with pytest.raises(EngineError, match=r"(?s)could not release memory: .*answered 500.*out of memory"):
+        release(server)
+    assert server.state is ServerState.BROKEN

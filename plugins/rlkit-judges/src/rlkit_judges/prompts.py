@@ -91,14 +91,16 @@ def response_of(trajectory: Trajectory) -> str:
     messages = trajectory.messages[len(trajectory.prompt.messages) :]
     if len(messages) == 1:
         return after_thinking(trajectory.opened_thinking + trajectory.text)
-    return _rendered([_without_thinking(message) for message in messages])
+    last = len(messages) - 1
+    opened = [trajectory.opened_thinking if i == last else "" for i in range(len(messages))]
+    return _rendered([_without_thinking(message, begin) for message, begin in zip(messages, opened, strict=True)])
 
 
-def _without_thinking(message: Message) -> Message:
+def _without_thinking(message: Message, opened: str) -> Message:
     content = message.get("content")
     if message["role"] != "assistant" or not isinstance(content, str):
         return message
-    return {**message, "content": after_thinking(content)}
+    return {**message, "content": after_thinking(opened + content)}
 
 
 def answer_schema(properties: Mapping[str, JsonObject]) -> JsonObject:

@@ -126,7 +126,11 @@ class TemporaryFolder:
     def __init__(self, prefix: str, parent: str | None = None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         idle = ("tail", "-f", os.devnull)
-        self._supervisor = start_supervised(idle, os.environ, Path(os.devnull), folder=self.path)
+        try:
+            self._supervisor = start_supervised(idle, os.environ, Path(os.devnull), folder=self.path)
+        except OSError:  # as without memory for another process
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def remove(self) -> None:
         """Remove it now."""

@@ -61,6 +61,9 @@ def release(server: InferenceServer) -> None:
     """Release a server's memory, and with it its weights, if these are checked ones.
 
     Called outside of any event loop.
+
+    Raises:
+        EngineError: The server did not release it; it is broken.
     """
     if server.state is not ServerState.READY:
         return
@@ -68,7 +71,8 @@ def release(server: InferenceServer) -> None:
     try:
         server.api.release(DEADLINES[UpdateStep.RELEASE])
     except Fault as fault:
-        raise server.mark_broken(UpdateStep.RELEASE, fault) from fault
+        server.mark_broken(UpdateStep.RELEASE, fault)
+        raise asyncio.run(server.error(UpdateStep.RELEASE, fault)) from fault
     server.state = next_state
 
 
