@@ -35,6 +35,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError
 from rlkit.base.garbage import reuse_memory
+from rlkit.distributed.expert_parallel import distribute_experts
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.distributed.tensor_parallel import divide
 
@@ -69,9 +70,11 @@ class FSDP2Strategy(ModelParallelStrategy):
         options = options or sections.FSDP2()
         self.tensor_parallel = options.tensor_parallel
         self.sequence_parallel = options.sequence_parallel
+        self.expert_parallel = options.expert_parallel
         self.replicate = options.replicate
         self.offload = options.offload
         self._replicated_mesh: DeviceMesh | None = None
+        self._experts_mesh: DeviceMesh | None = None
 
     def require_divisors(self) -> None:
         """Refuse degrees of parallelism that do not divide the number of ranks.
@@ -80,7 +83,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             RecipeError: One does not.
         """
         ranks, beside = self.num_nodes * self.num_processes, ""
-        for name in ("tensor_parallel", "sequence_parallel", "replicate"):
+        for name in ("tensor_parallel", "sequence_parallel", "expert_parallel", "replicate"):
             size = getattr(self, name)
             if ranks % size:
                 divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
@@ -107,6 +110,9 @@ class FSDP2Strategy(ModelParallelStrategy):
             shape = (self.replicate, self._data_parallel_size // self.replicate, self.tensor_parallel)
             names = ("dp_replicate", "dp_shard", "tensor_parallel")
             self._replicated_mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+        if self.expert_parallel > 1:
+            sizes = (world // self.expert_parallel, self.expert_parallel)
+            self._experts_mesh = init_device_mesh(kind, sizes, mesh_dim_names=("copies", "experts"))
 
     def _parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         mesh = self._replicated_mesh or mesh
@@ -118,6 +124,10 @@ class FSDP2Strategy(ModelParallelStrategy):
         if mesh.size() == 1:
             return parallelize(module, mesh, options)
         weights = _take_weights(module)
+        if self._experts_mesh is not None:
+            group, alone = self._experts_mesh["experts"], mesh["tensor_parallel"]  # of one rank: a recipe has either
+            for experts in distribute_experts(_text_model(module), _config(module), group, alone):
+                _shard_experts(experts, self._experts_mesh, options)
         parallelize(module, mesh, options)
         module.to_empty(device=torch.device("cpu") if self.offload else self.root_device)
         _fill(module, weights, self.root_device)
@@ -147,8 +157,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, options: ShardOptions) -> n
     assert mesh.mesh_dim_names is not None
     data, tensor = mesh[mesh.mesh_dim_names[:-1]], mesh["tensor_parallel"]
     if tensor.size() > 1:
-        model: Any = next(m for m in module.modules() if hasattr(m, "config"))
-        divide(_text_model(module), model.config, tensor)
+        divide(_text_model(module), _config(module), tensor)
     for block in blocks(module):
         fully_shard(block, mesh=data, **options)
     # reshard the root's own parameters too, which would otherwise stay unsharded after a forward pass
@@ -156,6 +165,15 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, options: ShardOptions) -> n
     for method in getattr(module, "forward_methods", ()):
         register_fsdp_forward_method(module, method)
     return module
+
+
+def _shard_experts(experts: nn.Module, mesh: DeviceMesh, options: ShardOptions) -> None:
+    """Shard experts over the ranks that have the same ones, and average their gradients over all ranks' tokens."""
+    copies = mesh["copies"]
+    shard = fully_shard(experts, mesh=copies, **options)
+    shard.set_gradient_divide_factor(float(mesh.size()))
+    if copies.size() > 1:  # with one, torch would divide twice
+        shard.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing before it sums
 
 
 def _take_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -196,6 +214,11 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     names = {n for m in module.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
     # fully_shard replaces the class of a sharded module by a subclass
     return [m for m in _text_model(module).modules() if names & {cls.__name__ for cls in type(m).__mro__}]
+
+
+def _config(module: nn.Module) -> object:
+    """Return the configuration of the first model of transformers inside a module."""
+    return next(m.config for m in module.modules() if hasattr(m, "config"))
 
 
 def _text_model(module: nn.Module) -> nn.Module:

@@ -94,7 +94,7 @@ def divide(model: nn.Module, config: Any, mesh: DeviceMesh) -> None:
         RecipeError: There is no such plan, it reaches no layer of this model, or experts have adapters.
     """
     plan = plan_of(config, mesh.size())
-    styled = [(name, layer, _style(plan, name)) for name, layer in model.named_modules()]
+    styled = [(name, layer, style_of(plan, name)) for name, layer in model.named_modules()]
     if not any(style for _, _, style in styled):
         raise RecipeError(
             f"FSDP2 has tensor_parallel={mesh.size()}, but transformers' plan for this model divides none of its "
@@ -104,12 +104,12 @@ def divide(model: nn.Module, config: Any, mesh: DeviceMesh) -> None:
         if style == SUMMED:
             _change_weights(layer, lambda weight: _summed(weight, mesh))
         elif style == ALL_EXPERTS:
-            _divide_experts(layer, {n: _style(plan, f"{name}.{n}") for n, _ in layer.named_parameters()}, mesh)
+            _divide_experts(layer, {n: style_of(plan, f"{name}.{n}") for n, _ in layer.named_parameters()}, mesh)
         elif style in MATRICES:
             _divide_layer(layer, style, mesh)
 
 
-def _style(plan: Mapping[str, str], name: str) -> str:
+def style_of(plan: Mapping[str, str], name: str) -> str:
     """Return the style of a module or parameter; none is the empty one."""
     matches = (style for pattern, style in plan.items() if fnmatch(name, pattern) or fnmatch(name, f"*.{pattern}"))
     return next(matches, "")

@@ -155,14 +155,22 @@ def _check_dora(recipe: Recipe) -> Iterator[str]:
 
 def _check_division(recipe: Recipe) -> Iterator[str]:
     strategy, engine = recipe.fabric.strategy, recipe.engine
-    able = engine.capabilities
-    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == 1 or Capability.READS_POLICY not in able:
+    if not isinstance(strategy, FSDP2):
         return
-    divided = f"under tensor_parallel={strategy.tensor_parallel}: each token would wait for other ranks"
+    for key in ("tensor_parallel", "replicate"):
+        if strategy.expert_parallel > 1 < getattr(strategy, key):
+            both = f"expert_parallel={strategy.expert_parallel} and {key}={getattr(strategy, key)}"
+            yield f"fabric.strategy has {both}, which do not go together; set one of them to 1"
+    able = engine.capabilities
+    sizes = {key: getattr(strategy, key) for key in ("tensor_parallel", "expert_parallel")}
+    key, size = max(sizes.items(), key=lambda item: item[1])
+    if size == 1 or Capability.READS_POLICY not in able:
+        return
+    divided = f"under {key}={size}: each token would wait for other ranks"
     if Capability.VALIDATION_ONLY not in able:
         yield (
             f"{type(engine).__name__} cannot sample from a policy {divided}; choose rollout.engine: SGLangServer, or "
-            "tensor_parallel: 1"
+            f"{key}: 1"
         )
     elif recipe.validation is not None:
         yield (

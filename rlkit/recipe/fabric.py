@@ -19,12 +19,15 @@ class FSDP2:
         offload: Keep parameters and optimizer states in host memory between uses.
         replicate: Groups of ranks that each hold all shards, such as one for each node; only gradients are exchanged
             between groups. Times `tensor_parallel`, it must divide the ranks. 1 shards over all ranks.
+        expert_parallel: Ranks that share the experts of each layer of a mixture: tokens travel to the experts of their
+            routes, and no rank gathers the others' experts. Must divide the ranks.
     """
 
     tensor_parallel: Count = 1
     sequence_parallel: Count = 1
     offload: bool = False
     replicate: Count = 1
+    expert_parallel: Count = 1
 
 
 Environment = Literal[

@@ -16,6 +16,7 @@ from rlkit.base.errors import RecipeError, RlkitError, UnavailableError, show
 from rlkit.base.garbage import uncollected
 from rlkit.base.text import part_name
 from rlkit.data.data import Data
+from rlkit.distributed.expert_parallel import expert_plan
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.distributed.offload import use_device
 from rlkit.distributed.ranks import Ranks
@@ -107,7 +108,9 @@ def require_divisible(recipe: Recipe) -> None:
         RecipeError: A model is such, or its configuration is malformed.
     """
     strategy, model, critic, teacher = recipe.fabric.strategy, recipe.model, recipe.critic, recipe.teacher
-    if not isinstance(strategy, FSDP2) or strategy.tensor_parallel == strategy.sequence_parallel == 1:
+    if not isinstance(strategy, FSDP2):
+        return
+    if strategy.tensor_parallel == strategy.sequence_parallel == strategy.expert_parallel == 1:
         return
     models = {"model.path": model}
     if critic is not None and critic.path is not None:
@@ -123,6 +126,14 @@ def require_divisible(recipe: Recipe) -> None:
         if strategy.tensor_parallel > 1:
             with naming(option):
                 plan_of(config, strategy.tensor_parallel)
+        if strategy.expert_parallel > 1:
+            with naming(option):
+                plan = expert_plan(config, strategy.expert_parallel)
+            if not plan and option == "model.path":
+                raise RecipeError(
+                    f"fabric.strategy has expert_parallel={strategy.expert_parallel}, but transformers has no plan for "
+                    f"experts of model.path {show(str(model.path))}, a {config.model_type!r}; set expert_parallel: 1"
+                )
         problem = division_problem(config) if strategy.sequence_parallel > 1 else None
         if problem is not None:
             raise RecipeError(

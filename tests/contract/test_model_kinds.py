@@ -10,6 +10,7 @@ import torch
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.docs import page
+from rlkit.distributed.expert_parallel import expert_plan
 from rlkit.distributed.tensor_parallel import MATRICES, plan_of
 from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
@@ -43,13 +44,14 @@ def division(kind: str) -> str:
 @pytest.mark.parametrize("kind", EACH)
 def test_the_docs_say_how_a_kind_is_computed(kind: str) -> None:
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page("tested-models").splitlines()]
-    listed = {row[0]: row[2:] for row in rows if len(row) == 5}
+    listed = {row[0]: row[2:] for row in rows if len(row) == 6}
     sampler = engine_of(actor(kind).policy)._sampler
     decoding = "generate"
     if isinstance(sampler, DecoderSampler):
         decoding = "fused" if sampler.health()["fused"] else "batched"
     training = "packed" if actor(kind).passes.packed else "padded"
-    assert kind in OTHERS or listed[kind] == [training, decoding, division(kind)]
+    distributed = "yes" if expert_plan(actor(kind).policy.config, 2) else ""
+    assert kind in OTHERS or listed[kind] == [training, decoding, division(kind), distributed]
     assert (training == "padded") == (kind == "mamba")
     assert decoding != "generate"
 

@@ -1,6 +1,6 @@
-"""Run by `test_sharded.py` on several ranks: kinds of models under tensor parallelism compute and send what they are.
+"""Run by `test_sharded.py` on several ranks: kinds of models that ranks share compute and send what they are.
 
-The words are the ranks that share a matrix, and kinds.
+The words are an option of FSDP2, its number of ranks, and kinds.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NO_PLAN = {
     "nemotron_h": "divides none of its layers",
 }  # fmt: skip
 """Kinds of which transformers divides nothing, or the embedding alone; and of Nemotron-H only experts, without them."""
-ROWS = torch.arange(3, 35).view(2, 16)
 
 
-def gradients(module: Any) -> dict[str, torch.Tensor]:
-    """Return the gradients of the sum of the log-probs of all tokens but the first of each row."""
-    mask = torch.ones_like(ROWS, dtype=torch.bool)
+def gradients(module: Any, seed: int) -> dict[str, torch.Tensor]:
+    """Return the gradients of a weighted sum of the log-probs of all tokens but the first of each of two rows."""
+    rows = torch.randint(3, 35, (2, 16), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(rows, dtype=torch.bool)
     mask[:, 0] = False
-    logps = module(ROWS, mask).logps
+    logps = module(rows, mask).logps
     (logps * torch.linspace(-1, 1, logps.numel()).view_as(logps)).sum().backward()
     parameters = getattr(module, "module", module).policy.named_parameters()
     return {name: full_tensor(p.grad) for name, p in parameters if p.grad is not None}
@@ -54,31 +54,37 @@ def compare(fabric: Fabric, kind: str, lora: Lora | None) -> None:
                 parameter.data = torch.linspace(-0.02, 0.01, parameter.numel()).view_as(parameter)
         return adapted
 
-    plain = Actor(policy())
-    expected, sent = gradients(plain), [pair for bucket in PolicyWeights(plain.policy).buckets() for pair in bucket]
-    placer = Placer(fabric, Ranks(fabric))
-    divided = placer.set_up(Actor(policy()))
-    for name, gradient in gradients(divided).items():
-        gap = (gradient - expected[name]).norm() / expected[name].norm().clamp(min=1e-6)
+    ranks, plain = Ranks(fabric), Actor(policy())
+    sent = [pair for bucket in PolicyWeights(plain.policy).buckets() for pair in bucket]
+    for index in range(ranks.count):
+        expected = gradients(plain, index)  # they accumulate
+    divided: Any = Placer(fabric, ranks).set_up(Actor(policy()))
+    for name, gradient in gradients(divided, ranks.index).items():
+        mean = expected[name] / ranks.count
+        gap = (gradient - mean).norm() / mean.norm().clamp(min=1e-6)
         assert gap < 2e-5, f"{kind} {name}: {gap:.1e}"
+    if fabric.strategy.expert_parallel > 1:  # type: ignore[attr-defined]
+        kept = [m.num_experts for m in divided.modules() if type(m).__name__.endswith("Experts")]
+        assert kept, kind
+        assert set(kept) == {2}, kind  # of four
     weights = dict(pair for bucket in PolicyWeights(divided.module.policy).buckets() for pair in bucket)
     for name, weight in sent:
         assert torch.equal(weights[name], weight), f"{kind} {name}"
 
 
 if __name__ == "__main__":
-    size, kinds = int(sys.argv[1]), sys.argv[2:]
-    strategy = sections.FSDP2(tensor_parallel=size)
+    option, size, kinds = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    strategy = sections.FSDP2(**{option: size})  # type: ignore[arg-type]
     fabric = make_fabric(sections.Fabric("cpu", int(os.environ["WORLD_SIZE"]), strategy=strategy))
     fabric.launch()
     for kind in kinds:
-        if kind in NO_PLAN:
+        if option == "tensor_parallel" and kind in NO_PLAN:
             with pytest.raises(RecipeError, match=NO_PLAN[kind]):
                 compare(fabric, kind, None)
             continue
         compare(fabric, kind, None)
         if kind == "qwen3_moe":
-            with pytest.raises(RecipeError, match="does not divide adapters of experts"):
+            with pytest.raises(RecipeError, match=r"does not (divide|distribute) adapters of experts"):
                 compare(fabric, kind, Lora(2, 4))
         compare(fabric, kind, Lora(2, 4, ["q_proj", "o_proj", "out_proj", "in_proj_qkvz"]))
     print("divided")

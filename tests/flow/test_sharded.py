@@ -17,6 +17,10 @@ from tests.flow.test_architectures import KINDS
 
 pytestmark = pytest.mark.slow
 
+MIXTURES = [
+    "qwen3_moe", "glm4_moe", "mixtral", "qwen3_next", "qwen3_5_moe_text", "granitemoehybrid", "gpt_oss", "deepseek_v3",
+]  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("ranks", "words"),
@@ -34,40 +38,47 @@ def test_weights_are_streamed_whole(ranks: int, words: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("ranks", "size", "kinds"),
+    ("ranks", "option", "kinds"),
     [
-        (2, 2, ["qwen3", "gemma3_text", "phi3", "olmo3", "qwen3_moe", "qwen3_5_moe_text", "gpt_oss"]),
-        (4, 2, ["qwen3", "deepseek_v3"]),
-        pytest.param(2, 2, list(KINDS), marks=pytest.mark.stress),
+        (2, "tensor_parallel", ["qwen3", "gemma3_text", "phi3", "olmo3", "qwen3_moe", "qwen3_5_moe_text", "gpt_oss"]),
+        (4, "tensor_parallel", ["qwen3", "deepseek_v3"]),
+        pytest.param(2, "tensor_parallel", list(KINDS), marks=pytest.mark.stress),
+        (4, "expert_parallel", ["qwen3_moe", "gpt_oss"]),
+        pytest.param(2, "expert_parallel", MIXTURES, marks=pytest.mark.stress),
     ],
-    ids=["styles", "sharded", "all"],
+    ids=["styles", "sharded", "all", "experts", "all experts"],
 )
-def test_kinds_of_models_are_divided_as_they_say(ranks: int, size: int, kinds: list[str], tmp_path: Path) -> None:
+def test_kinds_of_models_are_divided_as_they_say(ranks: int, option: str, kinds: list[str], tmp_path: Path) -> None:
     """Gradients and weights that are sent equal those of the undivided model."""
-    done = forks.run((str(Path(__file__).with_name("divided.py")), str(size), *kinds), tmp_path, ranks)
+    done = forks.run((str(Path(__file__).with_name("divided.py")), option, "2", *kinds), tmp_path, ranks)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("divided") == ranks
 
 
 def test_supervised_training_divides_a_mixture(tmp_path: Path) -> None:
-    """A checkpoint of divided experts goes on undivided. Nothing samples: the embedded engine need not be able to."""
+    """A checkpoint of divided experts goes on undivided, and that of distributed ones alike.
+
+    Nothing samples: the embedded engine need not be able to.
+    """
     save_random_model(tmp_path / "base", "qwen3_moe", **KINDS["qwen3_moe"])
     words = (
         "fit", "--recipe=quick_sft", "--model.path=base", "--train.lr=1e-2", "--train.schedule=Constant",
         "--validation=null", "--save.every=1", "--fabric.strategy=FSDP2",
     )  # fmt: skip
     runs = (
-        ("alone", 1, "--train.steps=4"),
-        ("divided", 2, "--train.steps=2"),
-        ("resumed", 1, "--train.steps=4", "--resume=divided"),
-        ("redivided", 2, "--train.steps=4", "--resume=resumed/checkpoints/step-000003"),
+        ("alone", 1, "tensor", "--train.steps=4"),
+        ("divided", 2, "tensor", "--train.steps=2"),
+        ("resumed", 1, "tensor", "--train.steps=4", "--resume=divided"),
+        ("redivided", 2, "tensor", "--train.steps=4", "--resume=resumed/checkpoints/step-000003"),
+        ("distributed", 2, "expert", "--train.steps=3", "--resume=divided"),
+        ("gathered", 1, "expert", "--train.steps=4", "--resume=distributed"),
     )
-    for name, ranks, *options in runs:
-        parallel = (f"--fabric.devices={ranks}", f"--fabric.strategy.tensor_parallel={ranks}")
+    for name, ranks, kind, *options in runs:
+        parallel = (f"--fabric.devices={ranks}", f"--fabric.strategy.{kind}_parallel={ranks}")
         done = rlkit(*words, *parallel, *options, f"--out={name}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     weights = {name: load_file(tmp_path / name / "final" / "model.safetensors") for name, *_ in runs}
-    for name in ("resumed", "redivided"):
+    for name in ("resumed", "redivided", "gathered"):
         for key, tensor in weights["alone"].items():
             torch.testing.assert_close(weights[name][key], tensor, atol=1e-4, rtol=1e-3, msg=f"{name}: {key}")
 

@@ -87,6 +87,31 @@ def test_models_that_cannot_be_divided_are_refused(tmp_path: Path, capsys: pytes
         assert f"FSDP2 has tensor_parallel={size}, but {expected}" in capsys.readouterr().err
 
 
+def test_models_whose_experts_cannot_be_distributed_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixture = save_random_model(tmp_path / "mixture", "mixtral", num_local_experts=4, num_experts_per_tok=2)
+    for size, words, expected in (
+        (2, [], "transformers has no plan for experts of model.path 'tiny', a 'qwen2'; set expert_parallel: 1"),
+        (
+            4,
+            [f"--model.path={mixture}", "--rollout.engine=TorchEngine"],
+            "TorchEngine cannot sample from a policy under",
+        ),
+        (8, [f"--model.path={mixture}"], "model.path has num_local_experts=4; choose a divisor of it"),
+        (
+            2,
+            ["--fabric.strategy.tensor_parallel=2"],
+            "expert_parallel=2 and tensor_parallel=2, which do not go together",
+        ),
+        (2, ["--fabric.strategy.replicate=2"], "expert_parallel=2 and replicate=2, which do not go together"),
+    ):
+        parallel = ("--fabric.strategy=FSDP2", "--fabric.devices=8", f"--fabric.strategy.expert_parallel={size}")
+        sampled = ("--rollout.engine=SGLangServer", "--task.max_operand=9")
+        assert main(["recipe", "check", "quickstart", *sampled, *parallel, *words]) == 2
+        assert expected in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("tensor", "sequence", "problem"),
     [
