@@ -38,7 +38,7 @@ def test_the_help_of_fit_loads_neither_models_nor_a_trainer() -> None:
 
 def test_a_recipe_is_shown_without_models_or_a_trainer() -> None:
     loaded = loaded_by(HELP.format(["recipe", "show", "quickstart"]))
-    assert "rlkit.cli.recipe" in loaded
+    assert "rlkit_inspect.recipe" in loaded
     assert not {"lightning.fabric", "transformers", "torch._dynamo", "sympy", "rlkit.train.rl", "pyarrow"} & loaded
 
 

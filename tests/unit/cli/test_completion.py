@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+from rlkit_inspect.completion import script
 
-from rlkit.cli.completion import script
 from rlkit.cli.main import main
 from rlkit.cli.parsing.suggest import known_keys
 from rlkit.commands import VERBS

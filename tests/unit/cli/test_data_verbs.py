@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rlkit_authors.models import build_tokenizer
+from rlkit_inspect.data_report import BINS, histogram
 
 from rlkit.cli.main import main
-from rlkit.cli.views.data import BINS, histogram
 from rlkit.models.source import source_of
 from rlkit.recipe import Model
 

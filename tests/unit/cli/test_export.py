@@ -178,7 +178,7 @@ def test_a_push_with_credentials_is_refused(
     run: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """A file that a run of an earlier version or its base model brings along: it and the kind are named, no value."""
-    monkeypatch.setattr("rlkit.cli.export.export_card", lambda *_: "see\nhttps://me:hunter2@host/x")
+    monkeypatch.setattr("rlkit_policy.export.export_card", lambda *_: "see\nhttps://me:hunter2@host/x")
     export = ["export", f"--checkpoint={run}", "--push=me/sums"]
     assert main([*export, f"--out={tmp_path / '1'}"]) == 1
     error = capsys.readouterr().err

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rlkit_inspect.own_recipe import own_recipe
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.own_recipe import own_recipe
 from rlkit.cli.parsing.parser import parse
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model

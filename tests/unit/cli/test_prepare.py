@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from rlkit_inspect.data import write
 from rlkit_tasks.rows import Rows
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.data import write
 from rlkit.cli.main import main
 from rlkit.tasks import Jsonl, Mix, Verl
 from rlkit.types import Prompt
@@ -63,7 +63,7 @@ def test_a_file_that_exists_is_never_replaced(
     Path("prep", "train.jsonl").write_text(rows)
     task = ["--task=Jsonl", "--task.path=prep/train.jsonl", "--task.validation_split=0.5"]
     words = ["data", "prepare", "--recipe=quickstart", *task]
-    monkeypatch.setattr("rlkit.cli.data.sample_rewards", lambda *_: pytest.fail("this is refused before any sampling"))
+    monkeypatch.setattr("rlkit_inspect.data.sample_rewards", lambda *_: pytest.fail("refused before any sampling"))
     for more in ([], ["--samples=1"]):
         assert main([*words, "--out=prep", *more]) == 2
         message = "error: --out is 'prep', where train.jsonl exists already; choose a new folder\n"

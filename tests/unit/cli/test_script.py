@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlkit_inspect.script import as_python
 
 import rlkit
 from rlkit import Recipe
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.parsing.script import as_python
 from rlkit.registry.builtin import rlkit_recipes
 from tests.conftest import FAST, read_jsonl
 
@@ -53,7 +53,7 @@ def test_overrides_nulls_and_plugins_are_in_the_script(monkeypatch: pytest.Monke
 
 
 def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlkit.cli.parsing.script import _Made, _Printer
+    from rlkit_inspect.script import _Made, _Printer
 
     printer = _Printer()
     first, second = (type("Model", (), {"__module__": name}) for name in ("rlkit.recipe", "tests.conftest"))
@@ -65,7 +65,7 @@ def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
 
 def test_long_lines_are_broken_at_their_depth() -> None:
     """The inner list has 98 characters: too many after four blanks, though not at the start of a line."""
-    from rlkit.cli.parsing.script import _Printer
+    from rlkit_inspect.script import _Printer
 
     x, y = "x" * 45, "y" * 45
     assert _Printer()._value([x, y], 0) == f'["{x}", "{y}"]'

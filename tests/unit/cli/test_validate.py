@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlkit_policy import validate
+from rlkit_policy.folder import export
 
 from rlkit.base.errors import EngineError
-from rlkit.cli import validate
 from rlkit.cli.display import by_checkpoint
 from rlkit.cli.main import main
-from rlkit.run.checkpoint.export import export
-from tests.conftest import read_jsonl
+from rlkit.recipe import Recipe
+from rlkit.run import sampling
+from rlkit.run.method import Procedure, procedure_of
+from tests.conftest import ROOT, read_jsonl
 
 FEW = ("--validation.limit=12", "--validation.samples=2", "--fabric.accelerator=cpu", "--task.max_operand=30")
 
@@ -26,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models")
     for name in ("same", "worse", "broken"):
-        export(str(Path(validate.__file__).parents[1] / "models" / "tiny"), folder / name)
+        export(str(ROOT / "rlkit" / "models" / "tiny"), folder / name)
     weights = folder / "worse" / "model.safetensors"
     tensors = load_file(weights)
     tensors = {name: t * 0 if name == "model.embed_tokens.weight" else t for name, t in tensors.items()}
@@ -95,7 +98,7 @@ def test_a_failing_checkpoint_is_named_and_others_are_shown(
 ) -> None:
     """The policy of each is freed before the next one's is loaded, that of one that failed late too."""
     policies: list[weakref.ref[object]] = []
-    prepare = validate.prepare_rollouts
+    prepare = sampling.prepare_rollouts
 
     def prepared(*arguments: Any) -> Any:
         assert not [ref for ref in policies if ref() is not None]
@@ -106,11 +109,13 @@ def test_a_failing_checkpoint_is_named_and_others_are_shown(
     def validated(rollouts: Any, prompts: Any) -> Any:
         if len(policies) == 2:
             raise EngineError("the engine is lost")
-        return evaluate(rollouts, prompts)
+        return procedure_of(rollouts.recipe).evaluate(rollouts, prompts)
 
-    evaluate = validate.evaluate
-    monkeypatch.setattr(validate, "evaluate", validated)
-    monkeypatch.setattr(validate, "prepare_rollouts", prepared)
+    def procedure(recipe: Recipe) -> Procedure:
+        return procedure_of(recipe)._replace(evaluate=validated)
+
+    monkeypatch.setattr(validate, "procedure_of", procedure)
+    monkeypatch.setattr(sampling, "prepare_rollouts", prepared)
     (models / "late").symlink_to(models / "same")
     places = [str(models / name) for name in ("same", "broken", "late", "worse")]
     assert main(["validate", "quickstart", *(f"--checkpoint={place}" for place in places), *FEW]) == 2
@@ -120,7 +125,7 @@ def test_a_failing_checkpoint_is_named_and_others_are_shown(
     assert "p-value" in printed.out
     assert "sampled_accuracy" in printed.out
     assert len(policies) == 3
-    assert main(["validate", "quickstart", f"--checkpoint={places[0]}", "--checkpoint=nowhere", *FEW]) == 2 - 1
+    assert main(["validate", "quickstart", f"--checkpoint={places[0]}", "--checkpoint=nowhere", *FEW]) == 2
     assert "--checkpoint is 'nowhere', expected a run folder" in capsys.readouterr().err
 
 

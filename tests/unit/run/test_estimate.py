@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rlkit_inspect import estimate, footprint
+from rlkit_inspect.gpus import H100
 
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
@@ -17,8 +19,6 @@ from rlkit.models.load import load_policy
 from rlkit.models.size import cache_tokens, known_shapes, size_of
 from rlkit.recipe import Model, Recipe
 from rlkit.registry.builtin import rlkit_recipes
-from rlkit.run.preflight import estimate, footprint
-from rlkit.run.preflight.gpus import H100
 
 LORA = ("--model.lora.rank=32", "--model.lora.alpha=32")
 SCORE = (

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers.integrations.sdpa_attention as attention
+from rlkit_inspect import estimate, footprint
+from rlkit_inspect.gpus import GPUS, H100, gpu_named
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
@@ -21,8 +23,6 @@ from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.recipe import Lora, Model, Recipe
 from rlkit.recipe.model import Quantization
 from rlkit.registry.builtin import rlkit_recipes
-from rlkit.run.preflight import estimate, footprint
-from rlkit.run.preflight.gpus import GPUS, H100, gpu_named
 from rlkit.testing import random_model
 from tests.flow.counted_memory import learning_peak
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlkit.cli.display import metric_rows
 from rlkit.cli.main import main
-from rlkit.run import harness
+from rlkit_policy import harness
 
 
 def refused(*options: str) -> int:

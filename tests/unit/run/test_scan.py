@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlkit_policy.scan import suspicions
 from safetensors.torch import save_file
-
-from rlkit.run.checkpoint.scan import suspicions
 
 GITHUB = "ghp_abcDEF0123456789"
 
@@ -53,6 +52,6 @@ def test_what_exports_hold_is_no_credential(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.run.checkpoint.scan.MAX_BYTES", 2**20)
+    monkeypatch.setattr("rlkit_policy.scan.MAX_BYTES", 2**20)
     (tmp_path / "model.bin").write_bytes(bytes(2**20 + 1))
     assert list(suspicions(tmp_path)) == ["model.bin: more than 1 MiB, which are not scanned"]

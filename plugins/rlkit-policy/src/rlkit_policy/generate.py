@@ -13,8 +13,8 @@ from rlkit.base.text import visible
 from rlkit.cli.checkpoint import ALLOW_CODE, CHECKPOINT, with_checkpoint
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
-from rlkit.rollout.collect import collect
-from rlkit.train.setup import fabric_for, prepare_rollouts
+from rlkit.run.sampling import sample, sampling_service
+from rlkit.train.setup import fabric_for
 from rlkit.types import Prompt, Trajectory
 
 PROMPT = (
@@ -46,22 +46,13 @@ def run(argv: Sequence[str]) -> int:
         )
     fabric = fabric_for(parsed.recipe)
     fabric.launch()
-    rollouts = prepare_rollouts(parsed.recipe, data, fabric)
-    try:
-        rollouts.sync_weights()
-        setup = rollouts.conversation_setup(parsed.recipe.rollout.sampling, 1, step=0)
-        trajectories = rollouts.sample(collect(setup, list(enumerate(prompts)), _unscored))
-    finally:
-        rollouts.close()
+    with sampling_service(parsed.recipe, data, fabric) as service:
+        trajectories = sample(service, list(enumerate(prompts)))
     if fabric.is_global_zero:
         console = Console(highlight=False, soft_wrap=True)
         for trajectory in trajectories:
             console.print(paint(trajectory, data.dialogue.tokenizer))
     return 0
-
-
-async def _unscored(group: list[Trajectory]) -> None:
-    """Leave the group without scores."""
 
 
 def paint(trajectory: Trajectory, tokenizer: object) -> Text:

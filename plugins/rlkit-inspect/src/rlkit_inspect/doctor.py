@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 import torch
+from rlkit_authors.installed import show_plugins
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
 from rlkit.cli.display import echo, show
-from rlkit.cli.views.installed import show_plugins
 from rlkit.models.config import context_length, load_config
-from rlkit.models.load import load_tokenizer, stop_ids
-from rlkit.models.size import parameter_count
+from rlkit.models.load import is_reward_model, load_tokenizer, stop_ids
+from rlkit.models.size import size_of
 from rlkit.recipe import Model
 from rlkit.registry import Registry, load_plugins
 from rlkit.rollout.template import ChatTemplate
@@ -56,7 +56,8 @@ def _examine(model: Model) -> int:
     config, tokenizer = load_config(model), load_tokenizer(model)
     template = ChatTemplate(tokenizer, stop_ids(model, tokenizer))
     ends = template.stop_ids
-    size = f"{parameter_count(model):,} parameters, context {context_length(config)}"
+    weights = size_of(config, trust_remote_code=model.trust_remote_code, scores=is_reward_model(model)).base
+    size = f"{weights:,} parameters, context {context_length(config)}"
     echo(f"{model.path}: {config.model_type}, {size}")
     echo(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
     check = check_template(template)

@@ -14,7 +14,7 @@ from rlkit.models.activations import frozen_bytes, precision_of
 from rlkit.models.config import context_length, naming
 from rlkit.models.size import Size, find_config, size_of
 from rlkit.recipe import Recipe
-from rlkit.run.preflight.gpus import H100, Gpu
+from rlkit_inspect.gpus import H100, Gpu
 
 UTILISATION = 0.3
 """The assumed utilisation in training."""

@@ -11,8 +11,8 @@ from rlkit.base.errors import RecipeError, UnavailableError, show
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.models.activations import token_limit
 from rlkit.recipe import Recipe
-from rlkit.run.preflight.gpus import Gpu, gpu_named
 from rlkit.train.setup import fabric_for, require_divisible
+from rlkit_inspect.gpus import Gpu, gpu_named
 
 
 @dataclass(frozen=True)

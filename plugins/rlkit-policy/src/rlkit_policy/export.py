@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.hub import check_repository, push
 from rlkit.cli.display import echo
-from rlkit.cli.views.card import export_card
 from rlkit.models.source import locate
 from rlkit.records.folder import home_of, new_folder, output_path, write_atomically
-from rlkit.run.checkpoint.export import export
-from rlkit.run.checkpoint.scan import refuse_credentials
+from rlkit_policy.card import export_card
+from rlkit_policy.folder import export
+from rlkit_policy.hub import check_repository, push
+from rlkit_policy.scan import refuse_credentials
 
 
 def run(argv: Sequence[str]) -> int:

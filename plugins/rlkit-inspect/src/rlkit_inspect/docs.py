@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.cli.streams import new_file
+from rlkit_inspect.new_file import new_file
 
 USAGE = """usage: rlkit docs            the topics
        rlkit docs TOPIC      a page; the beginning of its name is enough

@@ -23,8 +23,8 @@ from rlkit.models.load import is_reward_model
 from rlkit.models.source import locate
 from rlkit.recipe import Model
 from rlkit.records.folder import json_lines, write_atomically
-from rlkit.run.checkpoint.export import export
 from rlkit.types import JsonObject
+from rlkit_policy.folder import export
 
 CPU_BATCH_SIZE = 8
 """Requests at once on a CPU; on a GPU the harness determines how many fit."""

@@ -9,7 +9,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 from lightning.fabric import Fabric
@@ -19,8 +18,6 @@ from rich.progress import Progress
 from rlkit.base.errors import RecipeError
 from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.streams import new_file
-from rlkit.cli.views.data import show, stats
 from rlkit.data.data import Data, load_data, picture_reader
 from rlkit.data.prompts import held_out, make_prompt
 from rlkit.interfaces.content import json_messages
@@ -31,12 +28,13 @@ from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit.records.folder import output_path
 from rlkit.registry import calling, load_plugins
-from rlkit.rollout.collect import collect
 from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.participants import Participants
-from rlkit.train.sampling import score_group
-from rlkit.train.setup import bound_without_policy, fabric_for, prepare_rollouts
+from rlkit.run.sampling import sample, sampling_service
+from rlkit.train.setup import bound_without_policy, fabric_for
 from rlkit.types import JsonObject, Prompt
+from rlkit_inspect.data_report import show, stats
+from rlkit_inspect.new_file import new_file
 
 USAGE = """usage: rlkit data sample FILE.csv                    300 sums, in the columns question and total, to try
        rlkit data show --recipe NAME [overrides]     three training prompts as the policy reads them
@@ -137,22 +135,16 @@ def sample_rewards(recipe: Recipe, samples: int, fabric: Fabric) -> dict[int, li
     """
     recipe.scorer  # noqa: B018 (raises without one)
     data = load_data(recipe)
-    service = prepare_rollouts(recipe, data, fabric)
     console, chunk = Console(stderr=True), recipe.train.prompts_per_step
     rows, rewards = data.order.rows, defaultdict[int, list[float]](list)
-    try:
-        service.sync_weights()
-        setup = service.conversation_setup(recipe.rollout.sampling, samples, step=0)
+    with sampling_service(recipe, data, fabric) as service:
         with service.engine_on_device(), Progress(console=console, transient=True, disable=not data.show) as bar:
             for start in bar.track(range(0, len(rows), chunk), description="sampling"):
                 prompts = [(row, data.prompt(row)) for row in rows[start : start + chunk]]
-                work = collect(setup, service.shard_for_rank(prompts), partial(score_group, service))
-                for trajectory in service.sample(work):
+                for trajectory in sample(service, service.shard_for_rank(prompts), samples, scored=True):
                     if trajectory.error is None and trajectory.reward is not None:
                         rewards[trajectory.group].append(trajectory.reward)
         by_rank = service.ranks.gather_dp(dict(rewards))
-    finally:
-        service.close()
     gathered = {row: values for of_rank in by_rank for row, values in of_rank.items()}
     if not gathered:
         raise RecipeError("no sample of a training prompt has a reward; rlkit validate shows the errors")

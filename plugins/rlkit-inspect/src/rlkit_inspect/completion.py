@@ -14,10 +14,10 @@ from contextlib import redirect_stdout, suppress
 import shtab
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.cli.docs import topics
-from rlkit.cli.parsing.keys import values_by_key
 from rlkit.commands import VERBS, own_verb, plugin_verbs
 from rlkit.registry import Registry, load_plugins
+from rlkit_inspect.docs import topics
+from rlkit_inspect.keys import values_by_key
 
 Keys = dict[str, tuple[str, ...]]
 SHELLS = ("bash", "zsh")

@@ -12,13 +12,13 @@ from rlkit.interfaces.engine import COPIES_SHARE
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, token_limit
-from rlkit.models.optimizer_state import state_size
 from rlkit.models.size import PREFIX_SHARE, Size, cache_tokens, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.ops.quantization import BITS
 from rlkit.registry import calling
-from rlkit.run.preflight.estimate import Setting
 from rlkit.run.preflight.memory import limit_mb
+from rlkit_inspect.estimate import Setting
+from rlkit_inspect.optimizer_state import state_size
 
 STATES = "weights and optimizer"
 SAMPLING = "sampling, besides"

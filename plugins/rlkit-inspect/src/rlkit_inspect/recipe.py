@@ -9,13 +9,13 @@ from pathlib import Path
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import DISTRIBUTION
 from rlkit.cli.display import echo, show_list
-from rlkit.cli.parsing.annotate import annotated
-from rlkit.cli.parsing.own_recipe import SAVINGS, own_recipe
 from rlkit.cli.parsing.parser import parse, split
-from rlkit.cli.parsing.script import as_python
-from rlkit.cli.streams import new_file
 from rlkit.registry import Registry, load_plugins
-from rlkit.run.preflight.gpus import GPUS
+from rlkit_inspect.annotate import annotated
+from rlkit_inspect.gpus import GPUS
+from rlkit_inspect.new_file import new_file
+from rlkit_inspect.own_recipe import SAVINGS, own_recipe
+from rlkit_inspect.script import as_python
 
 USAGE = """usage: rlkit recipe list
            the shipped recipes, and those of plugins
@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
         script = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry) if parsed.options.python else ""
         print(script or parsed.yaml, end="")
         return 0
-    from rlkit.cli.recipe_check import check_recipe
+    from rlkit_inspect.check import check_recipe
 
     return check_recipe(parsed)
 
@@ -117,7 +117,7 @@ def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:
     texts = [own_recipe(options.task, options.reward, model, reward_options, saving) for saving in SAVINGS]
     if options.gpu is None:
         return texts[0], "" if options.model is None else " --gpu 24GB (your GPU's memory)"
-    from rlkit.cli.recipe_check import first_that_fits
+    from rlkit_inspect.check import first_that_fits
 
     return first_that_fits(texts, model, options.gpu), f" --gpu {options.gpu}"
 

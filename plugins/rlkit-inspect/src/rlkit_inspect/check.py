@@ -14,9 +14,7 @@ from lightning.fabric import Fabric
 from rlkit.base.errors import RecipeError, UnavailableError
 from rlkit.base.text import counted
 from rlkit.cli.display import echo, show
-from rlkit.cli.parsing.own_recipe import SAVINGS
 from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.cli.recipe import GPU
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
@@ -24,12 +22,15 @@ from rlkit.recipe import Recipe
 from rlkit.rollout.scoring import score
 from rlkit.rollout.template_check import check_template
 from rlkit.rollout.workers import Workers
-from rlkit.run.preflight import estimate, footprint, plan
+from rlkit.run.preflight import plan
 from rlkit.run.preflight.adapter_check import check_adapters
 from rlkit.run.preflight.dryrun import dry_run
-from rlkit.run.preflight.target import Target
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import prepare_training
+from rlkit_inspect import estimate, footprint
+from rlkit_inspect.own_recipe import SAVINGS
+from rlkit_inspect.recipe import GPU
+from rlkit_inspect.target import Target
 
 PROMPT = 128
 """Tokens of a prompt, as assumed where there is neither tokenizer nor data."""

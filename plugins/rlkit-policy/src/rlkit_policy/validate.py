@@ -24,9 +24,10 @@ from rlkit.records.folder import as_data, json_text, new_folder, of_rank, write_
 from rlkit.run.answers import write_answers
 from rlkit.run.evaluate import Evaluation, samplings
 from rlkit.run.folder import environment
-from rlkit.run.harness import Harness
 from rlkit.run.method import procedure_of
-from rlkit.train.setup import fabric_for, prepare_rollouts
+from rlkit.run.sampling import sampling_service
+from rlkit.train.setup import fabric_for
+from rlkit_policy.harness import Harness
 
 OWN: list[tuple[str, dict[str, object]]] = [
     ("--json", {"action": "store_true", "help": "Print the metrics as a JSON object; of several checkpoints by name."}),
@@ -199,12 +200,8 @@ def _run(job: ValidationJob, name: str, fabric: Fabric) -> Validated:
 
 
 def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:
-    rollouts = prepare_rollouts(recipe, data, fabric)
-    try:
-        rollouts.sync_weights()
-        return procedure_of(recipe).evaluate(rollouts, data.validation)
-    finally:
-        rollouts.close()
+    with sampling_service(recipe, data, fabric) as service:
+        return procedure_of(recipe).evaluate(service, data.validation)
 
 
 def _attempt(stem: Path, write: Callable[[Path], None]) -> None:

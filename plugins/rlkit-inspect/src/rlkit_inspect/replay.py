@@ -10,13 +10,13 @@ from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.display import Display, echo
 from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.cli.views.kept import KeptRollouts
 from rlkit.engines import Recorded, TorchEngine
 from rlkit.models.config import load_config
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.vision import reads_pictures
 from rlkit.records.comparison import compare, folder_of, lines, metrics, recipe_of
 from rlkit.records.folder import default_folder, output_path
+from rlkit.run.kept import KeptRollouts
 from rlkit.run.launch import Job, launch
 from rlkit.run.outcome import Replay
 from rlkit.run.signals import raised
