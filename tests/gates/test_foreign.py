@@ -33,6 +33,7 @@ ROOMS = (
     "rlkit/data/",
     "plugins/rlkit-tasks/src/",
     "rlkit/rewards/",
+    "plugins/rlkit-rewards/src/",
     "rlkit/api.py",
     "rlkit/result.py",
     "rlkit/loggers.py",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from rlkit_rewards.qa import normalized, references_of, word_f1
 
 from rlkit.rewards import QAReward
-from rlkit.rewards.qa import normalized, references_of, word_f1
 from rlkit.testing import check_reward, example_trajectory
 from rlkit.types import Prompt
 
