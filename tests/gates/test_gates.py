@@ -86,7 +86,7 @@ FOR_VERBS = {
 them, parts bound without a policy, a policy that samples and its validation, the checks before a run, and a run."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-MOST_CORE_LINES = 26_584
+MOST_CORE_LINES = 26_446
 """It may only fall; the aim is 25,000."""
 
 

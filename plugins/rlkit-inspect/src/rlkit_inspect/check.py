@@ -214,13 +214,7 @@ def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
     context, reward, trial = prepare_training(recipe, data, fabric), recipe.trial_reward, None
     try:
         if reward is not None:
-            trial = context.service.wait(
-                plan.try_reward(
-                    lambda t: context.service.score(reward, t),
-                    data.examples(plan.TRIED_ROWS),
-                    recipe.rollout.sampling.structure,
-                )
-            )
+            trial = plan.try_in_run(context.service, data, reward)
         measured = dry_run(context)
     finally:
         context.service.close()

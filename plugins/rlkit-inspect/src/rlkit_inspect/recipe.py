@@ -77,7 +77,9 @@ def _new(argv: Sequence[str]) -> int:
     file, words_after = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else ("", list(argv))
     if not file:
         raise RecipeError("rlkit recipe new needs a file to write: rlkit recipe new mine.yaml --from grpo_gsm8k")
-    text, gpu = _of_own_data(words_after) if _names_own_data(words_after) else (_with_every_option(words_after), "")
+    options = {word.partition("=")[0] for word in words_after}
+    is_of_own_data = "--task" in options and not {FROM, "--recipe"} & options
+    text, gpu = _of_own_data(words_after) if is_of_own_data else (_with_every_option(words_after), "")
     with new_file(file) as out:
         out.write(text)
     echo(f"{file}: change what you like, then rlkit recipe check {file}{gpu}, and rlkit fit --recipe {file}")
@@ -94,12 +96,6 @@ def _with_every_option(argv: Sequence[str]) -> str:
     parsed = parse("recipe new", words, [])
     header = f"# {FROM.lstrip('-')} {parsed.name}: every option, as it is there"
     return f"{header}\n\n{annotated(parsed.yaml, parsed.registry)}"
-
-
-def _names_own_data(argv: Sequence[str]) -> bool:
-    """Whether the words name a file of rows, and no recipe to begin with."""
-    options = [word.partition("=")[0] for word in argv]
-    return "--task" in options and not {FROM, "--recipe"}.intersection(options)
 
 
 def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:

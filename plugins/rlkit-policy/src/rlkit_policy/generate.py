@@ -10,12 +10,13 @@ from rich.text import Text
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.text import visible
-from rlkit.cli.checkpoint import ALLOW_CODE, CHECKPOINT, with_checkpoint
+from rlkit.cli.checkpoint import ALLOW_CODE
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.run.sampling import sample, sampling_service
 from rlkit.train.setup import fabric_for
 from rlkit.types import Prompt, Trajectory
+from rlkit_policy.checkpoint import CHECKPOINT, with_checkpoint
 
 PROMPT = (
     "--prompt",

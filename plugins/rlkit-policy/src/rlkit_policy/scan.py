@@ -63,7 +63,8 @@ def _suspicions(path: Path) -> Iterator[tuple[str, str]]:
         yield "", f"more than {MAX_BYTES >> 20} MiB, which are not scanned"
         return
     text = _metadata(path) if is_tensors else path.read_bytes().decode("utf-8", "replace")
-    starts = {f"the value of the variable {name}": text.find(value) for name, value in _own_secrets()}
+    own = [(k, v) for k, v in sorted(os.environ.items()) if SECRET_NAME.search(k) and len(v) >= MIN_LENGTH]
+    starts = {f"the value of the variable {name}": text.find(value) for name, value in own}
     for kind in (TOKEN,) if VOCABULARIES.fullmatch(path.name) else KINDS:
         for match in kind.pattern.finditer(text):
             if _is_likely(kind, match, CODE.fullmatch(path.name) is not None):
@@ -92,11 +93,6 @@ def _description(kind: CredentialKind, match: re.Match[str]) -> str:
         return kind.description
     issuer = next(name for name in SHAPES if match[name])
     return f"{kind.description} ({issuer.replace('_', ' ')})"
-
-
-def _own_secrets() -> list[tuple[str, str]]:
-    """Return the credentials in this process's environment, by the variables' names."""
-    return [(k, v) for k, v in sorted(os.environ.items()) if SECRET_NAME.search(k) and len(v) >= MIN_LENGTH]
 
 
 def _metadata(path: Path) -> str:

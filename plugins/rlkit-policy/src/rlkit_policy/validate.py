@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from rich.console import Console
 
 from rlkit.base.errors import CheckpointError, RecipeError, RlkitError, explain
-from rlkit.cli.checkpoint import ALLOW_CODE, CHECKPOINT, each_checkpoint
+from rlkit.cli.checkpoint import ALLOW_CODE
 from rlkit.cli.display import by_checkpoint, echo, metric_rows, show
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.data.data import Data, load_data
@@ -27,6 +27,7 @@ from rlkit.run.folder import environment
 from rlkit.run.method import procedure_of
 from rlkit.run.sampling import sampling_service
 from rlkit.train.setup import fabric_for
+from rlkit_policy.checkpoint import CHECKPOINT, each_checkpoint
 from rlkit_policy.harness import Harness
 
 OWN: list[tuple[str, dict[str, object]]] = [

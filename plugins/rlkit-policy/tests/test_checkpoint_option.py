@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rlkit_policy.checkpoint import with_checkpoint
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.checkpoint import with_checkpoint
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from importlib import util
 from pathlib import Path
 
 import pytest
+from rlkit_policy import harness
 
 from rlkit.cli.display import metric_rows
 from rlkit.cli.main import main
-from rlkit_policy import harness
 
 
 def refused(*options: str) -> int:
