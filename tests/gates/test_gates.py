@@ -74,7 +74,7 @@ FOR_VERBS = {
     "rlkit.cli.checkpoint", "rlkit.cli.display", "rlkit.cli.parsing.compose", "rlkit.cli.parsing.objects",
     "rlkit.cli.parsing.parser", "rlkit.cli.parsing.schema",
     "rlkit.data.data", "rlkit.data.measure", "rlkit.data.mixtures", "rlkit.data.prompts", "rlkit.engines",
-    "rlkit.rollout.dialogue", "rlkit.rollout.participants", "rlkit.rollout.recorded", "rlkit.rollout.scoring",
+    "rlkit.rollout.participants", "rlkit.rollout.recorded", "rlkit.rollout.scoring",
     "rlkit.rollout.template", "rlkit.rollout.template_check", "rlkit.rollout.workers",
     "rlkit.train.runtime", "rlkit.train.setup",
     "rlkit.run.answers", "rlkit.run.evaluate", "rlkit.run.folder", "rlkit.run.kept", "rlkit.run.launch",
@@ -86,7 +86,7 @@ FOR_VERBS = {
 them, parts bound without a policy, a policy that samples and its validation, the checks before a run, and a run."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-MOST_CORE_LINES = 26_446
+MOST_CORE_LINES = 26_444
 """It may only fall; the aim is 25,000."""
 
 

@@ -18,17 +18,15 @@ from rich.progress import Progress
 from rlkit.base.errors import RecipeError
 from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
-from rlkit.data.data import Data, load_data, picture_reader
+from rlkit.data.data import Data, load_data, make_dialogue
 from rlkit.data.prompts import held_out, make_prompt
 from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.task import Split, Task
-from rlkit.models.config import context_length, load_config
-from rlkit.models.load import load_tokenizer, stop_ids
+from rlkit.models.config import load_config
 from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit.records.folder import output_path
 from rlkit.registry import calling, load_plugins
-from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.participants import Participants
 from rlkit.run.sampling import sample, sampling_service
 from rlkit.train.setup import bound_without_policy, fabric_for
@@ -112,16 +110,14 @@ def unchecked_data(recipe: Recipe) -> Iterator[Data]:
         rows = recipe.task.rows("train")
     if len(rows) == 0:
         raise RecipeError(f"task {type(recipe.task).__name__} has no train rows, expected at least one")
-    tokenizer = load_tokenizer(recipe.model)
-    context = context_length(load_config(recipe.model)) - recipe.rollout.engine.reserved
-    reader = picture_reader(recipe.model)
-    dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer), reader=reader)
-    validation = held_out(recipe, pictures=reader is not None)
+    dialogue = make_dialogue(recipe, load_config(recipe.model))
+    pictures = dialogue.reader is not None
+    validation = held_out(recipe, pictures=pictures)
     data = Data(recipe, dialogue, rows, validation, show=Console(stderr=True).is_terminal)
     with ExitStack() as stack:
         if recipe.tools:  # some describe themselves only once they are bound
             stack.enter_context(bound_without_policy(recipe, *recipe.tools.values()))
-            dialogue.participants = Participants(recipe.tools, pictures=reader is not None)
+            dialogue.participants = Participants(recipe.tools, pictures=pictures)
         yield data
 
 
