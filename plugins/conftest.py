@@ -1,5 +1,5 @@
-"""Tests of plugins leave the environment as they found it, too."""
+"""Tests of plugins leave the environment as they found it, and have the shared rows, too."""
 
-from tests.conftest import same_environment
+from tests.conftest import gsm8k_like, same_environment
 
-__all__ = ["same_environment"]
+__all__ = ["gsm8k_like", "same_environment"]

@@ -268,7 +268,9 @@ def _sections(values: Mapping[str, Any]) -> dict[str, object]:
     """Return sections of a recipe, in a form that a recipe in YAML may have, or as parts."""
     by_name: dict[str, object] = dict(values)
     if "task" in values:
-        by_name["task"] = _as_task(values["task"])
+        task = values["task"]
+        rows = not isinstance(task, Task | str | Mapping)
+        by_name["task"] = provider(RowReader)().task_of(task) if rows else task  # type: ignore[type-abstract]
     if "reward" in values:
         by_name["reward"] = _as_reward(values["reward"])
     if isinstance(values.get("model"), str):
@@ -281,10 +283,6 @@ def _sections(values: Mapping[str, Any]) -> dict[str, object]:
         if isinstance(task, Task) and not task.holds_out:
             by_name["validation"] = None
     return by_name
-
-
-def _as_task(task: Task | Named | Sequence[Data]) -> Task | Named:
-    return task if isinstance(task, Task | str | Mapping) else provider(RowReader)().task_of(task)  # type: ignore[type-abstract]
 
 
 def _as_reward(reward: Reward | Sequence[Reward] | None) -> RewardManager | Named | None:

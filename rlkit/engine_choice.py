@@ -128,11 +128,8 @@ def _trainer_bytes(recipe: Recipe, size: Size, shards: int) -> float:
     from rlkit.models.activations import frozen_bytes
 
     frozen_width = frozen_bytes(recipe.model, recipe.fabric)
-    frozen_models = (recipe.needs_reference and not size.lora) + _loaded_teachers(recipe)
+    teachers = {} if recipe.teacher is None or recipe.teacher.urls is not None else recipe.teacher.paths()
+    frozen_models = (recipe.needs_reference and not size.lora) + len(set(teachers.values()))
     trained = 16 * size.trained + frozen_width * (size.base + size.lora - size.trained)
     models = trained * (1 if recipe.critic is None else 2) + frozen_models * frozen_width * size.base
     return models / shards
-
-
-def _loaded_teachers(recipe: Recipe) -> int:
-    return 0 if recipe.teacher is None or recipe.teacher.urls is not None else len(set(recipe.teacher.paths().values()))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rlkit.cli.docs import page
+from rlkit_inspect.docs import page
+
 from tests.conftest import ROOT
 
 README = "README"

@@ -12,14 +12,6 @@ from rlkit.advantages.remax import ReMax
 from rlkit.advantages.rloo import RLOO
 from rlkit.registry.shelf import attribute_of
 
-__all__ = [
-    "GAE",
-    "GRPO",
-    "RAE",
-    "RLOO",
-    "ReMax",
-    "ReinforcePP",
-    "ReinforcePPBaseline",
-]
+__all__ = ["GAE", "GRPO", "RAE", "RLOO", "ReMax", "ReinforcePP", "ReinforcePPBaseline"]
 
 __getattr__ = attribute_of("advantages")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rlkit.base.errors import shorten
 from rlkit.base.text import counted, safe
-from rlkit.cli.views.samples import differing_prompts, sample_text
+from rlkit.cli.samples import differing_prompts, sample_text
 from rlkit.records.rewards import RewardChange, mean_text, repeats
 from rlkit.records.verdict import Verdict, p_text
 from rlkit.types import JsonObject, Trajectory

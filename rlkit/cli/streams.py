@@ -6,24 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
-
-from rlkit.base.errors import RecipeError, explain
-
-
-@contextmanager
-def new_file(name: str) -> Iterator[TextIO]:
-    """Open a file that does not exist yet, to write it.
-
-    Raises:
-        RecipeError: It exists, or cannot be written.
-    """
-    try:
-        with Path(name).open("x", encoding="utf-8", newline="") as file:
-            yield file
-    except OSError as error:
-        raise RecipeError(f"{name!r} cannot be written: {explain(error)}; name a new file") from error
 
 
 class UnfailingStream:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -38,6 +38,9 @@ from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.recorded import check_recorded
 from rlkit.types import Prompt, Row
+
+if TYPE_CHECKING:
+    from rlkit.interfaces.model import ModelConfig
 
 T = TypeVar("T")
 
@@ -236,14 +239,11 @@ def load_data(recipe: Recipe) -> Data:
     """
     config = load_config(recipe.model)
     _check_stop_ids(recipe, config.get_text_config().vocab_size)
-    context = context_length(config) - recipe.rollout.engine.reserved
-    tokenizer = load_tokenizer(recipe.model)
+    dialogue = make_dialogue(recipe, config)
     train = rows_of(recipe.task, "train")
-    check_tokenizers(recipe, tokenizer)
-    reader = picture_reader(recipe.model)
-    dialogue = Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer), reader=reader)
+    check_tokenizers(recipe, dialogue.tokenizer)
     first_rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-    validation = held_out(recipe, pictures=reader is not None)
+    validation = held_out(recipe, pictures=dialogue.reader is not None)
     prompts = teacher_prompts(recipe)
     vocabularies = None
     if prompts is not None and prompts.template is not None:
@@ -265,6 +265,21 @@ def load_data(recipe: Recipe) -> Data:
                 data.mixtures[name] = copy(data)
                 data.mixtures[name].recipe = mixture_recipe
     return data
+
+
+def make_dialogue(recipe: Recipe, config: ModelConfig) -> Dialogue:
+    """Load the tokenizer and all else that conversations need, before tools are bound; no weights are loaded.
+
+    Args:
+        recipe: Checked.
+        config: Of the policy.
+
+    Raises:
+        RecipeError: The tokenizer or the processor of pictures cannot be loaded.
+    """
+    tokenizer, reader = load_tokenizer(recipe.model), picture_reader(recipe.model)
+    context = context_length(config) - recipe.rollout.engine.reserved
+    return Dialogue(recipe, tokenizer, context, stop_ids(recipe.model, tokenizer), reader=reader)
 
 
 def picture_reader(model: Model) -> PictureReader | None:

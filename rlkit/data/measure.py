@@ -102,7 +102,7 @@ def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = Fals
     lengths = start_lengths if with_pictures else text_lengths
 
     path = _cache_file(template, [(prompt.messages, prompt.tools) for prompt in prompts])
-    return _stored_or_measured(path, prompts, _in_chunks("measuring prompts", lengths, show))
+    return _stored_or_measured(path, prompts, lengths, "measuring prompts" if show else None)
 
 
 def measure_answers(
@@ -134,7 +134,7 @@ def measure_answers(
         lengths_of = iter(lengths(single))
     else:
         path = _cache_file(template, [(p.messages, p.tools, p.recorded[0].messages, answer_loss) for p in single])
-        lengths_of = iter(_stored_or_measured(path, single, _in_chunks("measuring answers", lengths, show)))
+        lengths_of = iter(_stored_or_measured(path, single, lengths, "measuring answers" if show else None))
     return [list(islice(lengths_of, len(prompt.recorded))) for prompt in prompts]
 
 
@@ -189,24 +189,6 @@ def _cut(template: ChatTemplate, message: Message, tokens: int, side: Side) -> M
     return {**message, "content": text[:start] + text[len(text) - end :]}
 
 
-def _in_chunks(title: str, lengths: Measure, show: bool) -> Measure:
-    """Return the same measure of any number of prompts, with its progress."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    def measured(prompts: Sequence[Prompt]) -> list[int]:
-        all_lengths: list[int] = []
-        with _all_cpus(), Progress(console=Console(stderr=True), transient=True, disable=not show) as bar:
-            task = bar.add_task(title, total=len(prompts))
-            for first in range(0, len(prompts), CHUNK):
-                chunk = prompts[first : first + CHUNK]
-                all_lengths += lengths(chunk)
-                bar.advance(task, len(chunk))
-        return all_lengths
-
-    return measured
-
-
 @contextmanager
 def _all_cpus() -> Iterator[None]:
     """Let the tokenizer run in several threads, which commands switch off: for single texts that only costs."""
@@ -247,14 +229,23 @@ def _cache_file(template: ChatTemplate, texts: Sequence[object]) -> Path:
     return cache_folder() / "lengths" / f"{digest.hexdigest()}.npy"
 
 
-def _stored_or_measured(path: Path, prompts: Sequence[Prompt], measured: Measure) -> list[int]:
-    """Return lengths that were kept in a file; else measure, and keep them."""
+def _stored_or_measured(path: Path, prompts: Sequence[Prompt], lengths: Measure, title: str | None) -> list[int]:
+    """Return lengths that were kept in a file; else measure in chunks, with progress under a title, and keep them."""
     stored = _read(path, len(prompts))
     if stored is not None:
         return stored
-    lengths = measured(prompts)
-    _write(path, lengths)
-    return lengths
+    from rich.console import Console
+    from rich.progress import Progress
+
+    measured: list[int] = []
+    with _all_cpus(), Progress(console=Console(stderr=True), transient=True, disable=title is None) as bar:
+        task = bar.add_task(title or "", total=len(prompts))
+        for first in range(0, len(prompts), CHUNK):
+            chunk = prompts[first : first + CHUNK]
+            measured += lengths(chunk)
+            bar.advance(task, len(chunk))
+    _write(path, measured)
+    return measured
 
 
 def _read(path: Path, count: int) -> list[int] | None:

@@ -121,8 +121,10 @@ class _RowPictures:
             ValueError: There are fewer pictures than places, one cannot be read, or a part is of another type.
         """
         content = message.get("content")
-        if not isinstance(content, str | list) or (isinstance(content, str) and not self._values_left(content)):
+        if not isinstance(content, str | list):
             return message
+        if isinstance(content, str) and not any(mark in content and self._values[k] for mark, k in MARKERS.items()):
+            return message  # in a row without pictures the markers are plain text
         try:
             parts = [part for piece in _parts_of(content) for part in self._filled(piece)]
         except ValueError as error:
@@ -143,10 +145,6 @@ class _RowPictures:
                     f"the row has {len(values)} {kind}s in {values[0][0]!r}, but its messages have places for "
                     f"{self._used[kind]}; write <{kind}> where each belongs"
                 )
-
-    def _values_left(self, text: str) -> bool:
-        """Whether a text has markers that stand for something: in a row without pictures they are plain text."""
-        return any(marker in text and self._values[kind] for marker, kind in MARKERS.items())
 
     def _filled(self, part: JsonObject) -> list[JsonObject]:
         kind = "image" if part["type"] == "image_url" else part["type"]

@@ -15,15 +15,8 @@ from rlkit.losses.reward_models import BinaryCrossEntropy, BradleyTerry
 from rlkit.registry.shelf import attribute_of
 
 __all__ = [
-    "BinaryCrossEntropy",
-    "BradleyTerry",
-    "CISPO",
-    "ClipLoss",
-    "CrossEntropy",
-    "DPO",
-    "Distillation",
-    "GSPO",
+    "BinaryCrossEntropy", "BradleyTerry", "CISPO", "ClipLoss", "CrossEntropy", "DPO", "Distillation", "GSPO",
     "PolicyGradient",
-]
+]  # fmt: skip
 
 __getattr__ = attribute_of("losses")

@@ -87,23 +87,18 @@ def find_targets(policy: CausalLM, targets: str | list[str]) -> tuple[str | list
     `all-linear` leaves out layers of state-space mixers whose kernels read the weight past its adapter.
     """
     if isinstance(targets, str):
-        unread = _read_by_kernels(policy)
+        modules = dict(policy.named_modules())
+        mixers = [name for name, module in modules.items() if hasattr(module, "A_log") and hasattr(module, "D")]
+        unread = modules.keys() & {f"{mixer}.{layer}" for mixer in mixers for layer in ("out_proj", "dt_proj")}
         if targets != "all-linear" or not unread:
             return targets, []
         heads = [score_head(policy), policy.get_output_embeddings()]
         linear = (nn.Linear, QuantizedLinear)
-        names = {n for n, x in policy.named_modules() if isinstance(x, linear) and all(x is not head for head in heads)}
+        names = {n for n, x in modules.items() if isinstance(x, linear) and all(x is not head for head in heads)}
         return sorted(names - unread), []
     names = {name for name, _ in policy.named_parameters()}
     parameters = [target for target in targets if any(f".{name}".endswith(f".{target}") for name in names)]
     return [target for target in targets if target not in parameters], parameters
-
-
-def _read_by_kernels(policy: nn.Module) -> set[str]:
-    """Return the names of layers of which a state-space mixer may read the weight instead of calling them."""
-    mixers = [name for name, module in policy.named_modules() if hasattr(module, "A_log") and hasattr(module, "D")]
-    layers = {f"{mixer}.{layer}" for mixer in mixers for layer in ("out_proj", "dt_proj")}
-    return layers & {name for name, _ in policy.named_modules()}
 
 
 @torch.no_grad()

@@ -109,7 +109,9 @@ def join_media(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for part in filled:
         if part.keys() != names:
             raise ValueError(f"a part has the inputs {sorted(part)}, expected those of the first: {sorted(names)}")
-    image_dim = _image_dim(filled[0])
+    # Idefics and SmolVLM have pixel values [texts, images, C, H, W], and their models flatten the first two dimensions,
+    # so the images of all rows can be those of one text; LLaVA-NeXT has [images, tiles, C, H, W], and `image_sizes`
+    image_dim = 1 if filled[0]["pixel_values"].ndim == 5 and "image_sizes" not in filled[0] else 0
     return {name: _concatenate([part[name] for part in filled], image_dim) for name in names}
 
 
@@ -124,15 +126,6 @@ def image_token_ids(config: ModelConfig, processor: Processor) -> frozenset[int]
         return ids
     own_id = getattr(processor, "image_token_id", None)
     return frozenset() if own_id is None else frozenset([own_id])
-
-
-def _image_dim(media: Mapping[str, Tensor]) -> int:
-    """Return the dimension of images in the inputs of one text.
-
-    Idefics and SmolVLM have pixel values [texts, images, C, H, W], and their models flatten the first two dimensions,
-    so the images of all rows can be those of one text. LLaVA-NeXT has [images, tiles, C, H, W], and `image_sizes`.
-    """
-    return 1 if media["pixel_values"].ndim == 5 and "image_sizes" not in media else 0
 
 
 def _concatenate(tensors: Sequence[Tensor], dim: int) -> Tensor:

@@ -83,7 +83,9 @@ def save_policy(
             if any(isinstance(layer, QuantizedLinear) for layer in policy.modules()):
                 overrides = {**(overrides or {}), "quantization_config": NF4}
             if overrides:
-                _add_overrides(partial, base_model(policy), overrides)
+                (partial / OVERRIDES).write_text(json.dumps(overrides, indent=2), encoding="utf-8")
+                if os.path.isdir(partial / BASE):
+                    base_model(policy).config.save_pretrained(partial / BASE)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
@@ -148,13 +150,6 @@ def _add_shipped_base(adapter: Path, folder: Path) -> None:
         (adapter / ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def _add_overrides(adapter: Path, base: CausalLM, overrides: JsonObject) -> None:
-    """Write the values of `model.config` beside an adapter, and into the configuration of a base that is there."""
-    (adapter / OVERRIDES).write_text(json.dumps(overrides, indent=2), encoding="utf-8")
-    if os.path.isdir(adapter / BASE):
-        base.config.save_pretrained(adapter / BASE)
-
-
 def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str, float] | None], verdict: str) -> str:
     """Return the text of `README.md`: Markdown after a header in YAML, as the hub reads it.
 
@@ -173,10 +168,11 @@ def model_card(recipe: Recipe, steps: int, validation: Mapping[str, Mapping[str,
     base_model = as_code(os.path.basename(source.model) if os.path.isdir(source.model) else source.model)
     if is_adapter and recipe.model.path in SHIPPED:
         base_model += ", which ships with rlkit and is in `base/`"
+    base_type = "" if recipe.model.quantization is None else f" on a base in {recipe.model.quantization} (QLoRA)"
     overrides = merge_overrides(source.overrides, recipe.model.config)
     facts = {
         "base model": base_model,
-        "weights": "all" if recipe.model.lora is None else f"adapters: {recipe.model.lora}{_base_type(recipe)}",
+        "weights": "all" if recipe.model.lora is None else f"adapters: {recipe.model.lora}{base_type}",
         "data": as_code(part_name(recipe.task)),
         "reward": "none" if recipe.reward is None else as_code(part_name(recipe.reward)),
         "advantage": "none" if recipe.advantage is None else as_code(part_name(recipe.advantage)),
@@ -206,10 +202,6 @@ def load_snippet(is_adapter: bool, is_scorer: bool) -> str:
     adapter_loader = loader.replace("AutoModel", "AutoPeftModel")
     package, loader = ("peft", adapter_loader) if is_adapter else ("transformers", loader)
     return LOAD.format(package=package, loader=loader)
-
-
-def _base_type(recipe: Recipe) -> str:
-    return "" if recipe.model.quantization is None else f" on a base in {recipe.model.quantization} (QLoRA)"
 
 
 def _validation_rows(validation: Mapping[str, Mapping[str, float] | None]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlkit.distributed.fsdp2 import blocks
 from rlkit.interfaces.optimizer import WeightKind
 from rlkit.models.config import auto_class_of, load_config, override
-from rlkit.models.load import is_reward_model, task_of, with_score_head
+from rlkit.models.load import task_of, with_score_head
 from rlkit.models.lora import add_lora, score_head
 from rlkit.models.source import source_of
 from rlkit.models.vision import freeze_vision, language_targets, reads_pictures
@@ -147,12 +147,6 @@ def by_kind(module: nn.Module) -> dict[WeightKind, list[Tensor]]:
             kind = WeightKind.MATRIX if id(weight) in in_blocks and weight.dim() == 2 else WeightKind.EMBEDDING
             kinds[kind if weight.dim() >= 2 else WeightKind.VECTOR].append(weight)
     return kinds
-
-
-def parameter_count(model: Model) -> int:
-    """Return the number of a model's parameters; tied parameters count once."""
-    scores = is_reward_model(model)
-    return size_of(load_config(model), trust_remote_code=model.trust_remote_code, scores=scores).base
 
 
 def _count(policy: nn.Module) -> int:

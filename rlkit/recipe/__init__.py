@@ -23,36 +23,11 @@ if TYPE_CHECKING:
     from rlkit.recipe.train import Correction, KLLoss, KLReward, Mixture, Rejection, Shaping, Train
 
 __all__ = [
-    "FLASH",
-    "FSDP2",
-    "VALIDATION_METRICS",
-    "Attempts",
-    "ConversationLimits",
-    "Correction",
-    "Critic",
-    "Environment",
-    "Fabric",
-    "GroupReplay",
-    "KLLoss",
-    "KLReward",
-    "Log",
-    "Lora",
-    "Mixture",
-    "Model",
-    "Profile",
-    "Recipe",
-    "ReferenceUpdates",
-    "Rejection",
-    "Rollout",
-    "RolloutLog",
-    "Save",
-    "Shaping",
-    "Teacher",
-    "Train",
-    "Validation",
-    "Vision",
-    "check",
-]
+    "FLASH", "FSDP2", "VALIDATION_METRICS", "Attempts", "ConversationLimits", "Correction", "Critic", "Environment",
+    "Fabric", "GroupReplay", "KLLoss", "KLReward", "Log", "Lora", "Mixture", "Model", "Profile", "Recipe",
+    "ReferenceUpdates", "Rejection", "Rollout", "RolloutLog", "Save", "Shaping", "Teacher", "Train", "Validation",
+    "Vision", "check",
+]  # fmt: skip
 
 _HOMES = {
     "checks": ("check",),

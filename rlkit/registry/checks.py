@@ -62,7 +62,8 @@ def _misspelt_methods(cls: type) -> Iterator[str]:
     members = {name: member for owner in reversed(plugin_classes) for name, member in vars(owner).items()}
     event_methods = any(name.startswith("on_") for name in methods)
     for name, member in members.items():
-        if name.startswith("_") or not inspect.isroutine(member) or _inherited(cls, name):
+        inherited = any(name in vars(owner) for owner in cls.__mro__ if _is_ours(owner))
+        if name.startswith("_") or not inspect.isroutine(member) or inherited:
             continue
         near = difflib.get_close_matches(name, methods, 1, 0.0)
         if not near:
@@ -112,10 +113,6 @@ def _interface_methods(cls: type) -> dict[str, object]:
 
 def _is_ours(owner: type) -> bool:
     return owner.__module__.partition(".")[0] in ("rlkit", "builtins", "abc", "typing")
-
-
-def _inherited(cls: type, name: str) -> bool:
-    return any(name in vars(owner) for owner in cls.__mro__ if _is_ours(owner))
 
 
 def _awaitable(function: object) -> bool:

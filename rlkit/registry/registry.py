@@ -153,23 +153,15 @@ def _load_entry_points(registry: Registry) -> None:
             plugin.error = f"importing {plugin.module} raised {explain_foreign(error)}"
             registry.plugins.append(plugin)
         else:
-            _note_slow_import(plugin, time.monotonic() - start)
-            _note_former_paths(plugin)
+            seconds, former_paths = time.monotonic() - start, take_imported()
+            if seconds > checks.SLOW_IMPORT:
+                plugin.warnings.append(
+                    f"importing {plugin.module} took {seconds:.1f} s, which delays most commands; import heavy "
+                    "packages in the functions that use them"
+                )
+            if former_paths is not None:
+                plugin.warnings.append(former_paths)
             _add(registry, plugin, module)
-
-
-def _note_slow_import(plugin: Plugin, seconds: float) -> None:
-    if seconds > checks.SLOW_IMPORT:
-        plugin.warnings.append(
-            f"importing {plugin.module} took {seconds:.1f} s, which delays most commands; import heavy packages in "
-            "the functions that use them"
-        )
-
-
-def _note_former_paths(plugin: Plugin) -> None:
-    note = take_imported()
-    if note is not None:
-        plugin.warnings.append(note)
 
 
 def _shadowed(plugin: Plugin) -> Iterator[str]:
@@ -195,7 +187,9 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
     try:
         manager.register(module, plugin.name)
         manager.check_pending()
-        _check_module(module)
+        ignored_hooks = [*checks.unmarked_hooks(module), *checks.duplicate_hooks(module)]
+        if ignored_hooks:
+            raise PluginError("; ".join(ignored_hooks))
         manager.hook.rlkit_register(register=lambda cls: parts.append(Part(_kind_of(cls), cls, plugin)))
         recipes = _recipes_in(manager.hook.rlkit_recipes(), module)
     except PluginError as error:
@@ -216,17 +210,6 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
         registry.recipes |= {name: RecipeFile(path, plugin) for name, path in recipes.items()}
 
 
-def _check_module(module: object) -> None:
-    """Refuse a module with a hook that would be ignored.
-
-    Raises:
-        PluginError: A function named like a hook is not marked, or a hook is defined twice.
-    """
-    problems = [*checks.unmarked_hooks(module), *checks.duplicate_hooks(module)]
-    if problems:
-        raise PluginError("; ".join(problems))
-
-
 def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes: Iterable[str]) -> bool:
     """Whether a plugin provides a name that is taken; then neither it nor the other plugin is registered."""
     clashes: list[tuple[Plugin, str]] = [
@@ -243,15 +226,10 @@ def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes:
         plugin.error = plugin.error or problem
         if owner.distribution != DISTRIBUTION:
             owner.error = owner.error or problem
-            _withdraw(registry, owner)
+            for kind, registered in registry.parts.items():
+                registry.parts[kind] = {n: part for n, part in registered.items() if part.plugin is not owner}
+            registry.recipes = {n: recipe for n, recipe in registry.recipes.items() if recipe.plugin is not owner}
     return bool(clashes)
-
-
-def _withdraw(registry: Registry, plugin: Plugin) -> None:
-    """Remove a plugin's parts and recipes from the registry."""
-    for kind, parts in registry.parts.items():
-        registry.parts[kind] = {name: part for name, part in parts.items() if part.plugin is not plugin}
-    registry.recipes = {name: recipe for name, recipe in registry.recipes.items() if recipe.plugin is not plugin}
 
 
 def _recipes_in(folder: object, module: object) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from statistics import fmean
@@ -36,6 +36,15 @@ ERROR_RATIO = 0.5
 WATCHED = ("mismatch/k3", "rollout/truncated", "groups/no_signal", "policy/entropy", "reward/mean", "accuracy")
 
 
+def new_warnings(checks: Mapping[str, Callable[[], str | None]], warned: set[str]) -> Iterator[str]:
+    """Yield the problem that each check returns, unless it has warned before; add its name to `warned`."""
+    for name, check in checks.items():
+        problem = None if name in warned else check()
+        if problem is not None:
+            warned.add(name)
+            yield f"warning: {problem}"
+
+
 @dataclass
 class Alarms:
     """Collects metrics of steps; checkpoints do not hold them.
@@ -60,11 +69,7 @@ class Alarms:
                 if len(self.first[name]) < FIRST_STEPS:
                     self.first[name].append(metrics[name])
         checks = {"gap": self._gap, "truncated": self._truncated, "equal": self._equal, "entropy": self._entropy}
-        for name, check in checks.items():
-            problem = None if name in self.warned else check()
-            if problem is not None:
-                self.warned.add(name)
-                yield f"warning: {problem}"
+        yield from new_warnings(checks, self.warned)
 
     def _mean(self, name: str, steps: int) -> float | None:
         """Return the mean of a metric over the last steps; None if there were fewer steps."""

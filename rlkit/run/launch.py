@@ -83,7 +83,11 @@ def launch(job: Job, reporter: Callable[[bool], Reporter]) -> tuple[Outcome, Pat
         raise RecipeError("--resume auto needs --out: the run folder with the checkpoint to resume from")
     if job.out is not None:
         output_path(job.out)
-    _check_store(job.recipe)
+    if job.recipe.save.folder is not None:
+        try:
+            Store(job.recipe.save.folder)
+        except CheckpointError as error:
+            raise RecipeError(f"save.folder: {error}") from error
     data = load_data(job.recipe)
     fabric = fabric_for(job.recipe)
     try:
@@ -124,14 +128,6 @@ def _exit_without_launcher(launcher: str, joined: threading.Event) -> None:
         print(f"error: process {safe(launcher)}, which started this rank, has ended", file=sys.stderr, flush=True)
     finally:
         os._exit(1)
-
-
-def _check_store(recipe: Recipe) -> None:
-    if recipe.save.folder is not None:
-        try:
-            Store(recipe.save.folder)
-        except CheckpointError as error:
-            raise RecipeError(f"save.folder: {error}") from error
 
 
 def _train(job: Job, data: Data, fabric: Fabric, reporter: Reporter) -> tuple[Outcome, Path]:

@@ -85,29 +85,12 @@ class WarningKeeper:
         self._reporter = reporter
         self._warnings = outcome.warnings
 
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._reporter, name)
+
     def note(self, text: str) -> None:
         """Keep the text if it is a new warning, and show it."""
         is_new = text.startswith("warning") and redact(text) not in self._warnings
         if is_new and len(self._warnings) < MAX_WARNINGS:
             self._warnings.append(redact(text))
         self._reporter.note(text)
-
-    def resumed(self, steps: Sequence[Metrics]) -> None:
-        """Pass on the metrics of the last steps before a resume."""
-        self._reporter.resumed(steps)
-
-    def validated(self, number: int, metrics: Metrics) -> None:
-        """Show the metrics of a validation."""
-        self._reporter.validated(number, metrics)
-
-    def step(self, number: int, metrics: Metrics) -> None:
-        """Show a step's metrics."""
-        self._reporter.step(number, metrics)
-
-    def samples(self, number: int, trajectories: Sequence[Trajectory], count: int = 0) -> None:
-        """Show completions."""
-        self._reporter.samples(number, trajectories, count)
-
-    def finish(self, result: JsonObject, advice: str) -> None:
-        """Show the outcome."""
-        self._reporter.finish(result, advice)

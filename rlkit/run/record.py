@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from rlkit.base.errors import RankError, explain, shorten
 from rlkit.base.text import redact
@@ -33,7 +34,7 @@ class RunRecord:
     start: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.reporter = WarningKeeper(self.reporter, self.outcome)
+        self.reporter = cast(Reporter, WarningKeeper(self.reporter, self.outcome))
 
     def attempt(self, what: str, work: Callable[[], object]) -> None:
         """Run an optional action such as writing rollouts; a failure such as a full disk is a warning."""

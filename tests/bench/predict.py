@@ -16,9 +16,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from rlkit_inspect.gpus import H100
 
 from rlkit.models.size import cache_tokens
-from rlkit.run.preflight.gpus import H100
 from tests.bench.predict_passes import MICRO_GROUPS, PROMPTS, SAMPLES, SHAPES, decode, learn, make_model, predict
 from tests.bench.predict_rollout import completion_lengths, decode_prices, server_rollout, trace
 from tests.bench.roofline import Clock, Costs, Meter, Rates

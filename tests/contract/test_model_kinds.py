@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_inspect.docs import page
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.docs import page
 from rlkit.distributed.expert_parallel import expert_plan
 from rlkit.distributed.tensor_parallel import MATRICES, plan_of
 from rlkit.engines.torch.samplers import DecoderSampler

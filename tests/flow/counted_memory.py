@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from rlkit_inspect.estimate import Setting
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +25,6 @@ from rlkit.models.size import by_kind, find_config
 from rlkit.models.vision import freeze_vision, language_targets
 from rlkit.ops.logps import OutputLayer, token_logps
 from rlkit.recipe import Critic, Lora, Recipe, Train
-from rlkit.run.preflight.estimate import Setting
 
 
 class CountedMemory(TorchDispatchMode):

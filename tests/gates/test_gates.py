@@ -71,13 +71,22 @@ PUBLIC = {
 }  # fmt: skip
 """Rooms from which the shelf may import."""
 FOR_VERBS = {
-    "rlkit.cli.checkpoint", "rlkit.cli.display", "rlkit.cli.parsing.parser", "rlkit.cli.views.installed",
-    "rlkit.run.rescore", "rlkit.run.signals",
+    "rlkit.cli.checkpoint", "rlkit.cli.display", "rlkit.cli.parsing.compose", "rlkit.cli.parsing.objects",
+    "rlkit.cli.parsing.parser", "rlkit.cli.parsing.schema",
+    "rlkit.data.data", "rlkit.data.measure", "rlkit.data.mixtures", "rlkit.data.prompts", "rlkit.engines",
+    "rlkit.rollout.participants", "rlkit.rollout.recorded", "rlkit.rollout.scoring",
+    "rlkit.rollout.template", "rlkit.rollout.template_check", "rlkit.rollout.workers",
+    "rlkit.train.runtime", "rlkit.train.setup",
+    "rlkit.run.answers", "rlkit.run.evaluate", "rlkit.run.folder", "rlkit.run.kept", "rlkit.run.launch",
+    "rlkit.run.method", "rlkit.run.outcome", "rlkit.run.preflight",
+    "rlkit.run.preflight.adapter_check", "rlkit.run.preflight.dryrun", "rlkit.run.preflight.memory",
+    "rlkit.run.preflight.plan", "rlkit.run.rescore", "rlkit.run.sampling", "rlkit.run.signals",
 }  # fmt: skip
-"""What verbs may import besides: options with a recipe, printing, signals, and rewards without a policy."""
+"""What verbs may import besides: recipes with options and their types, printing, data and templates as a run loads
+them, parts bound without a policy, a policy that samples and its validation, the checks before a run, and a run."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-MOST_CORE_LINES = 29_520
+MOST_CORE_LINES = 26_444
 """It may only fall; the aim is 25,000."""
 
 

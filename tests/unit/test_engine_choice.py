@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from rlkit_authors.models import build_tokenizer
+from rlkit_inspect import recipe as recipe_verb
 from rlkit_servers.engine import DeviceEngine, names_model
 from rlkit_servers.sglang import engine as sglang
 
-from rlkit.cli import recipe as recipe_verb
 from rlkit.cli.parsing.parser import parse
 from rlkit.engine_choice import GIB, choose_engine, choose_precision
 from rlkit.engines import SGLangEngine, TorchEngine

@@ -8,18 +8,18 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 from rlkit_authors.models import random_model
+from rlkit_inspect.footprint import optimizer_bytes
+from rlkit_inspect.optimizer_state import state_bytes
 from torch import nn
 
 from rlkit.base.errors import PartError, RecipeError
 from rlkit.interfaces.optimizer import Optimizer, Schedule, WeightGroup, WeightKind
 from rlkit.models.lora import add_lora
-from rlkit.models.optimizer_state import state_bytes
 from rlkit.models.size import size_of
 from rlkit.ops.optimizers import Combined
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
 from rlkit.recipe import FSDP2, Fabric, Lora, Save, Train, check
 from rlkit.run.checkpoint.state import tensors
-from rlkit.run.preflight.footprint import optimizer_bytes
 from rlkit.schedules import Constant, Cosine, CosineRestarts, Linear, Polynomial, WarmupStableDecay
 from rlkit.train.optim import learning_rate, make_optimizer, set_learning_rate, weight_groups
 from tests.unit.phases import recipe

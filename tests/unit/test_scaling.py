@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from rlkit_inspect.docs import page
 
-from rlkit.cli.docs import page
 from tests.bench.scaling import load, tables
 from tests.bench.step_model import (
     Cluster,

@@ -13,39 +13,20 @@ from rlkit.train.setup import TrainContext
 from rlkit.types import JsonObject
 
 FIXED = (
-    "model.path",
-    "model.head",
-    "model.lora",
-    "model.quantization",
-    "train.optimizer.class_path",
-    "train.optimizer.init_args.name",
-    "critic.path",
-    "critic.lora",
-    "critic.optimizer.class_path",
+    "model.path", "model.head", "model.lora", "model.quantization", "train.optimizer.class_path",
+    "train.optimizer.init_args.name", "critic.path", "critic.lora", "critic.optimizer.class_path",
     "critic.optimizer.init_args.name",
-)
+)  # fmt: skip
 """Options that determine a checkpoint's tensors: they cannot change on resume."""
 
 PRESENT = ("critic", "curriculum", "reference", "shaping", "kl_reward", "train.ema")
 """Sections with state: they cannot be added or removed on resume."""
 
 FREE = (
-    "callbacks",
-    "fabric",
-    "launcher",
-    "log",
-    "model.attention",
-    "profile",
-    "save",
-    "validation",
-    "train.max_tokens_per_micro_batch",
-    "train.checkpoint_activations",
-    "train.offload_activations",
-    "train.offload_during_rollout",
-    "train.deadline",
-    "train.require_reward",
-    "train.max_steps_without_signal",
-)
+    "callbacks", "fabric", "launcher", "log", "model.attention", "profile", "save", "validation",
+    "train.max_tokens_per_micro_batch", "train.checkpoint_activations", "train.offload_activations",
+    "train.offload_during_rollout", "train.deadline", "train.require_reward", "train.max_steps_without_signal",
+)  # fmt: skip
 """Options that may change without affecting training."""
 
 RATES = ("train.lr", "train.schedule", "train.steps", "train.data_epochs", "critic.lr", "critic.schedule")
@@ -90,7 +71,10 @@ def _effect(key: str, recipe: Mapping[str, object]) -> str:
     """Describe the effect of a changed learning rate or number of steps on the next steps."""
     if key in ("train.steps", "train.data_epochs"):
         unit = "steps" if key == "train.steps" else "passes over the data"
-        changes = _decays(recipe) and recipe.get(key) is not None
+        schedules = {recipe.get(f"{section}.schedule.class_path") for section in ("train", "critic")} - {None}
+        ratios = {recipe.get(f"{section}.warmup_ratio") for section in ("train", "critic")} - {None}
+        decays = bool(ratios or schedules - {"rlkit.schedules.Constant"})
+        changes = decays and recipe.get(key) is not None
         return f"; the next step has the learning rate of a run of {recipe[key]} {unit}" if changes else ""
     return "; it holds from the next step on" if any(_under(key, part) for part in RATES) else ""
 
@@ -137,13 +121,6 @@ def rollout_differences(rollout: Rollout) -> list[str]:
     if rollout.replay is not None:
         reasons.append("rollout.replay starts empty")
     return reasons
-
-
-def _decays(recipe: Mapping[str, object]) -> bool:
-    """Check whether a learning rate depends on the length of the run."""
-    schedules = {recipe.get(f"{section}.schedule.class_path") for section in ("train", "critic")} - {None}
-    ratios = {recipe.get(f"{section}.warmup_ratio") for section in ("train", "critic")} - {None}
-    return bool(ratios or schedules - {"rlkit.schedules.Constant"})
 
 
 def _under(key: str, section: str) -> bool:

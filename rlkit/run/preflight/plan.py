@@ -17,6 +17,7 @@ from rlkit.models.config import context_limit, load_config
 from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
+from rlkit.rollout.service import RolloutService
 from rlkit.run.preflight.structure_texts import structured_texts
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
@@ -197,6 +198,12 @@ class Trial(NamedTuple):
 
     lines: list[str]
     failed: bool = False
+
+
+def try_in_run(service: RolloutService, data: Data, reward: RewardManager) -> Trial:
+    """Try a reward of a run on the first rows, on the run's event loop; see `try_reward`."""
+    structure = data.recipe.rollout.sampling.structure
+    return service.wait(try_reward(lambda t: service.score(reward, t), data.examples(TRIED_ROWS), structure))
 
 
 async def try_reward(score: Scorer, prompts: Sequence[Prompt], structure: Structure | None = None) -> Trial:

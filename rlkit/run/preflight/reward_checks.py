@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, variance
 
+from rlkit.run.alarms import new_warnings
+
 LENGTH_STEPS = 50
 """Steps to observe: more than a policy needs to find out that it must show its work, or call a tool."""
 LENGTH_CORRELATION = 0.5
@@ -70,11 +72,7 @@ class RewardChecks:
         if truncated is not None and finished is not None:
             self.truncated.append((metrics["rollout/truncated"], truncated, finished))
         checks = {"length": self._length, "truncated": self._truncated, "rise": self._rise}
-        for name, check in checks.items():
-            problem = None if name in self.warned else check()
-            if problem is not None:
-                self.warned.add(name)
-                yield f"warning: {problem}"
+        yield from new_warnings(checks, self.warned)
 
     def _length(self) -> str | None:
         if len(self.lengths) < LENGTH_STEPS or self._improved:

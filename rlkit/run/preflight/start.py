@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rlkit.base.errors import RecipeError
 from rlkit.rollout.template_check import check_template
 from rlkit.run.preflight.adapter_check import check_adapters
-from rlkit.run.preflight.plan import TRIED_ROWS, Trial, large_model, lines, require_reward, try_reward
+from rlkit.run.preflight.plan import Trial, large_model, lines, require_reward, try_in_run
 from rlkit.train.setup import TrainContext
 from rlkit.train.teacher import check_servers
 
@@ -27,7 +27,14 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     """
     for line in lines(context.data, context.ranks.count):
         note(line)
-    for line in _try_adapters(context, first):
+    adapters: list[str] = []
+    problem = None
+    try:
+        adapters += check_adapters(context.recipe.model) if first else ()
+    except RecipeError as error:
+        problem = error
+    context.ranks.raise_any(problem)
+    for line in adapters:
         note(line)
     for line in large_model(context.recipe, context.device.type == "cuda"):
         note(line)
@@ -37,22 +44,9 @@ def preflight(context: TrainContext, note: Callable[[str], None], first: bool) -
     reward, service = context.recipe.trial_reward, context.service
     trial = Trial([])
     if first and reward is not None:
-        structure = context.recipe.rollout.sampling.structure
-        examples = context.data.examples(TRIED_ROWS)
-        trial = service.wait(try_reward(lambda t: service.score(reward, t), examples, structure))
+        trial = try_in_run(service, context.data, reward)
     trial = context.ranks.same(trial)
     require_reward(trial, context.recipe)
     for line in trial.lines:
         note(f"warning: {line}" if trial.failed else line)
     check_servers(context.data, context.service)
-
-
-def _try_adapters(context: TrainContext, first: bool) -> list[str]:
-    """Try the adapters on the `first` rank; all ranks must call this, and raise what it raises."""
-    try:
-        lines = list(check_adapters(context.recipe.model)) if first else []
-        problem = None
-    except RecipeError as error:
-        lines, problem = [], error
-    context.ranks.raise_any(problem)
-    return lines

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from rlkit_authors import plugins
+from rlkit_inspect import doctor
 
 from rlkit import hookimpl
 from rlkit.base import installed
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import Plugin
-from rlkit.cli import doctor
 from rlkit.cli.display import comparison
 from rlkit.cli.main import main
 from rlkit.cli.parsing import parser

@@ -21,10 +21,10 @@ from nbclient import NotebookClient
 from PIL import Image
 from rlkit_authors import reference
 from rlkit_authors.scaffold import PLURALS, WRITTEN
+from rlkit_inspect.docs import ORDER, PLUGINS, find, notebook, page, title, topics
 
 from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
-from rlkit.cli.docs import ORDER, PLUGINS, find, notebook, page, title, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.compose import Composer
 from rlkit.cli.parsing.reader import load

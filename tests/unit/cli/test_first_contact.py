@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlkit_inspect.recipe import SENTENCE_END
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.recipe import SENTENCE_END
 from rlkit.models.load import load_policy
 from rlkit.models.source import locate
 from rlkit.ops.logps import Reads

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rlkit_policy.checkpoint import with_checkpoint
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.checkpoint import with_checkpoint, with_recipe_of
+from rlkit.cli.checkpoint import with_recipe_of
 from rlkit.cli.main import main
 from rlkit.recipe.trust import risk
 from tests.conftest import FAST

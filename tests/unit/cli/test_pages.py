@@ -14,8 +14,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rlkit_inspect.docs import PLUGINS, topics
 
-from rlkit.cli.docs import PLUGINS, topics
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.commands import VERBS, plugin_verbs

@@ -247,7 +247,8 @@ def test_lines_that_find_no_room_are_written_later_and_whole(tmp_path: Path) -> 
 
 
 def test_what_a_model_says_is_painted_without_its_escape_codes() -> None:
-    from rlkit.cli.generate import paint
+    from rlkit_policy.generate import paint
+
     from rlkit.types import Prompt, StopReason, Trajectory
 
     class Bytes:

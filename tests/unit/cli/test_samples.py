@@ -9,7 +9,7 @@ import pytest
 
 from rlkit.cli.display import Display
 from rlkit.cli.main import main
-from rlkit.cli.views.samples import differing_prompts, sample_text
+from rlkit.cli.samples import differing_prompts, sample_text
 from rlkit.types import Prompt, Score, StopReason, Trajectory, Turn
 from tests.conftest import read_jsonl
 

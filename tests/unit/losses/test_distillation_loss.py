@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlkit_inspect.explain import explain
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlkit.cli.explain import explain
 from rlkit.losses import Distillation
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rlkit_authors.models import save_random_model
+from rlkit_policy.folder import export
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlkit.base.errors import RecipeError
@@ -19,7 +20,6 @@ from rlkit.models.load import load_backbone, load_policy, load_tokenizer
 from rlkit.models.size import find_config
 from rlkit.models.source import SHIPPED, locate
 from rlkit.recipe import Lora, Model
-from rlkit.run.checkpoint.export import export
 from rlkit.types import JsonObject
 from tests.conftest import read_jsonl
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_policy.folder import export
 from torch import Tensor
 
 from rlkit.base.errors import RecipeError
@@ -23,7 +24,6 @@ from rlkit.recipe.method import RewardModelling
 from rlkit.records.validation_metrics import order_metrics
 from rlkit.rewards import ModelReward
 from rlkit.rollout.template import ChatTemplate
-from rlkit.run.checkpoint.export import export
 from rlkit.run.evaluate import compare_order
 from rlkit.testing import example_trajectory, random_model, save_random_model
 from rlkit.types import Score, Trajectory

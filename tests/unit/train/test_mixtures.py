@@ -14,11 +14,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_inspect import estimate
+from rlkit_inspect.explain import explain
 from safetensors.torch import load_file
 
 import rlkit
 from rlkit.base.errors import RecipeError
-from rlkit.cli.explain import explain
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import load_data
 from rlkit.data.mixtures import recipe_of
@@ -26,7 +27,7 @@ from rlkit.interfaces.callback import TrainingBatch
 from rlkit.losses import DPO, CrossEntropy
 from rlkit.models.packing import PackedPasses
 from rlkit.recipe import KLLoss, Mixture, Recipe, check
-from rlkit.run.preflight import estimate, plan
+from rlkit.run.preflight import plan
 from rlkit.run.preflight.dryrun import _longest
 from rlkit.run.progress import Progress
 from rlkit.tasks import Arithmetic

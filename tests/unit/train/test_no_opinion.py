@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_rewards.remote import _parse
 
 from rlkit.advantages import GDPO
 from rlkit.base.errors import RecipeError
@@ -19,7 +20,6 @@ from rlkit.filters import ZeroSignal
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import as_score
 from rlkit.rewards import BatchReward, Composite, PythonReward, RubricReward
-from rlkit.rewards.remote import _parse
 from rlkit.rollout.collate import add_rewards, collate
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers

@@ -11,11 +11,11 @@ from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.base.installed import Plugin
 from rlkit.cli.display import echo, show
 from rlkit.cli.parsing.parser import parse
-from rlkit.cli.views.installed import offers, show_plugins
 from rlkit.hooks import KINDS
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit_authors import reference
 from rlkit_authors.conformance import Finding, examine
+from rlkit_authors.installed import offers, show_plugins
 from rlkit_authors.scaffold import WRITTEN
 
 EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))}

@@ -22,53 +22,13 @@ from rlkit_papers.losses.sapo import SAPO
 from rlkit_papers.losses.sequence_weights import TOPR, VESPO
 from rlkit_papers.losses.simpo import SimPO
 
-PARTS = (
-    GDPO,
-    GPG,
-    MaxRL,
-    OPO,
-    OptimalAdvantage,
-    OptimalTokenBaseline,
-    PassK,
-    AdvantageRegression,
-    ClipCov,
-    KLCov,
-    DPPO,
-    DRO,
-    GMPO,
-    KTO,
-    M2PO,
-    ORPO,
-    SAPO,
-    TOPR,
-    VESPO,
-    SimPO,
-)
 __all__ = [
-    "AdvantageRegression",
-    "ClipCov",
-    "DPPO",
-    "DRO",
-    "GDPO",
-    "GMPO",
-    "GPG",
-    "KLCov",
-    "KTO",
-    "M2PO",
-    "MaxRL",
-    "OPO",
-    "ORPO",
-    "OptimalAdvantage",
-    "OptimalTokenBaseline",
-    "PassK",
-    "SAPO",
-    "SimPO",
-    "TOPR",
-    "VESPO",
-]
+    "AdvantageRegression", "ClipCov", "DPPO", "DRO", "GDPO", "GMPO", "GPG", "KLCov", "KTO", "M2PO", "MaxRL", "OPO",
+    "ORPO", "OptimalAdvantage", "OptimalTokenBaseline", "PassK", "SAPO", "SimPO", "TOPR", "VESPO",
+]  # fmt: skip
 
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    for part in PARTS:
-        register(part)
+    for name in __all__:
+        register(globals()[name])

@@ -1,0 +1,232 @@
+"""`rlkit recipe check`: what can be known of a run before it, and whether it fits a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lightning.fabric import Fabric
+
+from rlkit.base.errors import RecipeError, UnavailableError
+from rlkit.base.text import counted
+from rlkit.cli.display import echo, show
+from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.data.data import Data, load_data
+from rlkit.distributed.fsdp2 import FSDP2Strategy
+from rlkit.interfaces.reward import RewardManager
+from rlkit.recipe import Recipe
+from rlkit.rollout.scoring import score
+from rlkit.rollout.template_check import check_template
+from rlkit.rollout.workers import Workers
+from rlkit.run.preflight import plan
+from rlkit.run.preflight.adapter_check import check_adapters
+from rlkit.run.preflight.dryrun import dry_run
+from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
+from rlkit.train.setup import prepare_training
+from rlkit_inspect import estimate, footprint
+from rlkit_inspect.own_recipe import SAVINGS
+from rlkit_inspect.recipe import GPU
+from rlkit_inspect.target import Target
+
+PROMPT = 128
+"""Tokens of a prompt, as assumed where there is neither tokenizer nor data."""
+EXAMPLES = 64
+"""Prompts that are measured for the mean length of all."""
+
+
+def check_recipe(parsed: Parsed) -> int:
+    """Check a recipe, with its data where they are there; return the exit status."""
+    if parsed.recipe.model.trust_remote_code and not parsed.options.deep:
+        raise RecipeError(
+            f"model.trust_remote_code is true: to check the model would run the code that comes with "
+            f"{parsed.recipe.model.path!r}; read it, and add --deep to run it"
+        )
+    options = parsed.options
+    target = Target.of(parsed.recipe, options.deep, options.gpu, options.price)
+    try:
+        data = load_data(target.recipe)
+    except UnavailableError as error:
+        return _check_without_data(target, error)
+    return _check(target, data)
+
+
+def first_that_fits(texts: Sequence[str], model: str, gpu: str) -> str:
+    """Return the first of several recipes that fits a GPU, and say what it saves memory by.
+
+    Raises:
+        RecipeError: None fits, or the model's shape is unknown.
+    """
+    lengths: tuple[float, int] | None = None
+    first_misfit = misfit = ""
+    for text, saving in zip(texts, SAVINGS, strict=True):
+        if "quantization" in saving.model and find_spec("bitsandbytes") is None:
+            continue  # `misfit` names it as a remedy
+        target = Target.of(_parsed(text, gpu), False, gpu, None)
+        lengths = lengths or _prompt_tokens(target.recipe)
+        setting = replace(estimate.setting(target.recipe, *lengths), gpu=target.gpu)
+        misfit = footprint.misfit(setting) or ""
+        first_misfit = first_misfit or misfit.partition(";")[0]
+        if not misfit:
+            if first_misfit:
+                echo(f"{saving.name}: if all weights of {model} are trained, {first_misfit}")
+            return text
+    raise RecipeError(f"{misfit}; take a smaller model, or a GPU with more memory")
+
+
+def _parsed(text: str, gpu: str) -> Recipe:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        return parse("recipe new", ["--recipe", str(path), "--gpu", gpu], [GPU]).recipe
+
+
+def _prompt_tokens(recipe: Recipe) -> tuple[float, int]:
+    """Return the mean and the greatest number of tokens of a prompt; without tokenizer or data, those assumed."""
+    try:
+        data = load_data(recipe)
+    except UnavailableError:
+        return PROMPT, PROMPT
+    return _mean_tokens(data), data.longest
+
+
+def _mean_tokens(data: Data) -> float:
+    """Return the mean number of tokens of a sample of the prompts."""
+    measured = [data.lengths.measure([prompt])[0] for prompt in data.examples(EXAMPLES)]
+    return sum(measured) / len(measured)
+
+
+def _check(target: Target, data: Data) -> int:
+    recipe = target.recipe
+    fabric = target.fabric()
+    ranks, shards = _ranks(fabric)
+    model_lines = (*plan.large_model(recipe, target.is_gpu(fabric)), *check_adapters(recipe.model))
+    for line in (*plan.lines(data, ranks), *model_lines):
+        echo(line)
+    template_check = check_template(data.dialogue.template)
+    for fact in template_check.facts:
+        echo(f"template: {fact}")
+    for warning in (*template_check.warnings, *data.dialogue.warnings):
+        echo(f"warning: {warning}")
+    prompt = _mean_tokens(data)
+    misfit = _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
+    if target.deep:  # agreed: from the command line
+        _measure(recipe, data, fabric)
+    elif recipe.trial_reward is not None:
+        _try_reward(recipe, recipe.trial_reward, data, fabric)
+    prompts = f"{counted(data.row_count, 'training row')}, {counted(len(data.validation), 'validation prompt')}"
+    return _verdict(f"ok: {prompts}, context {data.dialogue.context}", misfit)
+
+
+def _verdict(ok: str, misfit: str | None) -> int:
+    """Print the last line, and return the exit status: 1 if the run does not fit the GPU."""
+    if misfit is None:
+        echo(ok)
+        return 0
+    echo(f"error: {misfit}", error=True)
+    return 1
+
+
+def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabric) -> None:
+    reason = next(filter(None, (part.effect() for part in plan.simple_rewards(reward))), None)
+    if reason is not None:
+        echo(f"reward: not tried, since it {reason}; add --deep to try it")
+        return
+    workers = Workers(1)
+    try:
+        reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
+        structure = recipe.rollout.sampling.structure
+        trial = asyncio.run(
+            plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS), structure)
+        )
+    except NoPolicyError as error:
+        echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
+        return
+    finally:
+        workers.close()
+    _show(trial, recipe)
+
+
+def _check_without_data(target: Target, missing: UnavailableError) -> int:
+    """Check and estimate what can be without a model or data that this machine does not have."""
+    recipe = target.recipe
+    if target.deep:
+        raise missing
+    fabric = target.fabric()
+    ranks, shards = _ranks(fabric)
+    unknown = {str(missing)}
+    rows = misfit = None
+    ok = "ok, as far as it could be checked"
+    try:
+        rows = len(recipe.task.rows("train"))
+        rows = min(rows, recipe.train.max_rows or rows)
+        recipe.train.set_steps(rows)
+    except UnavailableError as error:
+        unknown.add(str(error))
+    for line in (*plan.batches(recipe, rows, ranks), *plan.large_model(recipe, target.is_gpu(fabric))):
+        echo(line)
+    try:
+        for line in check_adapters(recipe.model):
+            echo(line)
+        misfit = _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
+        echo(f"prompts were taken to have {PROMPT} tokens")
+    except UnavailableError as error:
+        unknown.add(str(error))
+        ok += "; memory and time were not estimated, since the shape of a model is unknown without its config.json"
+    for what in sorted(unknown):
+        echo(f"not checked: {what}")
+    echo("not checked: prompt lengths, the chat template and the reward, which need both the model and the data")
+    return _verdict(ok, misfit)
+
+
+def _ranks(fabric: Fabric) -> tuple[int, int]:
+    """Return the number of data-parallel ranks, and of those that weights are divided among."""
+    ranks, strategy = fabric.world_size, fabric.strategy
+    if not isinstance(strategy, FSDP2Strategy):
+        return ranks, 1
+    return ranks // (strategy.tensor_parallel * strategy.sequence_parallel), ranks // strategy.replicate
+
+
+def _estimate(target: Target, setting: estimate.Setting) -> str | None:
+    """Print memory, time and cost; return why the run does not fit the GPU that is planned for, if it does not."""
+    setting = replace(setting, gpu=target.gpu)
+    for line in estimate.lines(setting):
+        echo(line)
+    table = footprint.table(setting)
+    show(("memory of each rank, estimated", table.unit), table.rows)
+    for line in footprint.lines(setting):
+        echo(line)
+    gpu, steps = setting.timed_gpu, target.recipe.train.steps
+    if target.price is not None and gpu is not None and steps is not None:
+        seconds = estimate.step_seconds(setting, gpu)
+        gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * setting.ranks
+        gpu_hours *= target.recipe.fabric.sequence_parallel
+        echo(f"cost, estimated: {gpu_hours:.1f} GPU hours at {target.price:g} = {gpu_hours * target.price:,.2f}")
+    return footprint.misfit(setting)
+
+
+def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
+    """Load the models, try the reward and the longest rows."""
+    fabric.launch()
+    context, reward, trial = prepare_training(recipe, data, fabric), recipe.trial_reward, None
+    try:
+        if reward is not None:
+            trial = plan.try_in_run(context.service, data, reward)
+        measured = dry_run(context)
+    finally:
+        context.service.close()
+    if fabric.is_global_zero:
+        if trial is not None:
+            _show(trial, recipe)
+        for phase, size in measured.items():
+            print(f"memory, measured: {size:,.0f} MiB at most, after {phase}")
+
+
+def _show(trial: plan.Trial, recipe: Recipe) -> None:
+    """Show what the reward did; refuse the recipe where a run would be refused."""
+    plan.require_reward(trial, recipe)
+    for line in trial.lines:
+        echo(f"warning: {line}" if trial.failed else line)

@@ -1,0 +1,119 @@
+"""`rlkit replay RUN --step N`: make a step of a run again, and compare it with what it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlkit.base.errors import INTERRUPTED, RecipeError
+from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
+from rlkit.cli.display import Display, echo
+from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.engines import Recorded, TorchEngine
+from rlkit.models.config import load_config
+from rlkit.models.store import Store, name_of, step_of
+from rlkit.models.vision import reads_pictures
+from rlkit.records.comparison import compare, folder_of, lines, metrics, recipe_of
+from rlkit.records.folder import default_folder, output_path
+from rlkit.run.kept import KeptRollouts
+from rlkit.run.launch import Job, launch
+from rlkit.run.outcome import Replay
+from rlkit.run.signals import raised
+
+USAGE = """usage: rlkit replay RUN --step N [--phase learn] [--out FOLDER] [--allow-code] [--SECTION.OPTION=VALUE ...]
+    makes a step of a run again, from the checkpoint before it and with all steps between, and compares metrics,
+    answers and tensors with the run's: with TorchEngine on a CPU they are the same bit for bit
+    --phase learn   learn from the rollouts that the run has kept, instead of sampling: for engines that sample
+                    otherwise each time, and to try another loss or learning rate on the same answers
+    --out FOLDER    where the result is kept, as a run folder with a checkpoint; default: runs/<run>-step-<N>-<time>
+    --allow-code    run the code and use the addresses that the run's recipe names, if you trust the folder
+    --SECTION.OPTION=VALUE  changes the recipe: what would the step have been?
+    exit status: 0 if all is the same, 1 if something differs
+"""
+
+OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("--step", {"type": str, "help": "The step, from 1."}),
+    ("--phase", {"type": str, "help": "`learn`: from the rollouts that the run has kept."}),
+    ("--out", {"type": str, "help": "Where the result is kept; default: runs/<run>-step-<N>-<time>."}),
+    ALLOW_CODE,
+)
+
+STEP_ALONE = (
+    "--validation=null", "--callbacks=[]", "--log.loggers=[]", "--save.keep_best=null",
+    "--save.folder=null",
+)  # fmt: skip
+"""What a step that is made again does without."""
+
+OTHERWISE = ("validation/", "imbalance/", "filter/", "replay/", "staleness/")
+"""Metrics that validations add, and those of sampling, for learning alone."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make a step of a run again; return the exit status: 1 if it differs."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if argv else 2
+    with raised():
+        if argv[0].startswith("-"):
+            raise RecipeError(f"the first argument is {argv[0]!r}, expected a run folder: rlkit replay RUN --step N")
+        home = folder_of(argv[0])
+        parsed = parse("replay", [*with_recipe_of(home, argv[1:]), *STEP_ALONE], OPTIONS, trains=True)
+        job, reporters = _job(home, parsed), []
+
+        def display(first: bool) -> Display:
+            reporters.append(first)
+            return Display(parsed.recipe.train.total_steps, samples=0, quiet=not first)
+
+        outcome, folder = launch(job, display)
+        if outcome.status == "interrupted":
+            return INTERRUPTED
+        if not all(reporters):
+            return 0
+        comparison = compare(home, folder, OTHERWISE)
+        for line in lines(comparison):
+            echo(line)
+    return 1 if comparison.step or comparison.answer or comparison.tensor else 0
+
+
+def _job(home: Path, parsed: Parsed) -> Job:
+    """Build the run that repeats the step from the newest checkpoint before it.
+
+    Raises:
+        RecipeError: The run has no such step, or nothing from which it can be reached.
+    """
+    if parsed.options.phase not in (None, "learn"):
+        raise RecipeError(f"--phase is {parsed.options.phase!r}, expected learn, or none for the whole step")
+    number, learn = _number(parsed.options.step), parsed.options.phase == "learn"
+    if learn and reads_pictures(load_config(parsed.recipe.model)):
+        raise RecipeError(
+            "--phase learn reads the texts of rollouts alone, and model.path reads pictures; leave out --phase, and "
+            "the step is sampled again"
+        )
+    if parsed.recipe.rollout.max_staleness and not learn:
+        raise RecipeError(
+            "the run has sampled ahead of its steps (rollout.max_staleness), so that one alone cannot be sampled "
+            "again; add --phase learn"
+        )
+    steps = [line["step"] for line in metrics(home)]
+    if number not in steps:
+        expected = f"one from {steps[0]} to {steps[-1]}" if steps else "a run with steps"
+        raise RecipeError(f"--step is {parsed.options.step}, expected {expected}, as {home} has them")
+    store = Store(str(recipe_of(home).get("save.folder", home / "checkpoints")))
+    start = max((step for step in map(step_of, store.names()) if step < number), default=0)
+    if not start and steps[0] > 1:
+        raise RecipeError(f"{home} begins with step {steps[0]} and has no checkpoint before step {number}")
+    if learn and not isinstance(parsed.recipe.rollout.engine, TorchEngine | Recorded):
+        parsed.recipe.rollout.engine = TorchEngine()  # nothing is sampled
+    replay = Replay(number, KeptRollouts(home)) if learn else Replay(number)
+    resume = f"{store.url}/{name_of(start)}" if start else None
+    out_option = parsed.options.out
+    out = default_folder(f"{home.resolve().name}-step-{number:05d}") if out_option is None else output_path(out_option)
+    if os.path.isdir(out) and any(out.iterdir()):
+        raise RecipeError(f"--out is {str(out)!r}, which holds something; choose a new folder")
+    return Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, str(out), resume, True, replay)
+
+
+def _number(text: str | None) -> int:
+    """Return the step that was given; 0, which is none, for what is no whole number."""
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 9 else 0

@@ -1,0 +1,225 @@
+"""`rlkit validate`: answer a recipe's validation prompts, by one policy or several, and score the answers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from lightning.fabric import Fabric
+from rich.console import Console
+
+from rlkit.base.errors import CheckpointError, RecipeError, RlkitError, explain
+from rlkit.cli.checkpoint import ALLOW_CODE
+from rlkit.cli.display import by_checkpoint, echo, metric_rows, show
+from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.data.data import Data, load_data
+from rlkit.distributed.offload import free_cached
+from rlkit.recipe import Recipe
+from rlkit.records.folder import as_data, json_text, new_folder, of_rank, write_atomically
+from rlkit.run.answers import write_answers
+from rlkit.run.evaluate import Evaluation, samplings
+from rlkit.run.folder import environment
+from rlkit.run.method import procedure_of
+from rlkit.run.sampling import sampling_service
+from rlkit.train.setup import fabric_for
+from rlkit_policy.checkpoint import CHECKPOINT, each_checkpoint
+from rlkit_policy.harness import Harness
+
+OWN: list[tuple[str, dict[str, object]]] = [
+    ("--json", {"action": "store_true", "help": "Print the metrics as a JSON object; of several checkpoints by name."}),
+    ("--out", {"type": str, "help": "A new folder for results.json and all answers, as JSON lines and parquet."}),
+    ("--harness", {"type": str, "action": "append", "help": "A task of lm-evaluation-harness to run instead."}),
+    ("--harness-path", {"type": str, "help": "A folder of tasks, instead of the harness's own: it can run code."}),
+    (
+        CHECKPOINT[0],
+        {"type": str, "help": f"{CHECKPOINT[1]['help']} May be repeated: the others are compared with it."},
+    ),
+    ALLOW_CODE,
+]
+
+
+@dataclass
+class ValidationJob:
+    """What one policy answers: prompts, or a harness's tasks; it holds the policy once it is loaded."""
+
+    parsed: Parsed
+    work: Data | Harness
+
+
+@dataclass
+class Validated:
+    """What came of it: its entry in `results.json`, metrics, the ids of the prompts, and what writes the answers."""
+
+    entry: dict[str, object]
+    found: Evaluation
+    prompts: list[str]
+    write: Callable[[Path], None]
+
+
+@dataclass
+class Report:
+    """What is shown and written of all policies, by the names of their checkpoints.
+
+    `about` is what `results.json` has besides their entries; `failures` are those of policies and of that file.
+    """
+
+    checkpoints: list[str]
+    json: bool
+    out: Path | None
+    about: dict[str, object]
+    done: dict[str, Validated] = field(default_factory=dict)
+    failures: list[RlkitError] = field(default_factory=list)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one policy, so that they must be told apart."""
+        return len(self.checkpoints) > 1
+
+    def add(self, name: str, validated: Validated, rank: int) -> None:
+        """Compare a policy with the first one, write its answers, and free them."""
+        first = self.done.get(self.checkpoints[0])
+        self.done[name] = validated
+        if first is not None and first.prompts == validated.prompts:
+            validated.found.compare("first", first.found.accuracies)
+        elif first is not None and rank == 0:
+            echo(f"note: {name} is not compared with {self.checkpoints[0]}, which had other prompts", error=True)
+        if self.out is not None:
+            answers = f"answers-{self.checkpoints.index(name) + 1}" if self.several else "answers"
+            _attempt(self.out / of_rank(answers, rank), validated.write)
+            validated.entry["answers"] = answers
+        validated.found.answers.clear()
+        if self.out is not None and rank == 0:
+            content = {"results": [validated.entry for validated in self.done.values()], **self.about}
+            try:
+                write_atomically(self.out / "results.json", json_text(content))
+            except OSError as error:
+                self.failures.append(CheckpointError(f"{self.out / 'results.json'} cannot be written: {error}"))
+
+    def show(self) -> None:
+        """Print the metrics."""
+        metrics = {name: validated.found.metrics for name, validated in self.done.items()}
+        name, first = next(iter(self.done.items()))
+        if self.json:
+            print(json.dumps(metrics if self.several else metrics[name]))
+        elif self.several:
+            Console().print(by_checkpoint(metrics))
+        else:
+            header = f"{len(first.prompts)} prompts" if first.prompts else "lm-evaluation-harness"
+            show(("validation", header), metric_rows(metrics[name]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Validate and print the metrics; return the exit status.
+
+    Where one of several checkpoints fails, or no file can be written, the metrics that there are are printed first.
+    """
+    jobs: dict[str, ValidationJob] = {}
+    arguments = each_checkpoint(argv)
+    for name, words in arguments.items():
+        with _naming(name, len(arguments)):
+            jobs[name] = _prepare(words)
+    report, fabric = _open(list(jobs), next(iter(jobs.values())).parsed)
+    for name in arguments:
+        try:
+            with _naming(name, len(arguments)):
+                report.add(name, _run(jobs.pop(name), name, fabric), fabric.global_rank)
+        except RlkitError as error:
+            report.failures.append(error)
+            if fabric.world_size > 1:  # the other ranks may be anywhere
+                break
+            _clear_frames(error)
+        gc.collect()  # the engine and the policy refer to each other
+        free_cached(fabric.device)
+    if fabric.is_global_zero and report.done:
+        report.show()
+    if report.failures:
+        raise type(report.failures[0])("\n".join(dict.fromkeys(map(str, report.failures)))) from report.failures[0]
+    return 0
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Free what the frames of a failure hold, such as the policy."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _prepare(argv: Sequence[str]) -> ValidationJob:
+    parsed = parse("validate", argv, OWN)
+    if parsed.options.harness:
+        return ValidationJob(parsed, _harness(parsed))
+    if parsed.options.harness_path:
+        raise RecipeError(
+            "--harness-path is where tasks of --harness are looked for, but there is no --harness; add it"
+        )
+    if parsed.recipe.validation is None:
+        raise RecipeError("validation is off, so there is nothing to validate: set the section validation")
+    return ValidationJob(parsed, load_data(parsed.recipe))
+
+
+def _harness(parsed: Parsed) -> Harness:
+    limit = None if parsed.recipe.validation is None else parsed.recipe.validation.limit
+    harness = Harness(parsed.options.harness, parsed.options.harness_path, limit)
+    harness.check()
+    return harness
+
+
+def _open(checkpoints: list[str], parsed: Parsed) -> tuple[Report, Fabric]:
+    """Return the report, whose folder is there, and the launched Fabric, by the first policy's recipe."""
+    about: dict[str, object] = {"recipe": as_data(parsed.yaml), "environment": environment(parsed.registry)}
+    if not parsed.options.harness:
+        greedy, sampled = map(asdict, samplings(parsed.recipe))
+        about["settings"] = {"greedy": greedy, "sampled": sampled, "seed": parsed.recipe.train.seed}
+    out = None if parsed.options.out is None else new_folder(parsed.options.out)
+    fabric = fabric_for(parsed.recipe)
+    if parsed.options.harness and fabric.world_size > 1:
+        raise RecipeError(f"--harness runs in one process, not in {fabric.world_size}; add --fabric.devices=1")
+    fabric.launch()
+    return Report(checkpoints, parsed.options.json, out, about), fabric
+
+
+def _run(job: ValidationJob, name: str, fabric: Fabric) -> Validated:
+    """Run a validation job and return its result."""
+    model, work = job.parsed.recipe.model, job.work
+    entry: dict[str, object] = {
+        "checkpoint": name or None,
+        "model": {name: asdict(model)[name] for name in ("path", "lora")},
+    }
+    if isinstance(work, Harness):
+        half = fabric.device.type == "cuda" and job.parsed.recipe.fabric.precision.startswith("bf16")
+        result = work.run(model, fabric.device, "bfloat16" if half else "float32")
+        entry |= {"metrics": result.metrics, "harness": result.details}
+        return Validated(entry, Evaluation(metrics=result.metrics), [], result.write)
+    evaluation, prompts = _validate(job.parsed.recipe, work, fabric), [prompt.id for prompt in work.validation]
+    entry |= {"prompts": len(prompts), "metrics": evaluation.metrics}
+    return Validated(entry, evaluation, prompts, lambda stem: write_answers(stem, evaluation))
+
+
+def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:
+    with sampling_service(recipe, data, fabric) as service:
+        return procedure_of(recipe).evaluate(service, data.validation)
+
+
+def _attempt(stem: Path, write: Callable[[Path], None]) -> None:
+    """Write answers; a failure, such as a full disk, is a warning."""
+    try:
+        write(stem)
+    except Exception as error:
+        echo(f"warning: {stem}: {explain(error)}", error=True)
+
+
+@contextmanager
+def _naming(checkpoint: str, count: int) -> Iterator[None]:
+    """Name one of several checkpoints in errors, those of libraries included, which damaged files cause."""
+    try:
+        yield
+    except Exception as error:
+        if count < 2:
+            raise
+        kind, text = (type(error), error) if isinstance(error, RlkitError) else (CheckpointError, explain(error))
+        raise kind(f"{CHECKPOINT[0]} {checkpoint}: {text}") from error
