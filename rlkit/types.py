@@ -27,6 +27,8 @@ from rlkit.media import Media
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlkit.interfaces.fields import Filled
+
 __all__ = [
     "AgentSpan", "Batch", "Completion", "Fork", "LossOutput", "Message", "PolicyOutput", "Prompt", "Reads",
     "RecordedAnswer", "Request", "RolloutBatch", "SampleKey", "Sampling", "Score", "StopReason", "Structure",
@@ -264,30 +266,6 @@ class Completion:
         return Completion(*lists, StopReason.STOP, self.candidates[:count], filled=filled)
 
 
-class Filled(NamedTuple):
-    """Values of fields that were filled at one moment of a conversation, as tensors by name.
-
-    Args:
-        values: Of the last tokens, of the policy's last turn, or of the row.
-        tokens: Number of tokens then.
-        turns: Number of the policy's turns then.
-    """
-
-    values: Mapping[str, Tensor]
-    tokens: int = 0
-    turns: int = 0
-
-    def after(self, tokens: int) -> Filled:
-        """Return the same values after further tokens."""
-        return self._replace(tokens=self.tokens + tokens)
-
-    def until(self, count: int) -> Filled:
-        """Return the values by token of the first tokens."""
-        cut = max(0, self.tokens - count)
-        values = {name: tensor[: max(0, len(tensor) - cut)] for name, tensor in self.values.items()}
-        return Filled(values, self.tokens - cut)
-
-
 class Turn(NamedTuple):
     """A span `tokens[start:end]` of a trajectory, and its author.
 
@@ -363,7 +341,7 @@ class Score:
     answer: str | None = None
     feedback: str | None = None
     token_rewards: list[float] | None = None
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def abstains(self) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.interfaces.tool import Content, State
@@ -35,6 +35,7 @@ class Environment(BoundPart):
     event loop. A method that raises or exceeds `timeout` ends its conversation with an error.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("turn", "row")
     timeout: float = 30.0
     """Seconds for one step."""
 

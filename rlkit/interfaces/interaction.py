@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.interfaces.tool import State
@@ -35,6 +35,7 @@ class Interaction(BoundPart):
     with an error.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("turn", "row")
     timeout: float = 30.0
     """Seconds for one reply."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import JsonObject
@@ -45,6 +45,7 @@ class Tool(BoundPart):
     all tools of the recipe.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("turn", "row")
     name: str
     description: str
     parameters: JsonObject

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rlkit.base.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, explain, show
 from rlkit.base.text import part_name
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs, SequenceLoss
-from rlkit.recipe.check_fields import check_fields
 from rlkit.recipe.check_model import check_model
 from rlkit.recipe.check_sources import check_inputs, check_mixtures, check_staleness, check_teacher
 from rlkit.recipe.check_validation import check_best, check_validation
@@ -35,7 +34,7 @@ def check(recipe: Recipe) -> None:
         check_inputs,
         check_teacher,
         _check_needs,
-        check_fields,
+        _check_fields,
         _check_numbers,
         check_validation,
         check_best,
@@ -87,6 +86,29 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
     yield from _check_partners(recipe)
     yield from _check_reference(recipe)
     yield from _check_sampling(recipe)
+
+
+def _check_fields(recipe: Recipe) -> Iterator[str]:
+    """Yield a problem for each field that cannot be filled as declared, and for each that is read and never filled."""
+    declared: dict[str, tuple[str, str]] = {}
+    for part in recipe.parts() if recipe.method.samples else ():
+        for field in part.fills:
+            name, declaration = part_name(part), str(field)
+            try:
+                field.full(0)
+            except Exception as error:  # a plugin may declare anything
+                yield f"{name} declares {declaration}: {explain(error)}"
+                continue
+            if field.by not in part.may_fill:
+                known = " or ".join(part.may_fill) or "nothing"
+                yield f"{name} declares {declaration}, but such a part fills fields by {known}"
+            other, first = declared.setdefault(field.name, (name, declaration))
+            if first != declaration:
+                yield f"{other} declares {first}, but {name} {declaration}; rename one of the fields"
+    for part in recipe.parts():
+        for missing in [name for name in part.reads_fields if name not in declared]:
+            filled = ", ".join(declared) or "none"
+            yield f"{part_name(part)} reads the field {missing!r}, which no part of the recipe fills; filled: {filled}"
 
 
 def _check_components(recipe: Recipe, subject: str, names: Iterable[str], verb: str) -> Iterator[str]:

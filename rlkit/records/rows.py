@@ -56,7 +56,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "conversation": stored_messages(trajectory.messages[len(prompt.messages) :]),
         **_agent(trajectory),
         "reward": trajectory.reward,
-        "score": None if score is None else _stored_score(score),
+        "score": score and {name: getattr(score, name) for name in SCORE_FIELDS} | stored_fields(score.fields),
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(error)) if error else None,
@@ -64,11 +64,6 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         **_sample(trajectory),
         "counts": trajectory.counts,
     }
-
-
-def _stored_score(score: Score) -> JsonObject:
-    stored = stored_fields(score.fields) if score.fields else {}
-    return {name: getattr(score, name) for name in SCORE_FIELDS} | stored
 
 
 def _agent(trajectory: Trajectory) -> JsonObject:
@@ -106,7 +101,7 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         **({"role": span.role, "speaker": span.speaker} if span.role else {}),
         **({"positions": span.positions} if span.positions else {}),
         **({"opened_thinking": trajectory.opened_thinking} if trajectory.opened_thinking else {}),
-        **(stored_fields(trajectory.fields) if trajectory.fields else {}),
+        **stored_fields(trajectory.fields),
         **trajectory.credit,
     }
 
@@ -296,13 +291,11 @@ def _open_fields(fields: _Fields) -> dict[str, Tensor]:
     Raises:
         RecipeError: They are not as rlkit writes them.
     """
-    if "fields" not in fields.row:
-        return {}
+    stored = fields.get("fields", lambda value: isinstance(value, dict), "fields by name", cast(dict[str, str], {}))
     try:
-        return read_fields(fields.row["fields"])
+        return read_fields(stored) if stored else {}
     except Exception as error:  # a hostile file may hold anything
-        expected = "dtype, shape and values by name"
-        raise RecipeError(f"{fields.location}: 'fields' are wrong, expected {expected}: {explain(error)}") from error
+        raise fields.wrong("fields", "safetensors in base64 by name") from error
 
 
 def _prompt(fields: _Fields) -> Prompt:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rlkit.interfaces.fields import Field, assemble
+from rlkit.interfaces.fields import Filled
 from rlkit.media import Media, MediaSegment
-from rlkit.types import Completion, Filled, Message, Prompt, StopReason, Trajectory, Turn
+from rlkit.types import Completion, Message, Prompt, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,16 +180,8 @@ class Conversation:
         """Count something for the metrics."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def trajectory(
-        self, text: str, messages: Sequence[Message] = (), declared: Mapping[str, Field] | None = None
-    ) -> Trajectory:
-        """Return the trajectory.
-
-        Args:
-            text: The policy's last turn.
-            messages: All turns.
-            declared: The fields that may have been filled.
-        """
+    def trajectory(self, text: str, messages: Sequence[Message] = ()) -> Trajectory:
+        """Return the trajectory; `text` is the policy's last turn, `messages` are all turns."""
         missing = [()] * (len(self.tokens) - len(self.candidates))
         return Trajectory(
             prompt=self.prompt,
@@ -207,7 +199,6 @@ class Conversation:
             messages=list(messages),
             media=Media.of(self.media),
             candidates=[*self.candidates, *missing] if any(self.candidates) else [],
-            fields=assemble(declared or {}, self.filled, len(self.tokens), len(self.rewards)),
         )
 
     def _require(self, *phases: Phase) -> None:

@@ -15,13 +15,12 @@ from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
 from rlkit.interfaces.content import content_of
 from rlkit.interfaces.environment import Environment, Observation
-from rlkit.interfaces.fields import tensors_of, undeclared
+from rlkit.interfaces.fields import tensors_of
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import Content, State, Tool, ToolReply
 from rlkit.parsers.arguments import with_types
-from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
 from rlkit.types import JsonObject, Message, SampleKey
@@ -234,12 +233,10 @@ class ParticipantSession:
             ParticipantError: A value is not what its field declares.
             PartError: The part does not declare a field.
         """
-        require(part, method, undeclared(part, values))
         try:
-            with errors_of(part, method):
-                self.conversation.fill(tensors_of(part, values))
-        except GuardError as error:
-            raise ParticipantError(str(error)) from error
+            self.conversation.fill(tensors_of(part, method, values))
+        except ValueError as error:
+            raise ParticipantError(with_definition(f"{part_name(part)}: `{method}` {error}", part, method)) from error
 
     def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: object) -> Awaitable[T]:
         """Call a tool's method with the arguments that the row of the data has for the phase.
