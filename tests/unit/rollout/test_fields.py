@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save
 
-from rlkit.advantages import GRPO
+from rlkit.advantages import GAE, GPG, GRPO, OPO, RAE, RLOO, MaxRL, OptimalTokenBaseline, PassK, ReinforcePP, ReMax
 from rlkit.base.errors import PartError, RecipeError
+from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.fields import Field, Filled, assemble
 from rlkit.interfaces.filter import GroupFilter
@@ -36,7 +38,7 @@ from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import FakeEngine, example_trajectory
 from rlkit.train.rollouts import Rollouts, select_scored, with_branches
-from rlkit.types import AgentSpan, Completion, Prompt, Request, Score, StopReason, Trajectory
+from rlkit.types import AgentSpan, Batch, Completion, Prompt, Request, Score, StopReason, Trajectory
 from tests.unit.phases import recipe
 from tests.unit.rollout.test_rollout import PROMPTS, nothing, setup_of
 
@@ -280,6 +282,67 @@ def test_fields_are_checked_before_the_run(parts: dict[str, Any], message: str |
 
 def scored(text: str, **values: Any) -> Trajectory:
     return replace(example_trajectory(text), score=Score(1.0, **values))
+
+
+def rewarded() -> Batch:
+    """Return a row of four tokens, rewarded by 0.5, 0, 0 and -1, and by 2 as a whole, and one that earns nothing."""
+    rows = [scored("four", token_rewards=[0.5, 0.0, 0.0, -1.0]), scored("none")]
+    for row, reward in zip(rows, (2.0, 0.0), strict=True):
+        row.score = replace(row.score or Score(0.0), reward=reward)
+    batch = add_rewards(collate(rows), rows)
+    assert rows[0].reward == 1.5
+    assert batch.token_rewards.tolist() == [[0, 0, 0.5, 0, 0, 1], [0] * 6]
+    assert batch.rewards.tolist() == [1.5, 0]
+    batch.values, batch.greedy_rewards = 0.25 * batch.mask, torch.tensor([0.5, 0.5])
+    batch.role, batch.role_names = torch.tensor([0, 0]), ("agent",)
+    batch.old_logps, batch.sum_pi_squared = torch.zeros_like(batch.rewards)[:, None] * batch.mask, 0.0 * batch.mask
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # returns of the last token on, discounted by 1/2: 1, 1/2, 1/4, and 0.5 + 1/8
+        (ReMax(gamma=0.5), [0.625 - 0.5, 0.25 - 0.5, 0.5 - 0.5, 1 - 0.5]),
+        (ReMax(gamma=0.0), [0.5 - 0.5, -0.5, -0.5, 0.5]),
+        # what compares whole rewards counts those of the tokens: 1.5 and 0, with the mean 0.75
+        (GRPO(scale_by_std=False), [0.75] * 4),
+        (RLOO(), [1.5] * 4),
+        (RAE(), [1.5] * 4),
+        (PassK(scale_by_std=False), [1.5] * 4),
+        (MaxRL(), [1.0] * 4),
+        (OPO(), [0.75] * 4),
+        (GPG(), [1.5] * 4),
+        # returns 1.5, 1, 1, 1 less their group's means by energy: of two rows with equal weights, half of each
+        (OptimalTokenBaseline(), [0.75, 0.5, 0.5, 0.5]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_estimators_count_rewards_by_token(estimator: AdvantageEstimator, expected: list[float]) -> None:
+    batch = rewarded()
+    estimator.estimate(batch)
+    assert batch.advantages is not None
+    assert batch.advantages[0, 2:].tolist() == pytest.approx(expected)
+
+
+def test_the_critic_learns_the_rewards_of_tokens() -> None:
+    """With lambda 0, A_t = r_t + V_(t+1) - V_t: 0.5, 0, 0 and 1 - 0.25; the returns are A + V."""
+    batch = rewarded()
+    GAE(lam=0.0).estimate(batch)
+    assert batch.returns is not None
+    assert batch.returns[0, 2:].tolist() == [0.75, 0.25, 0.25, 1.0]
+    batch = rewarded()
+    ReinforcePP(gamma=0.5).estimate(batch)
+    assert batch.returns is not None
+    assert batch.returns[0, 2:].tolist() == [0.625, 0.25, 0.5, 1.0]
+
+
+def test_a_composite_weighs_rewards_by_token(workers: Workers) -> None:
+    reward = Composite({"a": Graded(level=1), "b": Graded(level=2), "c": ExactReward()}, {"b": 3.0})
+    reward.runtime = SimpleNamespace(score=lambda part, rows: score(part, rows, workers))  # type: ignore[assignment]
+    [made] = asyncio.run(score(reward, [example_trajectory("four")], workers))
+    assert made.token_rewards == [0.0, 0.25 + 0.75, 0.0, 0.5 + 1.5]
+    assert made.fields["level"].tolist() == 1  # of the first that fills it
 
 
 def test_a_batch_pads_fields_as_declared_and_follows_its_rows() -> None:
