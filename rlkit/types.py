@@ -371,6 +371,7 @@ class Trajectory:
         error: Why the conversation failed; it is then neither scored nor trained on.
         turn_rewards: Rewards of tools, a user or an environment, one for each turn of the policy, added to the score.
         counts: Events for the metrics `conversation/*`, such as tool calls.
+        metrics: Numbers of tools, a user or an environment, by the names of their metrics, such as `tool/NAME/METRIC`.
         credit: Tensors of the step for the run folder, such as `advantages` by token.
         span: The sample's part of an agent's session.
         candidates: [t] Ids from which each chosen token was sampled, empty elsewhere. No lists at all if sampling does
@@ -393,6 +394,7 @@ class Trajectory:
     error: str | None = None
     turn_rewards: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
     credit: JsonObject = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     span: AgentSpan = field(default_factory=AgentSpan)

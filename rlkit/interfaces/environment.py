@@ -20,12 +20,14 @@ class Observation(NamedTuple):
         reward: Reward for the action, credited to the last token of its turn.
         done: Whether the episode is over.
         fields: Values of declared fields, by name: of the turn that was the action, or of the row.
+        metrics: Numbers by name; the step logs their means as `environment/METRIC`.
     """
 
     text: Content
     reward: float = 0.0
     done: bool = False
     fields: Mapping[str, object] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Environment(BoundPart):

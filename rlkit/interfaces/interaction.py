@@ -20,12 +20,14 @@ class Reply(NamedTuple):
         done: Whether the conversation is over.
         reward: Reward for the policy's turn.
         fields: Values of declared fields, by name: of the policy's turn, or of the row.
+        metrics: Numbers by name; the step logs their means as `interaction/METRIC`.
     """
 
     messages: Sequence[Message]
     done: bool
     reward: float = 0.0
     fields: Mapping[str, object] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Interaction(BoundPart):

@@ -25,11 +25,13 @@ class ToolReply(NamedTuple):
         text: What the policy reads; its middle is left out above `conversation.max_reply_tokens`.
         reward: Reward for the call, credited to the last token of its turn.
         fields: Values of declared fields, by name: of the turn that made the call, or of the row.
+        metrics: Numbers by name; the step logs their means as `tool/NAME/METRIC`.
     """
 
     text: Content
     reward: float = 0.0
     fields: Mapping[str, object] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Tool(BoundPart):

@@ -63,6 +63,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "failed": trajectory.error is not None,
         **_sample(trajectory),
         "counts": trajectory.counts,
+        **({"metrics": trajectory.metrics} if trajectory.metrics else {}),
     }
 
 
@@ -325,6 +326,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, reply)]
     trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
+    trajectory.metrics = fields.get("metrics", _are_metrics, "lists of numbers by name", trajectory.metrics)
     role, speaker = fields.get("role", _is_text, "a text", ""), fields.get("speaker", _is_int, "a whole number", 0)
     positions = fields.get("positions", _is_ints, "whole numbers", list[int]())
     trajectory.span = AgentSpan(role=role, speaker=speaker, positions=positions)
@@ -414,6 +416,10 @@ def _is_numbers(value: object) -> bool:
 
 def _is_numbers_by_name(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_numbers, value.values()))
 
 
 def _is_turns(value: object) -> bool:

@@ -80,6 +80,7 @@ class Conversation:
     counts: dict[str, int] = field(default_factory=dict)
     error: str | None = None
     filled: list[Filled] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
 
     def begin(self, tokens: Sequence[int], media: MediaSegment | None = None) -> None:
         """Append the rendered prompt, with its pictures."""
@@ -196,6 +197,7 @@ class Conversation:
             error=self.error,
             turn_rewards=self.rewards,
             counts=self.counts,
+            metrics=self.metrics,
             messages=list(messages),
             media=Media.of(self.media),
             candidates=[*self.candidates, *missing] if any(self.candidates) else [],

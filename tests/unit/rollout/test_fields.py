@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.fields import Field, Filled, assemble
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.reward import RewardFunction
-from rlkit.interfaces.tool import State
+from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.recipe import checks
 from rlkit.records import fields
 from rlkit.records.rows import as_row, read_rows
@@ -37,9 +37,11 @@ from rlkit.rollout.participants import Participants
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import FakeEngine, example_trajectory
+from rlkit.train.metrics import Meter, describe_rollouts
 from rlkit.train.rollouts import Rollouts, select_scored, with_branches
-from rlkit.types import AgentSpan, Batch, Completion, Prompt, Request, Score, StopReason, Trajectory
-from tests.unit.phases import recipe
+from rlkit.types import AgentSpan, Batch, Completion, JsonObject, Prompt, Request, Score, StopReason, Trajectory
+from tests.unit.phases import LocalRanks, recipe
+from tests.unit.rollout.test_conversation import call, hold, tools
 from tests.unit.rollout.test_rollout import PROMPTS, nothing, setup_of
 
 ROUTES = Field("routes", "int16", "token", (2,), padding=-1)
@@ -162,6 +164,69 @@ def test_a_conversation_collects_the_fields_of_its_engine_and_environment() -> N
     assert trajectory.fields["routes"][:, 1].tolist() == list(range(len(trajectory.tokens)))
     assert trajectory.fields["effort"].tolist() == [0.5, 1.0]
     assert int(trajectory.fields["level"]) == 2
+
+
+class Measured(Levels):
+    """Measures what it is told."""
+
+    measured: object = MappingProxyType({"score": 0.5})
+
+    async def step(self, action: str, state: State) -> Observation:
+        return (await super().step(action, state))._replace(metrics=self.measured)  # type: ignore[arg-type]
+
+
+def test_metrics_of_replies_are_means(tmp_path: Path) -> None:
+    setup = replace(
+        setup_of(FakeEngine(["one", "two"]), samples=2),
+        participants=Participants(environment=Measured()), limits=Limits(turns=2), fields=BY_NAME,
+    )  # fmt: skip
+    trajectories = asyncio.run(collect(setup, PROMPTS[:1], nothing))
+    trajectories[1].metrics = {"environment/score": [1.0]}
+    meter = Meter()
+    describe_rollouts(trajectories, rewarded=False, meter=meter)
+    assert meter.result(LocalRanks())["environment/score"] == pytest.approx(2 / 3)  # type: ignore[arg-type]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(as_row(trajectories[0])))
+    [row] = read_rows(file)
+    assert row.trajectory.metrics == {"environment/score": [0.5, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [({"score": nan}, "added the metric 'score' as nan"), ({"a b": 1.0}, "a metric named 'a b'"), (5, "the metrics 5")],
+)
+def test_wrong_metrics_fail_the_conversation_by_name(measured: object, message: str) -> None:
+    environment = Measured()
+    environment.measured = measured
+    setup = replace(setup_of(FakeEngine(["a"])), participants=Participants(environment=environment), fields=BY_NAME)
+    trajectories = asyncio.run(collect(replace(setup, limits=Limits(turns=2)), PROMPTS[:1], nothing))
+    errors = [str(trajectory.error) for trajectory in trajectories]
+    assert all("Measured of tests: `step` added" in error and message in error for error in errors), errors
+
+
+class Counting(Tool):
+    """Counts calls; returns what it is told besides."""
+
+    name, description, parameters = "count", "Counts.", {"type": "object"}
+    fills = (EFFORT,)
+
+    def __init__(self, effort: float) -> None:
+        self.effort = effort
+
+    async def call(self, arguments: JsonObject, state: State, **kwargs: object) -> ToolReply:
+        return ToolReply("done", 0.25, {"effort": self.effort}, {"calls": 1})
+
+
+@pytest.mark.parametrize("effort", [2.0, nan])
+def test_a_tools_wrong_value_is_counted_and_its_reward_stays(effort: float) -> None:
+    [done] = hold(lambda request, turn: [call("count"), "7"][turn], tools(count=Counting(effort)), fields=BY_NAME)
+    assert done.error is None
+    assert done.turn_rewards == [0.25, 0.0]
+    if effort == 2.0:
+        assert done.fields["effort"].tolist() == [2.0, 0.0]
+        assert done.metrics == {"tool/count/calls": [1.0]}
+    else:
+        assert (done.counts["tool_errors"], done.fields, done.metrics) == (1, {}, {})
 
 
 class UndeclaredEngine(RoutingEngine):
