@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from rlkit.base.errors import PartError, RecipeError, show, with_definition
+from rlkit.base.errors import PartError, RecipeError, explain, show, with_definition
 from rlkit.base.text import part_name
 
 if TYPE_CHECKING:
@@ -87,6 +87,17 @@ class Field:
             odd = given[~fits][0].item()
             raise ValueError(f"filled the field {self.name!r} with {odd}, expected finite numbers of {self.dtype}")
         return tensor
+
+
+def declaration_problem(part: RunPart, field: Field) -> str | None:
+    """Return the problem with a declaration in a part's `fills`; None if the part may fill such a field."""
+    try:
+        field.full(0)
+    except Exception as error:  # a plugin may declare anything
+        return f"declares {field}: {explain(error)}"
+    if field.by not in part.may_fill:
+        return f"declares {field}, but such a part fills fields by {' or '.join(part.may_fill) or 'nothing'}"
+    return None
 
 
 class Filled(NamedTuple):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rlkit.base.errors import RecipeError, explain, show
+from rlkit.base.errors import RecipeError, show
 from rlkit.base.text import part_name
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.engine import Capability
+from rlkit.interfaces.fields import declaration_problem
 from rlkit.interfaces.loss import Inputs, SequenceLoss
 from rlkit.recipe.check_model import check_model
 from rlkit.recipe.check_sources import check_inputs, check_mixtures, check_staleness, check_teacher
@@ -93,18 +94,13 @@ def _check_fields(recipe: Recipe) -> Iterator[str]:
     declared: dict[str, tuple[str, str]] = {}
     for part in recipe.parts() if recipe.method.samples else ():
         for field in part.fills:
-            name, declaration = part_name(part), str(field)
-            try:
-                field.full(0)
-            except Exception as error:  # a plugin may declare anything
-                yield f"{name} declares {declaration}: {explain(error)}"
+            name, problem = part_name(part), declaration_problem(part, field)
+            if problem is not None:
+                yield f"{name} {problem}"
                 continue
-            if field.by not in part.may_fill:
-                known = " or ".join(part.may_fill) or "nothing"
-                yield f"{name} declares {declaration}, but such a part fills fields by {known}"
-            other, first = declared.setdefault(field.name, (name, declaration))
-            if first != declaration:
-                yield f"{other} declares {first}, but {name} {declaration}; rename one of the fields"
+            other, first = declared.setdefault(field.name, (name, str(field)))
+            if first != str(field):
+                yield f"{other} declares {first}, but {name} {field}; rename one of the fields"
     for part in recipe.parts():
         for missing in [name for name in part.reads_fields if name not in declared]:
             filled = ", ".join(declared) or "none"
