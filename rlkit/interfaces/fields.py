@@ -72,9 +72,9 @@ class Field:
         import torch
 
         try:
-            given = torch.as_tensor(values).detach().cpu()
-            tensor = given.to(getattr(torch, self.dtype), copy=True, memory_format=torch.contiguous_format)
-            fits = tensor.isfinite() if tensor.is_floating_point() else tensor == given
+            source = torch.as_tensor(values).detach().cpu()
+            tensor = source.to(getattr(torch, self.dtype), copy=True, memory_format=torch.contiguous_format)
+            fits = tensor.isfinite() if tensor.is_floating_point() else tensor == source
         except Exception as error:  # foreign objects may raise anything
             raise ValueError(f"filled the field {self.name!r} with {show(values)}, expected numbers") from error
         shape = tuple(tensor.shape)
@@ -84,7 +84,7 @@ class Field:
             expected = f"{numbers} of shape {self.shape} by {self.by}"
             raise ValueError(f"filled the field {self.name!r} with shape {shape}, expected {expected}")
         if not bool(fits.all()):
-            odd = given[~fits][0].item()
+            odd = source[~fits][0].item()
             raise ValueError(f"filled the field {self.name!r} with {odd}, expected finite numbers of {self.dtype}")
         return tensor
 

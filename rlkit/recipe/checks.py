@@ -98,9 +98,9 @@ def _check_fields(recipe: Recipe) -> Iterator[str]:
             if problem is not None:
                 yield f"{name} {problem}"
                 continue
-            other, first = declared.setdefault(field.name, (name, str(field)))
-            if first != str(field):
-                yield f"{other} declares {first}, but {name} {field}; rename one of the fields"
+            part_before, declaration = declared.setdefault(field.name, (name, str(field)))
+            if declaration != str(field):
+                yield f"{part_before} declares {declaration}, but {name} {field}; rename one of the fields"
     for part in recipe.parts():
         for missing in [name for name in part.reads_fields if name not in declared]:
             filled = ", ".join(declared) or "none"

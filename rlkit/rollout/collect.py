@@ -280,10 +280,10 @@ async def _generate(engine: RolloutEngine, request: Request) -> Completion:
     answer = await engine.generate(request)
     if not answer.fields:
         return answer
-    count, most = len(answer.tokens), len(request.tokens) + len(answer.tokens)
-    filled, problem = [], None
+    count, filled, problem = len(answer.tokens), [], None
+    counts = range(count, count + len(request.tokens) + 1)
     try:
-        filled = [Filled(tensors_of(engine, "generate", answer.fields, tokens=range(count, most + 1)), count)]
+        filled = [Filled(tensors_of(engine, "generate", answer.fields, tokens=counts), count)]
     except ValueError as error:
         problem = str(error)
     require(engine, "generate", problem)

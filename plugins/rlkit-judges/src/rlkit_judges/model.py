@@ -172,7 +172,7 @@ class ModelReward(RewardManager):
 
 def _step_ends(tokens: Sequence[int], step: str, decode: Callable[[Sequence[int]], str]) -> list[int]:
     """Return the number of tokens up to the end of each step; a turn without text after its last step ends with it."""
-    ends = []
+    ends: list[int] = []
     count: int | None = 0
     while count is not None:
         start = ends[-1] if ends else 0
