@@ -20,13 +20,16 @@ from safetensors.torch import save
 
 from rlkit.advantages import GAE, GPG, GRPO, OPO, RAE, RLOO, MaxRL, OptimalTokenBaseline, PassK, ReinforcePP, ReMax
 from rlkit.base.errors import PartError, RecipeError
+from rlkit.engines import Recorded
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.fields import Field, Filled, assemble
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.reward import RewardFunction
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit.recipe import checks
+from rlkit.losses import CrossEntropy
+from rlkit.recipe import Mixture, checks
+from rlkit.recipe.check_sources import check_mixtures
 from rlkit.records import fields
 from rlkit.records.rows import as_row, read_rows
 from rlkit.rewards import Composite, ExactReward, Router
@@ -343,6 +346,19 @@ def test_fields_are_checked_before_the_run(parts: dict[str, Any], message: str |
     made.rollout.filter = parts.get("filter")
     problems = "\n".join(checks._check_fields(made))
     assert problems == "" if message is None else re.search(message, problems), problems
+
+
+class ReadingLoss(CrossEntropy):
+    reads_fields = ("progress",)
+
+
+def test_rows_of_the_data_have_no_fields() -> None:
+    """A reward of supervised training scores in validation alone; a mixture's rows are never scored."""
+    made = recipe(loss=ReadingLoss(), reward=Graded(), advantage=None)
+    made.rollout.engine = Recorded()
+    assert "loss ReadingLoss reads the field 'progress', which rollouts fill" in "\n".join(made.method.problems(made))
+    mixed = recipe(reward=Graded(), mix={"sft": Mixture(weight=0.5, loss=ReadingLoss())})
+    assert "mix.sft.loss ReadingLoss reads the field 'progress'" in "\n".join(check_mixtures(mixed))
 
 
 def scored(text: str, **values: Any) -> Trajectory:
