@@ -20,6 +20,7 @@ from safetensors.torch import save
 
 from rlkit.advantages import GAE, GPG, GRPO, OPO, RAE, RLOO, MaxRL, OptimalTokenBaseline, PassK, ReinforcePP, ReMax
 from rlkit.base.errors import PartError, RecipeError
+from rlkit.cli.views.kept import KeptRollouts
 from rlkit.engines import Recorded
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
@@ -359,6 +360,53 @@ def test_rows_of_the_data_have_no_fields() -> None:
     assert "loss ReadingLoss reads the field 'progress', which rollouts fill" in "\n".join(made.method.problems(made))
     mixed = recipe(reward=Graded(), mix={"sft": Mixture(weight=0.5, loss=ReadingLoss())})
     assert "mix.sft.loss ReadingLoss reads the field 'progress'" in "\n".join(check_mixtures(mixed))
+
+
+class Reader(RewardFunction):
+    """Names the fields that it receives."""
+
+    reads_fields = ("routes",)
+
+    def grade(self, trajectory: Trajectory) -> Score:
+        return Score(1.0, answer=f"{sorted(trajectory.fields)} {sorted(trajectory.span.branches[0].fields)}")
+
+
+def test_a_worker_receives_the_fields_that_the_reward_reads(workers: Workers) -> None:
+    """Others would be pickled for nothing, and import torch there."""
+    sample, branch = example_trajectory("4"), example_trajectory("4")
+    for trajectory in (sample, branch):
+        trajectory.fields = {"routes": short([1, 2, 3]), "effort": torch.ones(1)}
+    sample.span = AgentSpan(branches=[branch])
+    [made] = asyncio.run(score(Reader(), [sample], workers))
+    assert made.answer == "['routes'] ['routes']"
+    assert sorted(sample.fields) == ["effort", "routes"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"routes": short([1, 2, 3])}, None),
+        ({"routes": short([1, 2])}, r"line 1 does not fit the recipe: .*'routes' with shape \(2, 2\), expected 3 of"),
+        ({"effort": torch.ones(1)}, "line 1 does not fit the recipe: KeyError: 'effort'"),
+    ],
+)
+def test_kept_rollouts_have_the_fields_of_the_recipe(
+    tmp_path: Path, stored: dict[str, torch.Tensor], message: str | None
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollout/samples": 1}')
+    (tmp_path / "rollouts").mkdir()
+    sample = example_trajectory("4")
+    sample.fields = stored
+    with gzip.open(tmp_path / "rollouts" / "step-00001.jsonl.gz", "wt") as file:
+        file.write(json.dumps(as_row(sample)))
+    made = recipe()
+    made.rollout.engine = RoutingEngine()
+    if message is None:
+        [trajectory] = KeptRollouts(tmp_path)._read(1, 0, 100, made)
+        assert torch.equal(trajectory.fields["routes"], stored["routes"])
+        return
+    with pytest.raises(RecipeError, match=message):
+        KeptRollouts(tmp_path)._read(1, 0, 100, made)
 
 
 def scored(text: str, **values: Any) -> Trajectory:
