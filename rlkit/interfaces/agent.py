@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from rlkit.interfaces.content import described, pictures_of
 from rlkit.interfaces.picture import Picture
@@ -90,10 +90,12 @@ class AgentResult:
     Args:
         status: Exit status: 0 if it ended well.
         output: The end of what it wrote.
+        fields: Values of declared fields by row, by name; all samples of the rollout have them.
     """
 
     status: int = 0
     output: str = ""
+    fields: Mapping[str, object] = field(default_factory=dict)
 
 
 class Agent(BoundPart):
@@ -103,6 +105,7 @@ class Agent(BoundPart):
     of the rollouts' event loop, so it must await whatever takes time. One instance serves many rollouts at once.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("row",)
     timeout: float = 600.0
     """Seconds for one rollout; time in which the engine samples does not count."""
     keep: str | None = None

@@ -20,6 +20,7 @@ from rlkit.base.tasks import cancel
 from rlkit.base.text import part_name, safe
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
 from rlkit.interfaces.content import pictures_of
+from rlkit.interfaces.fields import assemble, tensors_of
 from rlkit.interfaces.gateway import MODEL, Gateway, GatewaySession, Sample, SessionLimits
 from rlkit.interfaces.parser import ParsedTurn, ToolParser, parse_after_thinking
 from rlkit.media import Media, Rendered
@@ -245,6 +246,12 @@ class AgentHost:
         trajectory = self._trajectory(prompt, samples, counts)
         _assign_roles(trajectory, samples, client.roles)
         trajectory.span.result = {"folder": str(folder), "status": result.status, "output": result.output}
+        try:
+            by_row = tensors_of(self.agent, "run", result.fields)
+            for row, sample in zip(trajectory.samples, samples, strict=False):
+                row.fields = assemble(setup.fields, sample.filled, len(sample.tokens)) | by_row
+        except ValueError as error:
+            trajectory.error = f"{part_name(self.agent)}: {error}"
         if session.error is not None:
             trajectory.error = session.error
         elif not samples:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlkit.base.deadlines import paused
 from rlkit.base.errors import RolloutError, show, with_definition
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
+from rlkit.interfaces.fields import tensors_of
 from rlkit.interfaces.reward import (
     RewardFunction,
     RewardManager,
@@ -74,18 +76,30 @@ async def score(reward: RewardManager, trajectories: Sequence[Trajectory], worke
 
 
 async def _attempt(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    """Call a reward once; it fails where its rewards by turn are not those of the conversation's turns."""
+    """Call a reward once; it fails where its values are not those of the conversation's tokens or turns."""
     if isinstance(reward, RewardFunction):
         scores = await _grade(reward, trajectories, workers)
     else:
         scores = await _call(reward, trajectories)
-    for i, (trajectory, score) in enumerate(zip(trajectories, scores, strict=True)):
-        if score.turn_rewards is not None:
-            count, turns = len(score.turn_rewards), sum(turn.role == "assistant" for turn in trajectory.turns)
-            if count != turns:
-                problem = f"returned {count} turn_rewards, expected {turns}: one for each turn of the policy"
-                scores[i] = _failure(reward, problem)
-    return scores
+    return [_fitted(reward, *pair) for pair in zip(trajectories, scores, strict=True)]
+
+
+def _fitted(reward: RewardManager, trajectory: Trajectory, score: Score) -> Score:
+    """Return a score with tensors as fields; an error if a number of its values is not that of the conversation."""
+    chosen, turns = trajectory.response_length, sum(turn.role == "assistant" for turn in trajectory.turns)
+    if score.turn_rewards is not None and len(score.turn_rewards) != turns:
+        problem = f"returned {len(score.turn_rewards)} turn_rewards, expected {turns}: one for each turn of the policy"
+        return _failure(reward, problem)
+    if score.token_rewards is not None and len(score.token_rewards) != chosen:
+        expected = f"expected {chosen}: one for each token that the policy chose"
+        return _failure(reward, f"returned {len(score.token_rewards)} token_rewards, {expected}")
+    if not score.fields:
+        return score
+    try:
+        method = scoring_method(reward)
+        return replace(score, fields=tensors_of(reward, method, score.fields, mask=trajectory.mask, turns=turns))
+    except ValueError as error:
+        return _failure(reward, str(error))
 
 
 async def _call(reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:
@@ -111,7 +125,7 @@ async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], wor
         except Exception:  # a worker's to report
             score = None
         scores.append(None if score is None else as_score(score, reward))
-    sent = [t for t, score in zip(trajectories, scores, strict=True) if score is None]
+    sent = [_for_worker(reward, t) for t, score in zip(trajectories, scores, strict=True) if score is None]
     outcomes = await workers.call_each(grade_as_data, reward, sent, reward.timeout) if sent else []
     failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, WorkerError)]
     controls = await run_concurrently(*(_grade_control(reward, sent[i], workers) for i in failed)) if failed else []
@@ -119,6 +133,15 @@ async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], wor
         outcomes[i] = outcomes[i] if control is None else control
     graded = (_score_of(reward, outcome) for outcome in outcomes)
     return [next(graded) if score is None else score for score in scores]
+
+
+def _for_worker(reward: RewardFunction, trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory with the fields that the reward reads: others are large, and need torch to be unpickled."""
+    if not trajectory.fields:
+        return trajectory
+    fields = {name: values for name, values in trajectory.fields.items() if name in reward.reads_fields}
+    branches = [_for_worker(reward, branch) for branch in trajectory.span.branches]
+    return replace(trajectory, fields=fields, span=replace(trajectory.span, branches=branches))
 
 
 def _score_of(reward: RewardFunction, outcome: Any) -> Score:
