@@ -14,6 +14,7 @@ from rlkit.models.layers import fuse_layers, narrow_last_mlp
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
 from rlkit.models.recurrent import pack_recurrent_layers
+from rlkit.models.routes import Routing, routers_of
 from rlkit.models.vision import Backbone, RowMedia, backbone_of, picture_inputs, zero_of_vision
 from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import DEFAULT_READS, LOGPS, OutputLayer, logits_logps, token_logps
@@ -46,6 +47,9 @@ class Actor(nn.Module):
         fuse_layers(policy)
         narrow_last_mlp(backbone_of(policy))
         pack_recurrent_layers(backbone_of(policy))
+        self.routers = routers_of(backbone_of(policy))
+        self.replayed: list[tuple[Tensor | int, Tensor | int]] = []
+        """For each pass that replayed routes since `take_replayed`: the choices that differed, and all."""
         self.chunked = self._probe()
         self.passes = PackedPasses(backbone_of(policy) if self.chunked else None)
 
@@ -58,6 +62,7 @@ class Actor(nn.Module):
         *,
         noise: RowNoise | None = None,
         media: RowMedia | None = None,
+        routes: Tensor | None = None,
     ) -> PolicyOutput:
         """Return log-probs and other statistics of `softmax(logits / temperature)`, 0 outside the mask.
 
@@ -68,22 +73,24 @@ class Actor(nn.Module):
             reads: Statistics to compute besides log-probs.
             noise: Noise to add to the embeddings.
             media: [B] the pictures of each row; None without pictures.
+            routes: [B,T,R,K] the experts that routers select; None for their own choice.
         """
         flat = tokens.flatten()
         model, candidates = base_model(self.policy), reads.candidates
         backbone = backbone_of(self.policy)
         ids = reads.ids if candidates is None else candidates.clamp(min=0).long()
+        routing = None if routes is None else Routing(routes)
         requested, reads = reads, reads._replace(ids=None, candidates=None) if candidates is None else LOGPS
         if self.chunked:
             with router_logits(backbone, requested.router) as routed:
-                hidden, indices, predicts = self.passes(backbone, tokens, mask, noise, media)
+                hidden, indices, predicts = self.passes(backbone, tokens, mask, noise, media, routing)
             head = model.get_output_embeddings()
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             scale, softcap = output_transform(backbone)
             layer = OutputLayer(head.weight, head.bias, temperature / scale, softcap and softcap / temperature)
             statistics = token_logps(hidden, layer, flat[indices], reads=reads, ids=ids)
         else:
-            inputs = PlainInputs.of(backbone, tokens, mask, media, self.passes.sequence)
+            inputs = PlainInputs.of(backbone, tokens, mask, media, self.passes.sequence, routing)
             indices, predicts = inputs.indices, inputs.predicts
             with (
                 embedding_noise(model, noise, inputs.rows, inputs.positions),
@@ -93,6 +100,8 @@ class Actor(nn.Module):
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             statistics = logits_logps(logits, flat[indices], temperature, reads=reads, ids=ids)
 
+        if routing is not None:
+            self.replayed.append((routing.differing, routing.compared))
         if candidates is not None:
             statistics = over_candidates(statistics, candidates.flatten(0, 1)[indices], requested)
 
@@ -108,6 +117,12 @@ class Actor(nn.Module):
         logps = logps + zero_of_vision(self.policy)
         router_loss = load_balancing_loss(routed, predicts, backbone) if requested.router else None
         return PolicyOutput(logps, entropy, squares, None, mean, top_ids, top, router_loss)
+
+    def take_replayed(self) -> tuple[float, float]:
+        """Return how often a router would have chosen other experts than those it replayed, and all its choices."""
+        differing, compared = (float(sum(counts)) for counts in zip(*self.replayed or [(0, 0)], strict=True))
+        self.replayed.clear()
+        return differing, compared
 
     def check_passes(self, device: torch.device) -> None:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""
