@@ -210,6 +210,7 @@ class Request:
         resumable: Whether the completion may be INTERRUPTED; the caller then requests the missing tokens.
         resumed: Number of the last tokens that come from interrupted requests for the same completion.
         continues: Whether requests for later turns may follow, for which an engine may keep keys and values.
+        routes_from: The first token whose routes are not known yet, of an engine that returns routes; None for none.
     """
 
     tokens: tuple[int, ...]
@@ -221,6 +222,7 @@ class Request:
     resumable: bool = False
     resumed: int = 0
     continues: bool = False
+    routes_from: int | None = None
 
 
 @dataclass
@@ -242,6 +244,7 @@ class Completion:
     versions: list[int]
     stop: StopReason
     candidates: list[Sequence[int]] = field(default_factory=list)
+    fields: Mapping[str, object] = field(default_factory=dict)
 
     def followed_by(self, other: Completion) -> Completion:
         """Return the tokens of both, which end as the other ends."""
