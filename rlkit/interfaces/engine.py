@@ -19,6 +19,7 @@ from rlkit.types import Completion, Request, Structure
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
     from rlkit.interfaces.teacher import ServedTeacher
+    from rlkit.ops.routes import Routers
 
 
 COPIES_SHARE = 0.25
@@ -60,6 +61,9 @@ class RolloutEngine(BoundPart, FormerFlags):
     resumes_structures = FormerFlag(Capability.RESUMES_STRUCTURES)
     scores = FormerFlag(Capability.TEACHER)
     recorded = FormerFlag(Capability.VALIDATION_ONLY)
+
+    routers: Routers | None = None
+    """Whose choices completions hold, as the field `routes`, where a request has `routes_from`; set before `bind`."""
 
     chosen: str = ""
     """Why the engine was chosen on GPUs for a recipe that names none; empty if it names this engine."""
@@ -103,6 +107,10 @@ class RolloutEngine(BoundPart, FormerFlags):
     def environment(self) -> Mapping[str, str]:
         """Environment variables to set before the first collective, unless they are set already."""
         return {}
+
+    def routes_problem(self, on_gpu: bool) -> str | None:  # noqa: ARG002 - for overrides
+        """Explain why completions cannot hold the experts that computed each token; None if they can."""
+        return f"{type(self).__name__} does not return them"
 
     def check_structure(self, structure: Structure) -> None:
         """Check, before the run, that completions will have this structure.

@@ -1,59 +1,19 @@
 """Router replay: the routers of a mixture of experts select the experts that were selected before (arXiv:2510.11370).
 
-Weights of the selected experts come from the router as it is, so that it learns. Routes are numbers of experts plus 1,
-[...,R,K] for R layers with routers, of K experts each; 0 leaves the choice to the router.
+Weights of the selected experts come from the router as it is, so that it learns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-SMALL = 255
-"""The largest number of experts whose routes fit into uint8."""
-
-
-class Routers(NamedTuple):
-    """The routers of a mixture of experts.
-
-    Args:
-        layers: The numbers of the layers that have one, from 0.
-        experts: Experts of each layer.
-        top_k: Experts of each token.
-    """
-
-    layers: tuple[int, ...]
-    experts: int
-    top_k: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of routes."""
-        return torch.uint8 if self.experts <= SMALL else torch.int16
-
-    def encode(self, selected: Tensor) -> Tensor:
-        """Return routes of selected experts [N,R,K], which come from outside.
-
-        Tokens without a selection have the same expert several times: there the router chooses.
-
-        Raises:
-            ValueError: They have another shape, or name an expert that does not exist.
-        """
-        expected = (len(self.layers), self.top_k)
-        if tuple(selected.shape[1:]) != expected:
-            raise ValueError(f"routes have shape {tuple(selected.shape)}, expected (tokens, {expected[0]}, {expected[1]})")
-        selected = selected.long()
-        if bool(((selected < 0) | (selected >= self.experts)).any()):
-            raise ValueError(f"routes name an expert that is not from 0 to {self.experts - 1}")
-        ordered = selected.sort(-1).values
-        distinct = (ordered[..., 1:] != ordered[..., :-1]).all(-1, keepdim=True)
-        return torch.where(distinct, selected + 1, 0).to(self.dtype)
-
+from rlkit.ops.routes import Routers
 
 class Routing:
     """What the routers select in a pass: recorded, or replayed. It is an argument of the model, `routing`.
@@ -113,7 +73,7 @@ def routers_of(backbone: nn.Module) -> Routers | None:
     routers = None
     if len(sizes) == 1 and len(set(numbers)) == len(numbers):
         experts, top_k = sizes.pop() or (0, 0)
-        routers = Routers(numbers, experts, top_k)
+        routers = Routers(numbers, len(layers), experts, top_k)
         for index, (number, module) in enumerate(found):
             module.forward = _Router(module.forward, index, routers)
             layers[number].register_forward_pre_hook(module.forward.begin, with_kwargs=True)

@@ -18,7 +18,8 @@ from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.attention import layer_types
 from rlkit.models.packing import masked_attention
 from rlkit.models.recurrent import cache_name
-from rlkit.models.routes import Routers, Routing, routers_of
+from rlkit.models.routes import Routing, routers_of
+from rlkit.ops.routes import Routers
 from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
 from rlkit.ops.attention import equally_wide
 

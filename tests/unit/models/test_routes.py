@@ -12,7 +12,8 @@ from torch.nn.functional import silu
 
 from rlkit.distributed.fsdp2 import checkpoint_activations
 from rlkit.models.actor import Actor, backbone_of
-from rlkit.models.routes import Routers, Routing
+from rlkit.models.routes import Routing
+from rlkit.ops.routes import Routers
 from rlkit.testing import random_model
 from tests.flow.test_architectures import KINDS
 from tests.unit.models.test_packing import rows_of
@@ -150,7 +151,7 @@ def test_gradients_are_those_of_a_hand_made_gate() -> None:
 def test_groups_of_experts_stay_live() -> None:
     module = Actor(random_model("deepseek_v3", **ONE_GROUP))
     routes = recorded(module)
-    assert module.routers == Routers((1,), 4, 2)
+    assert module.routers == Routers((1,), 2, 4, 2)
     assert torch.equal(gradients(module, routes)[0], gradients(module)[0])
 
 
@@ -162,18 +163,19 @@ def test_tokens_without_routes_are_routed_live() -> None:
 
 
 def test_routes_from_outside_are_checked() -> None:
-    """Experts 1 and 3, then a token without a selection; with 300 experts a byte is too small."""
-    routers = Routers((0,), 4, 2)
-    encoded = routers.encode(torch.tensor([[[1, 3]], [[0, 0]]], dtype=torch.int32))
+    """Layer 1 of two selects experts 1 and 3, then nothing for a token; with 300 experts a byte is too small."""
+    routers = Routers((1,), 2, 4, 2)
+    encoded = routers.encode(torch.tensor([[[0, 0], [1, 3]], [[0, 0], [0, 0]]], dtype=torch.int32))
     assert encoded.tolist() == [[[2, 4]], [[0, 0]]]
     assert encoded.dtype == torch.uint8
-    assert Routers((0,), 300, 2).encode(torch.tensor([[[299, 3]]])).tolist() == [[[300, 4]]]
-    assert Routers((0,), 8, 1).encode(torch.tensor([[[7]]])).tolist() == [[[8]]]
-    for hostile in ([[[1, 4]]], [[[-1, 2]]], [[[1, 2 ** 62]]]):
+    assert Routers((0,), 1, 300, 2).encode(torch.tensor([[[299, 3]]])).tolist() == [[[300, 4]]]
+    assert Routers((0,), 1, 8, 1).encode(torch.tensor([[[7]]])).tolist() == [[[8]]]
+    for hostile in ([1, 4], [-1, 2], [1, 2**62]):
         with pytest.raises(ValueError, match="name an expert that is not from 0 to 3"):
-            routers.encode(torch.tensor(hostile))
-    with pytest.raises(ValueError, match=r"have shape \(1, 1, 3\), expected \(tokens, 1, 2\)"):
-        routers.encode(torch.tensor([[[1, 2, 3]]]))
+            routers.encode(torch.tensor([[[0, 0], hostile]]))
+    for shape in ((1, 2, 3), (1, 1, 2), (1, 3, 2), (4, 2), (2, 2, 2, 2)):
+        with pytest.raises(ValueError, match=r"expected \(tokens, 2, 2\)"):
+            routers.encode(torch.zeros(shape, dtype=torch.int32))
 
 
 def test_models_without_experts_have_no_routers() -> None:

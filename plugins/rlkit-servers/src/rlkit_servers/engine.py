@@ -110,7 +110,9 @@ class ServerEngine(RolloutEngine):
 
     def connect(self, url: str, process: HostedServer | None = None, owned: bool = True) -> InferenceServer:
         """Return the server at an address."""
-        return InferenceServer(self.api(Client(url)), self.retry, process, owned)
+        api = self.api(Client(url))
+        api.routers = self.routers
+        return InferenceServer(api, self.retry, process, owned)
 
     def launch_server(self, command: ServerCommand, *, here: bool = False) -> InferenceServer:
         """Start a server where the run's launcher places it, or else on this machine; always `here`, if so."""

@@ -90,7 +90,8 @@ class Requests:
         if result is None or (result[0].aborted and has_structure):  # such a text is sampled again from its beginning
             return Completion([], [], [], StopReason.INTERRUPTED)
         output, versions = result
-        return Completion(output.tokens, output.logps, versions, _stop_reason(output, request), output.candidates)
+        fields: dict[str, object] = {} if output.routes is None else {"routes": output.routes}
+        return Completion(output.tokens, output.logps, versions, _stop_reason(output, request), output.candidates, fields)
 
     async def _attempt(self, request: Request) -> tuple[ServerOutput, list[int]]:
         """Return a server's output, and the version of each token.

@@ -7,6 +7,7 @@ import contextlib
 import math
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlkit.base.errors import EngineError
@@ -15,6 +16,7 @@ from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling
 from rlkit_servers.api import ServerOutput, candidates_of
 from rlkit_servers.http import Client, Fault
+from rlkit_servers.routes import routes_of_bytes
 from rlkit_servers.sglang.launch import release
 from rlkit_servers.sglang.pictures import FIRST_RELEASE, RequestPictures
 from rlkit_servers.states import DEADLINES, UpdateStep
@@ -131,11 +133,18 @@ class SGLangApi(TeacherApi):
         self._requests.add(request_id)
         try:
             seconds = request.deadline or DEADLINES[UpdateStep.CHECK]
-            options = {"top_logprobs_num": sampling.top_k} if sampling.top_k else {}
+            options: JsonObject = {"top_logprobs_num": sampling.top_k} if sampling.top_k else {}
+            if self.routers is not None and request.routes_from is not None:
+                options |= {"return_routed_experts": True, "routed_experts_start_len": request.routes_from}
             response = await self._sample(params, seconds, **inputs, **options, rid=request_id)
         finally:
             self._requests.discard(request_id)
         output = _read(response, sampling)
+        if self.routers is not None and request.routes_from is not None and output.tokens:
+            encoded = response["meta_info"].get("routed_experts")
+            if encoded is not None or not output.aborted:
+                routes = routes_of_bytes(encoded, self.routers, request, len(output.tokens), output.aborted)
+                output = replace(output, routes=routes)
         length = response["meta_info"].get("prompt_tokens")
         if request.media is not None and output.tokens and length != len(request.tokens):
             raise Fault(

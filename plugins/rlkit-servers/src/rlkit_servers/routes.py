@@ -1,0 +1,76 @@
+"""The experts that a server selected, as its responses say."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+
+import numpy
+import torch
+from torch import Tensor
+
+from rlkit.ops.routes import Routers
+from rlkit.types import Request
+from rlkit_servers.http import Fault
+
+ARGUMENT = "--enable-return-routed-experts"
+"""With which SGLang and vLLM return the experts of each token, in all requests or where one asks for them."""
+
+HEADER_BYTES = 4096
+"""The most bytes that a .npy file has before its numbers."""
+
+
+def routes_of_npy(encoded: object, routers: Routers, request: Request, sampled: int, aborted: bool = False) -> Tensor:
+    """Return the routes in a .npy file of unsigned bytes or shorts [tokens,layers,K], in base64: see `_routes`."""
+    content = _decoded(encoded)
+    try:
+        if not content.startswith(numpy.lib.format.MAGIC_PREFIX):
+            raise ValueError("they are no .npy file")
+        numbers = numpy.load(io.BytesIO(content), allow_pickle=False, max_header_size=HEADER_BYTES)
+        if numbers.dtype not in (numpy.uint8, numpy.uint16):
+            raise ValueError(f"they are of type {numbers.dtype}, expected uint8 or uint16")
+    except (ValueError, EOFError, OSError) as error:
+        raise _fault(error) from error
+    return _routes(numbers, routers, request, sampled, aborted)
+
+
+def routes_of_bytes(encoded: object, routers: Routers, request: Request, sampled: int, aborted: bool = False) -> Tensor:
+    """Return the routes in int32 numbers [tokens,layers,K], in base64: see `_routes`."""
+    content = _decoded(encoded)
+    try:
+        numbers = numpy.frombuffer(content, dtype="<i4").reshape(-1, routers.depth, routers.top_k)
+    except ValueError as error:
+        raise _fault(error) from error
+    return _routes(numbers, routers, request, sampled, aborted)
+
+
+def _routes(numbers: numpy.ndarray, routers: Routers, request: Request, sampled: int, aborted: bool) -> Tensor:
+    """Return routes [n,R,K] of a request's tokens from `routes_from` on and of the sampled ones.
+
+    The last token has none, since it was not run. After an abortion, others may lack theirs or be left over.
+
+    Raises:
+        Fault: They are not those of the request's tokens.
+    """
+    total = len(request.tokens) + sampled - (request.routes_from or 0)
+    if len(numbers) != total - 1 and not aborted:
+        raise _fault(f"they are of {len(numbers)} tokens, expected {total - 1}")
+    try:
+        routes = routers.encode(torch.from_numpy(numbers[: total - 1].astype(numpy.int32)))
+    except ValueError as error:
+        raise _fault(error) from error
+    return torch.cat((routes, routes.new_zeros(total - len(routes), *routes.shape[1:])))
+
+
+def _decoded(encoded: object) -> bytes:
+    if not isinstance(encoded, str):
+        raise _fault(f"they are missing; start the server with {ARGUMENT}, or set train.router_replay: false")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _fault(error) from error
+
+
+def _fault(problem: object) -> Fault:
+    return Fault(f"the server's routes of experts cannot be read: {problem}", 400)
