@@ -17,20 +17,22 @@ from rlkit_servers.http import Fault
 ARGUMENT = "--enable-return-routed-experts"
 """With which SGLang and vLLM return the experts of each token, in all requests or where one asks for them."""
 
-HEADER_BYTES = 4096
-"""The most bytes that a .npy file has before its numbers."""
-
 
 def routes_of_npy(encoded: object, routers: Routers, request: Request, sampled: int, aborted: bool = False) -> Tensor:
-    """Return the routes in a .npy file of unsigned bytes or shorts [tokens,layers,K], in base64: see `_routes`."""
-    content = _decoded(encoded)
+    """Return the routes in a .npy file of unsigned bytes or shorts [tokens,layers,K], in base64: see `_routes`.
+
+    Only the header is left to numpy, which would reserve the memory that it asks for.
+    """
+    file = io.BytesIO(_decoded(encoded))
     try:
-        if not content.startswith(numpy.lib.format.MAGIC_PREFIX):
-            raise ValueError("they are no .npy file")
-        numbers = numpy.load(io.BytesIO(content), allow_pickle=False, max_header_size=HEADER_BYTES)
-        if numbers.dtype not in (numpy.uint8, numpy.uint16):
-            raise ValueError(f"they are of type {numbers.dtype}, expected uint8 or uint16")
-    except (ValueError, EOFError, OSError) as error:
+        version = numpy.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise ValueError(f"they are a .npy file of version {version}, expected (1, 0)")
+        shape, by_columns, dtype = numpy.lib.format.read_array_header_1_0(file)
+        if dtype not in (numpy.uint8, numpy.uint16) or by_columns:
+            raise ValueError(f"they are of type {dtype}, expected uint8 or uint16 by rows")
+        numbers = numpy.frombuffer(file.read(), dtype).reshape(shape)
+    except ValueError as error:
         raise _fault(error) from error
     return _routes(numbers, routers, request, sampled, aborted)
 
