@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from rlkit.interfaces.fields import Field
     from rlkit.media import Media
 
 PER_CHOICE = ("teacher_top_ids", "teacher_top_logps", "candidates")
 """Fields of a batch with several numbers for each token."""
 PER_ROW = ("group", "rewards", "greedy_rewards", "main", "peers", "role")
 """Fields of a batch with one number for each row."""
-NO_TENSORS = ("component_names", "media", "metrics", "role_names")
-"""Fields of a batch that are no tensors."""
+NO_TENSORS = ("component_names", "declared", "fields", "media", "metrics", "role_names")
+"""Attributes of a batch that are no tensors of its own."""
 PROVIDERS = {
     "values": "an estimator that reads it has Needs.VALUES in its `needs`",
     "old_logps": "an estimator that reads it has Needs.OLD_LOGPS in its `needs`",
@@ -73,6 +74,9 @@ class RolloutBatch:
         media: [B] the pictures of each row, None for a row without; None if no row has any. They stay on the CPU.
         candidates: [B,T,K] i32, the ids from which the engine sampled a token, then -1; only -1 outside the mask. All
             log-probs of a row with candidates are over these. None if sampling does not truncate.
+        fields: What parts filled, by the names of their declared fields: [B,T,*shape] by token, [B,N,*shape] by turn of
+            the policy, [B,*shape] by row; padded as declared.
+        declared: The declarations of these fields, by name.
 
     Raises:
         ValueError: A field has the wrong shape; the message names it.
@@ -95,6 +99,8 @@ class RolloutBatch:
     sum_pi_squared: Tensor | None = None
     media: tuple[Media | None, ...] | None = None
     candidates: Tensor | None = None
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+    declared: Mapping[str, Field] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.check()
@@ -106,6 +112,12 @@ class RolloutBatch:
             shape = (rows,) if name in PER_ROW else (rows, self.columns(name, width))
             if tuple(value.shape) != shape + tuple(value.shape[2:]) * (name in PER_CHOICE):
                 raise ValueError(f"{type(self).__name__}.{name} has shape {tuple(value.shape)}, expected {shape}")
+        for name, value in self.fields.items():
+            declared = self.declared[name]
+            sizes = {"token": (rows, width), "turn": (rows, *value.shape[1:2]), "row": (rows,)}[declared.by]
+            if tuple(value.shape) != (*sizes, *declared.shape):
+                expected = (*sizes, *declared.shape)
+                raise ValueError(f"batch.fields[{name!r}] has shape {tuple(value.shape)}, expected {expected}")
         if self.media is not None and len(self.media) != rows:
             raise ValueError(f"{type(self).__name__}.media has {len(self.media)} rows, expected {rows}")
 
@@ -138,12 +150,14 @@ class RolloutBatch:
         width = int(chosen["attention"].sum(-1).max()) if len(index) else 0
         cut = {name: x[:, : self.columns(name, width)] for name, x in chosen.items() if name not in PER_ROW}
         media = None if self.media is None else tuple(self.media[i] for i in index.tolist())
-        return replace(self, **{**chosen, **cut}, media=media)
+        own = {name: value[index] for name, value in self.fields.items()}
+        by_token = {name: x[:, :width] for name, x in own.items() if self.declared[name].by == "token"}
+        return replace(self, **{**chosen, **cut}, media=media, fields={**own, **by_token})  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Self:
         """Return the same batch on another device."""
         moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
-        return replace(self, **moved)
+        return replace(self, **moved, fields={name: value.to(device) for name, value in self.fields.items()})
 
 
 @dataclass(kw_only=True)

@@ -16,13 +16,16 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.names import StopText, source_name
 from rlkit.base.ranges import NonNegativeInt, PositiveInt, PositiveShare, Share, Temperature
 from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, RolloutBatch, TrainBatch
 from rlkit.media import Media
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "AgentSpan", "Batch", "Completion", "Fork", "LossOutput", "Message", "PolicyOutput", "Prompt", "Reads",
@@ -237,6 +240,9 @@ class Completion:
             of the context.
         candidates: For each token, the ids that `top_k`, `top_p` and `min_p` left to sample from, the token among them.
             Empty unless the request has `top_k`.
+        fields: Values of all fields that the engine declares, by name: of the n tokens, or of these and of any number
+            of the request's tokens right before them.
+        filled: The checked values of `fields`, in the order in which they were filled, which replace them.
     """
 
     tokens: list[int]
@@ -245,16 +251,43 @@ class Completion:
     stop: StopReason
     candidates: list[Sequence[int]] = field(default_factory=list)
     fields: Mapping[str, object] = field(default_factory=dict)
+    filled: list[Filled] = field(default_factory=list)
 
     def followed_by(self, other: Completion) -> Completion:
         """Return the tokens of both, which end as the other ends."""
         lists = (self.tokens + other.tokens, self.logps + other.logps, self.versions + other.versions)
-        return Completion(*lists, other.stop, self.candidates + other.candidates)
+        filled = self.filled + [values.after(len(self.tokens)) for values in other.filled]
+        return Completion(*lists, other.stop, self.candidates + other.candidates, filled=filled)
 
     def first(self, count: int) -> Completion:
         """Return the first tokens, as if a stop text had ended them."""
         lists = (self.tokens[:count], self.logps[:count], self.versions[:count])
-        return Completion(*lists, StopReason.STOP, self.candidates[:count])
+        filled = [values.until(count) for values in self.filled]
+        return Completion(*lists, StopReason.STOP, self.candidates[:count], filled=filled)
+
+
+class Filled(NamedTuple):
+    """Values of fields that were filled at one moment of a conversation, as tensors by name.
+
+    Args:
+        values: Of the last tokens, of the policy's last turn, or of the row.
+        tokens: Number of tokens then.
+        turns: Number of the policy's turns then.
+    """
+
+    values: Mapping[str, Tensor]
+    tokens: int = 0
+    turns: int = 0
+
+    def after(self, tokens: int) -> Filled:
+        """Return the same values after further tokens."""
+        return self._replace(tokens=self.tokens + tokens)
+
+    def until(self, count: int) -> Filled:
+        """Return the values by token of the first tokens."""
+        cut = max(0, self.tokens - count)
+        values = {name: tensor[: max(0, len(tensor) - cut)] for name, tensor in self.values.items()}
+        return Filled(values, self.tokens - cut)
 
 
 class Turn(NamedTuple):
@@ -319,6 +352,9 @@ class Score:
         answer: Final answer in the text, by which the samples of a prompt vote in `maj@k`: equal answers have one form.
             Empty if the text has none, None if the reward does not look for it.
         feedback: What is wrong with the text, such as an error, for `teacher.attempts`; None for nothing.
+        token_rewards: Additional rewards, one for each token that the policy chose.
+        fields: Values of fields that the reward declares, by name; those by token are of all tokens of the
+            conversation, or of those that the policy chose. In a scored trajectory they are tensors.
     """
 
     reward: float | None
@@ -328,6 +364,8 @@ class Score:
     ungradable: bool = False
     answer: str | None = None
     feedback: str | None = None
+    token_rewards: list[float] | None = None
+    fields: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def abstains(self) -> bool:
@@ -362,6 +400,7 @@ class Trajectory:
         candidates: [t] Ids from which each chosen token was sampled, empty elsewhere. No lists at all if sampling does
             not truncate.
         opened_thinking: What the prompt has begun the last turn's thinking with, such as `<think>`; empty if nothing.
+        fields: Fields that were filled before the score, by name: [t,...] by token, [turns of the policy,...] by turn.
     """
 
     prompt: Prompt
@@ -383,6 +422,7 @@ class Trajectory:
     span: AgentSpan = field(default_factory=AgentSpan)
     candidates: list[Sequence[int]] = field(default_factory=list)
     opened_thinking: str = ""
+    fields: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.messages:
@@ -408,6 +448,7 @@ class Trajectory:
     @property
     def reward(self) -> float | None:
         """The total reward: of the score and of all turns; None without a score."""
-        if self.score is None or self.score.reward is None:
+        score = self.score
+        if score is None or score.reward is None:
             return None
-        return self.score.reward + sum(self.score.turn_rewards or ()) + sum(self.turn_rewards)
+        return score.reward + sum(score.turn_rewards or ()) + sum(self.turn_rewards) + sum(score.token_rewards or ())

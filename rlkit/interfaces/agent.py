@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -90,10 +90,12 @@ class AgentResult:
     Args:
         status: Exit status: 0 if it ended well.
         output: The end of what it wrote.
+        fields: Values of declared fields by row, by name; all samples of the rollout have them.
     """
 
     status: int = 0
     output: str = ""
+    fields: Mapping[str, object] = field(default_factory=dict)
 
 
 class Agent(BoundPart):

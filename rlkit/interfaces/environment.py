@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
@@ -17,11 +19,13 @@ class Observation(NamedTuple):
         text: What the policy reads; its middle is left out above `conversation.max_reply_tokens`.
         reward: Reward for the action, credited to the last token of its turn.
         done: Whether the episode is over.
+        fields: Values of declared fields, by name: of the turn that was the action, or of the row.
     """
 
     text: Content
     reward: float = 0.0
     done: bool = False
+    fields: Mapping[str, object] = MappingProxyType({})
 
 
 class Environment(BoundPart):

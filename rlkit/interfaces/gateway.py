@@ -12,7 +12,7 @@ from typing import Protocol
 from rlkit.base.errors import EngineError
 from rlkit.interfaces.parser import ParsedTurn
 from rlkit.media import Media, MediaSegment, Rendered
-from rlkit.types import Completion, Fork, JsonObject, Message, StopReason, Turn
+from rlkit.types import Completion, Filled, Fork, JsonObject, Message, StopReason, Turn
 
 MODEL = "policy"
 """The name under which agents address the policy; any other is accepted too."""
@@ -91,6 +91,7 @@ class Sample:
         media: The pictures that placeholders among the tokens stand for.
         candidates: [t] Ids from which each token under the mask was sampled, empty elsewhere.
         speaker: Number of the role whose conversation it is; 0 without roles.
+        filled: Values of fields by token, in the order in which the engine filled them.
     """
 
     tokens: list[int]
@@ -106,6 +107,7 @@ class Sample:
     media: list[MediaSegment]
     candidates: list[Sequence[int]] = field(default_factory=list)
     speaker: int = 0
+    filled: list[Filled] = field(default_factory=list)
 
 
 class GatewaySession(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
@@ -18,11 +19,13 @@ class Reply(NamedTuple):
         messages: Chat messages for the policy; an empty list ends the conversation.
         done: Whether the conversation is over.
         reward: Reward for the policy's turn.
+        fields: Values of declared fields, by name: of the policy's turn, or of the row.
     """
 
     messages: Sequence[Message]
     done: bool
     reward: float = 0.0
+    fields: Mapping[str, object] = MappingProxyType({})
 
 
 class Interaction(BoundPart):

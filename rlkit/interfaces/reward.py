@@ -152,10 +152,12 @@ def as_score(value: object, source: RewardManager | str = "the reward") -> Score
             expected = f"at most {MAX_COMPONENTS} names of at most 64 letters, digits, spaces and _ . @ : % ( ) + = - /"
             return _refused(source, f"{problem}, expected {expected}")
         turns = None if score.turn_rewards is None else [as_number(turn) for turn in score.turn_rewards]
+        tokens = None if score.token_rewards is None else [as_number(token) for token in score.token_rewards]
         answer = None if score.answer is None else as_text(score.answer, LONGEST_ANSWER)
         feedback = None if score.feedback is None else as_text(score.feedback, LONGEST_FEEDBACK) or None
         reward = None if score.reward is None else as_number(score.reward)
-        return Score(reward, components, turns, None, bool(score.ungradable), answer, feedback)
+        ungradable, fields = bool(score.ungradable), dict(score.fields)
+        return Score(reward, components, turns, None, ungradable, answer, feedback, tokens, fields)
     except Exception:  # foreign objects may raise anything
         texts = {"an answer": score.answer, "feedback": score.feedback}
         named = "".join(f", and text as {name}" for name, text in texts.items() if text is not None)
@@ -202,7 +204,9 @@ def as_number(value: object) -> float:
 
 def grade_as_data(reward: RewardFunction, trajectory: Trajectory) -> dict[str, object]:
     """Grade a trajectory in a worker; return the fields of the score, since a worker returns only data."""
-    return vars(as_score(reward.grade(trajectory), reward))
+    score = as_score(reward.grade(trajectory), reward)
+    lists = {name: getattr(values, "tolist", lambda values=values: values)() for name, values in score.fields.items()}
+    return vars(score) | {"fields": lists}
 
 
 def grade_control(call: tuple[RewardFunction, Trajectory]) -> dict[str, object] | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
+from rlkit.interfaces.fields import Field
 from rlkit.types import JsonObject, Score, Trajectory
 
 if TYPE_CHECKING:
@@ -133,6 +134,11 @@ class OneProcess:
 
 class RunPart(ABC):  # noqa: B024 (a part overrides what it needs)
     """A class that a recipe names. Its constructor stores options; files, servers and models are opened later."""
+
+    fills: Sequence[Field] = ()
+    """The fields that the part fills, for all who read them; a constructor may set them from its options."""
+    reads_fields: Sequence[str] = ()
+    """The names of the fields that the part reads; without another part that fills them, the run does not start."""
 
     def close(self) -> None:
         """Free what the part holds: called at the end of a run, also after a failure and before `bind`."""

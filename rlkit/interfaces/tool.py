@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
@@ -22,10 +24,12 @@ class ToolReply(NamedTuple):
     Args:
         text: What the policy reads; its middle is left out above `conversation.max_reply_tokens`.
         reward: Reward for the call, credited to the last token of its turn.
+        fields: Values of declared fields, by name: of the turn that made the call, or of the row.
     """
 
     text: Content
     reward: float = 0.0
+    fields: Mapping[str, object] = MappingProxyType({})
 
 
 class Tool(BoundPart):

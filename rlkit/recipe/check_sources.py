@@ -150,6 +150,8 @@ def _check_loss(recipe: Recipe, key: str, mixture: Mixture) -> Iterator[str]:
         yield f"{key}.loss {name} reads advantages or old log-probs, but a mixture has none; choose CrossEntropy"
     elif loss.forward.teacher_top:
         yield f"{key}.loss {name} reads a teacher, but a mixture has none; choose CrossEntropy"
+    elif loss.reads_fields:
+        yield f"{key}.loss {name} reads the field {loss.reads_fields[0]!r}, but a mixture has none; choose another loss"
     elif (Inputs.SCORES in loss.inputs) != recipe.model.scores:
         yield f"{key}.loss {name} does not fit model.head: {recipe.model.head}; choose another loss"
     elif Inputs.REWARDS in loss.inputs and mixture.task is None:

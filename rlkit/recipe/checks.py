@@ -9,6 +9,7 @@ from rlkit.base.text import part_name
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs, SequenceLoss
+from rlkit.recipe.check_fields import check_fields
 from rlkit.recipe.check_model import check_model
 from rlkit.recipe.check_sources import check_inputs, check_mixtures, check_staleness, check_teacher
 from rlkit.recipe.check_validation import check_best, check_validation
@@ -34,6 +35,7 @@ def check(recipe: Recipe) -> None:
         check_inputs,
         check_teacher,
         _check_needs,
+        check_fields,
         _check_numbers,
         check_validation,
         check_best,

@@ -12,6 +12,7 @@ from rlkit.interfaces.agent import Agent
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.environment import Environment
+from rlkit.interfaces.fields import Field
 from rlkit.interfaces.interaction import Interaction
 from rlkit.interfaces.launcher import Launcher
 from rlkit.interfaces.loss import Inputs, PolicyLoss, SequenceLoss
@@ -83,6 +84,17 @@ class Recipe:
         mixtures = [part for mixture in (self.mix or {}).values() for part in (mixture.task, mixture.loss)]
         parts = (*training, *(self.tools or {}).values(), *data, *validation_tasks.values(), *mixtures)
         return [part for part in (*parts, self.agent, self.launcher) if part is not None]
+
+    @property
+    def sampled_fields(self) -> dict[str, Field]:
+        """The fields that rollouts fill before they are scored, by name."""
+        participants = (self.interaction, self.environment, self.agent, *(self.tools or {}).values())
+        return {spec.name: spec for part in (self.engine, *participants) if part is not None for spec in part.fills}
+
+    @property
+    def scored_fields(self) -> dict[str, Field]:
+        """The fields that the reward fills, by name."""
+        return {} if self.reward is None else {spec.name: spec for spec in self.reward.fills}
 
     @property
     def scorer(self) -> RewardManager:

@@ -8,14 +8,18 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from rlkit.base.errors import RecipeError, explain, shorten, show
 from rlkit.base.files import open_inside
 from rlkit.base.text import redact
 from rlkit.interfaces.content import are_tools
 from rlkit.interfaces.picture import Picture
+from rlkit.records.fields import read_fields, stored_fields
 from rlkit.types import AgentSpan, Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -27,7 +31,7 @@ MAX_LINE_BYTES = 2**28
 MAX_OUTPUT = 16_384
 """Characters of the end of an agent's output."""
 
-SCORE_FIELDS = ("reward", "turn_rewards", "ungradable", "feedback")
+SCORE_FIELDS = ("reward", "turn_rewards", "token_rewards", "ungradable", "feedback")
 """Fields of a score that a row has under `score`; its other fields are fields of the row."""
 
 CREDIT = ("advantages", "greedy_reward", "again")
@@ -52,7 +56,7 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "conversation": stored_messages(trajectory.messages[len(prompt.messages) :]),
         **_agent(trajectory),
         "reward": trajectory.reward,
-        "score": None if score is None else {name: getattr(score, name) for name in SCORE_FIELDS},
+        "score": None if score is None else _stored_score(score),
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(error)) if error else None,
@@ -60,6 +64,11 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         **_sample(trajectory),
         "counts": trajectory.counts,
     }
+
+
+def _stored_score(score: Score) -> JsonObject:
+    stored = stored_fields(score.fields) if score.fields else {}
+    return {name: getattr(score, name) for name in SCORE_FIELDS} | stored
 
 
 def _agent(trajectory: Trajectory) -> JsonObject:
@@ -97,6 +106,7 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         **({"role": span.role, "speaker": span.speaker} if span.role else {}),
         **({"positions": span.positions} if span.positions else {}),
         **({"opened_thinking": trajectory.opened_thinking} if trajectory.opened_thinking else {}),
+        **(stored_fields(trajectory.fields) if trajectory.fields else {}),
         **trajectory.credit,
     }
 
@@ -275,7 +285,24 @@ def _score(fields: _Fields, components: dict[str, float]) -> Score | None:
         score_fields.get("ungradable", lambda value: isinstance(value, bool), "true or false", False),
         fields.get("final_answer", _is_text, "a text", None),
         score_fields.get("feedback", _is_text, "a text", None),
+        score_fields.get("token_rewards", _is_numbers, "finite numbers", None),
+        _open_fields(score_fields),
     )
+
+
+def _open_fields(fields: _Fields) -> dict[str, Tensor]:
+    """Return the fields that parts filled.
+
+    Raises:
+        RecipeError: They are not as rlkit writes them.
+    """
+    if "fields" not in fields.row:
+        return {}
+    try:
+        return read_fields(fields.row["fields"])
+    except Exception as error:  # a hostile file may hold anything
+        expected = "dtype, shape and values by name"
+        raise RecipeError(f"{fields.location}: 'fields' are wrong, expected {expected}: {explain(error)}") from error
 
 
 def _prompt(fields: _Fields) -> Prompt:
@@ -310,6 +337,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.span = AgentSpan(role=role, speaker=speaker, positions=positions)
     trajectory.opened_thinking = fields.get("opened_thinking", _is_text, "a text", "")
     trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
+    trajectory.fields = _open_fields(fields)
     if "tokens" not in fields.row and tokenize is not None:
         try:
             prompt_ids, completion_ids = tokenize(prompt.messages, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ class Composite(RewardManager):
         self.on_error = on_error
         limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
         self.concurrency = max(limits, default=None)
+        self.fills = [field for r in rewards.values() for field in r.fills]
+        self.reads_fields = [name for r in rewards.values() for name in r.reads_fields]
         if all(r.components is not None for r in rewards.values()):
             self.components = [*rewards, *(component for r in rewards.values() for component in r.components or ())]
 
@@ -84,15 +87,16 @@ class Composite(RewardManager):
         ungradable = any(score.ungradable for score in scores)
         feedback = "\n".join(score.feedback for score in scores if score.feedback) or None
         reward = None if all(score.abstains for score in scores) else total
-        return Score(reward, components, self._turns(scores), None, ungradable, answer, feedback)
+        turns = self._weighted([score.turn_rewards for score in scores])
+        tokens = self._weighted([score.token_rewards for score in scores])
+        fields = dict(ChainMap(*(dict(score.fields) for score in scores)))
+        return Score(reward, components, turns, None, ungradable, answer, feedback, tokens, fields)
 
     def _weight(self, name: str) -> float:
         return (self.weights or {}).get(name, 1.0)
 
-    def _turns(self, scores: Sequence[Score]) -> list[float] | None:
-        """Return the weighted sum of each turn's rewards; None if no reward has turn rewards."""
+    def _weighted(self, rewards: Sequence[list[float] | None]) -> list[float] | None:
+        """Return the weighted sum of the rewards of each turn or token; None if no reward has any."""
         weights = [self._weight(name) for name in self.rewards]
-        rows = [
-            [w * x for x in s.turn_rewards] for w, s in zip(weights, scores, strict=True) if s.turn_rewards is not None
-        ]
-        return [sum(turn) for turn in zip(*rows, strict=True)] if rows else None
+        rows = [[weight * x for x in own] for weight, own in zip(weights, rewards, strict=True) if own is not None]
+        return [sum(column) for column in zip(*rows, strict=True)] if rows else None

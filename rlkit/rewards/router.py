@@ -46,6 +46,8 @@ class Router(RewardManager):
         self.on_error = on_error
         limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
         self.concurrency = max(limits, default=None)
+        self.fills = [field for r in rewards.values() for field in r.fills]
+        self.reads_fields = [name for r in rewards.values() for name in r.reads_fields]
 
     def bind(self, runtime: Runtime) -> None:
         self.runtime = runtime

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import nan
 from struct import pack
 
 import torch
 from torch import Tensor
 
+from rlkit.interfaces.fields import Field
 from rlkit.types import Batch, RolloutBatch, Trajectory
 
 
-def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
-    """Return a right-padded batch, on the CPU."""
+def collate(trajectories: Sequence[Trajectory], declared: Sequence[Field] = ()) -> RolloutBatch:
+    """Return a right-padded batch, on the CPU, with the declared fields that are filled before the scores."""
     lengths = torch.tensor([len(t.tokens) for t in trajectories], dtype=torch.long)
     attention = torch.arange(int(lengths.max()) if trajectories else 0) < lengths[:, None]
 
@@ -33,13 +34,16 @@ def collate(trajectories: Sequence[Trajectory]) -> RolloutBatch:
         versions=padded(lambda t: t.versions, "q", torch.long, -1),
         media=media if any(media) else None,
         candidates=_candidates(trajectories, attention.shape) if has_candidates else None,
+        fields={field.name: _padded(field, trajectories, attention.shape[1]) for field in declared},
+        declared={field.name: field for field in declared},
     )
 
 
-def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> Batch:
+def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory], declared: Sequence[Field] = ()) -> Batch:
     """Return a batch with the rewards of its trajectories, which all were scored and have tokens of the policy.
 
-    The reward sits on the last token that the policy chose; a turn's reward on the last token of that turn.
+    The reward sits on the last token that the policy chose; a turn's reward on the last token of that turn, and a
+    token's on itself. The declared fields are those that the scores fill.
 
     Raises:
         ValueError: A trajectory has no reward, or no token of the policy.
@@ -53,6 +57,11 @@ def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory]) -> Batc
     rewards.index_put_(at, torch.tensor(values, dtype=torch.float32), accumulate=True)
     rewards = rewards.to(batch.tokens.device)
     table = torch.tensor(components, dtype=torch.float32).reshape(len(trajectories), len(names))
+    width, device = batch.tokens.shape[1], batch.tokens.device
+    scored = {field.name: _padded(field, trajectories, width).to(device) for field in declared}
+    batch = replace(
+        batch, fields={**batch.fields, **scored}, declared={**batch.declared, **{f.name: f for f in declared}}
+    )
     return Batch(
         **{f.name: getattr(batch, f.name) for f in fields(RolloutBatch)},
         token_rewards=rewards,
@@ -73,6 +82,17 @@ def _candidates(trajectories: Sequence[Trajectory], shape: torch.Size) -> Tensor
     return padded
 
 
+def _padded(field: Field, trajectories: Sequence[Trajectory], width: int) -> Tensor:
+    """Return the values of a field as a batch has them; padding in rows without."""
+    turns = [sum(turn.role == "assistant" for turn in t.turns) for t in trajectories] if field.by == "turn" else []
+    full = field.full(len(trajectories), *{"token": (width,), "turn": (max(turns, default=0),), "row": ()}[field.by])
+    for row, trajectory in zip(full, trajectories, strict=True):
+        filled = {**(trajectory.score.fields if trajectory.score else {}), **trajectory.fields}.get(field.name)
+        if isinstance(filled, Tensor):
+            (row if field.by == "row" else row[: len(filled)]).copy_(filled)
+    return full
+
+
 def _flat(rows: Iterable[Iterable[float]], code: str, kind: torch.dtype) -> Tensor:
     """Return the values of all rows, one after another, packed as a type of C; much faster than from lists."""
     values: list[float] = []
@@ -90,4 +110,6 @@ def _rewards(trajectory: Trajectory) -> list[tuple[int, float]]:
     last = len(trajectory.mask) - 1 - trajectory.mask[::-1].index(True)
     turns = [rewards for rewards in (score.turn_rewards, trajectory.turn_rewards) if rewards and any(rewards)]
     ends = [turn.end - 1 for turn in trajectory.turns if turn.role == "assistant"] if turns else []
-    return [(last, score.reward), *(pair for rewards in turns for pair in zip(ends, rewards, strict=True))]
+    chosen = [index for index, own in enumerate(trajectory.mask) if own] if score.token_rewards else []
+    by_turn = [pair for rewards in turns for pair in zip(ends, rewards, strict=True)]
+    return [(last, score.reward), *by_turn, *zip(chosen, score.token_rewards or (), strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +16,7 @@ from rlkit.base.tasks import run_concurrently, run_first
 from rlkit.base.text import tokens_until
 from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.fields import Field, tensors_of
 from rlkit.media import Media, Rendered
 from rlkit.recipe.rollout import sampling_of_row
 from rlkit.registry import require
@@ -24,7 +25,18 @@ from rlkit.rollout.gate import Gate, remainder
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Tools, Trajectory
+from rlkit.types import (
+    Completion,
+    Filled,
+    Message,
+    Prompt,
+    Request,
+    SampleKey,
+    Sampling,
+    StopReason,
+    Tools,
+    Trajectory,
+)
 
 Converse = Callable[["ConversationSetup", Prompt, int, int], Awaitable[Trajectory]]
 """Returns a sample of a prompt, given the numbers of its group and of the sample."""
@@ -84,6 +96,7 @@ class ConversationSetup:
         gate: Where requests wait while the trainer learns; None where nothing is sampled then.
         agent: Returns a rollout of the recipe's agent; None for conversations that rlkit drives.
         sampling_column: The column with a row's own options of sampling; None if rows have none.
+        fields: The declared fields by name.
     """
 
     engine: RolloutEngine
@@ -102,6 +115,7 @@ class ConversationSetup:
     gate: Gate | None = None
     agent: Converse | None = None
     sampling_column: str | None = None
+    fields: Mapping[str, Field] = field(default_factory=dict)
 
     def most_likely(self) -> ConversationSetup:
         """Return the same for one greedy completion of each prompt."""
@@ -178,7 +192,7 @@ async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample:
             else:
                 conversation.fail(problem)
         _check(setup, conversation, session)
-    return conversation.trajectory(texts[-1] if texts else "", session.messages)
+    return conversation.trajectory(texts[-1] if texts else "", session.messages, setup.fields)
 
 
 async def _turn(
@@ -270,13 +284,28 @@ async def _until_stop(setup: ConversationSetup, request: Request, ask: Ask) -> C
     return answer
 
 
+async def _generate(engine: RolloutEngine, request: Request) -> Completion:
+    """Return an engine's answer, with the checked values of the fields that it fills."""
+    answer = await engine.generate(request)
+    if not answer.fields:
+        return answer
+    count, most = len(answer.tokens), len(request.tokens) + len(answer.tokens)
+    filled, problem = [], None
+    try:
+        filled = [Filled(tensors_of(engine, answer.fields, tokens=range(count, most + 1)), count)]
+    except ValueError as error:
+        problem = str(error)
+    require(engine, "generate", problem)
+    return replace(answer, fields={}, filled=filled)
+
+
 async def ask_engine(setup: ConversationSetup, request: Request) -> Completion:
     """Return a turn of the policy; one that the context has cut ends with CONTEXT.
 
     Raises:
         RolloutError: The request failed, or the policy sampled what it cannot show.
     """
-    ask: Ask = setup.engine.generate
+    ask: Ask = partial(_generate, setup.engine)
     if setup.gate is not None:
         ask = partial(setup.gate.ask, generate=ask)
     with setup.timer:

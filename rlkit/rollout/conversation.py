@@ -7,12 +7,17 @@ What the policy samples and what it reads become one flat run of tokens with a m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
+from rlkit.interfaces.fields import Field, assemble
 from rlkit.media import Media, MediaSegment
-from rlkit.types import Completion, Message, Prompt, StopReason, Trajectory, Turn
+from rlkit.types import Completion, Filled, Message, Prompt, StopReason, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Phase(StrEnum):
@@ -74,6 +79,7 @@ class Conversation:
     media: list[MediaSegment] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     error: str | None = None
+    filled: list[Filled] = field(default_factory=list)
 
     def begin(self, tokens: Sequence[int], media: MediaSegment | None = None) -> None:
         """Append the rendered prompt, with its pictures."""
@@ -111,6 +117,7 @@ class Conversation:
         if answer.candidates:
             self.candidates += [()] * (start - len(self.candidates))
             self.candidates += answer.candidates
+        self.filled += [values.after(start) for values in answer.filled]
         self.turns.append(Turn("assistant", start, len(self.tokens)))
         self.rewards.append(0.0)
         if answer.stop is not StopReason.STOP:
@@ -134,6 +141,11 @@ class Conversation:
         """Add to the reward of the policy's last turn."""
         if self.rewards:
             self.rewards[-1] += value
+
+    def fill(self, values: Mapping[str, Tensor]) -> None:
+        """Fill fields of the policy's last turn, or of the row."""
+        if self.rewards:
+            self.filled.append(Filled(values, len(self.tokens), len(self.rewards)))
 
     def observed(self, role: str, tokens: Sequence[int], media: MediaSegment | None = None) -> None:
         """Append what the policy reads next, unless turns, tokens or the context are used up."""
@@ -168,8 +180,16 @@ class Conversation:
         """Count something for the metrics."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def trajectory(self, text: str, messages: Sequence[Message] = ()) -> Trajectory:
-        """Return the trajectory; `text` is the policy's last turn, `messages` are all turns."""
+    def trajectory(
+        self, text: str, messages: Sequence[Message] = (), declared: Mapping[str, Field] | None = None
+    ) -> Trajectory:
+        """Return the trajectory.
+
+        Args:
+            text: The policy's last turn.
+            messages: All turns.
+            declared: The fields that may have been filled.
+        """
         missing = [()] * (len(self.tokens) - len(self.candidates))
         return Trajectory(
             prompt=self.prompt,
@@ -187,6 +207,7 @@ class Conversation:
             messages=list(messages),
             media=Media.of(self.media),
             candidates=[*self.candidates, *missing] if any(self.candidates) else [],
+            fields=assemble(declared or {}, self.filled, len(self.tokens), len(self.rewards)),
         )
 
     def _require(self, *phases: Phase) -> None:

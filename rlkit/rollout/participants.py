@@ -15,11 +15,13 @@ from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
 from rlkit.interfaces.content import content_of
 from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.fields import tensors_of, undeclared
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import Content, State, Tool, ToolReply
 from rlkit.parsers.arguments import with_types
+from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
 from rlkit.types import JsonObject, Message, SampleKey
@@ -145,8 +147,13 @@ class ParticipantSession:
     async def call(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Make the calls of a turn, all at once; an error is counted and becomes the result that the policy reads."""
         replies = await run_concurrently(*(self._call(call) for call in calls))
-        for reply in replies:
+        for call, reply in zip(calls, replies, strict=True):
             self._reward(reply.reward)
+            if reply.fields:
+                try:
+                    self._fill(self.tools[call.name], "call", reply.fields)
+                except ParticipantError:
+                    self.conversation.count("tool_errors")
         return [
             {"role": "tool", "name": call.name, "tool_call_id": f"call{i:05d}", "content": reply.text}
             for i, (call, reply) in enumerate(zip(calls, replies, strict=True))
@@ -163,12 +170,14 @@ class ParticipantSession:
             step = partial(environment.step, text, self._episode)
             observation = await _participant(environment, "step", step, Observation)
             self.conversation.reward(_number(observation.reward, environment, "step"))
+            self._fill(environment, "step", observation.fields)
             return self._observation(environment, observation.text), observation.done
         user = self.participants.interaction
         if user is None:
             return [], True
         reply = await _participant(user, "reply", partial(user.reply, self.messages, self._user), Reply)
         self.conversation.reward(_number(reply.reward, user, "reply"))
+        self._fill(user, "reply", reply.fields)
         return _messages(user, reply.messages, self.participants.pictures), reply.done
 
     def _observation(self, environment: Environment, observed: object) -> list[Message]:
@@ -217,6 +226,20 @@ class ParticipantSession:
             self.conversation.reward(as_number(value))
         except Exception:  # foreign objects may raise anything
             self.conversation.count("tool_errors")
+
+    def _fill(self, part: Tool | Interaction | Environment, method: str, values: Mapping[str, object]) -> None:
+        """Fill fields of the policy's turn, or of the row.
+
+        Raises:
+            ParticipantError: A value is not what its field declares.
+            PartError: The part does not declare a field.
+        """
+        require(part, method, undeclared(part, values))
+        try:
+            with errors_of(part, method):
+                self.conversation.fill(tensors_of(part, values))
+        except GuardError as error:
+            raise ParticipantError(str(error)) from error
 
     def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: object) -> Awaitable[T]:
         """Call a tool's method with the arguments that the row of the data has for the phase.

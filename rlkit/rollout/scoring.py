@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlkit.base.deadlines import paused
 from rlkit.base.errors import RolloutError, show, with_definition
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
+from rlkit.interfaces.fields import tensors_of
 from rlkit.interfaces.reward import (
     RewardFunction,
     RewardManager,
@@ -74,18 +76,29 @@ async def score(reward: RewardManager, trajectories: Sequence[Trajectory], worke
 
 
 async def _attempt(reward: RewardManager, trajectories: Sequence[Trajectory], workers: Workers) -> list[Score]:
-    """Call a reward once; it fails where its rewards by turn are not those of the conversation's turns."""
+    """Call a reward once; it fails where its values are not those of the conversation's tokens or turns."""
     if isinstance(reward, RewardFunction):
         scores = await _grade(reward, trajectories, workers)
     else:
         scores = await _call(reward, trajectories)
-    for i, (trajectory, score) in enumerate(zip(trajectories, scores, strict=True)):
-        if score.turn_rewards is not None:
-            count, turns = len(score.turn_rewards), sum(turn.role == "assistant" for turn in trajectory.turns)
-            if count != turns:
-                problem = f"returned {count} turn_rewards, expected {turns}: one for each turn of the policy"
-                scores[i] = _failure(reward, problem)
-    return scores
+    return [_fitted(reward, *pair) for pair in zip(trajectories, scores, strict=True)]
+
+
+def _fitted(reward: RewardManager, trajectory: Trajectory, score: Score) -> Score:
+    """Return a score with tensors as fields; an error if a number of its values is not that of the conversation."""
+    chosen, turns = trajectory.response_length, sum(turn.role == "assistant" for turn in trajectory.turns)
+    if score.turn_rewards is not None and len(score.turn_rewards) != turns:
+        problem = f"returned {len(score.turn_rewards)} turn_rewards, expected {turns}: one for each turn of the policy"
+        return _failure(reward, problem)
+    if score.token_rewards is not None and len(score.token_rewards) != chosen:
+        expected = f"expected {chosen}: one for each token that the policy chose"
+        return _failure(reward, f"returned {len(score.token_rewards)} token_rewards, {expected}")
+    if not score.fields:
+        return score
+    try:
+        return replace(score, fields=tensors_of(reward, score.fields, mask=trajectory.mask, turns=turns))
+    except ValueError as error:
+        return _failure(reward, str(error))
 
 
 async def _call(reward: RewardManager, trajectories: Sequence[Trajectory]) -> list[Score]:

@@ -125,6 +125,7 @@ class RolloutService:
             gate,
             agent=None if self.agents is None else self.agents.converse,
             sampling_column=recipe.rollout.sampling_column,
+            fields=recipe.sampled_fields,
         )
 
     def shard_for_rank(self, items: Sequence[T]) -> Sequence[T]:

@@ -42,7 +42,7 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
         rollouts = obtain(data, service, number, meter)
     context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
     samples = with_branches(rollouts.train_on)
-    sampled = collate(samples).to(context.device)
+    sampled = collate(samples, [*recipe.sampled_fields.values()]).to(context.device)
     with meter.timed("logps"):
         compute_logps(data, models, ranks, sampled)
         if not reads_scores:
@@ -50,7 +50,7 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
     with meter.timed("score"):
         scored_rows = await_scores(service, rollouts, meter)
         record_outcome(data, service, rollouts, meter)
-    scored, trajectories = select_scored(rollouts, sampled, scored_rows)
+    scored, trajectories = select_scored(rollouts, sampled, scored_rows, [*recipe.scored_fields.values()])
     if reads_scores:
         with meter.timed("logps"):
             compute_teacher_logps(data, models, service, scored, trajectories)

@@ -13,6 +13,7 @@ import torch
 from rlkit.base.tasks import Background
 from rlkit.data.data import Data
 from rlkit.distributed.ranks import Ranks
+from rlkit.interfaces.fields import Field
 from rlkit.interfaces.loss import Inputs
 from rlkit.ops.batching import assign
 from rlkit.rollout.collate import add_rewards
@@ -146,13 +147,16 @@ def with_branches(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [sample for trajectory in trajectories for sample in trajectory.samples]
 
 
-def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) -> tuple[Batch, list[Trajectory]]:
+def select_scored(
+    rollouts: Rollouts, sampled: RolloutBatch, rows: list[int], declared: Sequence[Field] = ()
+) -> tuple[Batch, list[Trajectory]]:
     """Return the rows to train on with their rewards, and their trajectories; branches have the rollout's reward.
 
     Args:
         rollouts: Those of the step, with their scores.
         sampled: A batch of `with_branches(rollouts.train_on)`.
         rows: Indices in `train_on` of the rollouts to train on.
+        declared: The fields that the reward fills; those by row are of all samples of a rollout.
     """
     trajectories = with_branches([rollouts.train_on[i] for i in rows])
     device = sampled.tokens.device
@@ -160,13 +164,15 @@ def select_scored(rollouts: Rollouts, sampled: RolloutBatch, rows: list[int]) ->
     samples = [row for i in rows for row in range(starts[i], starts[i + 1])]
     for rollout in (rollouts.train_on[i] for i in rows):
         for branch in rollout.span.branches:  # it has its rollout's reward, or in another role that role's alone
-            branch.score = Score(0.0)
+            scored = rollout.score.fields if rollout.score else {}
+            by_row = {spec.name: scored[spec.name] for spec in declared if spec.by == "row" and spec.name in scored}
+            branch.score = Score(0.0, fields=by_row)
             if rollout.reward is not None and branch.span.speaker == rollout.span.speaker:
                 components = rollout.score.components if rollout.score else {}
-                branch.score = Score(rollout.reward - sum(branch.turn_rewards), components)
+                branch.score = Score(rollout.reward - sum(branch.turn_rewards), components, fields=by_row)
     if len(samples) < len(sampled):
         sampled = sampled.rows(torch.tensor(samples, dtype=torch.long, device=device))
-    batch = add_rewards(sampled, trajectories)
+    batch = add_rewards(sampled, trajectories, declared)
     if len(samples) > len(rows):
         by_rollout = [rollouts.train_on[i].samples for i in rows]
         main = [not n or s.span.speaker != of[n - 1].span.speaker for of in by_rollout for n, s in enumerate(of)]

@@ -35,10 +35,10 @@ def dry_run(context: TrainContext) -> dict[str, float]:
     await_scores(context.service, rollouts, Meter())
     note("sampling")
     longest = _longest(context.data)
-    sampled = collate(longest).to(context.device)
+    sampled = collate(longest, [*context.recipe.sampled_fields.values()]).to(context.device)
     compute_logps(context.data, context.models, context.ranks, sampled)
     note("log-probs")
-    batch = add_rewards(sampled, longest)
+    batch = add_rewards(sampled, longest, [*context.recipe.scored_fields.values()])
     batch.advantages = batch.mask.float()
     batch.returns = batch.mask.float()
     for module in (context.models.policy, context.models.critic):

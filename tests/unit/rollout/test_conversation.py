@@ -437,7 +437,7 @@ def test_a_question_and_its_answer_have_no_deadline(several: Any, seconds: float
     """The engine's queue would use it up, and long answers would fail more often than short ones."""
     parts = {"tools": None, "environment": None, "conversation": None, "interaction": several and several()}
     rollout, train = SimpleNamespace(engine=None, sampling_column=None), SimpleNamespace(seed=0)
-    recipe = SimpleNamespace(**parts, rollout=rollout, train=train)
+    recipe = SimpleNamespace(**parts, sampled_fields={}, rollout=rollout, train=train)
     dialogue = SimpleNamespace(template=None, participants=Participants(), context=64)
     service = SimpleNamespace(recipe=recipe, dialogue=dialogue, engine=None, admission=None, agents=None)
     assert RolloutService.conversation_setup(service, Sampling(), 1, 1).seconds == seconds  # type: ignore[arg-type]

@@ -138,6 +138,7 @@ def service(
     others = others or Participants()
     recipe = SimpleNamespace(
         engine=engine,
+        sampled_fields={},
         rollout=SimpleNamespace(max_conversations=most, sampling_column=None),
         concurrency=1,
         conversation=ConversationLimits(seconds=seconds),

@@ -186,6 +186,7 @@ def _append(sample: Sample, tokens: Sequence[int], role: str, completion: Comple
     """Append a span; one that is not the policy's joins the span before it, if that is not the policy's either."""
     start, count = len(sample.tokens), len(tokens)
     sampled = role == "assistant" and completion is not None
+    sample.filled.extend(values.after(start) for values in (completion.filled if completion else ()))
     sample.tokens.extend(tokens)
     sample.mask.extend([sampled] * count)
     sample.logps.extend(completion.logps if sampled and completion else [0.0] * count)
