@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.installed import extra_command
 from rlkit.former import FormerFlag, FormerFlags
+from rlkit.interfaces.fields import Field
 from rlkit.interfaces.runtime import BoundPart
+from rlkit.ops.routes import ROUTES
 from rlkit.types import Completion, Request, Structure
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class RolloutEngine(BoundPart, FormerFlags):
     recorded = FormerFlag(Capability.VALIDATION_ONLY)
 
     routers: Routers | None = None
-    """Whose choices completions hold, as the field `routes`, where a request has `routes_from`; set before `bind`."""
+    """Whose choices completions hold; set by `return_routes`."""
 
     chosen: str = ""
     """Why the engine was chosen on GPUs for a recipe that names none; empty if it names this engine."""
@@ -108,9 +110,15 @@ class RolloutEngine(BoundPart, FormerFlags):
         """Environment variables to set before the first collective, unless they are set already."""
         return {}
 
-    def routes_problem(self, on_gpu: bool) -> str | None:  # noqa: ARG002 - for overrides
+    def routes_problem(self, on_gpu: bool) -> str | None:
         """Explain why completions cannot hold the experts that computed each token; None if they can."""
         return f"{type(self).__name__} does not return them"
+
+    def return_routes(self, routers: Routers) -> None:
+        """Fill the field `ROUTES` where a request has `routes_from`; called before `bind` if nothing prevents it."""
+        shape = (len(routers.layers), routers.top_k)
+        self.routers = routers
+        self.fills = (*self.fills, Field(ROUTES, dtype=str(routers.dtype).removeprefix("torch."), shape=shape))
 
     def check_structure(self, structure: Structure) -> None:
         """Check, before the run, that completions will have this structure.

@@ -83,14 +83,14 @@ class Actor(nn.Module):
         requested, reads = reads, reads._replace(ids=None, candidates=None) if candidates is None else LOGPS
         if self.chunked:
             with router_logits(backbone, requested.router) as routed:
-                hidden, indices, predicts = self.passes(backbone, tokens, mask, noise, media, routing)
+                hidden, indices, predicts = self.passes(backbone, tokens, mask, noise, media, routing=routing)
             head = model.get_output_embeddings()
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             scale, softcap = output_transform(backbone)
             layer = OutputLayer(head.weight, head.bias, temperature / scale, softcap and softcap / temperature)
             statistics = token_logps(hidden, layer, flat[indices], reads=reads, ids=ids)
         else:
-            inputs = PlainInputs.of(backbone, tokens, mask, media, self.passes.sequence, routing)
+            inputs = PlainInputs.of(backbone, tokens, mask, media, self.passes.sequence, routing=routing)
             indices, predicts = inputs.indices, inputs.predicts
             with (
                 embedding_noise(model, noise, inputs.rows, inputs.positions),
@@ -241,6 +241,7 @@ class ScoreModel(Actor):
         *,
         noise: RowNoise | None = None,
         media: RowMedia | None = None,
+        routes: Tensor | None = None,
     ) -> PolicyOutput:
         """Return scores [B,T] f32 of the conversation up to and including each token; 0 outside the mask.
 
@@ -251,6 +252,7 @@ class ScoreModel(Actor):
             reads: Unused.
             noise: Unused.
             media: [B] the pictures of each row; None without pictures.
+            routes: Unused.
         """
         closed, columns = self._closed(tokens, mask)
         scored = torch.zeros_like(closed, dtype=torch.bool)

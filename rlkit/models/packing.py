@@ -116,6 +116,7 @@ class PackedPasses:
         mask: Tensor,
         noise: RowNoise | None = None,
         media: RowMedia | None = None,
+        *,
         routing: Routing | None = None,
     ) -> MaskedHidden:
         """Return hidden states, in any order; with `sequence`, those of this rank's slice of the tokens.
@@ -132,15 +133,13 @@ class PackedPasses:
         packing = Packing(tokens, mask, media, share_prompts=noise is None) if self.packs(media) else None
         if is_dummy or packing is None:
             self._plain_count += not is_dummy
-            inputs = PlainInputs.of(backbone, tokens, mask, media, self.sequence, routing)
+            inputs = PlainInputs.of(backbone, tokens, mask, media, self.sequence, routing=routing)
             return plain_pass(backbone, inputs, noise)
         self._packed_count += 1
         multiple = MULTIPLE if len(packing.ids) > MULTIPLE else 1
         packing.pad(multiple if self.sequence is None else lcm(multiple, self.sequence.size))
         grid = rotary_positions(backbone, tokens, media) if media is not None else None
-        return packed_pass(
-            backbone, packing, tokens.device, noise, grid=grid, sequence=self.sequence, routing=routing
-        )
+        return packed_pass(backbone, packing, tokens.device, noise, grid=grid, sequence=self.sequence, routing=routing)
 
 
 def packed_pass(
@@ -234,6 +233,7 @@ class PlainInputs(NamedTuple):
         mask: Tensor,
         media: RowMedia | None = None,
         sequence: SequenceGroup | None = None,
+        *,
         routing: Routing | None = None,
     ) -> PlainInputs:
         """Return the inputs for rows [B,T] with a mask [B,T], pictures [B] and routes, divided by `sequence`."""

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlkit.ops.routes import Routers
 
+
 class Routing:
     """What the routers select in a pass: recorded, or replayed. It is an argument of the model, `routing`.
 
@@ -33,7 +34,7 @@ class Routing:
         self.compared: Tensor | int = 0
 
     def place(self, rows: Tensor, positions: Tensor) -> dict[str, Any]:
-        """Set the tokens of the pass by their rows [N], -1 for padding, and positions [N]; return the model's option."""
+        """Set a pass's tokens by their rows [N], -1 for padding, and positions [N]; return the model's option."""
         if self.grid is not None:
             routes = self.grid[rows, positions.clamp(max=self.grid.shape[1] - 1)]
             self.routes = routes.masked_fill_(rows[:, None, None] < 0, 0)

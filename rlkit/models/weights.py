@@ -44,7 +44,7 @@ class PolicyWeights:
 
     @cached_property
     def _sources(self) -> dict[str, tuple[AdapterLayer | None, Tensor]]:
-        """Each parameter with its adapter, if any, by its own name; an engine that reads the policy itself needs none."""
+        """Each parameter with its adapter, if it has one, by name; an engine that reads the policy needs none."""
         base = base_model(self._policy)
         adapters = adapters_by_weight(base)
         sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
@@ -60,7 +60,7 @@ class PolicyWeights:
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         for name, (_, parameter) in self._sources.items():
             empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-            saved = _as_saved(base_model(self._policy), name, empty)
+            saved = as_saved(base_model(self._policy), name, empty)
             shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in saved.items()}
         return shapes
 
@@ -73,7 +73,7 @@ class PolicyWeights:
             tensor = full_tensor(parameter.detach())
             if adapter is not None and merged:
                 tensor = merged_weight(adapter, tensor, gather=full_tensor).to(tensor.dtype)
-            saved = _as_saved(base_model(self._policy), name, tensor)
+            saved = as_saved(base_model(self._policy), name, tensor)
             bucket += [(name, tensor.contiguous()) for name, tensor in saved.items()]
             size += tensor.numel() * tensor.element_size()
             if size >= self.bucket_bytes:
@@ -92,7 +92,7 @@ class PolicyWeights:
         return adapter_config(self._policy), [(n, full_tensor(x.detach())) for n, x in adapter_tensors(self._policy)]
 
 
-def _as_saved(model: CausalLM, name: str, tensor: Tensor) -> dict[str, Tensor]:
+def as_saved(model: CausalLM, name: str, tensor: Tensor) -> dict[str, Tensor]:
     """Return a parameter as saved models have it, which servers read: vision towers renamed, experts one by one."""
     are_experts = tensor.dim() == 3
     if not are_experts and not reads_pictures(model.config):

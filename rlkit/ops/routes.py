@@ -1,7 +1,7 @@
 """The routes of tokens through a mixture of experts: which experts of each layer compute a token.
 
-Routes are numbers of experts plus 1, [...,R,K] for R layers with a router, of K experts each. 0 leaves the choice to the
-router.
+Routes are numbers of experts plus 1, [...,R,K] for R layers with a router, of K experts each. 0 leaves the choice to
+the router.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+ROUTES = "expert_routes"
+"""The name of the field of trajectories and batches that holds the routes of each token."""
 
 SMALL = 255
 """The largest number of experts whose routes fit into uint8."""

@@ -200,6 +200,7 @@ async def _turn(
 ) -> None:
     """Sample a turn of the policy within what is left of its tokens, and append what the participants answer to it."""
     budget = conversation.budget(setup.sampling.max_tokens)
+    asks_routes = setup.engine.routers is not None and setup.step > 0
     request = Request(
         tuple(conversation.tokens),
         setup.sampling if budget == setup.sampling.max_tokens else setup.sampling.within(budget),
@@ -207,6 +208,7 @@ async def _turn(
         session=f"{key.step}/{key.prompt}/{key.sample}",
         media=Media.of(conversation.media),
         continues=len(conversation.rewards) + 1 < conversation.limits.turns,
+        routes_from=conversation.run_tokens if asks_routes else None,
     )
     with queued():  # time in the engine would end the conversations that are answered last or at length
         answer = await ask_engine(setup, request)

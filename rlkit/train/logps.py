@@ -16,6 +16,7 @@ from rlkit.models.reference import FrozenPolicy
 from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS
 from rlkit.ops.masked import Reducer
+from rlkit.ops.routes import ROUTES
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import Forward, forward_in_micro_batches
 from rlkit.train.models import Models
@@ -54,7 +55,9 @@ def policy_logps(data: Data, actor: Actor, ranks: Ranks, batch: RolloutBatch, re
 
     def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
         restricted = reads._replace(candidates=part.candidates)
-        return [x for x in actor(tokens, mask, temperature, restricted, media=part.media) if x is not None]
+        routes = part.fields.get(ROUTES) if len(part) else None
+        out = actor(tokens, mask, temperature, restricted, media=part.media, routes=routes)
+        return [x for x in out if x is not None]
 
     return _forward(data, ranks, batch, forward, actor)
 

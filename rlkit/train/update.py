@@ -15,6 +15,7 @@ from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.ops.random import RowNoise, permutation
+from rlkit.ops.routes import ROUTES
 from rlkit.recipe import Recipe, Train
 from rlkit.registry import calling, require
 from rlkit.rollout.service import RolloutService
@@ -104,6 +105,9 @@ def update_models(
             count_work(mixture.data.recipe, [policy], mixture.batch, meter)
     packed, passes = policy.inner.passes.take_counts()
     meter.mean("update/packed", packed / max(passes, 1), weight=passes)
+    differing, compared = policy.inner.take_replayed()
+    if compared:
+        meter.mean("router/differs", differing / compared, weight=compared)
     return batch
 
 
@@ -245,7 +249,10 @@ def policy_term(
             if split is not None:
                 reads = reads._replace(top=recipe.loss.forward.teacher_top, split=split)
         temperature = recipe.rollout.sampling.temperature
-        out: PolicyOutput = policy.module(tokens, mask, temperature, reads, noise=added, media=part.media)
+        routes = part.fields.get(ROUTES) if micro else None
+        out: PolicyOutput = policy.module(
+            tokens, mask, temperature, reads, noise=added, media=part.media, routes=routes
+        )
         if not micro:
             return out.logps.sum()
         if record:

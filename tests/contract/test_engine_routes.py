@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlkit.models.actor import backbone_of
 from rlkit.models.routes import Routing, routers_of
+from rlkit.ops.routes import ROUTES
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request
 from tests.contract.test_torch_engine import PROMPTS, ask, engine_of, request
@@ -37,7 +38,7 @@ def plain_routes(model: Any, tokens: tuple[int, ...]) -> Tensor:
 
 def check(model: Any, asked: Request, answer: Completion) -> None:
     """Compare with a plain pass; no route of these random models is near a tie."""
-    routes: Any = answer.fields["routes"]
+    routes: Any = answer.fields[ROUTES]
     assert asked.routes_from is not None
     assert len(routes) == len(asked.tokens) + len(answer.tokens) - asked.routes_from
     assert not routes[-1].any()
@@ -53,7 +54,7 @@ def test_routes_are_those_of_a_plain_pass(kind: str) -> None:
     requests = [replace(request(p, i, max_tokens=5 + 4 * i), routes_from=0) for i, p in enumerate(PROMPTS)]
     requests[1] = replace(requests[1], routes_from=None)
     answers = ask(engine, requests)
-    assert "routes" not in answers[1].fields
+    assert ROUTES not in answers[1].fields
     for asked, answer in zip(requests, answers, strict=True):
         if asked.routes_from is not None:
             check(model, asked, answer)

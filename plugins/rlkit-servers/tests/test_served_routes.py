@@ -30,9 +30,8 @@ REQUEST = Request((5, 9, 200), Sampling(max_tokens=9), SampleKey(0, 1, "p", 0), 
 SELECTED = numpy.array([[[0, 0], [6, 1], [4, 7]], [[0, 0], [2, 6], [0, 0]], [[0, 0], [3, 1], [0, 7]]])
 """Of three of four tokens; the second one's in layer 2 is missing."""
 ROUTES = [[[7, 2], [5, 8]], [[3, 7], [0, 0]], [[4, 2], [1, 8]], [[0, 0], [0, 0]]]
-FROM_SGLANG = (
-    "AAAAAAAAAAAGAAAAAQAAAAQAAAAHAAAAAAAAAAAAAAACAAAABgAAAAAAAAAAAAAAAAAAAAAAAAADAAAAAQAAAAAAAAAHAAAA"  # little-endian numbers of 4 bytes
-)
+FROM_SGLANG = "AAAAAAAAAAAGAAAAAQAAAAQAAAAHAAAAAAAAAAAAAAACAAAABgAAAAAAAAAAAAAAAAAAAAAAAAADAAAAAQAAAAAAAAAHAAAA"
+"""The same as little-endian numbers of 4 bytes."""
 
 Decode = Callable[..., Tensor]
 
@@ -162,7 +161,9 @@ def test_a_request_asks_for_routes_and_reads_them(make: Any, respond: Any, encod
     assert "routed_experts" not in str(client.body)
     api.routers = ROUTERS
     assert ask(api, replace(REQUEST, routes_from=1)).routes.tolist() == ROUTES[1:]
-    assert ("routed_experts_start_len': 1" in str(client.body)) != ("routed_experts_prompt_start': 1" in str(client.body))
+    assert ("routed_experts_start_len': 1" in str(client.body)) != (
+        "routed_experts_prompt_start': 1" in str(client.body)
+    )
     assert ask(api, replace(REQUEST, routes_from=None)).routes is None
     client.response = respond()
     with pytest.raises(Fault, match="they are missing"):

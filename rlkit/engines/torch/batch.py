@@ -16,6 +16,7 @@ from rlkit.engines.torch.prefixes import Prefix, PrefixCache
 from rlkit.engines.torch.structure import StructureMatcher, exclude
 from rlkit.media import Media
 from rlkit.ops.random import uniform
+from rlkit.ops.routes import ROUTES
 from rlkit.ops.sampling import Truncation, choose
 from rlkit.types import Completion, Request, StopReason
 
@@ -53,12 +54,12 @@ class Row:
     def finish(
         self, tokens: list[int], logps: list[float], candidates: list[Sequence[int]], routes: Tensor | None = None
     ) -> None:
-        """Complete the row with its tokens, and their routes [n,R,K]; one whose last log-prob is not finite has failed."""
+        """Complete the row with its tokens and their routes [n,R,K]; one whose log-probs are not finite has failed."""
         ends = [count for count, _ in self.versions[1:]] + [len(tokens)]
         versions = [v for (start, v), end in zip(self.versions, ends, strict=True) for _ in range(end - start)]
         fields: dict[str, object] = {}
         if routes is not None and self.prompt_routes is not None:
-            fields["routes"] = torch.cat((self.prompt_routes, routes.cpu()))
+            fields[ROUTES] = torch.cat((self.prompt_routes, routes.cpu()))
         self.completion = Completion(tokens, logps, versions, self._stop(tokens), candidates, fields)
         if self.matcher is not None:
             self.failure = self.matcher.failure
@@ -292,7 +293,7 @@ class DecodeBatch:
         for i, count, row_tokens, row_logps in zip(ended, counts, tokens, logps, strict=True):
             row = self.rows[i]
             recorded = self._columns["candidates"][i, :count] if row.request.sampling.top_k else None
-            routes = None if row.prompt_routes is None else self._columns["routes"][i, :count]  # 0 for the last, which has not been run
+            routes = None if row.prompt_routes is None else self._columns["routes"][i, :count]  # 0 for the last one
             row.finish(row_tokens[:count], row_logps[:count], [] if recorded is None else ragged(recorded), routes)
 
 

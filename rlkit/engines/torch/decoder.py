@@ -19,9 +19,9 @@ from rlkit.models.attention import layer_types
 from rlkit.models.packing import masked_attention
 from rlkit.models.recurrent import cache_name
 from rlkit.models.routes import Routing, routers_of
-from rlkit.ops.routes import Routers
 from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
 from rlkit.ops.attention import equally_wide
+from rlkit.ops.routes import Routers
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -57,7 +57,7 @@ class AnyDecoder(Protocol):
     """Those of a mixture of experts, whose choices the decoder can record."""
 
     recorded: list[Tensor] | None
-    """For each pass of a mixture, the routes [R,T,L,K] of its tokens, padding on the left included; None to record none."""
+    """For each pass of a mixture, the routes [R,T,L,K] of its tokens, padding on the left included; None for none."""
 
     few_sizes: bool
     """Whether finished rows are dropped down to few numbers of rows: see `rounded_rows`."""

@@ -64,7 +64,7 @@ class PrefixCache:
         """From the least recently used; a parent comes after its children, so that the first node is a leaf."""
 
     def find(self, tokens: Sequence[int], media: Media | None = None, most: int | None = None) -> Prefix | None:
-        """Return the longest prefix, of at `most` so many tokens, that leaves a token to run, and no picture, if any."""
+        """Return the longest prefix, of `most` tokens or fewer, that leaves a token to run, and no picture; or None."""
         if not self._nodes:
             return None
         path, length = self._walk(tokens_of(tokens, media))

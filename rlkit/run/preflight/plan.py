@@ -13,11 +13,12 @@ from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import RewardFunction, RewardManager
 from rlkit.models.activations import precision_of
-from rlkit.models.config import context_limit, load_config
+from rlkit.models.config import context_limit, experts_of, load_config
 from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.run.preflight.structure_texts import structured_texts
+from rlkit.train.replay import replay_problem
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
@@ -74,6 +75,7 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     engine = recipe.rollout.engine
     if engine.chosen:
         yield f"engine: {type(engine).__name__}, {engine.chosen}; rollout.engine chooses another"
+    yield from replay(recipe)
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
     yield (f"{steps} of {counted(prompts, 'prompt')} {samples}, {counted(updates, 'optimizer step')} each{passes}")
@@ -92,6 +94,19 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         if prompts % ranks:
             low = prompts // ranks * ranks
             yield f"{low or ranks} or {low + ranks} prompts a step would be even"
+
+
+def replay(recipe: Recipe) -> Iterator[str]:
+    """Yield whether the experts that the engine selects are replayed in training, for a mixture of experts."""
+    try:
+        has_experts = experts_of(find_config(recipe.model))
+    except RecipeError:  # reported when the model is loaded
+        return
+    if has_experts:
+        problem = replay_problem(recipe)
+        name = type(recipe.engine).__name__
+        how = f"not replayed: {problem}" if problem else f"replayed as {name} selects them (R3, arXiv:2510.11370)"
+        yield f"experts: {how}"
 
 
 def _uncorrected(recipe: Recipe, updates: int) -> Iterator[str]:

@@ -113,9 +113,9 @@ class VllmApi(TeacherApi):
         if self.routers is not None and request.routes_from is not None:
             if sampling.truncates:
                 raise EngineError(
-                    "vLLM returns the experts of tokens by its second model runner, whose log-probs are not those of the "
-                    "full softmax where sampling truncates; set train.router_replay: false, or top_p: 1, top_k: 0, min_p: "
-                    "0 and no structure"
+                    "vLLM returns the experts of tokens by its second model runner, whose log-probs are not those of "
+                    "the full softmax where sampling truncates; set train.router_replay: false, or top_p: 1, top_k: 0, "
+                    "min_p: 0 and no structure"
                 )
             params["routed_experts_prompt_start"] = request.routes_from
         request_id = uuid.uuid4().hex

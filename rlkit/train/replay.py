@@ -1,0 +1,63 @@
+"""Whether the routers of a mixture of experts select the experts that the engine selected."""
+
+from __future__ import annotations
+
+import torch
+
+from rlkit.base.errors import RecipeError
+from rlkit.interfaces.engine import Capability
+from rlkit.models.activations import precision_of
+from rlkit.models.actor import Actor
+from rlkit.models.config import experts_of
+from rlkit.models.size import find_config
+from rlkit.recipe import Recipe
+
+
+def replay_problem(recipe: Recipe) -> str | None:
+    """Explain why routes are not replayed, by the recipe, this machine and the model's configuration.
+
+    `auto` leaves it out where it changes nothing: in float32, TorchEngine and the trainer, which share their layers,
+    select the same experts; in 16 bits they differ for about 3% of tokens and layers, and replay divides the KL
+    divergence between them by ten (a random Qwen3-MoE with 8 of 64 experts in 8 layers).
+
+    Raises:
+        RecipeError: The configuration cannot be read; UnavailableError if the hub cannot be reached.
+    """
+    engine = recipe.engine
+    if recipe.train.router_replay is False:
+        return "train.router_replay is false"
+    if not recipe.method.samples:
+        return "the completions are recorded"
+    if not experts_of(find_config(recipe.model)):
+        return "the model has no experts"
+    same_layers = Capability.READS_POLICY in engine.capabilities
+    if same_layers and recipe.train.router_replay == "auto" and precision_of(recipe.model, recipe.fabric) == "float32":
+        return f"{type(engine).__name__} and the trainer select the same experts in float32"
+    on_gpu = torch.cuda.is_available() and recipe.fabric.accelerator not in ("cpu", "mps")
+    return engine.routes_problem(on_gpu)
+
+
+def require_replay(recipe: Recipe) -> None:
+    """Refuse `train.router_replay: true` where nothing can be replayed.
+
+    Raises:
+        RecipeError: The model, the engine or the way to train prevents it.
+    """
+    problem = replay_problem(recipe) if recipe.train.router_replay is True else None
+    if problem is not None:
+        raise RecipeError(f"train.router_replay is true, but {problem}; set it to false or auto")
+
+
+def start_replay(recipe: Recipe, actor: Actor) -> None:
+    """Have the engine return routes if they are replayed; it is not bound yet.
+
+    Raises:
+        RecipeError: `train.router_replay` is true, but the model has no routers that rlkit knows.
+    """
+    if not experts_of(actor.policy.config) or replay_problem(recipe) is not None:
+        return
+    if actor.routers is not None:
+        recipe.engine.return_routes(actor.routers)
+    elif recipe.train.router_replay is True:
+        name = type(actor.policy).__name__
+        raise RecipeError(f"train.router_replay is true, but {name} has no routers that select by topk; set it to auto")
