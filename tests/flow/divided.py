@@ -20,6 +20,7 @@ from rlkit.distributed.ranks import Ranks
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights
+from rlkit.ops.routes import Routers
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from rlkit.train.models import Placer
@@ -34,13 +35,24 @@ ROWS = torch.arange(3, 35).view(2, 16)
 
 
 def gradients(module: Any) -> dict[str, torch.Tensor]:
-    """Return the gradients of the sum of the log-probs of all tokens but the first of each row."""
+    """Return the gradients of the sum of the log-probs of all tokens but the first of each row.
+
+    Experts of the second row are given.
+    """
     mask = torch.ones_like(ROWS, dtype=torch.bool)
     mask[:, 0] = False
-    logps = module(ROWS, mask).logps
+    actor = getattr(module, "module", module)
+    logps = module(ROWS, mask, routes=None if actor.routers is None else routes(actor.routers)).logps
     (logps * torch.linspace(-1, 1, logps.numel()).view_as(logps)).sum().backward()
-    parameters = getattr(module, "module", module).policy.named_parameters()
-    return {name: full_tensor(p.grad) for name, p in parameters if p.grad is not None}
+    return {name: full_tensor(p.grad) for name, p in actor.policy.named_parameters() if p.grad is not None}
+
+
+def routes(routers: Routers) -> torch.Tensor:
+    """Return routes [B,T,R,K] that the first row leaves open; the others' experts follow from token and layer."""
+    first = ROWS[..., None, None] + torch.arange(len(routers.layers))[:, None]
+    selected = (first + torch.arange(routers.top_k)) % routers.experts + 1
+    selected[0] = 0
+    return selected.to(routers.dtype)
 
 
 def compare(fabric: Fabric, kind: str, lora: Lora | None) -> None:
