@@ -16,7 +16,7 @@ from rlkit.former import FormerFlag, FormerFlags
 from rlkit.interfaces.fields import Field
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.ops.routes import ROUTES
-from rlkit.types import Completion, Request, Structure
+from rlkit.types import Completion, Request, Sampling, Structure
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
@@ -110,8 +110,14 @@ class RolloutEngine(BoundPart, FormerFlags):
         """Environment variables to set before the first collective, unless they are set already."""
         return {}
 
-    def routes_problem(self, on_gpu: bool) -> str | None:
-        """Explain why completions cannot hold the experts that computed each token; None if they can."""
+    def routes_problem(self, sampling: Sampling, *, on_gpu: bool, asked: bool) -> str | None:
+        """Explain why completions cannot hold the experts that computed each token; None if they can.
+
+        Args:
+            sampling: Of the completions.
+            on_gpu: Whether this machine has a GPU that the run uses.
+            asked: Whether the recipe asks for them, rather than to take them where they are sure to come.
+        """
         return f"{type(self).__name__} does not return them"
 
     def return_routes(self, routers: Routers) -> None:

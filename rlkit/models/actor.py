@@ -48,8 +48,6 @@ class Actor(nn.Module):
         narrow_last_mlp(backbone_of(policy))
         pack_recurrent_layers(backbone_of(policy))
         self.routers = routers_of(backbone_of(policy))
-        self.replayed: list[tuple[Tensor | int, Tensor | int]] = []
-        """For each pass that replayed routes since `take_replayed`: the choices that differed, and all."""
         self.chunked = self._probe()
         self.passes = PackedPasses(backbone_of(policy) if self.chunked else None)
 
@@ -101,7 +99,7 @@ class Actor(nn.Module):
             statistics = logits_logps(logits, flat[indices], temperature, reads=reads, ids=ids)
 
         if routing is not None:
-            self.replayed.append((routing.differing, routing.compared))
+            self.passes.replayed.append((routing.differing, routing.compared))
         if candidates is not None:
             statistics = over_candidates(statistics, candidates.flatten(0, 1)[indices], requested)
 
@@ -117,12 +115,6 @@ class Actor(nn.Module):
         logps = logps + zero_of_vision(self.policy)
         router_loss = load_balancing_loss(routed, predicts, backbone) if requested.router else None
         return PolicyOutput(logps, entropy, squares, None, mean, top_ids, top, router_loss)
-
-    def take_replayed(self) -> tuple[float, float]:
-        """Return how often a router would have chosen other experts than those it replayed, and all its choices."""
-        differing, compared = (float(sum(counts)) for counts in zip(*self.replayed or [(0, 0)], strict=True))
-        self.replayed.clear()
-        return differing, compared
 
     def check_passes(self, device: torch.device) -> None:
         """Compare packed passes with plain ones on the weights' current device; pack passes if they are equal."""

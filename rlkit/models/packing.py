@@ -72,6 +72,8 @@ class PackedPasses:
         """The ranks that divide the tokens of a pass; None if each rank computes all of its rows."""
         self.division_problem: str | None = None
         """Why tokens cannot be divided."""
+        self.replayed: list[tuple[Tensor | int, Tensor | int]] = []
+        """For each pass that replayed routes since `take_replayed`: the choices that differed, and all."""
         self._packed_count = 0
         self._plain_count = 0
         if backbone is not None:
@@ -108,6 +110,12 @@ class PackedPasses:
         self._packed_count = 0
         self._plain_count = 0
         return counts
+
+    def take_replayed(self) -> tuple[float, float]:
+        """Return how often a router would have chosen other experts than those it replayed, and all its choices."""
+        differing, compared = (float(sum(counts)) for counts in zip(*self.replayed or [(0, 0)], strict=True))
+        self.replayed.clear()
+        return differing, compared
 
     def __call__(
         self,

@@ -5,6 +5,7 @@ Weights of the selected experts come from the router as it is, so that it learns
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -83,8 +84,11 @@ def routers_of(backbone: nn.Module) -> Routers | None:
 
 
 def _size(module: nn.Module) -> tuple[int, int] | None:
-    """Return the numbers of experts and of those that a router selects; None if a module is no router."""
+    """Return the numbers of experts and of those that a router selects; None if a module is no router with a topk."""
     if not type(module).__name__.endswith(("Router", "Gate")):
+        return None
+    forward: Any = inspect.unwrap(type(module).forward)
+    if "topk" not in forward.__code__.co_names:
         return None
     config = getattr(module, "config", None)
     experts = getattr(module, "num_experts", None) or getattr(config, "num_experts", None)

@@ -55,11 +55,15 @@ def policy_logps(data: Data, actor: Actor, ranks: Ranks, batch: RolloutBatch, re
 
     def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
         restricted = reads._replace(candidates=part.candidates)
-        routes = part.fields.get(ROUTES) if len(part) else None
-        out = actor(tokens, mask, temperature, restricted, media=part.media, routes=routes)
+        out = actor(tokens, mask, temperature, restricted, media=part.media, **routes_of(part))
         return [x for x in out if x is not None]
 
     return _forward(data, ranks, batch, forward, actor)
+
+
+def routes_of(batch: RolloutBatch) -> dict[str, Tensor | None]:
+    """Return the policy's argument `routes` if the engine has returned the experts of these rows, if there are any."""
+    return {"routes": batch.fields[ROUTES]} if len(batch) and ROUTES in batch.fields else {}
 
 
 def frozen_logps(data: Data, frozen: FrozenPolicy, ranks: Ranks, batch: RolloutBatch) -> Tensor:

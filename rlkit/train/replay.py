@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from rlkit.base.errors import RecipeError
@@ -9,6 +11,7 @@ from rlkit.interfaces.engine import Capability
 from rlkit.models.activations import precision_of
 from rlkit.models.actor import Actor
 from rlkit.models.config import experts_of
+from rlkit.models.lora import base_model
 from rlkit.models.size import find_config
 from rlkit.recipe import Recipe
 
@@ -34,7 +37,8 @@ def replay_problem(recipe: Recipe) -> str | None:
     if same_layers and recipe.train.router_replay == "auto" and precision_of(recipe.model, recipe.fabric) == "float32":
         return f"{type(engine).__name__} and the trainer select the same experts in float32"
     on_gpu = torch.cuda.is_available() and recipe.fabric.accelerator not in ("cpu", "mps")
-    return engine.routes_problem(on_gpu)
+    asked = recipe.train.router_replay is True
+    return engine.routes_problem(recipe.rollout.sampling, on_gpu=on_gpu, asked=asked)
 
 
 def require_replay(recipe: Recipe) -> None:
@@ -48,8 +52,13 @@ def require_replay(recipe: Recipe) -> None:
         raise RecipeError(f"train.router_replay is true, but {problem}; set it to false or auto")
 
 
-def start_replay(recipe: Recipe, actor: Actor) -> None:
+def start_replay(recipe: Recipe, actor: Actor, note: Callable[[str], None]) -> None:
     """Have the engine return routes if they are replayed; it is not bound yet.
+
+    Args:
+        recipe: Checked.
+        actor: The policy.
+        note: Shows a warning, if the model's code prevents it.
 
     Raises:
         RecipeError: `train.router_replay` is true, but the model has no routers that rlkit knows.
@@ -58,6 +67,8 @@ def start_replay(recipe: Recipe, actor: Actor) -> None:
         return
     if actor.routers is not None:
         recipe.engine.return_routes(actor.routers)
-    elif recipe.train.router_replay is True:
-        name = type(actor.policy).__name__
-        raise RecipeError(f"train.router_replay is true, but {name} has no routers that select by topk; set it to auto")
+        return
+    problem = f"{type(base_model(actor.policy)).__name__} has no routers that select by topk"
+    if recipe.train.router_replay is True:
+        raise RecipeError(f"train.router_replay is true, but {problem}; set it to false or auto")
+    note(f"experts: not replayed: {problem}")

@@ -169,7 +169,7 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     for text in models.padding_notes():
         note(text)
     _close_rows(models.actor, data)
-    start_replay(recipe, models.actor)
+    start_replay(recipe, models.actor, note)
     offload = None
     if recipe.train.offload_during_rollout:
         reads_policy = Capability.READS_POLICY in recipe.rollout.engine.capabilities

@@ -15,11 +15,10 @@ from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.ops.random import RowNoise, permutation
-from rlkit.ops.routes import ROUTES
 from rlkit.recipe import Recipe, Train
 from rlkit.registry import calling, require
 from rlkit.rollout.service import RolloutService
-from rlkit.train.logps import policy_logps
+from rlkit.train.logps import policy_logps, routes_of
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import aligned_micro_batches, select_rows
 from rlkit.train.mixtures import Mixed, mixed
@@ -105,7 +104,7 @@ def update_models(
             count_work(mixture.data.recipe, [policy], mixture.batch, meter)
     packed, passes = policy.inner.passes.take_counts()
     meter.mean("update/packed", packed / max(passes, 1), weight=passes)
-    differing, compared = policy.inner.take_replayed()
+    differing, compared = policy.inner.passes.take_replayed()
     if compared:
         meter.mean("router/differs", differing / compared, weight=compared)
     return batch
@@ -249,10 +248,8 @@ def policy_term(
             if split is not None:
                 reads = reads._replace(top=recipe.loss.forward.teacher_top, split=split)
         temperature = recipe.rollout.sampling.temperature
-        routes = part.fields.get(ROUTES) if micro else None
-        out: PolicyOutput = policy.module(
-            tokens, mask, temperature, reads, noise=added, media=part.media, routes=routes
-        )
+        options = routes_of(part) | {"noise": added, "media": part.media}
+        out: PolicyOutput = policy.module(tokens, mask, temperature, reads, **options)
         if not micro:
             return out.logps.sum()
         if record:

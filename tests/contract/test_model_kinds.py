@@ -40,16 +40,29 @@ def division(kind: str) -> str:
     return "yes" if any(".experts" not in name and style in MATRICES for name, style in plan.items()) else "experts"
 
 
+def replay(kind: str) -> str:
+    """Return whether routers select the experts that they are told; nothing without experts."""
+    module = actor(kind)
+    if module.routers is None:
+        return ""
+    tokens, mask = rows_of([6], [[9]], 0)
+    shape = (*tokens.shape, len(module.routers.layers), module.routers.top_k)
+    first, last = (torch.zeros(shape) + torch.tensor(experts) for experts in ([1, 2], [3, 4]))
+    with torch.no_grad():
+        logps = [module(tokens, mask, routes=routes).logps for routes in (first, last)]
+    return "yes" if (logps[0] - logps[1]).abs().max() > 0.1 else "no"
+
+
 @pytest.mark.parametrize("kind", EACH)
 def test_the_docs_say_how_a_kind_is_computed(kind: str) -> None:
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page("tested-models").splitlines()]
-    listed = {row[0]: row[2:] for row in rows if len(row) == 5}
+    listed = {row[0]: row[2:] for row in rows if len(row) == 6}
     sampler = engine_of(actor(kind).policy)._sampler
     decoding = "generate"
     if isinstance(sampler, DecoderSampler):
         decoding = "fused" if sampler.health()["fused"] else "batched"
     training = "packed" if actor(kind).passes.packed else "padded"
-    assert kind in OTHERS or listed[kind] == [training, decoding, division(kind)]
+    assert kind in OTHERS or listed[kind] == [training, decoding, division(kind), replay(kind)]
     assert (training == "padded") == (kind == "mamba")
     assert decoding != "generate"
 

@@ -20,6 +20,7 @@ from rlkit_servers.sglang.api import SGLangApi
 from torch import Tensor
 
 from rlkit.base.errors import EngineError
+from rlkit.engines import SGLangServer
 from rlkit.ops.routes import Routers
 from rlkit.rollout.gate import remainder
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
@@ -82,8 +83,6 @@ def test_hostile_routes_are_refused(decode: Decode, encode: Callable[[Any], str]
     for encoded, problem in (
         (encode(beyond), "name an expert that is not from 0 to 7"),
         (encode(SELECTED[:, :2]), "cannot be read"),
-        (None, "they are missing; start the server with --enable-return-routed-experts"),
-        ([1, 2], "they are missing"),
         ("not base64!", "base64|character"),
         (base64.b64encode(content[:-1]).decode(), "cannot be read"),
         ("", "cannot be read"),
@@ -131,6 +130,9 @@ class Answering:
         self.response = response
         self.body: dict[str, Any] = {}
 
+    async def get(self, path: str, deadline: float) -> Any:
+        return self.response
+
     async def post(self, path: str, body: Any, deadline: float) -> Any:
         self.body = body
         return self.response
@@ -166,7 +168,7 @@ def test_a_request_asks_for_routes_and_reads_them(make: Any, respond: Any, encod
     )
     assert ask(api, replace(REQUEST, routes_from=None)).routes is None
     client.response = respond()
-    with pytest.raises(Fault, match="they are missing"):
+    with pytest.raises(EngineError, match="returned no experts of its tokens: start it with --enable-return-routed"):
         ask(api)
 
 
@@ -176,6 +178,22 @@ def test_vllm_returns_no_routes_with_truncation_or_on_a_cpu() -> None:
     api.routers = ROUTERS
     with pytest.raises(EngineError, match="not those of the full softmax where sampling truncates"):
         ask(api, replace(REQUEST, sampling=Sampling(top_k=4)))
-    assert "needs a GPU" in str(VllmServer().routes_problem(on_gpu=False))
-    assert VllmServer().routes_problem(on_gpu=True) is None
-    assert VllmServer(["http://127.0.0.1:1"]).routes_problem(on_gpu=False) is None
+    plain, truncated = Sampling(), Sampling(top_k=4)
+    assert "needs a GPU" in str(VllmServer().routes_problem(plain, on_gpu=False, asked=True))
+    assert "where rollout.sampling truncates" in str(VllmServer().routes_problem(truncated, on_gpu=True, asked=True))
+    assert VllmServer().routes_problem(plain, on_gpu=True, asked=False) is None
+
+
+@pytest.mark.parametrize("kind", [VllmServer, SGLangServer])
+def test_running_servers_return_routes_only_if_the_recipe_asks(kind: Any) -> None:
+    running = kind(["http://127.0.0.1:1"])
+    assert "servers at urls may not return them" in running.routes_problem(Sampling(), on_gpu=False, asked=False)
+    assert running.routes_problem(Sampling(), on_gpu=False, asked=True) is None
+
+
+def test_a_running_server_without_the_switch_is_refused() -> None:
+    api = SGLangApi(Answering({"version": "0.5.21", "enable_return_routed_experts": False}))  # type: ignore[arg-type]
+    asyncio.run(api.inspect(started=False))
+    api.routers = ROUTERS
+    with pytest.raises(EngineError, match="does not return the experts of its tokens: start it with --enable-return"):
+        asyncio.run(api.inspect(started=False))

@@ -22,7 +22,7 @@ from rlkit.engines.torch.structure import StructureCompiler
 from rlkit.engines.torch.worker import Worker
 from rlkit.interfaces.engine import COPIES_SHARE, Capability, RolloutEngine, check_followed
 from rlkit.ops.quantization import QuantizedLinear
-from rlkit.types import Completion, Request, StopReason, Structure
+from rlkit.types import Completion, Request, Sampling, StopReason, Structure
 
 if TYPE_CHECKING:
     from rlkit.engines.torch.decoder import AnyDecoder
@@ -75,7 +75,7 @@ class TorchEngine(RolloutEngine):
     def version(self, version: int) -> None:
         self._queue.version = version
 
-    def routes_problem(self, on_gpu: bool) -> str | None:
+    def routes_problem(self, sampling: Sampling, *, on_gpu: bool, asked: bool) -> str | None:
         return None
 
     def check_structure(self, structure: Structure) -> None:

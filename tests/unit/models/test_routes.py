@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -68,15 +69,15 @@ def farthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def test_own_routes_change_nothing(kind: str) -> None:
     module = actor(kind)
     routes = recorded(module)
-    module.take_replayed()
+    module.passes.take_replayed()
     logps, plain = gradients(module)
     replayed_logps, replayed = gradients(module, routes)
     assert torch.equal(replayed_logps, logps)
     assert all(torch.equal(replayed[name], gradient) for name, gradient in plain.items())
-    differing, compared = module.take_replayed()
+    differing, compared = module.passes.take_replayed()
     assert differing == 0
     assert compared > 0
-    assert module.take_replayed() == (0, 0)
+    assert module.passes.take_replayed() == (0, 0)
 
 
 @pytest.mark.parametrize("kind", EACH)
@@ -98,7 +99,7 @@ def test_other_routes_are_followed_in_packed_and_plain_passes(kind: str) -> None
     gates = [name for name in packed_gradients if ".gate.weight" in name or ".router." in name]
     assert gates
     assert all(packed_gradients[name].abs().sum() > 0 for name in gates)
-    differing, compared = module.take_replayed()
+    differing, compared = module.passes.take_replayed()
     assert 0.05 < differing / compared < 0.5
 
 
@@ -157,9 +158,9 @@ def test_groups_of_experts_stay_live() -> None:
 
 def test_tokens_without_routes_are_routed_live() -> None:
     module = actor("qwen3_moe")
-    module.take_replayed()
+    module.passes.take_replayed()
     assert torch.equal(gradients(module, torch.zeros_like(recorded(module)))[0], gradients(module)[0])
-    assert module.take_replayed() == (0, 0)
+    assert module.passes.take_replayed() == (0, 0)
 
 
 def test_routes_from_outside_are_checked() -> None:
@@ -176,6 +177,21 @@ def test_routes_from_outside_are_checked() -> None:
     for shape in ((1, 2, 3), (1, 1, 2), (1, 3, 2), (4, 2), (2, 2, 2, 2)):
         with pytest.raises(ValueError, match=r"expected \(tokens, 2, 2\)"):
             routers.encode(torch.zeros(shape, dtype=torch.int32))
+
+
+def test_a_copy_has_routers_of_its_own() -> None:
+    module = actor("qwen3_moe")
+    copied = deepcopy(module)
+    routes = flipped(recorded(module), 4)
+    expected, _ = gradients(module, routes)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.mul_(1.5)
+    try:
+        assert torch.equal(gradients(copied, routes)[0], expected)
+        assert not torch.equal(gradients(module, routes)[0], expected)
+    finally:
+        actor.cache_clear()
 
 
 def test_models_without_experts_have_no_routers() -> None:

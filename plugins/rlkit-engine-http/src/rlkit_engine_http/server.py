@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 
 from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines.torch.engine import TorchEngine
-from rlkit.rollout.gate import Gate
 from rlkit.models.weights import as_saved
+from rlkit.rollout.gate import Gate
 from rlkit.types import Request, SampleKey, Sampling, StopReason, Structure
 
 LARGEST_BODY = 64 * 1024 * 1024

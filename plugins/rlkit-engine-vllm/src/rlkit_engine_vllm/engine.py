@@ -25,7 +25,7 @@ from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
-from rlkit.types import Structure
+from rlkit.types import Sampling, Structure
 from rlkit_engine_vllm.api import VllmApi
 from rlkit_engine_vllm.launch import (
     BESIDE_TRAINER,
@@ -67,10 +67,13 @@ class VllmRollouts(ServerEngine):
         )
         self.launch = launch
 
-    def routes_problem(self, on_gpu: bool) -> str | None:
+    def routes_problem(self, sampling: Sampling, *, on_gpu: bool, asked: bool) -> str | None:
+        by = "vLLM returns them by its second model runner alone"
         if not on_gpu and not getattr(self, "urls", ()):
-            return "vLLM returns them by its second model runner alone, which needs a GPU"
-        return None
+            return f"{by}, which needs a GPU"
+        if sampling.truncates:
+            return f"{by}, whose log-probs are not those of the full softmax where rollout.sampling truncates"
+        return super().routes_problem(sampling, on_gpu=on_gpu, asked=asked)
 
     def check_structure(self, structure: Structure) -> None:
         check_launched(self, self.launch.structures, structure)

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import EngineError
 from rlkit.ops.routes import Routers
 from rlkit.types import Request
 from rlkit_servers.http import Fault
@@ -67,7 +68,9 @@ def _routes(numbers: numpy.ndarray, routers: Routers, request: Request, sampled:
 
 def _decoded(encoded: object) -> bytes:
     if not isinstance(encoded, str):
-        raise _fault(f"they are missing; start the server with {ARGUMENT}, or set train.router_replay: false")
+        raise EngineError(
+            f"a server returned no experts of its tokens: start it with {ARGUMENT}, or set train.router_replay: false"
+        )
     try:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -16,6 +16,7 @@ from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling
 from rlkit_servers.api import ServerOutput, candidates_of
 from rlkit_servers.http import Client, Fault
+from rlkit_servers.routes import ARGUMENT as ROUTES
 from rlkit_servers.routes import routes_of_bytes
 from rlkit_servers.sglang.launch import release
 from rlkit_servers.sglang.pictures import FIRST_RELEASE, RequestPictures
@@ -64,6 +65,11 @@ class SGLangApi(TeacherApi):
         if self._pictures is not None and version < FIRST_RELEASE:
             first = ".".join(map(str, FIRST_RELEASE))
             raise EngineError(f"{self.client.url} runs SGLang {info['version']}; pictures need {first} or later")
+        if self.routers is not None and not info.get("enable_return_routed_experts"):
+            raise EngineError(
+                f"{self.client.url} does not return the experts of its tokens: start it with {ROUTES}, or set "
+                "train.router_replay: false"
+            )
         self._brackets = version >= BRACKETS_SINCE
         self._follows_structures = info.get("grammar_backend") == "llguidance" and not info.get("skip_tokenizer_init")
         self._released = False

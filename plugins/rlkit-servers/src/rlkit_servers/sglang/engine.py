@@ -80,9 +80,6 @@ class SGLangRollouts(ServerEngine):
         self._pictures: RequestPictures | None = None
         """Writes pictures into requests, from `bind` on, for models that read them."""
 
-    def routes_problem(self, on_gpu: bool) -> str | None:
-        return None
-
     def check_structure(self, structure: Structure) -> None:
         check_launched(self, self.launch.structures, structure)
 
