@@ -110,7 +110,7 @@ class RolloutEngine(BoundPart, FormerFlags):
         """Environment variables to set before the first collective, unless they are set already."""
         return {}
 
-    def routes_problem(self, sampling: Sampling, *, on_gpu: bool, asked: bool) -> str | None:
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
         """Explain why completions cannot hold the experts that computed each token; None if they can.
 
         Args:

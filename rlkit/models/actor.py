@@ -60,7 +60,6 @@ class Actor(nn.Module):
         *,
         noise: RowNoise | None = None,
         media: RowMedia | None = None,
-        routes: Tensor | None = None,
     ) -> PolicyOutput:
         """Return log-probs and other statistics of `softmax(logits / temperature)`, 0 outside the mask.
 
@@ -71,13 +70,13 @@ class Actor(nn.Module):
             reads: Statistics to compute besides log-probs.
             noise: Noise to add to the embeddings.
             media: [B] the pictures of each row; None without pictures.
-            routes: [B,T,R,K] the experts that routers select; None for their own choice.
         """
         flat = tokens.flatten()
         model, candidates = base_model(self.policy), reads.candidates
         backbone = backbone_of(self.policy)
         ids = reads.ids if candidates is None else candidates.clamp(min=0).long()
-        routing = None if routes is None else Routing(routes)
+        routes = reads.expert_routes
+        routing = None if routes is None else Routing(routes, self.passes.replayed)
         requested, reads = reads, reads._replace(ids=None, candidates=None) if candidates is None else LOGPS
         if self.chunked:
             with router_logits(backbone, requested.router) as routed:
@@ -98,8 +97,6 @@ class Actor(nn.Module):
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             statistics = logits_logps(logits, flat[indices], temperature, reads=reads, ids=ids)
 
-        if routing is not None:
-            self.passes.replayed.append((routing.differing, routing.compared))
         if candidates is not None:
             statistics = over_candidates(statistics, candidates.flatten(0, 1)[indices], requested)
 
@@ -233,7 +230,6 @@ class ScoreModel(Actor):
         *,
         noise: RowNoise | None = None,
         media: RowMedia | None = None,
-        routes: Tensor | None = None,
     ) -> PolicyOutput:
         """Return scores [B,T] f32 of the conversation up to and including each token; 0 outside the mask.
 
@@ -244,7 +240,6 @@ class ScoreModel(Actor):
             reads: Unused.
             noise: Unused.
             media: [B] the pictures of each row; None without pictures.
-            routes: Unused.
         """
         closed, columns = self._closed(tokens, mask)
         scored = torch.zeros_like(closed, dtype=torch.bool)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlkit.distributed.sequence import SequenceGroup
 from rlkit.models.attention import PACKED, layer_types, packing_problem
-from rlkit.models.routes import Routing
+from rlkit.models.routes import ReplayCounts, Routing
 from rlkit.models.vision import (
     RowMedia,
     media_inputs,
@@ -72,8 +72,8 @@ class PackedPasses:
         """The ranks that divide the tokens of a pass; None if each rank computes all of its rows."""
         self.division_problem: str | None = None
         """Why tokens cannot be divided."""
-        self.replayed: list[tuple[Tensor | int, Tensor | int]] = []
-        """For each pass that replayed routes since `take_replayed`: the choices that differed, and all."""
+        self.replayed = ReplayCounts()
+        """How often replay has changed what the routers of a mixture of experts select."""
         self._packed_count = 0
         self._plain_count = 0
         if backbone is not None:
@@ -111,12 +111,6 @@ class PackedPasses:
         self._plain_count = 0
         return counts
 
-    def take_replayed(self) -> tuple[float, float]:
-        """Return how often a router would have chosen other experts than those it replayed, and all its choices."""
-        differing, compared = (float(sum(counts)) for counts in zip(*self.replayed or [(0, 0)], strict=True))
-        self.replayed.clear()
-        return differing, compared
-
     def __call__(
         self,
         backbone: Backbone,
@@ -153,7 +147,6 @@ class PackedPasses:
 def packed_pass(
     backbone: Backbone,
     packing: Packing,
-    device: torch.device,
     noise: RowNoise | None = None,
     *,
     grid: Tensor | None = None,
@@ -165,12 +158,12 @@ def packed_pass(
     Args:
         backbone: A decoder.
         packing: The sequence; if it is divided, of a multiple of `sequence.size` tokens.
-        device: Of the decoder.
         noise: Noise to add to the embeddings.
         grid: [3,B,T] positions of rows with pictures.
         sequence: The ranks that divide the sequence.
         routing: The experts to select; for a shared prompt, those of its first row.
     """
+    device = packing.predicts.device
     positions = torch.tensor(packing.positions, device=device)
     rows = torch.tensor(packing.rows, device=device)
     tokens = torch.tensor([packing.ids], device=device)
@@ -194,7 +187,7 @@ def packed_pass(
         "position_ids": position_ids,
         "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
         "layout": layout,
-    } | ({} if routing is None else routing.place(rows, positions))
+    } | ({} if routing is None else routing.arrange(rows, positions))
     with embedding_noise(backbone, noise, rows, positions):
         hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state[0]
     windowed = layer_types(backbone.config.get_text_config()).count("sliding_attention")
@@ -255,7 +248,7 @@ class PlainInputs(NamedTuple):
             options = sequence.options(positions)
         indices = (rows * width + positions + 1)[predicts]
         if routing is not None:
-            options |= routing.place(rows.flatten(), positions.flatten())
+            options |= routing.arrange(rows.flatten(), positions.flatten())
         return cls(tokens, rows.flatten(), positions.flatten(), predicts, indices, options)
 
 
@@ -300,7 +293,7 @@ def _packing_problem(backbone: Backbone, device: torch.device) -> str | None:
     config._attn_implementation = PACKED
     reason = None
     try:
-        actual = packed_pass(backbone, Packing(tokens, mask.bool()), device)
+        actual = packed_pass(backbone, Packing(tokens, mask.bool()))
         reason = _difference("packed", actual.hidden[actual.indices.argsort()], expected)
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         reason = f"a packed pass failed with {type(error).__name__}: {error}"

@@ -6,15 +6,34 @@ Weights of the selected experts come from the router as it is, so that it learns
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from rlkit.distributed.fsdp2 import blocks
 from rlkit.ops.routes import Routers
+
+
+class ReplayCounts:
+    """How often routers would have selected other experts for a token than those they replayed."""
+
+    def __init__(self) -> None:
+        self._differing: Tensor | float = 0.0
+        self._compared: Tensor | float = 0.0
+
+    def add(self, differs: Tensor, is_replayed: Tensor) -> None:
+        """Add the selections of a router, [N] bool each."""
+        self._differing = self._differing + differs.sum()
+        self._compared = self._compared + is_replayed.sum()
+
+    def take_counts(self) -> tuple[float, float]:
+        """Return the number of selections that differed, and of all that were replayed, since the last call."""
+        counts = float(self._differing), float(self._compared)
+        self._differing = self._compared = 0.0
+        return counts
 
 
 class Routing:
@@ -22,41 +41,36 @@ class Routing:
 
     Args:
         grid: [B,T,R,K] the routes to replay; None to record.
+        counts: Takes how often the routers would have selected others.
     """
 
-    def __init__(self, grid: Tensor | None = None) -> None:
-        self.grid = grid
-        self.routes: Tensor | None = None
-        """[N,R,K] the routes of the pass's tokens, in its order."""
-        self.recorded: dict[int, Tensor] = {}
-        """[N,K] what each router has selected, by its index."""
-        self.differing: Tensor | int = 0
-        """How often a router would have selected other experts for a token than those replayed, of `compared`."""
-        self.compared: Tensor | int = 0
+    def __init__(self, grid: Tensor | None = None, counts: ReplayCounts | None = None) -> None:
+        self._grid = grid
+        self._counts = counts or ReplayCounts()
+        self._routes: Tensor | None = None
+        self._recorded: dict[int, Tensor] = {}
 
-    def place(self, rows: Tensor, positions: Tensor) -> dict[str, Any]:
+    def arrange(self, rows: Tensor, positions: Tensor) -> dict[str, Routing]:
         """Set a pass's tokens by their rows [N], -1 for padding, and positions [N]; return the model's option."""
-        if self.grid is not None:
-            routes = self.grid[rows, positions.clamp(max=self.grid.shape[1] - 1)]
-            self.routes = routes.masked_fill_(rows[:, None, None] < 0, 0)
+        if self._grid is not None:
+            routes = self._grid[rows, positions.clamp(max=self._grid.shape[1] - 1)]
+            self._routes = routes.masked_fill_(rows[:, None, None] < 0, 0)
         return {"routing": self}
 
     def select(self, index: int, live: Tensor) -> Tensor:
-        """Return the experts that a router selects, given its own choice [N,K]."""
-        selected = live
-        if self.routes is not None:
-            routes = self.routes[:, index].long().view(live.shape)
-            known = (routes > 0).all(-1, keepdim=True)
-            selected = torch.where(known, routes - 1, live)
-            differs = (selected.sort(-1).values != live.sort(-1).values).any(-1)
-            self.differing, self.compared = self.differing + differs.sum(), self.compared + known.sum()
-        else:
-            self.recorded[index] = selected
+        """Return the experts that a router selects, given its own choice [...,N,K]."""
+        if self._routes is None:
+            self._recorded[index] = live
+            return live
+        routes = self._routes[:, index].long().view(live.shape)
+        is_replayed = (routes > 0).all(-1)
+        selected = torch.where(is_replayed[..., None], routes - 1, live)
+        self._counts.add((selected.sort(-1).values != live.sort(-1).values).any(-1), is_replayed)
         return selected
 
-    def taken(self, routers: Routers) -> Tensor:
+    def recorded(self, routers: Routers) -> Tensor:
         """Return the recorded routes [N,R,K] of a pass."""
-        selected = torch.stack([self.recorded[index].flatten(0, -2) for index in range(len(routers.layers))], 1)
+        selected = torch.stack([self._recorded[index].flatten(0, -2) for index in range(len(routers.layers))], 1)
         return (selected + 1).to(routers.dtype)
 
 
@@ -65,21 +79,17 @@ def routers_of(backbone: nn.Module) -> Routers | None:
 
     A router is a module of a layer that selects by `topk` among scores of all experts.
     """
-    if hasattr(backbone, "_routers"):
-        return backbone._routers  # type: ignore[no-any-return]
-    text: Any = backbone.get_decoder() if hasattr(backbone, "get_decoder") else backbone
-    layers: Sequence[nn.Module] = getattr(text, "layers", ())
-    found = [(number, module) for number, layer in enumerate(layers) for module in layer.modules() if _size(module)]
-    sizes = {_size(module) for _, module in found}
-    numbers = tuple(number for number, _ in found)
-    routers = None
-    if len(sizes) == 1 and len(set(numbers)) == len(numbers):
-        experts, top_k = sizes.pop() or (0, 0)
-        routers = Routers(numbers, len(layers), experts, top_k)
-        for index, (number, module) in enumerate(found):
+    layers = blocks(backbone)
+    modules = [(number, module) for number, layer in enumerate(layers) for module in layer.modules()]
+    placed = [(number, module, size) for number, module in modules if (size := _size(module))]
+    numbers, sizes = tuple(number for number, _, _ in placed), {size for _, _, size in placed}
+    if len(sizes) != 1 or len(set(numbers)) < len(numbers):
+        return None
+    routers = Routers(numbers, len(layers), *sizes.pop())
+    for index, (number, module, _) in enumerate(placed):
+        if not isinstance(module.forward, _Router):
             module.forward = _Router(module.forward, index, routers)
             layers[number].register_forward_pre_hook(module.forward.begin, with_kwargs=True)
-    backbone._routers = routers  # type: ignore[assignment]
     return routers
 
 
@@ -87,8 +97,7 @@ def _size(module: nn.Module) -> tuple[int, int] | None:
     """Return the numbers of experts and of those that a router selects; None if a module is no router with a topk."""
     if not type(module).__name__.endswith(("Router", "Gate")):
         return None
-    forward: Any = inspect.unwrap(type(module).forward)
-    if "topk" not in forward.__code__.co_names:
+    if "topk" not in inspect.unwrap(type(module).forward).__code__.co_names:
         return None
     config = getattr(module, "config", None)
     experts = getattr(module, "num_experts", None) or getattr(config, "num_experts", None)
@@ -99,21 +108,22 @@ def _size(module: nn.Module) -> tuple[int, int] | None:
 class _Router:
     """The forward pass of a router, which selects as the pass's `routing` says."""
 
-    def __init__(self, forward: Callable[..., Any], index: int, routers: Routers) -> None:
+    def __init__(self, forward: Callable[..., object], index: int, routers: Routers) -> None:
         self._forward = forward
         self._index = index
         self._routers = routers
         self._routing: Routing | None = None
 
-    def begin(self, _: nn.Module, __: object, options: Mapping[str, Any]) -> None:
+    def begin(self, _: nn.Module, __: object, options: Mapping[str, object]) -> None:
         """Get the routing from the arguments of the layer, whose recomputation has the same."""
-        self._routing = options.get("routing")
+        routing = options.get("routing")
+        self._routing = routing if isinstance(routing, Routing) else None
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *inputs: object, **options: object) -> object:
         if self._routing is None:
-            return self._forward(*args, **options)
+            return self._forward(*inputs, **options)
         with _Selection(self._routers, partial(self._routing.select, self._index)) as selection:
-            output = self._forward(*args, **options)
+            output = self._forward(*inputs, **options)
         if not selection.made:
             raise ValueError("a router selects no experts by topk")
         return output
@@ -128,12 +138,18 @@ class _Selection(TorchFunctionMode):
         self._select = select
         self.made = False
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         output = function(*args, **(kwargs or {}))
-        if function not in (torch.topk, torch.Tensor.topk):
+        if not isinstance(output, torch.return_types.topk):
             return output
         scores = args[0]
-        if (scores.shape[-1], output.indices.shape[-1]) != self._sizes:
+        if not isinstance(scores, Tensor) or (scores.shape[-1], output.indices.shape[-1]) != self._sizes:
             return output
         self.made = True
         indices = self._select(output.indices)

@@ -6,10 +6,11 @@ the router.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 ROUTES = "expert_routes"
 """The name of the field of trajectories and batches that holds the routes of each token."""
@@ -36,6 +37,8 @@ class Routers(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """The type of routes."""
+        import torch
+
         return torch.uint8 if self.experts <= SMALL else torch.int16
 
     def encode(self, selected: Tensor) -> Tensor:
@@ -46,6 +49,8 @@ class Routers(NamedTuple):
         Raises:
             ValueError: They have another shape, or name an expert that does not exist.
         """
+        import torch
+
         shape = tuple(selected.shape)
         if shape[1:] != (self.depth, self.top_k):
             raise ValueError(f"routes have shape {shape}, expected (tokens, {self.depth}, {self.top_k})")

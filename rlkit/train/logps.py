@@ -54,16 +54,16 @@ def policy_logps(data: Data, actor: Actor, ranks: Ranks, batch: RolloutBatch, re
     temperature = data.recipe.rollout.sampling.temperature
 
     def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
-        restricted = reads._replace(candidates=part.candidates)
-        out = actor(tokens, mask, temperature, restricted, media=part.media, **routes_of(part))
+        out = actor(tokens, mask, temperature, restricted(reads, part), media=part.media)
         return [x for x in out if x is not None]
 
     return _forward(data, ranks, batch, forward, actor)
 
 
-def routes_of(batch: RolloutBatch) -> dict[str, Tensor | None]:
-    """Return the policy's argument `routes` if the engine has returned the experts of these rows, if there are any."""
-    return {"routes": batch.fields[ROUTES]} if len(batch) and ROUTES in batch.fields else {}
+def restricted(reads: Reads, batch: RolloutBatch) -> Reads:
+    """Return what to read of the policy's distributions over the candidates of these rows, with the engine's experts."""
+    routes = batch.fields.get(ROUTES) if len(batch) else None
+    return reads._replace(candidates=batch.candidates, expert_routes=routes)
 
 
 def frozen_logps(data: Data, frozen: FrozenPolicy, ranks: Ranks, batch: RolloutBatch) -> Tensor:

@@ -38,7 +38,7 @@ def replay_problem(recipe: Recipe) -> str | None:
         return f"{type(engine).__name__} and the trainer select the same experts in float32"
     on_gpu = torch.cuda.is_available() and recipe.fabric.accelerator not in ("cpu", "mps")
     asked = recipe.train.router_replay is True
-    return engine.routes_problem(recipe.rollout.sampling, on_gpu=on_gpu, asked=asked)
+    return engine.routes_problem(recipe.rollout.sampling, on_gpu, asked)
 
 
 def require_replay(recipe: Recipe) -> None:

@@ -33,7 +33,7 @@ def plain_routes(model: Any, tokens: tuple[int, ...]) -> Tensor:
     assert routers is not None
     with torch.no_grad():
         backbone_of(model)(input_ids=torch.tensor([tokens]), use_cache=False, routing=routing)
-    return routing.taken(routers).sort(-1).values
+    return routing.recorded(routers).sort(-1).values
 
 
 def check(model: Any, asked: Request, answer: Completion) -> None:

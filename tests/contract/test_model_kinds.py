@@ -13,6 +13,7 @@ from rlkit.cli.docs import page
 from rlkit.distributed.tensor_parallel import MATRICES, plan_of
 from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
+from rlkit.ops.logps import DEFAULT_READS
 from rlkit.testing import random_model
 from tests.contract.test_torch_engine import PROMPTS, ask, engine_of, request
 from tests.flow.test_architectures import KINDS, MISMATCH
@@ -49,7 +50,8 @@ def replay(kind: str) -> str:
     shape = (*tokens.shape, len(module.routers.layers), module.routers.top_k)
     first, last = (torch.zeros(shape) + torch.tensor(experts) for experts in ([1, 2], [3, 4]))
     with torch.no_grad():
-        logps = [module(tokens, mask, routes=routes).logps for routes in (first, last)]
+        reads = [DEFAULT_READS._replace(expert_routes=routes) for routes in (first, last)]
+        logps = [module(tokens, mask, 1.0, read).logps for read in reads]
     return "yes" if (logps[0] - logps[1]).abs().max() > 0.1 else "no"
 
 

@@ -20,6 +20,7 @@ from rlkit.distributed.ranks import Ranks
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights
+from rlkit.ops.logps import DEFAULT_READS
 from rlkit.ops.routes import Routers
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
@@ -42,7 +43,8 @@ def gradients(module: Any) -> dict[str, torch.Tensor]:
     mask = torch.ones_like(ROWS, dtype=torch.bool)
     mask[:, 0] = False
     actor = getattr(module, "module", module)
-    logps = module(ROWS, mask, routes=None if actor.routers is None else routes(actor.routers)).logps
+    reads = DEFAULT_READS._replace(expert_routes=None if actor.routers is None else routes(actor.routers))
+    logps = module(ROWS, mask, 1.0, reads).logps
     (logps * torch.linspace(-1, 1, logps.numel()).view_as(logps)).sum().backward()
     return {name: full_tensor(p.grad) for name, p in actor.policy.named_parameters() if p.grad is not None}
 

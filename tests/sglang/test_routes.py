@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlkit.engines import SGLangServer
 from rlkit.models.actor import Actor
+from rlkit.ops.logps import DEFAULT_READS
 from rlkit.ops.routes import ROUTES
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request
@@ -54,9 +55,9 @@ def gaps(actor: Actor, asked: Request, answer: Completion, routes: Any) -> Tenso
     """Return how far the trainer's log-probs are from an answer's, with its routes [T,R,K] or without."""
     tokens = torch.tensor([[*asked.tokens, *answer.tokens]])
     mask = torch.arange(tokens.shape[1])[None] >= len(asked.tokens)
-    grid = None if routes is None else routes[None]
+    reads = DEFAULT_READS._replace(expert_routes=None if routes is None else routes[None])
     with torch.no_grad():
-        logps = actor(tokens, mask, asked.sampling.temperature, routes=grid).logps[mask]
+        logps = actor(tokens, mask, asked.sampling.temperature, reads).logps[mask]
     return (logps - torch.tensor(answer.logps)).abs()
 
 
@@ -75,7 +76,7 @@ def test_routes_are_those_of_the_trainer(trainer: Trainer, actor: Actor, engine:
         assert len(added) == len(later.tokens) + len(continued.tokens) - later.routes_from
         complete = torch.cat((routes[:-1], added))
         assert gaps(actor, later, continued, complete).max() < 1e-4
-    differing, compared = actor.passes.take_replayed()
+    differing, compared = actor.passes.replayed.take_counts()
     assert differing <= 0.01 * compared
     assert compared > 1000
 
@@ -99,7 +100,7 @@ def test_replay_removes_what_another_precision_moves() -> None:
     pairs = list(zip(asked, answers, strict=True))
     live = torch.cat([gaps(actor, *pair, None) for pair in pairs])
     replayed = torch.cat([gaps(actor, *pair, pair[1].fields[ROUTES]) for pair in pairs])
-    differing, compared = actor.passes.take_replayed()
+    differing, compared = actor.passes.replayed.take_counts()
     print(f"differs {differing / compared:.3f}, live {live.mean():.4f}, replayed {replayed.mean():.4f}")
     assert differing > 0.005 * compared
     assert replayed.mean() < 0.8 * live.mean()

@@ -159,14 +159,14 @@ def ask(api: Any, request: Request = REQUEST) -> Any:
 def test_a_request_asks_for_routes_and_reads_them(make: Any, respond: Any, encode: Any) -> None:
     client = Answering(respond(routed_experts=encode(SELECTED[1:])))
     api = make(client)
-    assert ask(api).routes is None  # of a server that was not started for that
+    assert ask(api).expert_routes is None  # of a server that was not started for that
     assert "routed_experts" not in str(client.body)
     api.routers = ROUTERS
-    assert ask(api, replace(REQUEST, routes_from=1)).routes.tolist() == ROUTES[1:]
+    assert ask(api, replace(REQUEST, routes_from=1)).expert_routes.tolist() == ROUTES[1:]
     assert ("routed_experts_start_len': 1" in str(client.body)) != (
         "routed_experts_prompt_start': 1" in str(client.body)
     )
-    assert ask(api, replace(REQUEST, routes_from=None)).routes is None
+    assert ask(api, replace(REQUEST, routes_from=None)).expert_routes is None
     client.response = respond()
     with pytest.raises(EngineError, match="returned no experts of its tokens: start it with --enable-return-routed"):
         ask(api)

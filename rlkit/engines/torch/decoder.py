@@ -270,7 +270,7 @@ class Decoder:
                 **({} if routing is None else {"routing": routing}),
             )
         if self.recorded is not None and self.routers is not None and routing is not None:
-            self.recorded.append(routing.taken(self.routers).unflatten(0, tokens.shape))
+            self.recorded.append(routing.recorded(self.routers).unflatten(0, tokens.shape))
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -75,7 +75,7 @@ class TorchEngine(RolloutEngine):
     def version(self, version: int) -> None:
         self._queue.version = version
 
-    def routes_problem(self, sampling: Sampling, *, on_gpu: bool, asked: bool) -> str | None:
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
         return None
 
     def check_structure(self, structure: Structure) -> None:

@@ -205,7 +205,7 @@ class DecoderSampler(Sampler):
         return ended
 
     def _take_prompt_routes(self, groups: Sequence[PrefillGroup]) -> None:
-        """Give rows the routes of their prompts from where they asked for them, if a pass has recorded any."""
+        """Set the rows' routes of their prompts, from where they are requested, if a pass has recorded any."""
         recorded = [routes for each_pass in self.decoder.recorded or () for routes in each_pass]
         for group, routes in zip(groups, recorded, strict=False):
             for row in group.rows:

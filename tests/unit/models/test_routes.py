@@ -14,6 +14,7 @@ from torch.nn.functional import silu
 from rlkit.distributed.fsdp2 import checkpoint_activations
 from rlkit.models.actor import Actor, backbone_of
 from rlkit.models.routes import Routing
+from rlkit.ops.logps import DEFAULT_READS
 from rlkit.ops.routes import Routers
 from rlkit.testing import random_model
 from tests.flow.test_architectures import KINDS
@@ -40,8 +41,8 @@ def recorded(module: Actor) -> Tensor:
     assert module.routers is not None
     routing = Routing()
     with torch.no_grad():
-        backbone_of(module.policy)(input_ids=TOKENS, use_cache=False, **routing.place(TOKENS[:, 0], TOKENS[:, 0]))
-    return routing.taken(module.routers).view(*TOKENS.shape, len(module.routers.layers), -1)
+        backbone_of(module.policy)(input_ids=TOKENS, use_cache=False, **routing.arrange(TOKENS[:, 0], TOKENS[:, 0]))
+    return routing.recorded(module.routers).view(*TOKENS.shape, len(module.routers.layers), -1)
 
 
 def flipped(routes: Tensor, experts: int) -> Tensor:
@@ -55,7 +56,7 @@ def flipped(routes: Tensor, experts: int) -> Tensor:
 def gradients(module: Actor, routes: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """Return log-probs and the gradients of a weighted sum of them."""
     module.zero_grad()
-    out = module(TOKENS, MASK, routes=routes)
+    out = module(TOKENS, MASK, 1.0, DEFAULT_READS._replace(expert_routes=routes))
     (out.logps * torch.linspace(-1, 1, TOKENS.numel()).view_as(TOKENS)).sum().backward()
     named = module.named_parameters()
     return out.logps.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
@@ -69,15 +70,15 @@ def farthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def test_own_routes_change_nothing(kind: str) -> None:
     module = actor(kind)
     routes = recorded(module)
-    module.passes.take_replayed()
+    module.passes.replayed.take_counts()
     logps, plain = gradients(module)
     replayed_logps, replayed = gradients(module, routes)
     assert torch.equal(replayed_logps, logps)
     assert all(torch.equal(replayed[name], gradient) for name, gradient in plain.items())
-    differing, compared = module.passes.take_replayed()
+    differing, compared = module.passes.replayed.take_counts()
     assert differing == 0
     assert compared > 0
-    assert module.passes.take_replayed() == (0, 0)
+    assert module.passes.replayed.take_counts() == (0, 0)
 
 
 @pytest.mark.parametrize("kind", EACH)
@@ -99,7 +100,7 @@ def test_other_routes_are_followed_in_packed_and_plain_passes(kind: str) -> None
     gates = [name for name in packed_gradients if ".gate.weight" in name or ".router." in name]
     assert gates
     assert all(packed_gradients[name].abs().sum() > 0 for name in gates)
-    differing, compared = module.passes.take_replayed()
+    differing, compared = module.passes.replayed.take_counts()
     assert 0.05 < differing / compared < 0.5
 
 
@@ -112,8 +113,9 @@ def test_recomputed_layers_select_the_same_experts(kind: str) -> None:
     recomputing = Actor(random_model(kind, **KINDS[kind], **DEEPER.get(kind, {})))
     checkpoint_activations(recomputing)
     other = flipped(routes, module.routers.experts)
-    out = recomputing(TOKENS, MASK, routes=routes)
-    recomputing(TOKENS, MASK, routes=other)  # a pass between the forward pass and its recomputation
+    out = recomputing(TOKENS, MASK, 1.0, DEFAULT_READS._replace(expert_routes=routes))
+    between = DEFAULT_READS._replace(expert_routes=other)
+    recomputing(TOKENS, MASK, 1.0, between)  # between the forward pass and its recomputation
     (out.logps * torch.linspace(-1, 1, TOKENS.numel()).view_as(TOKENS)).sum().backward()
     assert farthest({n: p.grad for n, p in recomputing.named_parameters() if p.grad is not None}, plain) < 1e-5
 
@@ -127,7 +129,7 @@ def test_gradients_are_those_of_a_hand_made_gate() -> None:
     x = torch.randn(60, 32, generator=generator).requires_grad_()
     ids = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(60)])
     routing = Routing((ids + 1).to(torch.uint8)[None, :, None])
-    block.gate.forward.begin(layer, (), routing.place(torch.zeros(60, dtype=torch.long), torch.arange(60)))
+    block.gate.forward.begin(layer, (), routing.arrange(torch.zeros(60, dtype=torch.long), torch.arange(60)))
     block.zero_grad()
     y = block(x[None])[0]
     y.square().sum().backward()
@@ -158,9 +160,9 @@ def test_groups_of_experts_stay_live() -> None:
 
 def test_tokens_without_routes_are_routed_live() -> None:
     module = actor("qwen3_moe")
-    module.passes.take_replayed()
+    module.passes.replayed.take_counts()
     assert torch.equal(gradients(module, torch.zeros_like(recorded(module)))[0], gradients(module)[0])
-    assert module.passes.take_replayed() == (0, 0)
+    assert module.passes.replayed.take_counts() == (0, 0)
 
 
 def test_routes_from_outside_are_checked() -> None:

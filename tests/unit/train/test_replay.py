@@ -14,6 +14,7 @@ from rlkit.engines import SGLangServer, TorchEngine
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.fields import Field
 from rlkit.models.actor import Actor
+from rlkit.ops.logps import DEFAULT_READS
 from rlkit.ops.routes import ROUTES, Routers
 from rlkit.recipe import Fabric, Model, Recipe
 from rlkit.run.preflight.plan import replay
@@ -100,13 +101,13 @@ def test_old_log_probs_and_updates_follow_the_routes() -> None:
     field = Field(ROUTES, dtype="uint8", shape=(2, 2))
     batch = scored(fields={ROUTES: routes}, declared={ROUTES: field})
     with torch.no_grad():
-        replayed = module(batch.tokens, batch.mask, routes=routes).logps
+        replayed = module(batch.tokens, batch.mask, 1.0, DEFAULT_READS._replace(expert_routes=routes)).logps
         live = module(batch.tokens, batch.mask).logps
     compute_logps(made, batch)
     assert batch.old_logps is not None
     torch.testing.assert_close(batch.old_logps, replayed)
     assert (replayed - live).abs().max() > 0.1
-    module.passes.take_replayed()
+    module.passes.replayed.take_counts()
     batch.advantages = torch.tensor([1.0, -1.0, 2.0, -2.0])[:, None] * batch.mask
     meter = Meter()
     update_models(made, batch, 1, meter)

@@ -136,7 +136,7 @@ class VllmApi(TeacherApi):
         if encoded is None and output.aborted:
             return output
         routes = routes_of_npy(encoded, self.routers, request, len(output.tokens), output.aborted)
-        return replace(output, routes=routes)
+        return replace(output, expert_routes=routes)
 
     async def abort(self, deadline: float) -> None:
         ids = [f"generate-tokens-{request_id}" for request_id in self._requests]

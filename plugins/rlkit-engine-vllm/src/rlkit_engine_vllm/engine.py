@@ -67,13 +67,13 @@ class VllmRollouts(ServerEngine):
         )
         self.launch = launch
 
-    def routes_problem(self, sampling: Sampling, *, on_gpu: bool, asked: bool) -> str | None:
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
         by = "vLLM returns them by its second model runner alone"
         if not on_gpu and not getattr(self, "urls", ()):
             return f"{by}, which needs a GPU"
         if sampling.truncates:
             return f"{by}, whose log-probs are not those of the full softmax where rollout.sampling truncates"
-        return super().routes_problem(sampling, on_gpu=on_gpu, asked=asked)
+        return super().routes_problem(sampling, on_gpu, asked)
 
     def check_structure(self, structure: Structure) -> None:
         check_launched(self, self.launch.structures, structure)

@@ -31,7 +31,7 @@ class ServerOutput:
         aborted: Whether the server was told to end the request.
         candidates: For each token, the ids from which it was sampled; empty if the request has no `top_k`, or the
             server does not return them.
-        routes: [n,R,K] of the request's tokens from `routes_from` on, and of those that were sampled; None for none.
+        expert_routes: [n,R,K] of the request's tokens from `routes_from` on, and of those that were sampled; None for none.
     """
 
     tokens: list[int]
@@ -40,7 +40,7 @@ class ServerOutput:
     stopped: bool = False
     aborted: bool = False
     candidates: list[Sequence[int]] = field(default_factory=list)
-    routes: torch.Tensor | None = None
+    expert_routes: torch.Tensor | None = None
 
 
 class ServerApi(ABC):

@@ -205,7 +205,7 @@ class ServerEngine(RolloutEngine):
             if completed and self.release_memory:  # trainers of all ranks wait: a server may have shared their GPUs
                 self.runtime.gather_world(None)
 
-    def routes_problem(self, sampling: Sampling, *, on_gpu: bool, asked: bool) -> str | None:
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
         if getattr(self, "urls", ()) and not asked:
             return f"servers at urls may not return them; start them with {ROUTES}, and set train.router_replay: true"
         return None

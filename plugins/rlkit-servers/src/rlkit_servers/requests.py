@@ -91,7 +91,7 @@ class Requests:
         if result is None or (result[0].aborted and has_structure):  # such a text is sampled again from its beginning
             return Completion([], [], [], StopReason.INTERRUPTED)
         output, versions = result
-        fields: dict[str, object] = {} if output.routes is None else {ROUTES: output.routes}
+        fields: dict[str, object] = {} if output.expert_routes is None else {ROUTES: output.expert_routes}
         return Completion(
             output.tokens, output.logps, versions, _stop_reason(output, request), output.candidates, fields
         )

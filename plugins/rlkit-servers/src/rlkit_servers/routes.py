@@ -16,7 +16,7 @@ from rlkit.types import Request
 from rlkit_servers.http import Fault
 
 ARGUMENT = "--enable-return-routed-experts"
-"""With which SGLang and vLLM return the experts of each token, in all requests or where one asks for them."""
+"""With which servers return the experts of each token."""
 
 
 def routes_of_npy(encoded: object, routers: Routers, request: Request, sampled: int, aborted: bool = False) -> Tensor:

@@ -150,7 +150,7 @@ class SGLangApi(TeacherApi):
             encoded = response["meta_info"].get("routed_experts")
             if encoded is not None or not output.aborted:
                 routes = routes_of_bytes(encoded, self.routers, request, len(output.tokens), output.aborted)
-                output = replace(output, routes=routes)
+                output = replace(output, expert_routes=routes)
         length = response["meta_info"].get("prompt_tokens")
         if request.media is not None and output.tokens and length != len(request.tokens):
             raise Fault(
