@@ -28,6 +28,7 @@ FORMER = {
     "rlkit.rewards.command": "rlkit_code.command_reward",
     "rlkit.rewards.judge": "rlkit_judges.judge",
     "rlkit.rewards.math": "rlkit_math.reward",
+    "rlkit.rewards.model": "rlkit_judges.model",
     "rlkit.rewards.rubric": "rlkit_judges.rubric",
     "rlkit.roles": "rlkit.interfaces",
     "rlkit.sections": "rlkit.recipe",

@@ -27,6 +27,8 @@ from rlkit.media import Media
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlkit.interfaces.fields import Filled
+
 __all__ = [
     "AgentSpan", "Batch", "Completion", "Fork", "LossOutput", "Message", "PolicyOutput", "Prompt", "Reads",
     "RecordedAnswer", "Request", "RolloutBatch", "SampleKey", "Sampling", "Score", "StopReason", "Structure",
@@ -266,30 +268,6 @@ class Completion:
         return Completion(*lists, StopReason.STOP, self.candidates[:count], filled=filled)
 
 
-class Filled(NamedTuple):
-    """Values of fields that were filled at one moment of a conversation, as tensors by name.
-
-    Args:
-        values: Of the last tokens, of the policy's last turn, or of the row.
-        tokens: Number of tokens then.
-        turns: Number of the policy's turns then.
-    """
-
-    values: Mapping[str, Tensor]
-    tokens: int = 0
-    turns: int = 0
-
-    def after(self, tokens: int) -> Filled:
-        """Return the same values after further tokens."""
-        return self._replace(tokens=self.tokens + tokens)
-
-    def until(self, count: int) -> Filled:
-        """Return the values by token of the first tokens."""
-        cut = max(0, self.tokens - count)
-        values = {name: tensor[: max(0, len(tensor) - cut)] for name, tensor in self.values.items()}
-        return Filled(values, self.tokens - cut)
-
-
 class Turn(NamedTuple):
     """A span `tokens[start:end]` of a trajectory, and its author.
 
@@ -365,7 +343,7 @@ class Score:
     answer: str | None = None
     feedback: str | None = None
     token_rewards: list[float] | None = None
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def abstains(self) -> bool:
@@ -395,6 +373,7 @@ class Trajectory:
         error: Why the conversation failed; it is then neither scored nor trained on.
         turn_rewards: Rewards of tools, a user or an environment, one for each turn of the policy, added to the score.
         counts: Events for the metrics `conversation/*`, such as tool calls.
+        metrics: Numbers of tools, a user or an environment, by the names of their metrics, such as `tool/NAME/METRIC`.
         credit: Tensors of the step for the run folder, such as `advantages` by token.
         span: The sample's part of an agent's session.
         candidates: [t] Ids from which each chosen token was sampled, empty elsewhere. No lists at all if sampling does
@@ -417,6 +396,7 @@ class Trajectory:
     error: str | None = None
     turn_rewards: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
     credit: JsonObject = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     span: AgentSpan = field(default_factory=AgentSpan)

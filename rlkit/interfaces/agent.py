@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from rlkit.interfaces.content import described, pictures_of
 from rlkit.interfaces.picture import Picture
@@ -105,6 +105,7 @@ class Agent(BoundPart):
     of the rollouts' event loop, so it must await whatever takes time. One instance serves many rollouts at once.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("row",)
     timeout: float = 600.0
     """Seconds for one rollout; time in which the engine samples does not count."""
     keep: str | None = None

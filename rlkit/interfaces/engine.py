@@ -55,6 +55,7 @@ class RolloutEngine(BoundPart, FormerFlags):
     Constructors store options only; models and servers are opened in `bind` and later.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("token",)
     capabilities: Capability = Capability.NOTHING
     reads_policy = FormerFlag(Capability.READS_POLICY)
     interruptible = FormerFlag(Capability.INTERRUPT)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.interfaces.tool import Content, State
@@ -20,12 +20,14 @@ class Observation(NamedTuple):
         reward: Reward for the action, credited to the last token of its turn.
         done: Whether the episode is over.
         fields: Values of declared fields, by name: of the turn that was the action, or of the row.
+        metrics: Numbers by name; the step logs their means as `environment/METRIC`.
     """
 
     text: Content
     reward: float = 0.0
     done: bool = False
     fields: Mapping[str, object] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Environment(BoundPart):
@@ -35,6 +37,7 @@ class Environment(BoundPart):
     event loop. A method that raises or exceeds `timeout` ends its conversation with an error.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("turn", "row")
     timeout: float = 30.0
     """Seconds for one step."""
 

@@ -11,11 +11,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from rlkit.base.errors import RecipeError, shorten, show
-from rlkit.types import Filled
+from rlkit.base.errors import PartError, RecipeError, explain, show, with_definition
+from rlkit.base.text import part_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,16 +22,9 @@ if TYPE_CHECKING:
     from rlkit.interfaces.runtime import RunPart
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-RANGES: Final[Mapping[str, tuple[float, float] | None]] = MappingProxyType(
-    {
-        "bool": (0, 1), "uint8": (0, 2**8 - 1), "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1),
-        "int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1),
-        "float16": None, "bfloat16": None, "float32": None,
-    }
-)  # fmt: skip
-"""The types of fields by their names in torch, with the smallest and the largest value of integers."""
-MOST_NUMBERS = 65_536
-"""Numbers of a token, a turn or a row."""
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
+"""The types of fields, by their names in torch."""
+BY = ("token", "turn", "row")
 
 
 @dataclass(frozen=True)
@@ -40,14 +32,14 @@ class Field:
     """The declaration of a field.
 
     Args:
-        name: Lower-case letters, digits and `_`.
-        dtype: Type of the tensors, by its name in torch.
+        name: Up to 64 lower-case letters, digits and `_`.
+        dtype: Type of the tensors, by its name in torch: one of `DTYPES`.
         by: What has a value: each token of the conversation, each turn of the policy, or the row.
         shape: Shape of a value; empty for one number.
         padding: The number in place of values that nobody filled, and outside of the conversation.
 
     Raises:
-        RecipeError: An option is none of these; the message names the field.
+        RecipeError: The name, the type or `by` is none of these.
     """
 
     name: str
@@ -57,29 +49,15 @@ class Field:
     padding: float = 0
 
     def __post_init__(self) -> None:
-        bounds, sizes = RANGES.get(self.dtype), self.shape if isinstance(self.shape, tuple) else (0,)
-        fits_shape = all(isinstance(size, int) and size > 0 for size in sizes) and prod(sizes) <= MOST_NUMBERS
-        expected = {
-            "name": (NAME.fullmatch(self.name), "up to 64 lower-case letters, digits and _"),
-            "dtype": (self.dtype in RANGES, f"one of {', '.join(RANGES)}"),
-            "by": (self.by in ("token", "turn", "row"), "token, turn or row"),
-            "shape": (fits_shape, f"a tuple of sizes of 1 or more, with at most {MOST_NUMBERS:,} numbers"),
-            "padding": (
-                bounds is None or (bounds[0] <= self.padding <= bounds[1] and self.padding == int(self.padding)),
-                f"a number of {self.dtype}",
-            ),
-        }
-        for option, (fits, values) in expected.items():
-            if not fits:
-                raise RecipeError(
-                    f"the field {show(self.name)} has {option}={getattr(self, option)!r}, expected {values}"
-                )
+        if not NAME.fullmatch(self.name) or self.dtype not in DTYPES or self.by not in BY:
+            expected = f"a name of lower-case letters, digits and _, a dtype among {', '.join(DTYPES)}"
+            raise RecipeError(f"a part declares {show(self)}, expected {expected}, and by token, turn or row")
 
     def full(self, *sizes: int) -> Tensor:
         """Return a tensor [*sizes,*shape] of padding, on the CPU."""
         import torch
 
-        return torch.full((*sizes, *self.shape), self.padding, dtype=getattr(torch, self.dtype))
+        return torch.full((*sizes, *self.shape), float(self.padding), dtype=getattr(torch, self.dtype))
 
     def tensor(self, values: object, counts: Collection[int] | None = None) -> Tensor:
         """Return values as a tensor [n,*shape] on the CPU, with memory of its own; one value as [*shape].
@@ -94,26 +72,59 @@ class Field:
         import torch
 
         try:
-            given = torch.as_tensor(values).detach().cpu()
-            tensor = given.to(getattr(torch, self.dtype), copy=True, memory_format=torch.contiguous_format)
-            fits = tensor.isfinite() if tensor.is_floating_point() else tensor == given
+            source = torch.as_tensor(values).detach().cpu()
+            tensor = source.to(getattr(torch, self.dtype), copy=True, memory_format=torch.contiguous_format)
+            fits = tensor.isfinite() if tensor.is_floating_point() else tensor == source
         except Exception as error:  # foreign objects may raise anything
             raise ValueError(f"filled the field {self.name!r} with {show(values)}, expected numbers") from error
         shape = tuple(tensor.shape)
-        if counts is None and shape != self.shape:
-            expected = f"one of shape {self.shape}"
-            raise ValueError(f"filled the field {self.name!r} with a value of shape {shape}, expected {expected}")
-        if counts is not None and (not shape or shape[1:] != self.shape or shape[0] not in counts):
-            numbers = " or ".join(map(str, sorted({min(counts), max(counts)})))
-            expected = f"{numbers} values of shape {self.shape}, one for each {self.by}"
-            raise ValueError(f"filled the field {self.name!r} with values of shape {shape}, expected {expected}")
+        size = shape[: counts is not None]
+        if shape != (*size, *self.shape) or (counts is not None and (not size or size[0] not in counts)):
+            numbers = "one" if counts is None else " or ".join(map(str, sorted({min(counts), max(counts)})))
+            expected = f"{numbers} of shape {self.shape} by {self.by}"
+            raise ValueError(f"filled the field {self.name!r} with shape {shape}, expected {expected}")
         if not bool(fits.all()):
-            odd = given[~fits][0].item()
+            odd = source[~fits][0].item()
             raise ValueError(f"filled the field {self.name!r} with {odd}, expected finite numbers of {self.dtype}")
         return tensor
 
 
-def assemble(declared: Mapping[str, Field], filled: Iterable[Filled], tokens: int, turns: int) -> dict[str, Tensor]:
+def declaration_problem(part: RunPart, field: Field) -> str | None:
+    """Return the problem with a declaration in a part's `fills`; None if the part may fill such a field."""
+    try:
+        field.full(0)
+    except Exception as error:  # a plugin may declare anything
+        return f"declares {field}: {explain(error)}"
+    if field.by not in part.may_fill:
+        return f"declares {field}, but such a part fills fields by {' or '.join(part.may_fill) or 'nothing'}"
+    return None
+
+
+class Filled(NamedTuple):
+    """Values of fields that were filled at one moment of a conversation, as tensors by name.
+
+    Args:
+        values: Of the last tokens, of the policy's last turn, or of the row.
+        tokens: Number of tokens then.
+        turns: Number of the policy's turns then.
+    """
+
+    values: Mapping[str, Tensor]
+    tokens: int = 0
+    turns: int = 0
+
+    def after(self, tokens: int) -> Filled:
+        """Return the same values after further tokens."""
+        return self._replace(tokens=self.tokens + tokens)
+
+    def until(self, count: int) -> Filled:
+        """Return the values by token of the first tokens."""
+        cut = max(0, self.tokens - count)
+        values = {name: tensor[: max(0, len(tensor) - cut)] for name, tensor in self.values.items()}
+        return Filled(values, self.tokens - cut)
+
+
+def assemble(declared: Mapping[str, Field], filled: Iterable[Filled], tokens: int, turns: int = 0) -> dict[str, Tensor]:
     """Return the fields of a conversation with so many tokens and turns of the policy.
 
     A token keeps the first of its values that is not padding, a turn and the row the last.
@@ -136,20 +147,9 @@ def assemble(declared: Mapping[str, Field], filled: Iterable[Filled], tokens: in
     return fields
 
 
-def undeclared(part: RunPart, values: object) -> str | None:
-    """Return the problem with the names of what a part fills; None if it declares them all."""
-    if not isinstance(values, Mapping):
-        return f"filled the fields {show(values)}, expected values by name"
-    declared = [spec.name for spec in part.fills]
-    wrong = next((name for name in values if name not in declared), None)
-    if wrong is None:
-        return None
-    names = shorten(", ".join(declared)) or "nothing"
-    return f"filled the field {show(wrong)}, which its `fills` does not declare; it declares: {names}"
-
-
 def tensors_of(
     part: RunPart,
+    method: str,
     values: Mapping[str, object],
     *,
     tokens: Collection[int] = (),
@@ -160,29 +160,29 @@ def tensors_of(
 
     Args:
         part: Which declares the fields.
+        method: Which returned them.
         values: By name.
         tokens: The numbers of values by token that are right.
         turns: The number of values by turn; None for the value of one turn.
         mask: Of a conversation; there may be values for all of its tokens, or for those under the mask.
 
     Raises:
-        ValueError: The part does not declare a name, or a value is not what its field declares.
+        PartError: The part does not declare a name.
+        ValueError: A value is not what its field declares.
     """
     import torch
 
-    problem = undeclared(part, values)
-    if problem is not None:
-        raise ValueError(problem)
     chosen = torch.tensor(mask, dtype=torch.bool)
     counts = {"token": (sum(mask), len(mask)) if mask else tokens, "turn": None if turns is None else (turns,)}
     declared = {spec.name: spec for spec in part.fills}
     tensors = {}
     for name, value in values.items():
+        if name not in declared:
+            problem = f"filled the field {show(name)}, expected one of its `fills`: {', '.join(declared) or 'none'}"
+            raise PartError(with_definition(f"{part_name(part)}: `{method}` {problem}", part, method))
         spec = declared[name]
-        tensor = spec.tensor(value, counts.get(spec.by))
-        if spec.by == "token" and mask and len(tensor) < len(mask):
-            full = spec.full(len(mask))
-            full[chosen] = tensor
-            tensor = full
-        tensors[name] = tensor
+        tensors[name] = tensor = spec.tensor(value, counts.get(spec.by))
+        if spec.by == "token" and len(tensor) < len(mask):
+            tensors[name] = spec.full(len(mask))
+            tensors[name][chosen] = tensor
     return tensors

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlkit.base.errors import EngineError
+from rlkit.interfaces.fields import Filled
 from rlkit.interfaces.parser import ParsedTurn
 from rlkit.media import Media, MediaSegment, Rendered
-from rlkit.types import Completion, Filled, Fork, JsonObject, Message, StopReason, Turn
+from rlkit.types import Completion, Fork, JsonObject, Message, StopReason, Turn
 
 MODEL = "policy"
 """The name under which agents address the policy; any other is accepted too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.interfaces.tool import State
@@ -20,12 +20,14 @@ class Reply(NamedTuple):
         done: Whether the conversation is over.
         reward: Reward for the policy's turn.
         fields: Values of declared fields, by name: of the policy's turn, or of the row.
+        metrics: Numbers by name; the step logs their means as `interaction/METRIC`.
     """
 
     messages: Sequence[Message]
     done: bool
     reward: float = 0.0
     fields: Mapping[str, object] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Interaction(BoundPart):
@@ -35,6 +37,7 @@ class Interaction(BoundPart):
     with an error.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("turn", "row")
     timeout: float = 30.0
     """Seconds for one reply."""
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 from numbers import Real
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rlkit.base.errors import shorten, show, with_definition
 from rlkit.base.ranges import LARGEST_FLOAT
@@ -44,6 +44,7 @@ class RewardManager(BoundPart):
     counted, and never become a reward of 0.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("token", "turn", "row")
     timeout: float = 60.0
     on_error: OnError = "drop"
     concurrency: int | None = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.types import JsonObject
@@ -25,11 +25,13 @@ class ToolReply(NamedTuple):
         text: What the policy reads; its middle is left out above `conversation.max_reply_tokens`.
         reward: Reward for the call, credited to the last token of its turn.
         fields: Values of declared fields, by name: of the turn that made the call, or of the row.
+        metrics: Numbers by name; the step logs their means as `tool/NAME/METRIC`.
     """
 
     text: Content
     reward: float = 0.0
     fields: Mapping[str, object] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Tool(BoundPart):
@@ -45,6 +47,7 @@ class Tool(BoundPart):
     all tools of the recipe.
     """
 
+    may_fill: ClassVar[Sequence[str]] = ("turn", "row")
     name: str
     description: str
     parameters: JsonObject

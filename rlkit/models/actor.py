@@ -14,7 +14,7 @@ from rlkit.models.layers import fuse_layers, narrow_last_mlp
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
 from rlkit.models.recurrent import pack_recurrent_layers
-from rlkit.models.routes import Routing, routers_of
+from rlkit.models.routes import routers_of
 from rlkit.models.vision import Backbone, RowMedia, backbone_of, picture_inputs, zero_of_vision
 from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import DEFAULT_READS, LOGPS, OutputLayer, logits_logps, token_logps
@@ -75,8 +75,7 @@ class Actor(nn.Module):
         model, candidates = base_model(self.policy), reads.candidates
         backbone = backbone_of(self.policy)
         ids = reads.ids if candidates is None else candidates.clamp(min=0).long()
-        routes = reads.expert_routes
-        routing = None if routes is None else Routing(routes, self.passes.replayed)
+        routing = self.passes.routing(reads.expert_routes)
         requested, reads = reads, reads._replace(ids=None, candidates=None) if candidates is None else LOGPS
         if self.chunked:
             with router_logits(backbone, requested.router) as routed:

@@ -111,6 +111,10 @@ class PackedPasses:
         self._plain_count = 0
         return counts
 
+    def routing(self, routes: Tensor | None) -> Routing | None:
+        """Return what makes routers select these experts [B,T,R,K]; None for their own choice."""
+        return None if routes is None else Routing(routes, self.replayed)
+
     def __call__(
         self,
         backbone: Backbone,
@@ -141,7 +145,7 @@ class PackedPasses:
         multiple = MULTIPLE if len(packing.ids) > MULTIPLE else 1
         packing.pad(multiple if self.sequence is None else lcm(multiple, self.sequence.size))
         grid = rotary_positions(backbone, tokens, media) if media is not None else None
-        return packed_pass(backbone, packing, tokens.device, noise, grid=grid, sequence=self.sequence, routing=routing)
+        return packed_pass(backbone, packing, noise, grid=grid, sequence=self.sequence, routing=routing)
 
 
 def packed_pass(

@@ -8,8 +8,8 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.base.text import part_name
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.engine import Capability
+from rlkit.interfaces.fields import declaration_problem
 from rlkit.interfaces.loss import Inputs, SequenceLoss
-from rlkit.recipe.check_fields import check_fields
 from rlkit.recipe.check_model import check_model
 from rlkit.recipe.check_sources import check_inputs, check_mixtures, check_staleness, check_teacher
 from rlkit.recipe.check_validation import check_best, check_validation
@@ -35,7 +35,7 @@ def check(recipe: Recipe) -> None:
         check_inputs,
         check_teacher,
         _check_needs,
-        check_fields,
+        _check_fields,
         _check_numbers,
         check_validation,
         check_best,
@@ -87,6 +87,24 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
     yield from _check_partners(recipe)
     yield from _check_reference(recipe)
     yield from _check_sampling(recipe)
+
+
+def _check_fields(recipe: Recipe) -> Iterator[str]:
+    """Yield a problem for each field that cannot be filled as declared, and for each that is read and never filled."""
+    declared: dict[str, tuple[str, str]] = {}
+    for part in recipe.parts() if recipe.method.samples else ():
+        for field in part.fills:
+            name, problem = part_name(part), declaration_problem(part, field)
+            if problem is not None:
+                yield f"{name} {problem}"
+                continue
+            part_before, declaration = declared.setdefault(field.name, (name, str(field)))
+            if declaration != str(field):
+                yield f"{part_before} declares {declaration}, but {name} {field}; rename one of the fields"
+    for part in recipe.parts():
+        for missing in [name for name in part.reads_fields if name not in declared]:
+            filled = ", ".join(declared) or "none"
+            yield f"{part_name(part)} reads the field {missing!r}, which no part of the recipe fills; filled: {filled}"
 
 
 def _check_components(recipe: Recipe, subject: str, names: Iterable[str], verb: str) -> Iterator[str]:

@@ -56,19 +56,15 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         "conversation": stored_messages(trajectory.messages[len(prompt.messages) :]),
         **_agent(trajectory),
         "reward": trajectory.reward,
-        "score": None if score is None else _stored_score(score),
+        "score": score and {name: getattr(score, name) for name in SCORE_FIELDS} | stored_fields(score.fields),
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(error)) if error else None,
         "failed": trajectory.error is not None,
         **_sample(trajectory),
         "counts": trajectory.counts,
+        **({"metrics": trajectory.metrics} if trajectory.metrics else {}),
     }
-
-
-def _stored_score(score: Score) -> JsonObject:
-    stored = stored_fields(score.fields) if score.fields else {}
-    return {name: getattr(score, name) for name in SCORE_FIELDS} | stored
 
 
 def _agent(trajectory: Trajectory) -> JsonObject:
@@ -106,7 +102,7 @@ def _sample(trajectory: Trajectory) -> JsonObject:
         **({"role": span.role, "speaker": span.speaker} if span.role else {}),
         **({"positions": span.positions} if span.positions else {}),
         **({"opened_thinking": trajectory.opened_thinking} if trajectory.opened_thinking else {}),
-        **(stored_fields(trajectory.fields) if trajectory.fields else {}),
+        **stored_fields(trajectory.fields),
         **trajectory.credit,
     }
 
@@ -296,13 +292,11 @@ def _open_fields(fields: _Fields) -> dict[str, Tensor]:
     Raises:
         RecipeError: They are not as rlkit writes them.
     """
-    if "fields" not in fields.row:
-        return {}
+    stored = fields.get("fields", lambda value: isinstance(value, dict), "fields by name", cast(dict[str, str], {}))
     try:
-        return read_fields(fields.row["fields"])
+        return read_fields(stored) if stored else {}
     except Exception as error:  # a hostile file may hold anything
-        expected = "dtype, shape and values by name"
-        raise RecipeError(f"{fields.location}: 'fields' are wrong, expected {expected}: {explain(error)}") from error
+        raise fields.wrong("fields", "safetensors in base64 by name") from error
 
 
 def _prompt(fields: _Fields) -> Prompt:
@@ -332,6 +326,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, reply)]
     trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
     trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
+    trajectory.metrics = fields.get("metrics", _are_metrics, "lists of numbers by name", trajectory.metrics)
     role, speaker = fields.get("role", _is_text, "a text", ""), fields.get("speaker", _is_int, "a whole number", 0)
     positions = fields.get("positions", _is_ints, "whole numbers", list[int]())
     trajectory.span = AgentSpan(role=role, speaker=speaker, positions=positions)
@@ -421,6 +416,10 @@ def _is_numbers(value: object) -> bool:
 
 def _is_numbers_by_name(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_numbers, value.values()))
 
 
 def _is_turns(value: object) -> bool:

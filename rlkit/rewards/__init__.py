@@ -7,7 +7,6 @@ comparison of final answers (`rlkit_math.answers`), and workers and deadlines (`
 from rlkit.registry.shelf import attribute_of
 from rlkit.rewards.composite import Composite
 from rlkit.rewards.episode import EpisodeReward
-from rlkit.rewards.model import ModelReward
 from rlkit.rewards.overlong import Overlong
 from rlkit.rewards.python import PythonReward
 from rlkit.rewards.python_batch import BatchReward
@@ -20,7 +19,6 @@ __all__ = [
     "Composite",
     "EpisodeReward",
     "ExactReward",
-    "ModelReward",
     "Overlong",
     "PythonReward",
     "QAReward",

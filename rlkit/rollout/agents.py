@@ -20,13 +20,12 @@ from rlkit.base.tasks import cancel
 from rlkit.base.text import part_name, safe
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask
 from rlkit.interfaces.content import pictures_of
-from rlkit.interfaces.fields import assemble, tensors_of, undeclared
+from rlkit.interfaces.fields import assemble, tensors_of
 from rlkit.interfaces.gateway import MODEL, Gateway, GatewaySession, Sample, SessionLimits
 from rlkit.interfaces.parser import ParsedTurn, ToolParser, parse_after_thinking
 from rlkit.media import Media, Rendered
 from rlkit.parsers.arguments import with_types
 from rlkit.recipe import ConversationLimits
-from rlkit.registry import require
 from rlkit.registry.shelf import provider
 from rlkit.rollout.cache import SizedCache
 from rlkit.rollout.collect import ConversationSetup, ask_engine
@@ -34,18 +33,7 @@ from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
 from rlkit.rollout.loop import warn_on_stderr
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import (
-    AgentSpan,
-    Completion,
-    Filled,
-    JsonObject,
-    Message,
-    Prompt,
-    Request,
-    SampleKey,
-    StopReason,
-    Trajectory,
-)
+from rlkit.types import AgentSpan, Completion, JsonObject, Message, Prompt, Request, SampleKey, StopReason, Trajectory
 
 KEPT_TEMPLATES = 8
 """Sets of tools whose templates are kept; an agent may describe others in each request."""
@@ -260,11 +248,10 @@ class AgentHost:
         trajectory = self._trajectory(prompt, samples, counts)
         _assign_roles(trajectory, samples, client.roles)
         trajectory.span.result = {"folder": str(folder), "status": result.status, "output": result.output}
-        require(self.agent, "run", undeclared(self.agent, result.fields))
         try:
-            by_row = Filled(tensors_of(self.agent, result.fields))
+            by_row = tensors_of(self.agent, "run", result.fields)
             for row, sample in zip(trajectory.samples, samples, strict=False):
-                row.fields = assemble(setup.fields, [*sample.filled, by_row], len(sample.tokens), 0)
+                row.fields = assemble(setup.fields, sample.filled, len(sample.tokens)) | by_row
         except ValueError as error:
             trajectory.error = f"{part_name(self.agent)}: {error}"
         if session.error is not None:

@@ -88,7 +88,7 @@ def _padded(field: Field, trajectories: Sequence[Trajectory], width: int) -> Ten
     full = field.full(len(trajectories), *{"token": (width,), "turn": (max(turns, default=0),), "row": ()}[field.by])
     for row, trajectory in zip(full, trajectories, strict=True):
         filled = {**(trajectory.score.fields if trajectory.score else {}), **trajectory.fields}.get(field.name)
-        if isinstance(filled, Tensor):
+        if filled is not None:
             (row if field.by == "row" else row[: len(filled)]).copy_(filled)
     return full
 

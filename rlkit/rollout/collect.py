@@ -16,7 +16,7 @@ from rlkit.base.tasks import run_concurrently, run_first
 from rlkit.base.text import tokens_until
 from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.engine import RolloutEngine
-from rlkit.interfaces.fields import Field, tensors_of
+from rlkit.interfaces.fields import Field, Filled, assemble, tensors_of
 from rlkit.media import Media, Rendered
 from rlkit.recipe.rollout import sampling_of_row
 from rlkit.registry import require
@@ -25,18 +25,7 @@ from rlkit.rollout.gate import Gate, remainder
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import (
-    Completion,
-    Filled,
-    Message,
-    Prompt,
-    Request,
-    SampleKey,
-    Sampling,
-    StopReason,
-    Tools,
-    Trajectory,
-)
+from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Tools, Trajectory
 
 Converse = Callable[["ConversationSetup", Prompt, int, int], Awaitable[Trajectory]]
 """Returns a sample of a prompt, given the numbers of its group and of the sample."""
@@ -192,7 +181,9 @@ async def converse(setup: ConversationSetup, prompt: Prompt, group: int, sample:
             else:
                 conversation.fail(problem)
         _check(setup, conversation, session)
-    return conversation.trajectory(texts[-1] if texts else "", session.messages, setup.fields)
+    trajectory = conversation.trajectory(texts[-1] if texts else "", session.messages)
+    trajectory.fields = assemble(setup.fields, conversation.filled, len(trajectory.tokens), len(conversation.rewards))
+    return trajectory
 
 
 async def _turn(
@@ -291,10 +282,10 @@ async def _generate(engine: RolloutEngine, request: Request) -> Completion:
     answer = await engine.generate(request)
     if not answer.fields:
         return answer
-    count, most = len(answer.tokens), len(request.tokens) + len(answer.tokens)
-    filled, problem = [], None
+    count, filled, problem = len(answer.tokens), [], None
+    counts = range(count, count + len(request.tokens) + 1)
     try:
-        filled = [Filled(tensors_of(engine, answer.fields, tokens=range(count, most + 1)), count)]
+        filled = [Filled(tensors_of(engine, "generate", answer.fields, tokens=counts), count)]
     except ValueError as error:
         problem = str(error)
     require(engine, "generate", problem)

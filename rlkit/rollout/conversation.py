@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rlkit.interfaces.fields import Field, assemble
+from rlkit.interfaces.fields import Filled
 from rlkit.media import Media, MediaSegment
-from rlkit.types import Completion, Filled, Message, Prompt, StopReason, Trajectory, Turn
+from rlkit.types import Completion, Message, Prompt, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +80,7 @@ class Conversation:
     counts: dict[str, int] = field(default_factory=dict)
     error: str | None = None
     filled: list[Filled] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
 
     def begin(self, tokens: Sequence[int], media: MediaSegment | None = None) -> None:
         """Append the rendered prompt, with its pictures."""
@@ -185,16 +186,8 @@ class Conversation:
         """Count something for the metrics."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def trajectory(
-        self, text: str, messages: Sequence[Message] = (), declared: Mapping[str, Field] | None = None
-    ) -> Trajectory:
-        """Return the trajectory.
-
-        Args:
-            text: The policy's last turn.
-            messages: All turns.
-            declared: The fields that may have been filled.
-        """
+    def trajectory(self, text: str, messages: Sequence[Message] = ()) -> Trajectory:
+        """Return the trajectory; `text` is the policy's last turn, `messages` are all turns."""
         missing = [()] * (len(self.tokens) - len(self.candidates))
         return Trajectory(
             prompt=self.prompt,
@@ -209,10 +202,10 @@ class Conversation:
             error=self.error,
             turn_rewards=self.rewards,
             counts=self.counts,
+            metrics=self.metrics,
             messages=list(messages),
             media=Media.of(self.media),
             candidates=[*self.candidates, *missing] if any(self.candidates) else [],
-            fields=assemble(declared or {}, self.filled, len(self.tokens), len(self.rewards)),
         )
 
     def _require(self, *phases: Phase) -> None:

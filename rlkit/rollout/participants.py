@@ -13,15 +13,15 @@ from rlkit.base.deadlines import slot
 from rlkit.base.errors import RolloutError, show, with_definition
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
+from rlkit.interfaces import outputs
 from rlkit.interfaces.content import content_of
 from rlkit.interfaces.environment import Environment, Observation
-from rlkit.interfaces.fields import tensors_of, undeclared
+from rlkit.interfaces.fields import tensors_of
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
 from rlkit.interfaces.reward import as_number
 from rlkit.interfaces.tool import Content, State, Tool, ToolReply
 from rlkit.parsers.arguments import with_types
-from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
 from rlkit.types import JsonObject, Message, SampleKey
@@ -149,9 +149,9 @@ class ParticipantSession:
         replies = await run_concurrently(*(self._call(call) for call in calls))
         for call, reply in zip(calls, replies, strict=True):
             self._reward(reply.reward)
-            if reply.fields:
+            if reply.fields or reply.metrics:
                 try:
-                    self._fill(self.tools[call.name], "call", reply.fields)
+                    self._take(self.tools[call.name], "call", f"tool/{call.name}", reply)
                 except ParticipantError:
                     self.conversation.count("tool_errors")
         return [
@@ -170,14 +170,14 @@ class ParticipantSession:
             step = partial(environment.step, text, self._episode)
             observation = await _participant(environment, "step", step, Observation)
             self.conversation.reward(_number(observation.reward, environment, "step"))
-            self._fill(environment, "step", observation.fields)
+            self._take(environment, "step", "environment", observation)
             return self._observation(environment, observation.text), observation.done
         user = self.participants.interaction
         if user is None:
             return [], True
         reply = await _participant(user, "reply", partial(user.reply, self.messages, self._user), Reply)
         self.conversation.reward(_number(reply.reward, user, "reply"))
-        self._fill(user, "reply", reply.fields)
+        self._take(user, "reply", "interaction", reply)
         return _messages(user, reply.messages, self.participants.pictures), reply.done
 
     def _observation(self, environment: Environment, observed: object) -> list[Message]:
@@ -227,19 +227,24 @@ class ParticipantSession:
         except Exception:  # foreign objects may raise anything
             self.conversation.count("tool_errors")
 
-    def _fill(self, part: Tool | Interaction | Environment, method: str, values: Mapping[str, object]) -> None:
-        """Fill fields of the policy's turn, or of the row.
+    def _take(
+        self, part: Tool | Interaction | Environment, method: str, prefix: str, reply: ToolReply | Observation | Reply
+    ) -> None:
+        """Take the fields and the metrics of a reply.
 
         Raises:
-            ParticipantError: A value is not what its field declares.
+            ParticipantError: A value is not what its field declares, or a metric is no number by a plain name.
             PartError: The part does not declare a field.
         """
-        require(part, method, undeclared(part, values))
         try:
-            with errors_of(part, method):
-                self.conversation.fill(tensors_of(part, values))
-        except GuardError as error:
-            raise ParticipantError(str(error)) from error
+            problem = outputs.of_metrics(reply.metrics)
+            if problem is not None:
+                raise ValueError(problem)
+            self.conversation.fill(tensors_of(part, method, reply.fields))
+            for name, value in reply.metrics.items():
+                self.conversation.metrics.setdefault(f"{prefix}/{name}", []).append(as_number(value))
+        except ValueError as error:
+            raise ParticipantError(with_definition(f"{part_name(part)}: `{method}` {error}", part, method)) from error
 
     def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: object) -> Awaitable[T]:
         """Call a tool's method with the arguments that the row of the data has for the phase.

@@ -96,7 +96,8 @@ def _fitted(reward: RewardManager, trajectory: Trajectory, score: Score) -> Scor
     if not score.fields:
         return score
     try:
-        return replace(score, fields=tensors_of(reward, score.fields, mask=trajectory.mask, turns=turns))
+        method = scoring_method(reward)
+        return replace(score, fields=tensors_of(reward, method, score.fields, mask=trajectory.mask, turns=turns))
     except ValueError as error:
         return _failure(reward, str(error))
 

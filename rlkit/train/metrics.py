@@ -156,6 +156,8 @@ def describe_rollouts(trajectories: Sequence[Trajectory], rewarded: bool, meter:
     for trajectory in trajectories:
         for name, count in trajectory.counts.items():
             meter.count(f"conversation/{name}", count)
+        for name, values in trajectory.metrics.items():
+            meter.means(name, values)
     if rewarded:
         _describe_scores(trajectories, rewards, meter)
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from rlkit_authors.conformance import check_options
 
-from rlkit.batch import LossOutput, PolicyOutput, Reads, TrainBatch
-from rlkit.interfaces.loss import ForwardOptions, PolicyLoss
+from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, TrainBatch
+from rlkit.interfaces.advantage import AdvantageEstimator
+from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.fields import Field
+from rlkit.interfaces.loss import ForwardOptions, PolicyLoss, TokenLoss
+from rlkit.interfaces.reward import RewardFunction
+from rlkit.interfaces.tool import State
 from rlkit.rewards import ExactReward
-from rlkit.testing import check_loss
+from rlkit.testing import check_advantage, check_environment, check_loss, check_reward
+from rlkit.types import Prompt, Score, Trajectory
 
 READS = {
     "top": Reads(top=4),
@@ -68,3 +76,95 @@ class Heavier(Weighted):
 @pytest.mark.parametrize("part", [Stricter, Weighted, Heavier])
 def test_inherited_options_are_documented(part: type) -> None:
     check_options(part)
+
+
+class Progress(RewardFunction):
+    """Fills a field by token, and adds what its options say.
+
+    Args:
+        fields: Further fields.
+        rewards: Rewards by token; None for one of each.
+    """
+
+    fills = (Field("progress", "uint8"), Field("wide", by="row", shape=(2,)))
+
+    def __init__(self, fields: dict[str, object], rewards: list[float] | None = None) -> None:
+        self.fields = fields
+        self.rewards = rewards
+
+    def grade(self, trajectory: Trajectory) -> Score:
+        count = trajectory.response_length
+        rewards = [0.5] * count if self.rewards is None else self.rewards
+        return Score(1.0, token_rewards=rewards, fields={"progress": [1] * count, **self.fields})
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (Progress({}), None),
+        (Progress({"wide": [0.5, 1.0]}), None),
+        (Progress({"wide": 0.5}), r"'wide' with shape \(\), expected one of shape \(2,\) by row"),
+        (Progress({"progres": 1}), "Progress.grade: .*filled the field 'progres', expected .*: progress, wide"),
+        (Progress({}, [0.5] * 3), "Progress returned 3 token_rewards, expected 0: one for each token"),
+    ],
+)
+def test_a_rewards_fields_are_those_that_it_declares(reward: Progress, message: str | None) -> None:
+    if message is None:
+        check_reward(reward)
+        return
+    with pytest.raises(AssertionError, match=message):
+        check_reward(reward)
+
+
+class Weighing(AdvantageEstimator):
+    reads_fields = ("progress",)
+
+    def estimate(self, batch: Batch) -> None:
+        batch.advantages = batch.token_rewards * batch.fields["progress"]
+
+
+class WeighingLoss(TokenLoss):
+    reads_fields = ("progress",)
+
+    def __call__(self, policy: PolicyOutput, batch: TrainBatch) -> LossOutput:
+        return LossOutput(-policy.logps * batch.fields["progress"], {})
+
+
+def test_estimators_and_losses_are_tried_with_the_fields_that_they_read() -> None:
+    batch = check_advantage(Weighing(), Progress.fills)
+    assert batch.fields["progress"].tolist() == batch.mask.int().tolist()
+    check_loss(WeighingLoss(), Progress.fills)
+    with pytest.raises(AssertionError, match="Weighing reads the field 'progress'; pass its declaration in `fields`"):
+        check_advantage(Weighing())
+    with pytest.raises(AssertionError, match="WeighingLoss reads the field 'progress'"):
+        check_loss(WeighingLoss())
+
+
+class Steps(Environment):
+    """Counts steps, by turn; its metric is what the class says."""
+
+    fills = (Field("step", "int32", "turn"),)
+    metrics: ClassVar[dict[str, float]] = {"length": 1.0}
+
+    async def reset(self, prompt: Prompt, seed: int, state: State) -> str:
+        return "begin"
+
+    async def step(self, action: str, state: State) -> Observation:
+        state["steps"] = state.get("steps", 0) + 1
+        return Observation("on", 0.0, state["steps"] == 2, {"step": state["steps"]}, self.metrics)
+
+
+class StepsByToken(Steps):
+    fills = (Field("step", "int32", "token"),)
+
+
+class StepsWithoutName(Steps):
+    metrics: ClassVar[dict[str, float]] = {"a b": 1.0}
+
+
+def test_what_an_environment_fills_is_checked() -> None:
+    check_environment(Steps)
+    with pytest.raises(AssertionError, match="StepsByToken.step: declares .*, but such a part fills fields by turn or"):
+        check_environment(StepsByToken)
+    with pytest.raises(AssertionError, match="StepsWithoutName.step: added a metric named 'a b'"):
+        check_environment(StepsWithoutName)

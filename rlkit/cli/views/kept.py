@@ -69,7 +69,7 @@ class KeptRollouts:
                     f"{row.location} has token ids that the policy has not, expected 0 to {vocabulary - 1}"
                 )
             columns = (row.columns, row.columns.get("score") or {}, *(row.columns.get("branches") or ()))
-            if any("fields_left_out" in sample for sample in columns):
+            if any(sample.get("fields_left_out") for sample in columns):
                 raise RecipeError(f"{row.location} has left out fields that were too large; leave out --phase learn")
             trajectories.append(row.trajectory)
         return trajectories

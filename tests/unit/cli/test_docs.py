@@ -287,7 +287,7 @@ def test_types_and_shapes_are_those_of_the_code() -> None:
     documented = f"{RolloutBatch.__doc__}{Batch.__doc__}"
     assert [name for name, shape in tensors.items() if f" {name}: {shape}" not in documented] == []
     assert {field.name for field in dataclasses.fields(Batch)} - set(tensors) == {
-        "component_names", "sum_pi_squared", "media", "metrics", "role_names",
+        "component_names", "declared", "fields", "sum_pi_squared", "media", "metrics", "role_names",
     }  # fmt: skip
 
 

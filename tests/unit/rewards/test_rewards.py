@@ -57,7 +57,11 @@ def scored(
 ) -> list[Score]:
     """Score as a run does."""
     runtime = SimpleNamespace(
-        score=lambda r, t: score(r, t, workers), work=workers.call, device=torch.device("cpu"), autocast=nullcontext
+        score=lambda r, t: score(r, t, workers),
+        work=workers.call,
+        device=torch.device("cpu"),
+        autocast=nullcontext,
+        tokenizer=build_tokenizer(),
     )
     reward.bind(runtime)  # type: ignore[arg-type]
     return (loop or SkippingLoop()).run(score(reward, trajectories, workers))
@@ -650,6 +654,23 @@ def test_model_reward_scores_the_whole_conversation(tmp_path: Path, workers: Wor
     [found] = scored(ModelReward(path), [done], workers)
     ids = torch.tensor([build_tokenizer().encode(f"[user] ? [assistant] {asked} [tool] 7 [assistant] 7 ")])
     assert found.reward == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-4)
+
+
+def test_model_reward_scores_each_step(tmp_path: Path, workers: Workers) -> None:
+    """`a = 1;b;` of one token a character has two steps: its end is the second's, since no text follows."""
+    path, model = classifier(tmp_path / "rm", None)
+    for text, steps in (("a = 1;b;", {5: "a = 1;", 7: "a = 1;b;"}), ("a;b", {1: "a;", 2: "a;b"}), ("a", {0: "a"})):
+        trajectory = example_trajectory(text)
+        trajectory.tokens[2:] = build_tokenizer().encode(text)
+        [found] = scored(ModelReward(path, step=";"), [trajectory], workers)
+        assert found.reward == 0
+        expected = [0.0] * len(text)
+        for index, prefix in steps.items():
+            ids = torch.tensor([build_tokenizer().encode(f"2 + 2 = ?\n\n{prefix}")])
+            expected[index] = model(input_ids=ids).logits.item()
+        assert found.token_rewards == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(RecipeError, match="per_turn: true and step: ';', expected one of them"):
+        ModelReward(path, per_turn=True, step=";")
 
 
 def test_model_reward_that_is_not_there_says_so(tmp_path: Path, workers: Workers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import json
 import re
@@ -10,19 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
-from rlkit.advantages import GRPO
+from rlkit.advantages import GAE, GPG, GRPO, OPO, RAE, RLOO, MaxRL, OptimalTokenBaseline, PassK, ReinforcePP, ReMax
 from rlkit.base.errors import PartError, RecipeError
+from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
-from rlkit.interfaces.fields import Field, assemble
+from rlkit.interfaces.fields import Field, Filled, assemble
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.reward import RewardFunction
-from rlkit.interfaces.tool import State
-from rlkit.recipe.check_fields import check_fields
+from rlkit.interfaces.tool import State, Tool, ToolReply
+from rlkit.recipe import checks
+from rlkit.records import fields
 from rlkit.records.rows import as_row, read_rows
 from rlkit.rewards import Composite, ExactReward, Router
 from rlkit.rollout.collate import add_rewards, collate
@@ -32,9 +37,11 @@ from rlkit.rollout.participants import Participants
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import FakeEngine, example_trajectory
+from rlkit.train.metrics import Meter, describe_rollouts
 from rlkit.train.rollouts import Rollouts, select_scored, with_branches
-from rlkit.types import AgentSpan, Completion, Filled, Prompt, Request, Score, StopReason, Trajectory
-from tests.unit.phases import recipe
+from rlkit.types import AgentSpan, Batch, Completion, JsonObject, Prompt, Request, Score, StopReason, Trajectory
+from tests.unit.phases import LocalRanks, recipe
+from tests.unit.rollout.test_conversation import call, hold, tools
 from tests.unit.rollout.test_rollout import PROMPTS, nothing, setup_of
 
 ROUTES = Field("routes", "int16", "token", (2,), padding=-1)
@@ -50,28 +57,18 @@ def workers() -> Iterator[Workers]:
     pool.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": "a b"}, "the field 'a b' has name='a b', expected up to 64 lower-case letters"),
-        ({"dtype": "float64"}, "has dtype='float64', expected one of bool, uint8"),
-        ({"by": "step"}, "has by='step', expected token, turn or row"),
-        ({"shape": (0,)}, r"has shape=\(0,\), expected a tuple of sizes"),
-        ({"shape": (1 << 40, 1 << 40)}, "expected a tuple of sizes"),
-        ({"dtype": "uint8", "padding": -1}, "has padding=-1, expected a number of uint8"),
-        ({"dtype": "uint8", "padding": nan}, "has padding=nan, expected a number of uint8"),
-    ],
-)
-def test_a_wrong_declaration_names_its_option(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+@pytest.mark.parametrize("options", [{"name": "a b"}, {"name": "X"}, {"dtype": "float64"}, {"by": "step"}], ids=str)
+def test_a_wrong_declaration_says_what_is_expected(options: dict[str, Any]) -> None:
+    [(name, value)] = options.items()
+    with pytest.raises(RecipeError, match=rf"declares Field\(.*{name}={value!r}.*, expected a name of lower-case"):
         Field(**{"name": "x", **options})
 
 
 @pytest.mark.parametrize(
     ("field", "values", "message"),
     [
-        (Field("x"), [1.0, 2.0], r"values of shape \(2,\), expected 3 values of shape \(\), one for each token"),
-        (Field("x"), [[1.0], [2.0], [3.0]], r"values of shape \(3, 1\), expected 3 values of shape \(\)"),
+        (Field("x"), [1.0, 2.0], r"shape \(2,\), expected 3 of shape \(\) by token"),
+        (Field("x"), [[1.0], [2.0], [3.0]], r"shape \(3, 1\), expected 3 of shape \(\)"),
         (Field("x"), [0.0, nan, 1.0], "with nan, expected finite numbers of float32"),
         (Field("x"), [0.0, 1e39, 1.0], "expected finite numbers of float32"),
         (Field("x", "uint8"), [0, 256, 1], "with 256, expected finite numbers of uint8"),
@@ -79,7 +76,7 @@ def test_a_wrong_declaration_names_its_option(options: dict[str, Any], message: 
         (Field("x", "int64"), [0, 1 << 70, 1], "expected numbers"),
         (Field("x"), "abc", "with 'abc', expected numbers"),
         (Field("x"), None, "with None, expected numbers"),
-        (Field("x"), 5, r"values of shape \(\), expected 3 values"),
+        (Field("x"), 5, r"shape \(\), expected 3 of shape"),
     ],
 )
 def test_wrong_values_are_refused(field: Field, values: object, message: str) -> None:
@@ -113,8 +110,8 @@ def test_a_token_keeps_what_was_filled_first() -> None:
 
 def test_a_turn_and_the_row_keep_what_was_filled_last() -> None:
     moments = [Filled({"effort": torch.tensor(value), "level": torch.tensor(value)}, 9, 2) for value in (1.0, 2.0)]
-    fields = assemble(BY_NAME, moments, tokens=9, turns=3)
-    assert {name: tensor.tolist() for name, tensor in fields.items()} == {"effort": [0.0, 2.0, 0.0], "level": 2.0}
+    assembled = assemble(BY_NAME, moments, tokens=9, turns=3)
+    assert {name: tensor.tolist() for name, tensor in assembled.items()} == {"effort": [0.0, 2.0, 0.0], "level": 2.0}
 
 
 def test_an_interrupted_turn_keeps_the_values_of_each_part() -> None:
@@ -153,8 +150,8 @@ class Levels(Environment):
 
     async def step(self, action: str, state: State) -> Observation:
         state["turn"] = state.get("turn", 0) + 1
-        fields = {"effort": 0.5 * state["turn"], "level": state["turn"]}
-        return Observation("go on", done=state["turn"] == 2, fields=fields)
+        filled = {"effort": 0.5 * state["turn"], "level": state["turn"]}
+        return Observation("go on", done=state["turn"] == 2, fields=filled)
 
 
 def test_a_conversation_collects_the_fields_of_its_engine_and_environment() -> None:
@@ -169,6 +166,69 @@ def test_a_conversation_collects_the_fields_of_its_engine_and_environment() -> N
     assert int(trajectory.fields["level"]) == 2
 
 
+class Measured(Levels):
+    """Measures what it is told."""
+
+    measured: object = MappingProxyType({"score": 0.5})
+
+    async def step(self, action: str, state: State) -> Observation:
+        return (await super().step(action, state))._replace(metrics=self.measured)  # type: ignore[arg-type]
+
+
+def test_metrics_of_replies_are_means(tmp_path: Path) -> None:
+    setup = replace(
+        setup_of(FakeEngine(["one", "two"]), samples=2),
+        participants=Participants(environment=Measured()), limits=Limits(turns=2), fields=BY_NAME,
+    )  # fmt: skip
+    trajectories = asyncio.run(collect(setup, PROMPTS[:1], nothing))
+    trajectories[1].metrics = {"environment/score": [1.0]}
+    meter = Meter()
+    describe_rollouts(trajectories, rewarded=False, meter=meter)
+    assert meter.result(LocalRanks())["environment/score"] == pytest.approx(2 / 3)  # type: ignore[arg-type]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(as_row(trajectories[0])))
+    [row] = read_rows(file)
+    assert row.trajectory.metrics == {"environment/score": [0.5, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [({"score": nan}, "added the metric 'score' as nan"), ({"a b": 1.0}, "a metric named 'a b'"), (5, "the metrics 5")],
+)
+def test_wrong_metrics_fail_the_conversation_by_name(measured: object, message: str) -> None:
+    environment = Measured()
+    environment.measured = measured
+    setup = replace(setup_of(FakeEngine(["a"])), participants=Participants(environment=environment), fields=BY_NAME)
+    trajectories = asyncio.run(collect(replace(setup, limits=Limits(turns=2)), PROMPTS[:1], nothing))
+    errors = [str(trajectory.error) for trajectory in trajectories]
+    assert all("Measured of tests: `step` added" in error and message in error for error in errors), errors
+
+
+class Counting(Tool):
+    """Counts calls; returns what it is told besides."""
+
+    name, description, parameters = "count", "Counts.", {"type": "object"}
+    fills = (EFFORT,)
+
+    def __init__(self, effort: float) -> None:
+        self.effort = effort
+
+    async def call(self, arguments: JsonObject, state: State, **kwargs: object) -> ToolReply:
+        return ToolReply("done", 0.25, {"effort": self.effort}, {"calls": 1})
+
+
+@pytest.mark.parametrize("effort", [2.0, nan])
+def test_a_tools_wrong_value_is_counted_and_its_reward_stays(effort: float) -> None:
+    [done] = hold(lambda request, turn: [call("count"), "7"][turn], tools(count=Counting(effort)), fields=BY_NAME)
+    assert done.error is None
+    assert done.turn_rewards == [0.25, 0.0]
+    if effort == 2.0:
+        assert done.fields["effort"].tolist() == [2.0, 0.0]
+        assert done.metrics == {"tool/count/calls": [1.0]}
+    else:
+        assert (done.counts["tool_errors"], done.fields, done.metrics) == (1, {}, {})
+
+
 class UndeclaredEngine(RoutingEngine):
     fills = ()
 
@@ -177,17 +237,25 @@ class UndeclaredEnvironment(Levels):
     fills = (EFFORT,)
 
 
-@pytest.mark.parametrize(
-    ("engine", "environment", "message"),
-    [
-        (UndeclaredEngine(["a", "b"]), Levels(), "UndeclaredEngine.*filled the field 'routes', which its `fills` does"),
-        (RoutingEngine(["a", "b"]), UndeclaredEnvironment(), "UndeclaredEnvironment.*the field 'level', .*: effort"),
-    ],
-)
-def test_an_undeclared_field_ends_the_run(engine: FakeEngine, environment: Environment, message: str) -> None:
-    setup = replace(setup_of(engine), participants=Participants(environment=environment), fields=BY_NAME)
-    with pytest.raises(PartError, match=message):
-        asyncio.run(collect(replace(setup, limits=Limits(turns=2)), PROMPTS[:1], nothing))
+def test_an_undeclared_field_ends_the_run(workers: Workers) -> None:
+    """It is an error of code, whatever the policy says."""
+    for engine, environment, message in (
+        (
+            UndeclaredEngine(["a", "b"]),
+            Levels(),
+            "UndeclaredEngine.*the field 'routes', expected .*: none",
+        ),
+        (
+            RoutingEngine(["a", "b"]),
+            UndeclaredEnvironment(),
+            "UndeclaredEnv.*`step` filled the field 'level', .*: effort",
+        ),
+    ):
+        setup = replace(setup_of(engine), participants=Participants(environment=environment), fields=BY_NAME)
+        with pytest.raises(PartError, match=message):
+            asyncio.run(collect(replace(setup, limits=Limits(turns=2)), PROMPTS[:1], nothing))
+    with pytest.raises(PartError, match="Graded.*: `grade` filled the field 'progres', expected .*: progress, effort"):
+        asyncio.run(score(Graded(progres=[1.0]), [example_trajectory("four")], workers))
 
 
 class Graded(RewardFunction):
@@ -209,17 +277,19 @@ def test_a_reward_fills_fields_for_all_tokens_or_for_those_of_the_policy(workers
     for values, expected in (([1, 2, 3, 4], [0, 0, 1, 2, 3, 4]), ([9, 8, 1, 2, 3, 4], [9, 8, 1, 2, 3, 4])):
         [made] = asyncio.run(score(Graded(progress=torch.tensor(values), effort=[0.5], level=3), [given], workers))
         assert made.error is None
-        fields = {name: tensor.tolist() for name, tensor in made.fields.items()}  # type: ignore[attr-defined]
-        assert fields == {"progress": expected, "effort": [0.5], "level": 3}
+        assert {name: tensor.tolist() for name, tensor in made.fields.items()} == {
+            "progress": expected,
+            "effort": [0.5],
+            "level": 3,
+        }
     assert made.token_rewards == [0.0, 0.25, 0.0, 0.5]
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"progres": [1.0] * 4}, "Graded of tests: filled the field 'progres', which its `fills` does not declare"),
-        ({"progress": [1.0] * 5}, r"'progress' with values of shape \(5,\), expected 4 or 6 values"),
-        ({"effort": [1.0, 2.0]}, "'effort' with values of shape"),
+        ({"progress": [1.0] * 5}, r"'progress' with shape \(5,\), expected 4 or 6 of"),
+        ({"effort": [1.0, 2.0]}, r"'effort' with shape \(2,\), expected 1 of shape \(\) by turn"),
         ({"level": 256}, "'level' with 256, expected finite numbers of uint8"),
     ],
 )
@@ -242,6 +312,10 @@ class FillsByToken(Levels):
     fills = (ROUTES,)
 
 
+class Undeclarable(Levels):
+    fills = (Field("level", "uint8", "row", padding=-1),)
+
+
 class FilledFilter(GroupFilter):
     fills = (LEVEL,)
 
@@ -255,23 +329,85 @@ class FilledFilter(GroupFilter):
         ({}, r"Reads.* reads the field 'progress', which no part of the recipe fills; filled: none"),
         ({"reward": Graded()}, None),
         ({"reward": Composite({"a": Graded(), "b": ExactReward()})}, None),
-        ({"reward": Router({"a": Graded(), "b": Other()})}, "Router.* declares Field.*float32.*int64"),
+        ({"reward": Router({"a": Graded(), "b": Other()})}, "Router.* declares Field.*float32.* but Router.*int64"),
         (
             {"reward": Graded(), "environment": FillsByToken()},
-            "'routes' by token, but .* by turn or row",
+            "FillsByToken.* declares .*, but such a part fills fields by turn or row",
         ),
-        ({"reward": Graded(), "filter": FilledFilter()}, "the field 'level' by row, but such a part fills no fields"),
+        ({"reward": Graded(), "environment": Undeclarable()}, "Undeclarable.* declares .*padding=-1.*without overflow"),
+        ({"reward": Graded(), "filter": FilledFilter()}, "FilledFilter.*, but such a part fills fields by nothing"),
     ],
 )
 def test_fields_are_checked_before_the_run(parts: dict[str, Any], message: str | None) -> None:
     made = recipe(advantage=Reads(), **{name: part for name, part in parts.items() if name != "filter"})
     made.rollout.filter = parts.get("filter")
-    problems = "\n".join(check_fields(made))
+    problems = "\n".join(checks._check_fields(made))
     assert problems == "" if message is None else re.search(message, problems), problems
 
 
 def scored(text: str, **values: Any) -> Trajectory:
     return replace(example_trajectory(text), score=Score(1.0, **values))
+
+
+def rewarded() -> Batch:
+    """Return a row of four tokens, rewarded by 0.5, 0, 0 and -1, and by 2 as a whole, and one that earns nothing."""
+    rows = [scored("four", token_rewards=[0.5, 0.0, 0.0, -1.0]), scored("none")]
+    for row, reward in zip(rows, (2.0, 0.0), strict=True):
+        row.score = replace(row.score or Score(0.0), reward=reward)
+    batch = add_rewards(collate(rows), rows)
+    assert rows[0].reward == 1.5
+    assert batch.token_rewards.tolist() == [[0, 0, 0.5, 0, 0, 1], [0] * 6]
+    assert batch.rewards.tolist() == [1.5, 0]
+    batch.values, batch.greedy_rewards = 0.25 * batch.mask, torch.tensor([0.5, 0.5])
+    batch.role, batch.role_names = torch.tensor([0, 0]), ("agent",)
+    batch.old_logps, batch.sum_pi_squared = torch.zeros_like(batch.rewards)[:, None] * batch.mask, 0.0 * batch.mask
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # returns of the last token on, discounted by 1/2: 1, 1/2, 1/4, and 0.5 + 1/8
+        (ReMax(gamma=0.5), [0.625 - 0.5, 0.25 - 0.5, 0.5 - 0.5, 1 - 0.5]),
+        (ReMax(gamma=0.0), [0.5 - 0.5, -0.5, -0.5, 0.5]),
+        # what compares whole rewards counts those of the tokens: 1.5 and 0, with the mean 0.75
+        (GRPO(scale_by_std=False), [0.75] * 4),
+        (RLOO(), [1.5] * 4),
+        (RAE(), [1.5] * 4),
+        (PassK(scale_by_std=False), [1.5] * 4),
+        (MaxRL(), [1.0] * 4),
+        (OPO(), [0.75] * 4),
+        (GPG(), [1.5] * 4),
+        # returns 1.5, 1, 1, 1 less their group's means by energy: of two rows with equal weights, half of each
+        (OptimalTokenBaseline(), [0.75, 0.5, 0.5, 0.5]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_estimators_count_rewards_by_token(estimator: AdvantageEstimator, expected: list[float]) -> None:
+    batch = rewarded()
+    estimator.estimate(batch)
+    assert batch.advantages is not None
+    assert batch.advantages[0, 2:].tolist() == pytest.approx(expected)
+
+
+def test_the_critic_learns_the_rewards_of_tokens() -> None:
+    """With lambda 0, A_t = r_t + V_(t+1) - V_t: 0.5, 0, 0 and 1 - 0.25; the returns are A + V."""
+    batch = rewarded()
+    GAE(lam=0.0).estimate(batch)
+    assert batch.returns is not None
+    assert batch.returns[0, 2:].tolist() == [0.75, 0.25, 0.25, 1.0]
+    batch = rewarded()
+    ReinforcePP(gamma=0.5).estimate(batch)
+    assert batch.returns is not None
+    assert batch.returns[0, 2:].tolist() == [0.625, 0.25, 0.5, 1.0]
+
+
+def test_a_composite_weighs_rewards_by_token(workers: Workers) -> None:
+    reward = Composite({"a": Graded(level=1), "b": Graded(level=2), "c": ExactReward()}, {"b": 3.0})
+    reward.runtime = SimpleNamespace(score=lambda part, rows: score(part, rows, workers))  # type: ignore[assignment]
+    [made] = asyncio.run(score(reward, [example_trajectory("four")], workers))
+    assert made.token_rewards == [0.0, 0.25 + 0.75, 0.0, 0.5 + 1.5]
+    assert made.fields["level"].tolist() == 1  # of the first that fills it
 
 
 def test_a_batch_pads_fields_as_declared_and_follows_its_rows() -> None:
@@ -325,20 +461,21 @@ def test_fields_are_read_back_bit_for_bit(tmp_path: Path) -> None:
         assert torch.equal(back.fields[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
     assert back.score is not None
     assert back.score.token_rewards == [0.0, 0.1, 0.0, 0.0]
-    assert torch.equal(back.score.fields["effort"], torch.tensor([0.1]))  # type: ignore[arg-type]
+    assert torch.equal(back.score.fields["effort"], torch.tensor([0.1]))
     assert back.reward == pytest.approx(1.1)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        5, {}, {"dtype": "object", "shape": [1], "values": [1]}, {"dtype": "uint8", "shape": [2], "values": "AA=="},
-        {"dtype": "uint8", "shape": [-1], "values": "AA=="}, {"dtype": "uint8", "shape": [1], "values": "!"},
-        {"dtype": "uint8", "shape": [1 << 60], "values": [1]}, {"dtype": "uint8", "shape": [1], "values": {"a": 1}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("entry", [5, "!", "AAAA", {"a": 1}, base64.b64encode(save({"y": torch.ones(1)})).decode()])
 def test_hostile_fields_of_a_file_are_refused(tmp_path: Path, entry: object) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(as_row(example_trajectory("4")) | {"fields": {"x": entry}}))
-    with pytest.raises(RecipeError, match="rows.jsonl, line 1: 'fields' are wrong, expected dtype, shape and values"):
+    with pytest.raises(RecipeError, match="rows.jsonl, line 1: 'fields' is .*, expected safetensors in base64 by name"):
         list(read_rows(file))
+
+
+def test_a_large_field_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "MOST_BYTES", 4)
+    given = example_trajectory("4")
+    given.fields = {"small": torch.ones(1), "large": torch.ones(3)}
+    row = as_row(given)
+    assert (list(row["fields"]), row["fields_left_out"]) == (["small"], ["large"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from rlkit.interfaces.agent import Agent, AgentResult, AgentTask, RoleClient
 from rlkit.types import JsonObject, Message, Prompt
 from rlkit_authors.conversations import PROMPT, check_close
+from rlkit_authors.fields import check_filled
 from rlkit_authors.runtime import ExampleRuntime
 
 
@@ -78,6 +79,7 @@ def check_agent(make: Callable[[], Agent], prompt: Prompt = PROMPT) -> list[Agen
         result = await agent.run(task, client)
         if not isinstance(result, AgentResult) or not isinstance(result.status, int):
             raise AssertionError(f"{type(agent).__name__}.run returned {result!r}, expected an AgentResult")
+        check_filled(agent, "run", result.fields)
         return result
 
     async def run_all(folder: str) -> list[AgentResult]:

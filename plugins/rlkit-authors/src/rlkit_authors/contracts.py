@@ -17,15 +17,17 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces import outputs
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
 from rlkit.interfaces.callback import Callback, LoggedRun, Logger
+from rlkit.interfaces.fields import Field
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.launcher import LaunchedRun, Launcher
 from rlkit.interfaces.loss import AdvantageLoss, Inputs, PolicyLoss
 from rlkit.interfaces.optimizer import Optimizer, Schedule
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
-from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score
+from rlkit.interfaces.reward import RewardFunction, RewardManager, as_score, scoring_method
 from rlkit.interfaces.task import Curriculum, Split, Task
 from rlkit.models.optimizer_state import try_out
 from rlkit.types import Batch, PolicyOutput, Prompt, Score, StopReason, TrainBatch, Trajectory, Turn
+from rlkit_authors.fields import check_filled, with_fields
 from rlkit_authors.limits import time_limit
 
 ODD_TEXTS = ("", " \n", "\x00\ufffd", "{[(<", r"\boxed{", "#### ", "१२", "1" * 5000)
@@ -82,15 +84,15 @@ def example_trajectory(text: str, answer: str | None = "4") -> Trajectory:
     )
 
 
-def check_advantage(estimator: AdvantageEstimator) -> Batch:
+def check_advantage(estimator: AdvantageEstimator, fields: Sequence[Field] = ()) -> Batch:
     """Check that advantages have the batch's shape, are finite and float32, and are 0 outside the mask.
 
     It is tried on an ordinary batch, equal rewards, large rewards, and a batch without rows, as a rank may have. The
-    batches provide what the estimator `needs`.
+    batches provide what the estimator `needs`, and `fields` that it reads.
     """
     for batch in (example_batch([1.0] * 4), example_batch((1e6, -1e6, 0.0, 1e6)), _without_rows(example_batch())):
-        _estimate(estimator, batch)
-    return _estimate(estimator, example_batch())
+        _estimate(estimator, with_fields(estimator, batch, fields))
+    return _estimate(estimator, with_fields(estimator, example_batch(), fields))
 
 
 def _estimate(estimator: AdvantageEstimator, batch: Batch) -> Batch:
@@ -132,27 +134,28 @@ def example_train_batch(scale: float = 1.0) -> TrainBatch:
     return TrainBatch.of(batch)
 
 
-def check_loss(loss: PolicyLoss) -> torch.Tensor:
+def check_loss(loss: PolicyLoss, fields: Sequence[Field] = ()) -> torch.Tensor:
     """Check that the loss is per token, has a gradient, and ignores values outside the mask.
 
-    It must also be finite for large log-ratios and on a batch without rows, and its metrics must have no gradient.
+    It must also be finite for large log-ratios and on a batch without rows, and its metrics must have no gradient. The
+    batches have the `fields` that it reads.
     """
     for log_ratio, batch in ((20.0, example_batch()), (-20.0, example_batch()), (0.0, _without_rows(example_batch()))):
-        _compute_loss(loss, batch, log_ratio)
-    batch = example_batch()
+        _compute_loss(loss, with_fields(loss, batch, fields), log_ratio)
+    batch = with_fields(loss, example_batch(), fields)
     per_token, logps = _compute_loss(loss, batch, 0.01)
     (gradient,) = torch.autograd.grad(per_token[batch.mask].sum(), logps)
     if not bool(gradient[batch.mask].any()) or bool(gradient[~batch.mask].any()):
         raise AssertionError(f"{type(loss).__name__} has no gradient under the mask, or one outside it")
     if isinstance(loss, AdvantageLoss):
-        _check_zero(loss)
+        _check_zero(loss, fields)
     return per_token
 
 
-def _check_zero(loss: PolicyLoss) -> None:
+def _check_zero(loss: PolicyLoss, fields: Sequence[Field]) -> None:
     """Check that rows whose advantages are all 0 have no gradient."""
     for log_ratio in (-3.0, 0.01, 3.0):
-        batch = example_batch()
+        batch = with_fields(loss, example_batch(), fields)
         per_token, logps = _compute_loss(loss, batch, log_ratio, scale=0.0)
         if bool(torch.autograd.grad(per_token[batch.mask].sum(), logps)[0].any()):
             raise AssertionError(
@@ -224,6 +227,12 @@ def check_reward(reward: RewardManager, texts: Sequence[str] = ("#### 4", "", "#
         for text, value in zip(batch, scores if raw is None else raw, strict=True):
             if getattr(value, "error", None) is None and as_score(value).error:
                 raise AssertionError(f"{name} returned {value!r} for {text!r}, expected finite numbers, or an error")
+        for trajectory, score in zip(trajectories, scores, strict=True):
+            check_filled(reward, scoring_method(reward), score.fields, turns=1, mask=trajectory.mask)
+            count = None if score.token_rewards is None else len(score.token_rewards)
+            if count not in (None, trajectory.response_length):
+                expected = f"{trajectory.response_length}: one for each token that the policy chose"
+                raise AssertionError(f"{name} returned {count} token_rewards, expected {expected}")
         if isinstance(reward, RewardFunction):
             _check_at_once(reward, trajectories)
     return scores

@@ -22,6 +22,7 @@ from rlkit.interfaces.runtime import BoundPart, RunPart, Runtime
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.models.weights import PolicyWeights
 from rlkit.types import Completion, JsonObject, Message, Prompt, Request, SampleKey, Sampling
+from rlkit_authors.fields import check_filled
 from rlkit_authors.runtime import ExampleRuntime
 
 PROMPT = Prompt("example", [{"role": "user", "content": "2 + 2 = ?"}], "4")
@@ -53,6 +54,7 @@ def check_tool(make: Callable[[], Tool], arguments: Mapping[str, object] | None 
             raise AssertionError(
                 f"{_name(tool)}.call returned {answer!r}, expected a text or a ToolReply of finite reward"
             )
+        check_filled(tool, "call", reply.fields, metrics=reply.metrics)
         reward = await tool.reward(state)
         if not _finite(reward):
             raise AssertionError(f"{_name(tool)}.reward returned {reward!r}, expected a finite number")
@@ -95,6 +97,7 @@ def check_interaction(make: Callable[[], Interaction], prompt: Prompt = PROMPT) 
             raise AssertionError(
                 f"{_name(user)}.reply returned {reply!r}, expected messages with role and content, or done"
             )
+        check_filled(user, "reply", reply.fields, metrics=reply.metrics)
         replies.append(reply)
 
     async def finish(user: Interaction, state: State) -> None:
@@ -129,6 +132,7 @@ def check_environment(make: Callable[[], Environment], prompt: Prompt = PROMPT) 
             raise AssertionError(
                 f"{_name(game)}.step returned {observation!r}, expected an Observation with a finite reward"
             )
+        check_filled(game, "step", observation.fields, metrics=observation.metrics)
         replies.append(observation)
 
     async def finish(game: Environment, state: State) -> None:
@@ -165,6 +169,8 @@ def check_engine(make: Callable[[], RolloutEngine], runtime: Runtime | None = No
         problem = outputs.of_engine(completion, request, 3, runtime.stop_ids)
         if problem:
             raise AssertionError(f"{_name(engine)}.generate {problem}")
+        count = len(completion.tokens)
+        check_filled(engine, "generate", completion.fields, tokens=range(count, len(request.tokens) + count + 1))
     if not all(_finite(gauge) for gauge in engine.health().values()):
         raise AssertionError(f"{_name(engine)}.health returned {engine.health()!r}, expected finite numbers by name")
     check_close(engine)

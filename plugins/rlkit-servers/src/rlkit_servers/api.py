@@ -31,7 +31,7 @@ class ServerOutput:
         aborted: Whether the server was told to end the request.
         candidates: For each token, the ids from which it was sampled; empty if the request has no `top_k`, or the
             server does not return them.
-        expert_routes: [n,R,K] of the request's tokens from `routes_from` on, and of those that were sampled; None for none.
+        expert_routes: [n,R,K] of the request's tokens from `routes_from` on and of the sampled ones; None for none.
     """
 
     tokens: list[int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlkit.base.deadlines import in_thread
 from rlkit.base.errors import RecipeError
+from rlkit.base.names import StopText
 from rlkit.base.ranges import Count, PositiveInt, Seconds
+from rlkit.base.text import tokens_until
 from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.types import Message, Score, Trajectory
 
@@ -30,6 +32,8 @@ class ModelReward(RewardManager):
             trained a reward model (`model.head: score`).
         per_turn: Whether to score the conversation at the end of each turn of the policy, as a process reward model
             does. The outputs are the rewards of the turns, and the conversation has no other reward.
+        step: A text that ends a step of the policy's turns, such as an empty line; null for none. The conversation is
+            scored after each step, and the outputs are the rewards of the steps' last tokens: it has no other reward.
         batch_size: Conversations per forward pass.
         max_length: Maximum tokens, or those that the model and its tokenizer state if these are fewer; longer
             conversations are truncated at their start.
@@ -47,12 +51,16 @@ class ModelReward(RewardManager):
         max_length: PositiveInt = 4096,
         *,
         per_turn: bool = False,
+        step: StopText | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
         timeout: Seconds = 600.0,
         on_error: OnError = "drop",
     ) -> None:
+        if per_turn and step is not None:
+            raise RecipeError(f"ModelReward has per_turn: true and step: {step!r}, expected one of them")
         self.path = path
         self.per_turn = per_turn
+        self.step = step
         self.dtype = dtype
         self.batch_size = batch_size
         self.max_length = max_length
@@ -105,11 +113,36 @@ class ModelReward(RewardManager):
 
     def _score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Score conversations, in the model's own thread."""
+        if self.step is not None:
+            return self._score_steps(trajectories, self.step)
         if not self.per_turn:
             return [Score(reward) for reward in self._outputs([t.messages for t in trajectories])]
         prefixes = [list(_up_to_turns(t)) for t in trajectories]
         rewards = iter(self._outputs([messages for row in prefixes for messages in row]))
         return [Score(0.0, turn_rewards=list(islice(rewards, len(row)))) for row in prefixes]
+
+    def _score_steps(self, trajectories: Sequence[Trajectory], step: str) -> list[Score]:
+        steps = [list(self._up_to_steps(trajectory, step)) for trajectory in trajectories]
+        outputs = iter(self._outputs([messages for row in steps for messages, _ in row]))
+        scores = []
+        for trajectory, row in zip(trajectories, steps, strict=True):
+            rewards = [0.0] * trajectory.response_length
+            for _, end in row:
+                rewards[end - 1] = next(outputs)
+            scores.append(Score(0.0, token_rewards=rewards))
+        return scores
+
+    def _up_to_steps(self, trajectory: Trajectory, step: str) -> Iterator[tuple[list[Message], int]]:
+        """Yield the conversation up to each step's end, and the number of the policy's tokens until there."""
+        decode = partial(self._runtime.tokenizer.decode, skip_special_tokens=True)
+        turns = [turn for turn in trajectory.turns if turn.role == "assistant"]
+        before = 0
+        for turn, messages in zip(turns, _up_to_turns(trajectory), strict=True):
+            tokens = trajectory.tokens[turn.start : turn.end]
+            for end in _step_ends(tokens, step, decode):
+                cut = {**messages[-1], "content": decode(tokens[:end])}
+                yield (messages if end == len(tokens) else [*messages[:-1], cut]), before + end
+            before += len(tokens)
 
     def _outputs(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
         """Return the model's outputs for conversations."""
@@ -135,6 +168,20 @@ class ModelReward(RewardManager):
             return "\n\n".join(str(m["content"]) for m in messages)
         rendered: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
         return rendered
+
+
+def _step_ends(tokens: Sequence[int], step: str, decode: Callable[[Sequence[int]], str]) -> list[int]:
+    """Return the number of tokens up to the end of each step; a turn without text after its last step ends with it."""
+    ends: list[int] = []
+    count: int | None = 0
+    while count is not None:
+        start = ends[-1] if ends else 0
+        count = tokens_until(tokens[start:], [step], decode)
+        if count is not None:
+            ends.append(start + count)
+    if ends and not decode(tokens[ends[-1] :]).strip():
+        ends.pop()
+    return [*ends, len(tokens)]
 
 
 def _up_to_turns(trajectory: Trajectory) -> Iterator[list[Message]]:
