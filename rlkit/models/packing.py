@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlkit.distributed.sequence import SequenceGroup
 from rlkit.models.attention import PACKED, layer_types, packing_problem
-from rlkit.models.routes import ReplayCounts, Routing
+from rlkit.models.routes import Routing
 from rlkit.models.vision import (
     RowMedia,
     media_inputs,
@@ -72,8 +72,7 @@ class PackedPasses:
         """The ranks that divide the tokens of a pass; None if each rank computes all of its rows."""
         self.division_problem: str | None = None
         """Why tokens cannot be divided."""
-        self.replayed = ReplayCounts()
-        """How often replay has changed what the routers of a mixture of experts select."""
+        self._replayed: list[Tensor] = []
         self._packed_count = 0
         self._plain_count = 0
         if backbone is not None:
@@ -112,8 +111,14 @@ class PackedPasses:
         return counts
 
     def routing(self, routes: Tensor | None) -> Routing | None:
-        """Return what makes routers select these experts [B,T,R,K]; None for their own choice."""
-        return None if routes is None else Routing(routes, self.replayed)
+        """Return the routing that selects these experts [B,T,R,K]; None for the routers' own choice."""
+        return None if routes is None else Routing(routes, self._replayed)
+
+    def take_replayed(self) -> tuple[float, float]:
+        """Return how many selections of routers replay has changed since the last call, and of how many."""
+        differing, compared = torch.stack(self._replayed).sum(0).tolist() if self._replayed else (0, 0)
+        self._replayed.clear()
+        return differing, compared
 
     def __call__(
         self,

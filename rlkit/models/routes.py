@@ -17,36 +17,17 @@ from rlkit.distributed.fsdp2 import blocks
 from rlkit.ops.routes import Routers
 
 
-class ReplayCounts:
-    """How often routers would have selected other experts for a token than those they replayed."""
-
-    def __init__(self) -> None:
-        self._differing: Tensor | float = 0.0
-        self._compared: Tensor | float = 0.0
-
-    def add(self, differs: Tensor, is_replayed: Tensor) -> None:
-        """Add the selections of a router, [N] bool each."""
-        self._differing = self._differing + differs.sum()
-        self._compared = self._compared + is_replayed.sum()
-
-    def take_counts(self) -> tuple[float, float]:
-        """Return the number of selections that differed, and of all that were replayed, since the last call."""
-        counts = float(self._differing), float(self._compared)
-        self._differing = self._compared = 0.0
-        return counts
-
-
 class Routing:
     """What the routers select in a pass: recorded, or replayed. It is an argument of the model, `routing`.
 
     Args:
         grid: [B,T,R,K] the routes to replay; None to record.
-        counts: Takes how often the routers would have selected others.
+        counts: Takes for each router how often it would have selected others, and of how many selections, [2].
     """
 
-    def __init__(self, grid: Tensor | None = None, counts: ReplayCounts | None = None) -> None:
+    def __init__(self, grid: Tensor | None = None, counts: list[Tensor] | None = None) -> None:
         self._grid = grid
-        self._counts = counts or ReplayCounts()
+        self._counts = [] if counts is None else counts
         self._routes: Tensor | None = None
         self._recorded: dict[int, Tensor] = {}
 
@@ -65,7 +46,8 @@ class Routing:
         routes = self._routes[:, index].long().view(live.shape)
         is_replayed = (routes > 0).all(-1)
         selected = torch.where(is_replayed[..., None], routes - 1, live)
-        self._counts.add((selected.sort(-1).values != live.sort(-1).values).any(-1), is_replayed)
+        differs = (selected.sort(-1).values != live.sort(-1).values).any(-1)
+        self._counts.append(torch.stack((differs.sum(), is_replayed.sum())))
         return selected
 
     def recorded(self, routers: Routers) -> Tensor:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 ROUTES = "expert_routes"
 """The name of the field of trajectories and batches that holds the routes of each token."""
@@ -40,23 +39,3 @@ class Routers(NamedTuple):
         import torch
 
         return torch.uint8 if self.experts <= SMALL else torch.int16
-
-    def encode(self, selected: Tensor) -> Tensor:
-        """Return routes of the experts [N,L,K] that another program selected in all L layers, dense ones included.
-
-        Where a token has the same expert several times, none was recorded.
-
-        Raises:
-            ValueError: They have another shape, or name an expert that does not exist.
-        """
-        import torch
-
-        shape = tuple(selected.shape)
-        if shape[1:] != (self.depth, self.top_k):
-            raise ValueError(f"routes have shape {shape}, expected (tokens, {self.depth}, {self.top_k})")
-        selected = selected[:, list(self.layers)].long()
-        if bool(((selected < 0) | (selected >= self.experts)).any()):
-            raise ValueError(f"routes name an expert that is not from 0 to {self.experts - 1}")
-        ordered = selected.sort(-1).values
-        distinct = (ordered[..., 1:] != ordered[..., :-1]).all(-1, keepdim=True)
-        return torch.where(distinct, selected + 1, 0).to(self.dtype)

@@ -173,11 +173,6 @@ class Conversation:
         self.stop, self.error = StopReason.ERROR, error
 
     @property
-    def run_tokens(self) -> int:
-        """Number of tokens that the engine has computed: up to the policy's last turn, whose last token it has not."""
-        return max((turn.end - 1 for turn in self.turns if turn.role == "assistant"), default=0)
-
-    @property
     def over(self) -> bool:
         """Whether it has ended."""
         return not LEGAL[self.phase]

@@ -61,7 +61,7 @@ def policy_logps(data: Data, actor: Actor, ranks: Ranks, batch: RolloutBatch, re
 
 
 def restricted(reads: Reads, batch: RolloutBatch) -> Reads:
-    """Restrict the policy's distributions to these rows' candidates, computed by the experts that the engine selected."""
+    """Restrict the distributions to these rows' candidates, computed by the experts that the engine selected."""
     routes = batch.fields.get(ROUTES) if len(batch) else None
     return reads._replace(candidates=batch.candidates, expert_routes=routes)
 

@@ -15,6 +15,8 @@ from rlkit.models.lora import base_model
 from rlkit.models.size import find_config
 from rlkit.recipe import Recipe
 
+NO_EXPERTS = "the model has no experts"
+
 
 def replay_problem(recipe: Recipe) -> str | None:
     """Explain why routes are not replayed, by the recipe, this machine and the model's configuration.
@@ -27,12 +29,12 @@ def replay_problem(recipe: Recipe) -> str | None:
         RecipeError: The configuration cannot be read; UnavailableError if the hub cannot be reached.
     """
     engine = recipe.engine
+    if not experts_of(find_config(recipe.model)):
+        return NO_EXPERTS
     if recipe.train.router_replay is False:
         return "train.router_replay is false"
     if not recipe.method.samples:
         return "the completions are recorded"
-    if not experts_of(find_config(recipe.model)):
-        return "the model has no experts"
     same_layers = Capability.READS_POLICY in engine.capabilities
     if same_layers and recipe.train.router_replay == "auto" and precision_of(recipe.model, recipe.fabric) == "float32":
         return f"{type(engine).__name__} and the trainer select the same experts in float32"
@@ -63,7 +65,7 @@ def start_replay(recipe: Recipe, actor: Actor, note: Callable[[str], None]) -> N
     Raises:
         RecipeError: `train.router_replay` is true, but the model has no routers that rlkit knows.
     """
-    if not experts_of(actor.policy.config) or replay_problem(recipe) is not None:
+    if replay_problem(recipe) is not None:
         return
     if actor.routers is not None:
         recipe.engine.return_routes(actor.routers)

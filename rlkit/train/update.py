@@ -104,7 +104,7 @@ def update_models(
             count_work(mixture.data.recipe, [policy], mixture.batch, meter)
     packed, passes = policy.inner.passes.take_counts()
     meter.mean("update/packed", packed / max(passes, 1), weight=passes)
-    differing, compared = policy.inner.passes.replayed.take_counts()
+    differing, compared = policy.inner.passes.take_replayed()
     if compared:
         meter.mean("router/differs", differing / compared, weight=compared)
     return batch

@@ -76,7 +76,7 @@ def test_routes_are_those_of_the_trainer(trainer: Trainer, actor: Actor, engine:
         assert len(added) == len(later.tokens) + len(continued.tokens) - later.routes_from
         complete = torch.cat((routes[:-1], added))
         assert gaps(actor, later, continued, complete).max() < 1e-4
-    differing, compared = actor.passes.replayed.take_counts()
+    differing, compared = actor.passes.take_replayed()
     assert differing <= 0.01 * compared
     assert compared > 1000
 
@@ -100,7 +100,7 @@ def test_replay_removes_what_another_precision_moves() -> None:
     pairs = list(zip(asked, answers, strict=True))
     live = torch.cat([gaps(actor, *pair, None) for pair in pairs])
     replayed = torch.cat([gaps(actor, *pair, pair[1].fields[ROUTES]) for pair in pairs])
-    differing, compared = actor.passes.replayed.take_counts()
+    differing, compared = actor.passes.take_replayed()
     print(f"differs {differing / compared:.3f}, live {live.mean():.4f}, replayed {replayed.mean():.4f}")
     assert differing > 0.005 * compared
     assert replayed.mean() < 0.8 * live.mean()

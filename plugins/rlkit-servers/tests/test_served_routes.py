@@ -91,6 +91,14 @@ def test_hostile_routes_are_refused(decode: Decode, encode: Callable[[Any], str]
             decode(encoded, ROUTERS, REQUEST, 1)
 
 
+def test_many_experts_need_shorts_and_a_single_one_is_no_repetition() -> None:
+    """Of one layer with 300 experts, and of one with 8 of which each token takes one."""
+    later = replace(REQUEST, tokens=(5,))
+    many = routes_of_npy(npy([[[299, 3]]], numpy.uint16), Routers((0,), 1, 300, 2), later, 1)
+    assert (many.dtype, many.tolist()) == (torch.int16, [[[300, 4]], [[0, 0]]])
+    assert routes_of_bytes(raw([[[7]]]), Routers((0,), 1, 8, 1), later, 1).tolist() == [[[8]], [[0]]]
+
+
 def test_negative_experts_are_refused() -> None:
     with pytest.raises(Fault, match="name an expert that is not from 0 to 7"):
         routes_of_bytes(raw(-SELECTED), ROUTERS, REQUEST, 1)

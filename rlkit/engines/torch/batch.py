@@ -51,16 +51,13 @@ class Row:
     def finished(self) -> bool:
         return self.completion is not None
 
-    def finish(
-        self, tokens: list[int], logps: list[float], candidates: list[Sequence[int]], routes: Tensor | None = None
-    ) -> None:
+    def finish(self, tokens: list[int], logps: list[float], candidates: list[Sequence[int]], routes: Tensor) -> None:
         """Complete the row with its tokens and their routes [n,R,K]; one whose log-probs are not finite has failed."""
         ends = [count for count, _ in self.versions[1:]] + [len(tokens)]
         versions = [v for (start, v), end in zip(self.versions, ends, strict=True) for _ in range(end - start)]
-        fields: dict[str, object] = {}
-        if routes is not None and self.prompt_routes is not None:
-            fields[ROUTES] = torch.cat((self.prompt_routes, routes.cpu()))
-        self.completion = Completion(tokens, logps, versions, self._stop(tokens), candidates, fields)
+        self.completion = Completion(tokens, logps, versions, self._stop(tokens), candidates)
+        if self.prompt_routes is not None:  # the last token has none: it was not run
+            self.completion.fields = {ROUTES: torch.cat((self.prompt_routes, routes.cpu()))}
         if self.matcher is not None:
             self.failure = self.matcher.failure
         if not all(map(isfinite, logps)):
@@ -293,8 +290,8 @@ class DecodeBatch:
         for i, count, row_tokens, row_logps in zip(ended, counts, tokens, logps, strict=True):
             row = self.rows[i]
             recorded = self._columns["candidates"][i, :count] if row.request.sampling.top_k else None
-            routes = None if row.prompt_routes is None else self._columns["routes"][i, :count]  # 0 for the last one
-            row.finish(row_tokens[:count], row_logps[:count], [] if recorded is None else ragged(recorded), routes)
+            candidates = [] if recorded is None else ragged(recorded)
+            row.finish(row_tokens[:count], row_logps[:count], candidates, self._columns["routes"][i, :count])
 
 
 def ragged(candidates: Tensor) -> list[Sequence[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, RolloutError, show
@@ -13,12 +14,12 @@ from rlkit.interfaces.content import described
 from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.reward import RewardFunction, RewardManager
 from rlkit.models.activations import precision_of
-from rlkit.models.config import context_limit, experts_of, load_config
+from rlkit.models.config import context_limit, load_config
 from rlkit.models.size import find_config, size_of
 from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.run.preflight.structure_texts import structured_texts
-from rlkit.train.replay import replay_problem
+from rlkit.train.replay import NO_EXPERTS, replay_problem
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
@@ -98,15 +99,11 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
 
 def replay(recipe: Recipe) -> Iterator[str]:
     """Yield whether the experts that the engine selects are replayed in training, for a mixture of experts."""
-    try:
-        has_experts = experts_of(find_config(recipe.model))
-    except RecipeError:  # reported when the model is loaded
-        return
-    if has_experts:
+    with suppress(RecipeError):  # reported when the model is loaded
         problem = replay_problem(recipe)
-        name = type(recipe.engine).__name__
-        how = f"not replayed: {problem}" if problem else f"replayed as {name} selects them (R3, arXiv:2510.11370)"
-        yield f"experts: {how}"
+        how = f"replayed as {type(recipe.engine).__name__} selects them (R3, arXiv:2510.11370)"
+        if problem != NO_EXPERTS:
+            yield f"experts: {how if problem is None else f'not replayed: {problem}'}"
 
 
 def _uncorrected(recipe: Recipe, updates: int) -> Iterator[str]:

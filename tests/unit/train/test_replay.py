@@ -107,7 +107,7 @@ def test_old_log_probs_and_updates_follow_the_routes() -> None:
     assert batch.old_logps is not None
     torch.testing.assert_close(batch.old_logps, replayed)
     assert (replayed - live).abs().max() > 0.1
-    module.passes.replayed.take_counts()
+    module.passes.take_replayed()
     batch.advantages = torch.tensor([1.0, -1.0, 2.0, -2.0])[:, None] * batch.mask
     meter = Meter()
     update_models(made, batch, 1, meter)

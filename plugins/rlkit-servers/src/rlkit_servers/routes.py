@@ -51,7 +51,8 @@ def routes_of_bytes(encoded: object, routers: Routers, request: Request, sampled
 def _routes(numbers: numpy.ndarray, routers: Routers, request: Request, sampled: int, aborted: bool) -> Tensor:
     """Return routes [n,R,K] of a request's tokens from `routes_from` on and of the sampled ones.
 
-    The last token has none, since it was not run. After an abortion, others may lack theirs or be left over.
+    Dense layers are left out. The last token has no route, since it was not run; one that has an expert several times
+    was not recorded. After an abortion, others may lack theirs or be left over.
 
     Raises:
         Fault: They are not those of the request's tokens.
@@ -59,10 +60,14 @@ def _routes(numbers: numpy.ndarray, routers: Routers, request: Request, sampled:
     total = len(request.tokens) + sampled - (request.routes_from or 0)
     if len(numbers) != total - 1 and not aborted:
         raise _fault(f"they are of {len(numbers)} tokens, expected {total - 1}")
-    try:
-        routes = routers.encode(torch.from_numpy(numbers[: total - 1].astype(numpy.int32)))
-    except ValueError as error:
-        raise _fault(error) from error
+    if numbers.shape[1:] != (routers.depth, routers.top_k):
+        raise _fault(f"they have shape {numbers.shape}, expected (tokens, {routers.depth}, {routers.top_k})")
+    selected = torch.from_numpy(numbers[: total - 1, list(routers.layers)].astype(numpy.int64))
+    if bool(((selected < 0) | (selected >= routers.experts)).any()):
+        raise _fault(f"they name an expert that is not from 0 to {routers.experts - 1}")
+    ordered = selected.sort(-1).values
+    distinct = (ordered[..., 1:] != ordered[..., :-1]).all(-1, keepdim=True)
+    routes = torch.where(distinct, selected + 1, 0).to(routers.dtype)
     return torch.cat((routes, routes.new_zeros(total - len(routes), *routes.shape[1:])))
 
 
