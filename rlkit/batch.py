@@ -276,6 +276,7 @@ class Reads(NamedTuple):
             the first, `top_logps` are those of the `top` of the others. None for one list.
         candidates: [B,T,K] i32, ids to which each token's distribution is restricted, then -1; None for no restriction.
         router: Whether to compute the router's load-balancing loss.
+        expert_routes: [B,T,R,K], the experts that routers select (`rlkit.ops.routes`); None for their own choice.
     """
 
     entropy: bool = True
@@ -287,6 +288,7 @@ class Reads(NamedTuple):
     split: tuple[Tensor, Tensor] | None = None
     candidates: Tensor | None = None
     router: bool = False
+    expert_routes: Tensor | None = None
 
 
 class PolicyOutput(NamedTuple):

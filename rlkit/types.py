@@ -215,6 +215,7 @@ class Request:
         resumable: Whether the completion may be INTERRUPTED; the caller then requests the missing tokens.
         resumed: Number of the last tokens that come from interrupted requests for the same completion.
         continues: Whether requests for later turns may follow, for which an engine may keep keys and values.
+        routes_from: The first token whose routes are not known yet, of an engine that returns routes; None for none.
     """
 
     tokens: tuple[int, ...]
@@ -226,6 +227,7 @@ class Request:
     resumable: bool = False
     resumed: int = 0
     continues: bool = False
+    routes_from: int | None = None
 
 
 @dataclass

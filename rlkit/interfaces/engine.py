@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.installed import extra_command
 from rlkit.former import FormerFlag, FormerFlags
+from rlkit.interfaces.fields import Field
 from rlkit.interfaces.runtime import BoundPart
-from rlkit.types import Completion, Request, Structure
+from rlkit.ops.routes import ROUTES
+from rlkit.types import Completion, Request, Sampling, Structure
 
 if TYPE_CHECKING:
     from rlkit.interfaces.runtime import Runtime, WeightStream
     from rlkit.interfaces.teacher import ServedTeacher
+    from rlkit.ops.routes import Routers
 
 
 COPIES_SHARE = 0.25
@@ -62,6 +65,9 @@ class RolloutEngine(BoundPart, FormerFlags):
     scores = FormerFlag(Capability.TEACHER)
     recorded = FormerFlag(Capability.VALIDATION_ONLY)
 
+    routers: Routers | None = None
+    """Whose choices completions hold; set by `return_routes`."""
+
     chosen: str = ""
     """Why the engine was chosen on GPUs for a recipe that names none; empty if it names this engine."""
 
@@ -104,6 +110,22 @@ class RolloutEngine(BoundPart, FormerFlags):
     def environment(self) -> Mapping[str, str]:
         """Environment variables to set before the first collective, unless they are set already."""
         return {}
+
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
+        """Explain why completions cannot hold the experts that computed each token; None if they can.
+
+        Args:
+            sampling: Of the completions.
+            on_gpu: Whether this machine has a GPU that the run uses.
+            asked: Whether the recipe asks for them, rather than to take them where they are sure to come.
+        """
+        return f"{type(self).__name__} does not return them"
+
+    def return_routes(self, routers: Routers) -> None:
+        """Fill the field `ROUTES` where a request has `routes_from`; called before `bind` if nothing prevents it."""
+        shape = (len(routers.layers), routers.top_k)
+        self.routers = routers
+        self.fills = (*self.fills, Field(ROUTES, dtype=str(routers.dtype).removeprefix("torch."), shape=shape))
 
     def check_structure(self, structure: Structure) -> None:
         """Check, before the run, that completions will have this structure.

@@ -14,6 +14,7 @@ from rlkit.models.layers import fuse_layers, narrow_last_mlp
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
 from rlkit.models.recurrent import pack_recurrent_layers
+from rlkit.models.routes import routers_of
 from rlkit.models.vision import Backbone, RowMedia, backbone_of, picture_inputs, zero_of_vision
 from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import DEFAULT_READS, LOGPS, OutputLayer, logits_logps, token_logps
@@ -46,6 +47,7 @@ class Actor(nn.Module):
         fuse_layers(policy)
         narrow_last_mlp(backbone_of(policy))
         pack_recurrent_layers(backbone_of(policy))
+        self.routers = routers_of(backbone_of(policy))
         self.chunked = self._probe()
         self.passes = PackedPasses(backbone_of(policy) if self.chunked else None)
 
@@ -73,17 +75,18 @@ class Actor(nn.Module):
         model, candidates = base_model(self.policy), reads.candidates
         backbone = backbone_of(self.policy)
         ids = reads.ids if candidates is None else candidates.clamp(min=0).long()
+        routing = self.passes.routing(reads.expert_routes)
         requested, reads = reads, reads._replace(ids=None, candidates=None) if candidates is None else LOGPS
         if self.chunked:
             with router_logits(backbone, requested.router) as routed:
-                hidden, indices, predicts = self.passes(backbone, tokens, mask, noise, media)
+                hidden, indices, predicts = self.passes(backbone, tokens, mask, noise, media, routing=routing)
             head = model.get_output_embeddings()
             ids = None if ids is None else ids.flatten(0, 1)[indices]
             scale, softcap = output_transform(backbone)
             layer = OutputLayer(head.weight, head.bias, temperature / scale, softcap and softcap / temperature)
             statistics = token_logps(hidden, layer, flat[indices], reads=reads, ids=ids)
         else:
-            inputs = PlainInputs.of(backbone, tokens, mask, media, self.passes.sequence)
+            inputs = PlainInputs.of(backbone, tokens, mask, media, self.passes.sequence, routing=routing)
             indices, predicts = inputs.indices, inputs.predicts
             with (
                 embedding_noise(model, noise, inputs.rows, inputs.positions),

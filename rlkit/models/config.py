@@ -279,6 +279,13 @@ def auto_class_of(config: ModelConfig) -> AutoClass:
     return auto_class
 
 
+def experts_of(config: ModelConfig) -> int:
+    """Return the largest number of experts of a layer; 0 if each token takes the same way."""
+    text = config.get_text_config()
+    numbers = [getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")]
+    return max((number for number in numbers if isinstance(number, int) and number > 1), default=0)
+
+
 def context_length(config: ModelConfig) -> int:
     """Return the maximum number of tokens of a row; a large number if the configuration has none.
 

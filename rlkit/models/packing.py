@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlkit.distributed.sequence import SequenceGroup
 from rlkit.models.attention import PACKED, layer_types, packing_problem
+from rlkit.models.routes import Routing
 from rlkit.models.vision import (
     RowMedia,
     media_inputs,
@@ -71,6 +72,7 @@ class PackedPasses:
         """The ranks that divide the tokens of a pass; None if each rank computes all of its rows."""
         self.division_problem: str | None = None
         """Why tokens cannot be divided."""
+        self._replayed: list[Tensor] = []
         self._packed_count = 0
         self._plain_count = 0
         if backbone is not None:
@@ -108,6 +110,16 @@ class PackedPasses:
         self._plain_count = 0
         return counts
 
+    def routing(self, routes: Tensor | None) -> Routing | None:
+        """Return the routing that selects these experts [B,T,R,K]; None for the routers' own choice."""
+        return None if routes is None else Routing(routes, self._replayed)
+
+    def take_replayed(self) -> tuple[float, float]:
+        """Return how many selections of routers replay has changed since the last call, and of how many."""
+        differing, compared = torch.stack(self._replayed).sum(0).tolist() if self._replayed else (0, 0)
+        self._replayed.clear()
+        return differing, compared
+
     def __call__(
         self,
         backbone: Backbone,
@@ -115,6 +127,8 @@ class PackedPasses:
         mask: Tensor,
         noise: RowNoise | None = None,
         media: RowMedia | None = None,
+        *,
+        routing: Routing | None = None,
     ) -> MaskedHidden:
         """Return hidden states, in any order; with `sequence`, those of this rank's slice of the tokens.
 
@@ -124,39 +138,41 @@ class PackedPasses:
             mask: [B,T] bool; the first column never counts.
             noise: Noise to add to the embeddings. Rows then share no prompts, since each row has its own noise.
             media: [B] the pictures of each row; None without pictures.
+            routing: The experts to select; None for the routers' own choice.
         """
-        if self.packed and not bool(mask[:, 1:].any()):  # a dummy row, which is not counted
-            return plain_pass(backbone, PlainInputs.of(backbone, tokens, mask, media, self.sequence), noise)
+        is_dummy = self.packed and not bool(mask[:, 1:].any())  # a row that is not counted
         packing = Packing(tokens, mask, media, share_prompts=noise is None) if self.packs(media) else None
-        if packing is None:
-            self._plain_count += 1
-            return plain_pass(backbone, PlainInputs.of(backbone, tokens, mask, media, self.sequence), noise)
+        if is_dummy or packing is None:
+            self._plain_count += not is_dummy
+            inputs = PlainInputs.of(backbone, tokens, mask, media, self.sequence, routing=routing)
+            return plain_pass(backbone, inputs, noise)
         self._packed_count += 1
         multiple = MULTIPLE if len(packing.ids) > MULTIPLE else 1
         packing.pad(multiple if self.sequence is None else lcm(multiple, self.sequence.size))
         grid = rotary_positions(backbone, tokens, media) if media is not None else None
-        return packed_pass(backbone, packing, tokens.device, noise, grid=grid, sequence=self.sequence)
+        return packed_pass(backbone, packing, noise, grid=grid, sequence=self.sequence, routing=routing)
 
 
 def packed_pass(
     backbone: Backbone,
     packing: Packing,
-    device: torch.device,
     noise: RowNoise | None = None,
     *,
     grid: Tensor | None = None,
     sequence: SequenceGroup | None = None,
+    routing: Routing | None = None,
 ) -> MaskedHidden:
     """Return hidden states from one pass over a packed sequence.
 
     Args:
         backbone: A decoder.
         packing: The sequence; if it is divided, of a multiple of `sequence.size` tokens.
-        device: Of the decoder.
         noise: Noise to add to the embeddings.
         grid: [3,B,T] positions of rows with pictures.
         sequence: The ranks that divide the sequence.
+        routing: The experts to select; for a shared prompt, those of its first row.
     """
+    device = packing.predicts.device
     positions = torch.tensor(packing.positions, device=device)
     rows = torch.tensor(packing.rows, device=device)
     tokens = torch.tensor([packing.ids], device=device)
@@ -180,7 +196,7 @@ def packed_pass(
         "position_ids": position_ids,
         "attention_mask": torch.empty(1, 1, 1, 1, device=device),  # 4 dimensions: transformers leaves it as it is
         "layout": layout,
-    }
+    } | ({} if routing is None else routing.arrange(rows, positions))
     with embedding_noise(backbone, noise, rows, positions):
         hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state[0]
     windowed = layer_types(backbone.config.get_text_config()).count("sliding_attention")
@@ -227,8 +243,10 @@ class PlainInputs(NamedTuple):
         mask: Tensor,
         media: RowMedia | None = None,
         sequence: SequenceGroup | None = None,
+        *,
+        routing: Routing | None = None,
     ) -> PlainInputs:
-        """Return the inputs for rows [B,T] with a mask [B,T] and pictures [B], divided by `sequence`."""
+        """Return the inputs for rows [B,T] with a mask [B,T], pictures [B] and routes, divided by `sequence`."""
         width = tokens.shape[1]
         options = picture_inputs(backbone, tokens, media)
         rows, positions = (torch.arange(size, device=tokens.device) for size in tokens.shape)
@@ -238,6 +256,8 @@ class PlainInputs(NamedTuple):
             tokens, rows, positions, predicts = (sequence.slice(x) for x in (tokens, rows, positions, predicts))
             options = sequence.options(positions)
         indices = (rows * width + positions + 1)[predicts]
+        if routing is not None:
+            options |= routing.arrange(rows.flatten(), positions.flatten())
         return cls(tokens, rows.flatten(), positions.flatten(), predicts, indices, options)
 
 
@@ -282,7 +302,7 @@ def _packing_problem(backbone: Backbone, device: torch.device) -> str | None:
     config._attn_implementation = PACKED
     reason = None
     try:
-        actual = packed_pass(backbone, Packing(tokens, mask.bool()), device)
+        actual = packed_pass(backbone, Packing(tokens, mask.bool()))
         reason = _difference("packed", actual.hidden[actual.indices.argsort()], expected)
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError) as error:
         reason = f"a packed pass failed with {type(error).__name__}: {error}"

@@ -44,20 +44,25 @@ class PolicyWeights:
 
     @cached_property
     def _sources(self) -> dict[str, tuple[AdapterLayer | None, Tensor]]:
-        """Each parameter with its adapter, if it has one; an engine that reads the policy itself needs none."""
+        """Each parameter with its adapter, if it has one, by name; an engine that reads the policy needs none."""
         base = base_model(self._policy)
         adapters = adapters_by_weight(base)
         sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
         for name, parameter in base.named_parameters():  # tied weights appear once, under their first name
             if "lora_" not in name:
                 plain = plain_name(name)
-                sources[_checkpoint_name(base, plain)] = (adapters.get(plain), parameter)
+                sources[plain] = (adapters.get(plain), parameter)
         return sources
 
     @cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """The shape and type of each tensor, by name."""
-        return {name: (tuple(parameter.shape), parameter.dtype) for name, (_, parameter) in self._sources.items()}
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for name, (_, parameter) in self._sources.items():
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            saved = as_saved(base_model(self._policy), name, empty)
+            shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in saved.items()}
+        return shapes
 
     @torch.no_grad()
     def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
@@ -68,7 +73,8 @@ class PolicyWeights:
             tensor = full_tensor(parameter.detach())
             if adapter is not None and merged:
                 tensor = merged_weight(adapter, tensor, gather=full_tensor).to(tensor.dtype)
-            bucket.append((name, tensor))
+            saved = as_saved(base_model(self._policy), name, tensor)
+            bucket += [(name, tensor.contiguous()) for name, tensor in saved.items()]
             size += tensor.numel() * tensor.element_size()
             if size >= self.bucket_bytes:
                 yield bucket
@@ -86,12 +92,13 @@ class PolicyWeights:
         return adapter_config(self._policy), [(n, full_tensor(x.detach())) for n, x in adapter_tensors(self._policy)]
 
 
-def _checkpoint_name(model: CausalLM, name: str) -> str:
-    """Return the name of a parameter in saved models, which servers read; transformers renames vision towers'."""
-    if not reads_pictures(model.config):
-        return name
-    saved = revert_weight_conversion(model, {name: torch.empty(0)})
-    return next(iter(saved)) if len(saved) == 1 else name
+def as_saved(model: CausalLM, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return a parameter as saved models have it, which servers read: vision towers renamed, experts one by one."""
+    are_experts = tensor.dim() == 3
+    if not are_experts and not reads_pictures(model.config):
+        return {name: tensor}
+    saved: dict[str, Tensor] = revert_weight_conversion(model, {name: tensor})
+    return saved if len(saved) == 1 or are_experts else {name: tensor}
 
 
 def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ class Packing:
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.rows: list[int] = []
-        """The row of each token; the first row for a shared prompt."""
+        """The row of each token; the first row for a shared prompt, -1 for padding."""
         self.segments: list[tuple[int, int]] = []
         """(start, end) of each segment; see `Layout`."""
         self.shared: list[tuple[int, int, int]] = []
@@ -82,7 +82,7 @@ class Packing:
     def pad(self, multiple: int) -> None:
         """Add a segment that predicts nothing, so that kernels are compiled for few lengths."""
         padding = -len(self.ids) % multiple
-        self._add(0, [0] * padding, 0)
+        self._add(-1, [0] * padding, 0)
         self.predicts = torch.nn.functional.pad(self.predicts, (0, padding))
 
     def _add(self, row: int, tokens: Sequence[int], position: int) -> None:

@@ -54,6 +54,10 @@ class Train:
         entropy_coef: The weight of the policy's entropy, which is maximised.
         router_aux_loss_coef: The weight of the router's load-balancing loss, of a mixture of experts; usual: 0.001. It
             is computed in each micro-batch, over the tokens that predict completions, and averaged by their number.
+        router_replay: Whether the routers of a mixture of experts select the experts with which the engine has
+            computed each token, with weights of their own (R3, arXiv:2510.11370), in old log-probs and updates; `auto`
+            where the engine returns them and may select others than the trainer. The reference and teachers choose
+            freely.
         checkpoint_activations: Recompute activations in the backward pass instead of storing them: less memory, about
             a third more time.
         offload_activations: Move activations to host memory between the forward and the backward pass; only on a GPU.
@@ -95,6 +99,7 @@ class Train:
     max_grad_norm: PositiveFloat = 1.0
     entropy_coef: FiniteFloat = 0.0
     router_aux_loss_coef: NonNegativeFloat = 0.0
+    router_replay: bool | Literal["auto"] = "auto"
     checkpoint_activations: bool = False
     offload_activations: bool = False
     offload_during_rollout: bool = False

@@ -85,7 +85,8 @@ class TemplateBackend:
         budget = min(limit for limit in (setup.sampling.max_tokens, max_tokens, room) if limit is not None)
         key = self.key._replace(prompt=f"{self.key.prompt}/{label}")
         session = f"{self.key.step}/{self.key.prompt}/{self.key.sample}"
-        request = Request(tuple(tokens), setup.sampling.within(budget), key, session, media, continues=True)
+        sampling, routes_from = setup.sampling.within(budget), 0 if setup.asks_routes else None
+        request = Request(tuple(tokens), sampling, key, session, media, continues=True, routes_from=routes_from)
         if gate is not None and self._asking:
             gate.count(1)  # the gate counts a conversation once: it is busy while none of its requests waits
         self._asking += 1

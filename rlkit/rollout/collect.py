@@ -106,6 +106,11 @@ class ConversationSetup:
     sampling_column: str | None = None
     fields: Mapping[str, Field] = field(default_factory=dict)
 
+    @property
+    def asks_routes(self) -> bool:
+        """Whether completions hold the experts of each token: where they are trained on, if the engine returns them."""
+        return self.engine.routers is not None and self.step > 0
+
     def most_likely(self) -> ConversationSetup:
         """Return the same for one greedy completion of each prompt."""
         return replace(self, sampling=self.sampling.most_likely(), samples=1)
@@ -191,6 +196,7 @@ async def _turn(
 ) -> None:
     """Sample a turn of the policy within what is left of its tokens, and append what the participants answer to it."""
     budget = conversation.budget(setup.sampling.max_tokens)
+    has_run = max((turn.end - 1 for turn in conversation.turns if turn.role == "assistant"), default=0)
     request = Request(
         tuple(conversation.tokens),
         setup.sampling if budget == setup.sampling.max_tokens else setup.sampling.within(budget),
@@ -198,6 +204,7 @@ async def _turn(
         session=f"{key.step}/{key.prompt}/{key.sample}",
         media=Media.of(conversation.media),
         continues=len(conversation.rewards) + 1 < conversation.limits.turns,
+        routes_from=has_run if setup.asks_routes else None,
     )
     with queued():  # time in the engine would end the conversations that are answered last or at length
         answer = await ask_engine(setup, request)

@@ -81,9 +81,12 @@ class Gate:
 
 def remainder(request: Request, answer: Completion, max_tokens: int) -> Request:
     """Return a request for what is missing of an answer, of which there are at most `max_tokens` then."""
+    tokens = (*request.tokens, *answer.tokens)
+    has_routes = request.routes_from is not None and answer.tokens  # but for the last token, which was not run
     return replace(
         request,
-        tokens=(*request.tokens, *answer.tokens),
+        tokens=tokens,
+        routes_from=len(tokens) - 1 if has_routes else request.routes_from,
         sampling=request.sampling.within(max_tokens - len(answer.tokens)),
         resumed=request.resumed + len(answer.tokens),
     )

@@ -16,6 +16,7 @@ from rlkit.models.reference import FrozenPolicy
 from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS
 from rlkit.ops.masked import Reducer
+from rlkit.ops.routes import ROUTES
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import Forward, forward_in_micro_batches
 from rlkit.train.models import Models
@@ -53,10 +54,16 @@ def policy_logps(data: Data, actor: Actor, ranks: Ranks, batch: RolloutBatch, re
     temperature = data.recipe.rollout.sampling.temperature
 
     def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
-        restricted = reads._replace(candidates=part.candidates)
-        return [x for x in actor(tokens, mask, temperature, restricted, media=part.media) if x is not None]
+        out = actor(tokens, mask, temperature, restricted(reads, part), media=part.media)
+        return [x for x in out if x is not None]
 
     return _forward(data, ranks, batch, forward, actor)
+
+
+def restricted(reads: Reads, batch: RolloutBatch) -> Reads:
+    """Restrict the distributions to these rows' candidates, computed by the experts that the engine selected."""
+    routes = batch.fields.get(ROUTES) if len(batch) else None
+    return reads._replace(candidates=batch.candidates, expert_routes=routes)
 
 
 def frozen_logps(data: Data, frozen: FrozenPolicy, ranks: Ranks, batch: RolloutBatch) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,6 +36,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.train.callbacks import Callbacks
 from rlkit.train.credit import RewardTransforms
 from rlkit.train.models import Models, Placer, load_actor
+from rlkit.train.replay import require_replay, start_replay
 from rlkit.train.runtime import NoPolicyError, PartRuntime, RuntimeWithoutPolicy
 
 
@@ -85,6 +86,8 @@ def fabric_for(recipe: Recipe) -> Fabric:
         require_device_memory(fabric)
     require_divisible(recipe)
     require_router(recipe)
+    with suppress(UnavailableError):  # reported when the model is loaded
+        require_replay(recipe)
     return fabric
 
 
@@ -177,6 +180,7 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
     for text in models.padding_notes():
         note(text)
     _close_rows(models.actor, data)
+    start_replay(recipe, models.actor, note)
     offload = None
     if recipe.train.offload_during_rollout:
         reads_policy = Capability.READS_POLICY in recipe.rollout.engine.capabilities

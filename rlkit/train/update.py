@@ -18,7 +18,7 @@ from rlkit.ops.random import RowNoise, permutation
 from rlkit.recipe import Recipe, Train
 from rlkit.registry import calling, require
 from rlkit.rollout.service import RolloutService
-from rlkit.train.logps import policy_logps
+from rlkit.train.logps import policy_logps, restricted
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import aligned_micro_batches, select_rows
 from rlkit.train.mixtures import Mixed, mixed
@@ -104,6 +104,9 @@ def update_models(
             count_work(mixture.data.recipe, [policy], mixture.batch, meter)
     packed, passes = policy.inner.passes.take_counts()
     meter.mean("update/packed", packed / max(passes, 1), weight=passes)
+    differing, compared = policy.inner.passes.take_replayed()
+    if compared:
+        meter.mean("router/differs", differing / compared, weight=compared)
     return batch
 
 
@@ -239,7 +242,7 @@ def policy_term(
         part, tokens, mask = select_rows(batch, micro)
         added = noise.rows(micro) if noise is not None and micro and torch.is_grad_enabled() else None
         router = bool(micro) and bool(recipe.train.router_aux_loss_coef)
-        reads = recipe.loss.forward.statistics._replace(candidates=part.candidates, router=router)
+        reads = restricted(recipe.loss.forward.statistics, part)._replace(router=router)
         if micro and recipe.loss.forward.teacher_top:
             reads = reads._replace(ids=part.teacher_top_ids)
             if split is not None:

@@ -14,6 +14,7 @@ from rlkit.distributed.expert_parallel import expert_plan
 from rlkit.distributed.tensor_parallel import MATRICES, plan_of
 from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
+from rlkit.ops.logps import DEFAULT_READS
 from rlkit.testing import random_model
 from tests.contract.test_torch_engine import PROMPTS, ask, engine_of, request
 from tests.flow.test_architectures import KINDS, MISMATCH
@@ -41,17 +42,31 @@ def division(kind: str) -> str:
     return "yes" if any(".experts" not in name and style in MATRICES for name, style in plan.items()) else "experts"
 
 
+def replay(kind: str) -> str:
+    """Return whether routers select the experts that they are told; nothing without experts."""
+    module = actor(kind)
+    if module.routers is None:
+        return ""
+    tokens, mask = rows_of([6], [[9]], 0)
+    shape = (*tokens.shape, len(module.routers.layers), module.routers.top_k)
+    first, last = (torch.zeros(shape) + torch.tensor(experts) for experts in ([1, 2], [3, 4]))
+    with torch.no_grad():
+        reads = [DEFAULT_READS._replace(expert_routes=routes) for routes in (first, last)]
+        logps = [module(tokens, mask, 1.0, read).logps for read in reads]
+    return "yes" if (logps[0] - logps[1]).abs().max() > 0.1 else "no"
+
+
 @pytest.mark.parametrize("kind", EACH)
 def test_the_docs_say_how_a_kind_is_computed(kind: str) -> None:
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page("tested-models").splitlines()]
-    listed = {row[0]: row[2:] for row in rows if len(row) == 6}
+    listed = {row[0]: row[2:] for row in rows if len(row) == 7}
     sampler = engine_of(actor(kind).policy)._sampler
     decoding = "generate"
     if isinstance(sampler, DecoderSampler):
         decoding = "fused" if sampler.health()["fused"] else "batched"
     training = "packed" if actor(kind).passes.packed else "padded"
     distributed = "yes" if expert_plan(actor(kind).policy.config, 2) else ""
-    assert kind in OTHERS or listed[kind] == [training, decoding, division(kind), distributed]
+    assert kind in OTHERS or listed[kind] == [training, decoding, division(kind), distributed, replay(kind)]
     assert (training == "padded") == (kind == "mamba")
     assert decoding != "generate"
 

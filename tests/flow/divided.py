@@ -20,6 +20,8 @@ from rlkit.distributed.ranks import Ranks
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights
+from rlkit.ops.logps import DEFAULT_READS
+from rlkit.ops.routes import Routers
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from rlkit.train.models import Placer
@@ -33,14 +35,26 @@ NO_PLAN = {
 
 
 def gradients(module: Any, seed: int) -> dict[str, torch.Tensor]:
-    """Return the gradients of a weighted sum of the log-probs of all tokens but the first of each of two rows."""
+    """Return the gradients of a weighted sum of the log-probs of all tokens but the first of each of two rows.
+
+    Experts of the second row are given.
+    """
     rows = torch.randint(3, 35, (2, 16), generator=torch.Generator().manual_seed(seed))
     mask = torch.ones_like(rows, dtype=torch.bool)
     mask[:, 0] = False
-    logps = module(rows, mask).logps
+    actor = getattr(module, "module", module)
+    reads = DEFAULT_READS._replace(expert_routes=None if actor.routers is None else routes(actor.routers, rows))
+    logps = module(rows, mask, 1.0, reads).logps
     (logps * torch.linspace(-1, 1, logps.numel()).view_as(logps)).sum().backward()
-    parameters = getattr(module, "module", module).policy.named_parameters()
-    return {name: full_tensor(p.grad) for name, p in parameters if p.grad is not None}
+    return {name: full_tensor(p.grad) for name, p in actor.policy.named_parameters() if p.grad is not None}
+
+
+def routes(routers: Routers, rows: torch.Tensor) -> torch.Tensor:
+    """Return routes [B,T,R,K] that the first row leaves open; the others' experts follow from token and layer."""
+    first = rows[..., None, None] + torch.arange(len(routers.layers))[:, None]
+    selected = (first + torch.arange(routers.top_k)) % routers.experts + 1
+    selected[0] = 0
+    return selected.to(routers.dtype)
 
 
 def compare(fabric: Fabric, kind: str, lora: Lora | None) -> None:

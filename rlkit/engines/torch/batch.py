@@ -16,6 +16,7 @@ from rlkit.engines.torch.prefixes import Prefix, PrefixCache
 from rlkit.engines.torch.structure import StructureMatcher, exclude
 from rlkit.media import Media
 from rlkit.ops.random import uniform
+from rlkit.ops.routes import ROUTES
 from rlkit.ops.sampling import Truncation, choose
 from rlkit.types import Completion, Request, StopReason
 
@@ -40,6 +41,8 @@ class Row:
     """How often the weights had changed when it was admitted."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """For each version of the weights that sampled tokens: the number of tokens before it, and the version."""
+    prompt_routes: Tensor | None = None
+    """[n,R,K] of the prompt's tokens from `request.routes_from` on, if they were recorded."""
     completion: Completion | None = None
     interrupted: bool = False
     failure: EngineError | RolloutError | None = None
@@ -48,11 +51,13 @@ class Row:
     def finished(self) -> bool:
         return self.completion is not None
 
-    def finish(self, tokens: list[int], logps: list[float], candidates: list[Sequence[int]]) -> None:
-        """Complete the row with its tokens; one that ends with a log-prob that is not finite has failed."""
+    def finish(self, tokens: list[int], logps: list[float], candidates: list[Sequence[int]], routes: Tensor) -> None:
+        """Complete the row with its tokens and their routes [n,R,K]; one whose log-probs are not finite has failed."""
         ends = [count for count, _ in self.versions[1:]] + [len(tokens)]
         versions = [v for (start, v), end in zip(self.versions, ends, strict=True) for _ in range(end - start)]
         self.completion = Completion(tokens, logps, versions, self._stop(tokens), candidates)
+        if self.prompt_routes is not None:  # the last token has none: it was not run
+            self.completion.fields = {ROUTES: torch.cat((self.prompt_routes, routes.cpu()))}
         if self.matcher is not None:
             self.failure = self.matcher.failure
         if not all(map(isfinite, logps)):
@@ -104,19 +109,19 @@ def group_by_prompt(
     """Group rows by their prompts, in the order of each prompt's first row.
 
     If `resumed`, tokens that a row without a prefix sampled before are not part of its prompt. A prompt gets another
-    group if a pass would otherwise take more than `max_tokens`.
+    group if a pass would otherwise take more than `max_tokens`. Tokens whose routes are recorded are run again.
     """
     groups: list[PrefillGroup] = []
     latest: dict[tuple[object, ...], PrefillGroup] = {}
     for row in rows:
         media = row.request.media
-        prefix = None if prefixes is None else prefixes.find(row.request.tokens, media)
+        prefix = None if prefixes is None else prefixes.find(row.request.tokens, media, row.request.routes_from)
         own = row.request.resumed if resumed and prefix is None else 0
         prompt = row.request.tokens[: len(row.request.tokens) - own]
-        key = (prompt, None if media is None else media.key)
+        cached = 0 if prefix is None else prefix.length
+        key = (prompt, cached, None if media is None else media.key)
         group = latest.get(key)
         if group is None or (own and group.tokens + own > max_tokens):
-            cached = 0 if prefix is None else prefix.length
             group = latest[key] = PrefillGroup(prompt, [], len(prompt) - cached, media, prefix)
             groups.append(group)
         group.rows.append(row)
@@ -175,11 +180,24 @@ class DecodeBatch:
         columns["tokens"] = torch.zeros(len(rows), 0, dtype=torch.long, device=self._device)
         columns["logps"] = torch.zeros(len(rows), 0, device=self._device)
         columns["candidates"] = torch.zeros(len(rows), 0, self._largest_k, dtype=torch.int32, device=self._device)
+        like = next((r.prompt_routes for r in rows if r.prompt_routes is not None), torch.empty(0, 0, 0).byte())
+        columns["routes"] = torch.zeros(len(rows), 0, *like.shape[1:], dtype=like.dtype, device=self._device)
         for name, column in columns.items():
             old = self._columns.get(name, column[:0])
             self._columns[name] = torch.cat(_equally_wide(old, column, -1 if name in FILLED else 0))
         self.rows += rows
         self._version = None
+
+    @property
+    def records_routes(self) -> bool:
+        """Whether the routes of a row are recorded."""
+        return any(row.prompt_routes is not None for row in self.rows)
+
+    @torch.inference_mode()
+    def add_routes(self, routes: Tensor) -> None:
+        """Add the routes [R,L,K] of each row's last token."""
+        rows = torch.arange(len(self.rows), device=self._device)
+        self._columns["routes"][rows, self._columns["count"] - 1] = routes
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, version: int, first: int = 0) -> list[Row]:
@@ -261,6 +279,7 @@ class DecodeBatch:
         for name in ("tokens", "logps"):
             self._columns[name] = torch.nn.functional.pad(self._columns[name], (0, columns))
         self._columns["candidates"] = torch.nn.functional.pad(self._columns["candidates"], (0, 0, 0, columns), value=-1)
+        self._columns["routes"] = torch.nn.functional.pad(self._columns["routes"], (0, 0, 0, 0, 0, columns))
 
     def _finish(self, ended: Sequence[int]) -> None:
         index = torch.tensor(ended, device=self._device)
@@ -271,7 +290,8 @@ class DecodeBatch:
         for i, count, row_tokens, row_logps in zip(ended, counts, tokens, logps, strict=True):
             row = self.rows[i]
             recorded = self._columns["candidates"][i, :count] if row.request.sampling.top_k else None
-            row.finish(row_tokens[:count], row_logps[:count], [] if recorded is None else ragged(recorded))
+            candidates = [] if recorded is None else ragged(recorded)
+            row.finish(row_tokens[:count], row_logps[:count], candidates, self._columns["routes"][i, :count])
 
 
 def ragged(candidates: Tensor) -> list[Sequence[int]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.attention import layer_types
 from rlkit.models.packing import masked_attention
 from rlkit.models.recurrent import cache_name
+from rlkit.models.routes import Routing, routers_of
 from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
 from rlkit.ops.attention import equally_wide
+from rlkit.ops.routes import Routers
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -50,6 +52,12 @@ class AnyDecoder(Protocol):
 
     continues: bool
     """Whether prompts may be admitted with prefixes, from `keys_values` of the same weights."""
+
+    routers: Routers | None
+    """Those of a mixture of experts, whose choices the decoder can record."""
+
+    recorded: list[Tensor] | None
+    """For each pass of a mixture, the routes [R,T,L,K] of its tokens, padding on the left included; None for none."""
 
     few_sizes: bool
     """Whether finished rows are dropped down to few numbers of rows: see `rounded_rows`."""
@@ -124,6 +132,8 @@ class Decoder:
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._cache_name = cache_name(model.forward)
+        self.routers = routers_of(backbone_of(model))
+        self.recorded = None
 
     @property
     def first(self) -> int:
@@ -189,17 +199,9 @@ class Decoder:
         tokens = torch.tensor([prompt], device=self.device)
         inputs = picture_inputs(backbone, tokens, [media])
         layers = self._new_layers(None)
-        with self.autocast(), masked_attention(self.model):
-            output = self.model(
-                input_ids=tokens,
-                use_cache=True,
-                **{self._cache_name: Cache(layers=list(layers))},
-                **inputs,
-                **self._last_only,
-            )
+        logits = self._run(tokens, Cache(layers=list(layers)), inputs)
         offset = position_offset(inputs.get("position_ids"), len(prompt))
         self._append(layers, [0] * copies, len(prompt), [0] * copies, [offset] * copies)
-        logits: Tensor = output.logits[:, -1]
         return logits.expand(copies, -1)
 
     @torch.inference_mode()
@@ -251,15 +253,24 @@ class Decoder:
         self.cache = Cache(layers=list(self.layers))
 
     def _forward(self, tokens: Tensor, visible: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        with masked_attention(self.model):
+            mask = attention_masks(self.config, visible)
+        return self._run(tokens, cache, {"attention_mask": mask, "position_ids": positions})
+
+    def _run(self, tokens: Tensor, cache: Cache, inputs: Mapping[str, Any]) -> Tensor:
+        """Run tokens [R,T], and return the logits [R,V] of the last; record the routes, if they are recorded."""
+        routing = None if self.recorded is None or self.routers is None else Routing()
         with self.autocast(), masked_attention(self.model):
             output = self.model(
                 input_ids=tokens,
-                attention_mask=attention_masks(self.config, visible),
-                position_ids=positions,
                 use_cache=True,
                 **{self._cache_name: cache},
+                **inputs,
                 **self._last_only,
+                **({} if routing is None else {"routing": routing}),
             )
+        if self.recorded is not None and self.routers is not None and routing is not None:
+            self.recorded.append(routing.recorded(self.routers).unflatten(0, tokens.shape))
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -22,7 +22,7 @@ from rlkit.engines.torch.structure import StructureCompiler
 from rlkit.engines.torch.worker import Worker
 from rlkit.interfaces.engine import COPIES_SHARE, Capability, RolloutEngine, check_followed
 from rlkit.ops.quantization import QuantizedLinear
-from rlkit.types import Completion, Request, StopReason, Structure
+from rlkit.types import Completion, Request, Sampling, StopReason, Structure
 
 if TYPE_CHECKING:
     from rlkit.engines.torch.decoder import AnyDecoder
@@ -75,6 +75,9 @@ class TorchEngine(RolloutEngine):
     def version(self, version: int) -> None:
         self._queue.version = version
 
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
+        return None
+
     def check_structure(self, structure: Structure) -> None:
         check_followed(structure)
 
@@ -89,6 +92,8 @@ class TorchEngine(RolloutEngine):
         self._structures = StructureCompiler(runtime)
         with runtime.unsharded():
             decoder = _make_decoder(runtime)
+        if self.routers is not None and (decoder is None or decoder.routers is None):
+            raise EngineError("TorchEngine records no experts of this model; set train.router_replay: false")
         self._worker = Worker(runtime.device)
         self._use(decoder)
 

@@ -139,6 +139,8 @@ class FusedDecoder:
     resumes = True
     few_sizes = True
     continues = True
+    routers = None
+    recorded: list[Tensor] | None = None
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.model = model

@@ -63,13 +63,13 @@ class PrefixCache:
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
         """From the least recently used; a parent comes after its children, so that the first node is a leaf."""
 
-    def find(self, tokens: Sequence[int], media: Media | None = None) -> Prefix | None:
-        """Return the longest prefix that leaves a token to run, and no picture; None if there is none."""
+    def find(self, tokens: Sequence[int], media: Media | None = None, most: int | None = None) -> Prefix | None:
+        """Return the longest prefix, of `most` tokens or fewer, that leaves a token to run, and no picture; or None."""
         if not self._nodes:
             return None
         path, length = self._walk(tokens_of(tokens, media))
         self._touch(path)
-        length = min(length, len(tokens) - 1)
+        length = min(length, len(tokens) - 1 if most is None else most)
         if not length or (media is not None and media.segments[-1].end > length):
             return None
         return Prefix(length, [node.keys_values for node in path])

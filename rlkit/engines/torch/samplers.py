@@ -126,7 +126,11 @@ class DecoderSampler(Sampler):
         replaced = finished and finished >= self.decoder.refill * len(batch)  # as soon as rows wait: see `compact`
         has_room = replaced or len(batch) < self._max_rows
         while batch.rows and not ended:
-            ended = batch.sample(self.decoder.step(batch.last), queue.version)
+            self.decoder.recorded = [] if batch.records_routes else None
+            logits = self.decoder.step(batch.last)
+            if self.decoder.recorded:
+                batch.add_routes(self.decoder.recorded[0][:, 0])
+            ended = batch.sample(logits, queue.version)
             self._steps += 1
             joinable = queue.waiting and has_room and not self._too_few(batch.rows)
             if joinable or self._worker.has_calls or queue.interrupting:
@@ -180,6 +184,7 @@ class DecoderSampler(Sampler):
             rows = [row for group in chunk for row in group.rows]
             for row in rows:
                 row.weights = self._weights
+            self.decoder.recorded = [] if any(row.request.routes_from is not None for row in rows) else None
             own = [row.request.tokens[len(group.prompt) :] for group in chunk for row in group.rows]
             logits = self.decoder.admit(
                 [g.prompt for g in chunk],
@@ -189,6 +194,7 @@ class DecoderSampler(Sampler):
                 [g.prefix for g in chunk if g.prefix is not None],
             )
             self._prefilled += sum(group.tokens for group in chunk)
+            self._take_prompt_routes(chunk)
             first = len(batch.rows)
             batch.add(rows)
             batch.cancelled |= any(row.future.done() for row in rows)  # while other prompts were run
@@ -197,6 +203,15 @@ class DecoderSampler(Sampler):
         self._peak = max(self._peak, len(batch.rows))
         self._steps = 0 if joined else self._steps
         return ended
+
+    def _take_prompt_routes(self, groups: Sequence[PrefillGroup]) -> None:
+        """Set the rows' routes of their prompts, from where they are requested, if a pass has recorded any."""
+        recorded = [routes for each_pass in self.decoder.recorded or () for routes in each_pass]
+        for group, routes in zip(groups, recorded, strict=False):
+            for row in group.rows:
+                start = row.request.routes_from
+                if start is not None:
+                    row.prompt_routes = routes[len(routes) - len(group.prompt) + start :].cpu()
 
     def _store_prompts(self, groups: Sequence[PrefillGroup], first: int) -> None:
         """Keep the keys and values of new prompts that may be continued, whose rows begin at `first`."""

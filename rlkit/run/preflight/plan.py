@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, RolloutError, show
@@ -19,6 +20,7 @@ from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.rollout.service import RolloutService
 from rlkit.run.preflight.structure_texts import structured_texts
+from rlkit.train.replay import NO_EXPERTS, replay_problem
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
@@ -75,6 +77,7 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     engine = recipe.rollout.engine
     if engine.chosen:
         yield f"engine: {type(engine).__name__}, {engine.chosen}; rollout.engine chooses another"
+    yield from replay(recipe)
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
     yield (f"{steps} of {counted(prompts, 'prompt')} {samples}, {counted(updates, 'optimizer step')} each{passes}")
@@ -93,6 +96,15 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         if prompts % ranks:
             low = prompts // ranks * ranks
             yield f"{low or ranks} or {low + ranks} prompts a step would be even"
+
+
+def replay(recipe: Recipe) -> Iterator[str]:
+    """Yield whether the experts that the engine selects are replayed in training, for a mixture of experts."""
+    with suppress(RecipeError):  # reported when the model is loaded
+        problem = replay_problem(recipe)
+        how = f"replayed as {type(recipe.engine).__name__} selects them (R3, arXiv:2510.11370)"
+        if problem != NO_EXPERTS:
+            yield f"experts: {how if problem is None else f'not replayed: {problem}'}"
 
 
 def _uncorrected(recipe: Recipe, updates: int) -> Iterator[str]:

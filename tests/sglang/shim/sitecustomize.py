@@ -130,7 +130,18 @@ class _CpuKernels:
                 setattr(torch.ops.sgl_kernel, kernel, _Kernel(f"sgl_kernel.{kernel}"))
 
 
-sys.meta_path[:0] = [_Unpinned, _CpuKernels]
+class _UnregisteredRoutes:
+    """Before what captures routes is imported, lets host memory that it would register with CUDA be ordinary memory."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "sglang.srt.state_capturer.base":
+            from sglang.srt.mem_cache.pool_host import common
+
+            common._cuda_host_register = lambda *_, **__: None
+
+
+sys.meta_path[:0] = [_Unpinned, _CpuKernels, _UnregisteredRoutes]
 
 if "sglang.launch_server" in sys.orig_argv:  # its processes are forks then, which need not import SGLang again
     import multiprocessing

@@ -14,6 +14,7 @@ import torch
 from peft import PeftModel
 from rlkit_servers.sglang.launch import Launch
 from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangServer
@@ -75,12 +76,15 @@ def test_merged_experts_are_pefts(kind: str) -> None:
     merged_by_peft = dict(peft.merge_and_unload().named_parameters())
     weights = PolicyWeights(policy)
     streamed = {name: x for bucket in weights.buckets() for name, x in bucket}
-    assert weights.specs.keys() == streamed.keys() == merged_by_peft.keys()
     merged = merge_adapters(policy)
     torch.testing.assert_close(logits(merged), expected, atol=1e-4, rtol=1e-4)
     for name, parameter in merged.named_parameters():
         torch.testing.assert_close(parameter.detach(), merged_by_peft[name].detach(), atol=1e-6, rtol=1e-5)
-        assert torch.equal(streamed[name], parameter)
+    as_saved = revert_weight_conversion(merged, {name: p.detach() for name, p in merged.named_parameters()})
+    assert weights.specs.keys() == streamed.keys() == as_saved.keys()  # experts one by one, as servers read them
+    for name, tensor in as_saved.items():
+        assert torch.equal(streamed[name], tensor)
+        assert weights.specs[name] == (tuple(tensor.shape), tensor.dtype)
 
 
 @pytest.mark.parametrize("kind", EXPERTS)

@@ -11,7 +11,7 @@ TASK = "write a task as a plugin: rlkit plugins new NAME --kind task"
 OTHER_NAME = "another version's name of {}; set those instead"
 OPTIMIZER = "train.optimizer: AdamW, Muon or TorchOptimizer, with its options"
 QUANTIZATION = "rlkit has no quantization-aware training: weights are trained as they are"
-ROUTING = "rlkit does not replay the routing of experts: the trainer's own routing is used"
+ROUTING = "train.router_replay: rlkit replays the experts that another engine selected, where it returns them"
 CORRECTION = "see the sections `correction:` and `rejection:`"
 DISTILLATION = "the section `teacher:`; rlkit docs distillation"
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from rlkit.base.errors import EngineError, RolloutError
 from rlkit.engines.torch.engine import TorchEngine
+from rlkit.models.weights import as_saved
 from rlkit.rollout.gate import Gate
 from rlkit.types import Request, SampleKey, Sampling, StopReason, Structure
 
@@ -71,7 +72,7 @@ class SamplingServer:
     _gate: Gate = field(default_factory=Gate)
 
     def __post_init__(self) -> None:
-        self._receiver = WeightReceiver(dict(self.policy.named_parameters()))
+        self._receiver = WeightReceiver(saved_views(self.policy))
         self.device = next(self.policy.parameters()).device
 
     @property
@@ -182,6 +183,22 @@ def application(server: SamplingServer, secret: str) -> web.Application:
     ):  # fmt: skip
         app.router.add_post(path, handler)
     return app
+
+
+def saved_views(policy: Any) -> dict[str, torch.Tensor]:
+    """Return a model's weights as saved models have them, each as a view: experts one by one."""
+    views: dict[str, torch.Tensor] = {}
+    for name, parameter in policy.named_parameters():
+        weight = parameter.detach()
+        if weight.dim() != 3:
+            views |= as_saved(policy, name, weight)
+            continue
+        rows = weight.view(-1, weight.shape[-1])
+        numbers = torch.arange(len(rows)).view(*weight.shape[:2], 1)
+        for saved_name, saved in as_saved(policy, name, numbers).items():
+            start, shape = int(saved.min()), (*saved.shape[:-1], weight.shape[-1])
+            views[saved_name] = rows[start : start + saved.numel()].view(shape)
+    return views
 
 
 def read_request(body: Any) -> Request:

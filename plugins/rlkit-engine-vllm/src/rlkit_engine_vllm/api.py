@@ -6,9 +6,11 @@ import asyncio
 import shlex
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlkit_servers.api import ServerOutput, candidates_of
 from rlkit_servers.http import Client, Fault
+from rlkit_servers.routes import routes_of_npy
 from rlkit_servers.states import DEADLINES, UpdateStep
 from rlkit_servers.teacher import TeacherApi
 
@@ -108,6 +110,14 @@ class VllmApi(TeacherApi):
             regex = sampling.structure.regex
             form = {"json": schema_of(sampling.structure)} if regex is None else {"regex": regex}
             params["structured_outputs"] = form
+        if self.routers is not None and request.routes_from is not None:
+            if sampling.truncates:
+                raise EngineError(
+                    "vLLM returns the experts of tokens by its second model runner, whose log-probs are not those of "
+                    "the full softmax where sampling truncates; set train.router_replay: false, or top_p: 1, top_k: 0, "
+                    "min_p: 0 and no structure"
+                )
+            params["routed_experts_prompt_start"] = request.routes_from
         request_id = uuid.uuid4().hex
         self._requests.add(request_id)
         try:
@@ -119,7 +129,14 @@ class VllmApi(TeacherApi):
             raise
         finally:
             self._requests.discard(request_id)
-        return _read(response, sampling)
+        output = _read(response, sampling)
+        if self.routers is None or request.routes_from is None or not output.tokens:
+            return output
+        encoded = response["choices"][0].get("routed_experts")
+        if encoded is None and output.aborted:
+            return output
+        routes = routes_of_npy(encoded, self.routers, request, len(output.tokens), output.aborted)
+        return replace(output, expert_routes=routes)
 
     async def abort(self, deadline: float) -> None:
         ids = [f"generate-tokens-{request_id}" for request_id in self._requests]

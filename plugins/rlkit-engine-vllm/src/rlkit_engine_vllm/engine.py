@@ -15,6 +15,7 @@ from rlkit_servers.engine import DeviceEngine, ServerEngine, check_launched, tra
 from rlkit_servers.http import Client
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
+from rlkit_servers.routes import ARGUMENT as ROUTES
 from rlkit_servers.server import InferenceServer
 from rlkit_servers.teacher import ServerTeacher
 from rlkit_servers.transports import Transport, is_local
@@ -24,11 +25,12 @@ from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
-from rlkit.types import Structure
+from rlkit.types import Sampling, Structure
 from rlkit_engine_vllm.api import VllmApi
 from rlkit_engine_vllm.launch import (
     BESIDE_TRAINER,
     CPU_HEADS,
+    SECOND_RUNNER,
     VllmLaunch,
     adapter_arguments,
     command,
@@ -64,6 +66,14 @@ class VllmRollouts(ServerEngine):
             release_memory=launch.release_memory,
         )
         self.launch = launch
+
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
+        by = "vLLM returns them by its second model runner alone"
+        if not on_gpu and not getattr(self, "urls", ()):
+            return f"{by}, which needs a GPU"
+        if sampling.truncates:
+            return f"{by}, whose log-probs are not those of the full softmax where rollout.sampling truncates"
+        return super().routes_problem(sampling, on_gpu, asked)
 
     def check_structure(self, structure: Structure) -> None:
         check_launched(self, self.launch.structures, structure)
@@ -102,13 +112,14 @@ class VllmRollouts(ServerEngine):
 
         def words(site: ServerSite) -> list[str]:
             line = command(site.folder / "model", site.port, launch, dtype, self.runtime.context, on_gpu=bool(gpus))
-            return [*line, *(adapter_arguments(policy) if launch.adapter_only else ()), *launch.args]
+            routes = [ROUTES] if self.routers is not None else []
+            return [*line, *routes, *(adapter_arguments(policy) if launch.adapter_only else ()), *launch.args]
 
         return ServerCommand(
             "vllm",
             words,
             write_files,
-            environment(gpus),
+            environment(gpus) | ({SECOND_RUNNER: "1"} if self.routers is not None else {}),
             len(gpus),
             gpu,
         )

@@ -50,9 +50,12 @@ WEIGHTS = (
 STRUCTURES = ("--enable-scale-out", "--structured-outputs-config", '{"backend": "guidance"}')
 """Arguments of servers that follow structures, in place of `--tokens-only`: they read a tokenizer."""
 
+SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""Chooses between vLLM's model runners: the second one returns routes, the first one log-probs of the full softmax."""
+
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the endpoints of weight updates
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    SECOND_RUNNER: "0",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
 """Environment of every server that rlkit sends weights to."""

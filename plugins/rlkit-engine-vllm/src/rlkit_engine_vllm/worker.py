@@ -63,7 +63,8 @@ class SafetensorsTransfer(WeightTransferEngine[NoInit, SafetensorsUpdate]):
     weights are loaded at the end of an update. A refused bucket leaves the model as it is.
 
     Raises:
-        ValueError: vLLM's second model runner is active, whose log-probs under top-p are not those of the full softmax.
+        ValueError: vLLM's second model runner is active, whose log-probs under top-p are not those of the full softmax,
+            and routes, which need it, are not returned.
     """
 
     init_info_cls = NoInit
@@ -72,7 +73,7 @@ class SafetensorsTransfer(WeightTransferEngine[NoInit, SafetensorsUpdate]):
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
-        if vllm_config.use_v2_model_runner:
+        if vllm_config.use_v2_model_runner and not vllm_config.aux_output_config.enabled:
             raise ValueError("rlkit needs vLLM's first model runner: start the server with VLLM_USE_V2_MODEL_RUNNER=0")
         self._receiver = CheckpointReceiver()
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 
+from rlkit.ops.routes import Routers
 from rlkit.types import Request, Sampling
 from rlkit_servers.http import Client, Fault
 from rlkit_servers.states import UpdateStep
@@ -30,6 +31,7 @@ class ServerOutput:
         aborted: Whether the server was told to end the request.
         candidates: For each token, the ids from which it was sampled; empty if the request has no `top_k`, or the
             server does not return them.
+        expert_routes: [n,R,K] of the request's tokens from `routes_from` on and of the sampled ones; None for none.
     """
 
     tokens: list[int]
@@ -38,6 +40,7 @@ class ServerOutput:
     stopped: bool = False
     aborted: bool = False
     candidates: list[Sequence[int]] = field(default_factory=list)
+    expert_routes: torch.Tensor | None = None
 
 
 class ServerApi(ABC):
@@ -55,6 +58,9 @@ class ServerApi(ABC):
 
     adapter: str | None = None
     """The name of the adapters that the server samples with; None for the weights alone."""
+
+    routers: Routers | None = None
+    """Whose choices requests with `routes_from` ask for; None if servers are not started for that."""
 
     def __init__(self, client: Client) -> None:
         self.client = client

@@ -18,7 +18,7 @@ import torch
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.interfaces.engine import Capability, RolloutEngine, check_followed
 from rlkit.interfaces.launcher import HostedServer, ServerCommand
-from rlkit.types import Completion, Request, Structure
+from rlkit.types import Completion, Request, Sampling, Structure
 from rlkit_servers.api import ServerApi
 from rlkit_servers.fleet import Fleet
 from rlkit_servers.http import Client
@@ -27,6 +27,7 @@ from rlkit_servers.push import Push
 from rlkit_servers.recovery import Recovery
 from rlkit_servers.requests import Requests
 from rlkit_servers.retry import ServerRetryPolicy
+from rlkit_servers.routes import ARGUMENT as ROUTES
 from rlkit_servers.server import InferenceServer
 from rlkit_servers.transports import Transport
 from rlkit_servers.update import release
@@ -110,7 +111,9 @@ class ServerEngine(RolloutEngine):
 
     def connect(self, url: str, process: HostedServer | None = None, owned: bool = True) -> InferenceServer:
         """Return the server at an address."""
-        return InferenceServer(self.api(Client(url)), self.retry, process, owned)
+        api = self.api(Client(url))
+        api.routers = self.routers
+        return InferenceServer(api, self.retry, process, owned)
 
     def launch_server(self, command: ServerCommand, *, here: bool = False) -> InferenceServer:
         """Start a server where the run's launcher places it, or else on this machine; always `here`, if so."""
@@ -201,6 +204,11 @@ class ServerEngine(RolloutEngine):
                 release(server)
             if completed and self.release_memory:  # trainers of all ranks wait: a server may have shared their GPUs
                 self.runtime.gather_world(None)
+
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
+        if getattr(self, "urls", ()) and not asked:
+            return f"servers at urls may not return them; start them with {ROUTES}, and set train.router_replay: true"
+        return None
 
     def health(self) -> dict[str, float]:
         return {

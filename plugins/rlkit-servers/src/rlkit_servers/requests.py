@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from rlkit.base.errors import EngineError, RolloutError
+from rlkit.ops.routes import ROUTES
 from rlkit.types import Completion, Request, StopReason
 from rlkit_servers.api import ServerOutput
 from rlkit_servers.fleet import Fleet
@@ -90,7 +91,10 @@ class Requests:
         if result is None or (result[0].aborted and has_structure):  # such a text is sampled again from its beginning
             return Completion([], [], [], StopReason.INTERRUPTED)
         output, versions = result
-        return Completion(output.tokens, output.logps, versions, _stop_reason(output, request), output.candidates)
+        fields: dict[str, object] = {} if output.expert_routes is None else {ROUTES: output.expert_routes}
+        return Completion(
+            output.tokens, output.logps, versions, _stop_reason(output, request), output.candidates, fields
+        )
 
     async def _attempt(self, request: Request) -> tuple[ServerOutput, list[int]]:
         """Return a server's output, and the version of each token.

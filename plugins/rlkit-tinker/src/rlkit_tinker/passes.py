@@ -109,7 +109,7 @@ class BasePasses:
             packing.pad(MULTIPLE if len(packing.ids) > MULTIPLE else 1)
             token_owners += [None] * (len(packing.ids) - len(token_owners))
             with self._bank.routed(token_owners):
-                states = packed_pass(self._backbone, packing, self._device).hidden
+                states = packed_pass(self._backbone, packing).hidden
         else:
             with self._bank.routed(owners):
                 states = plain_pass(self._backbone, PlainInputs.of(self._backbone, batch, mask)).hidden

@@ -7,6 +7,7 @@ import contextlib
 import math
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlkit.base.errors import EngineError
@@ -15,6 +16,8 @@ from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling
 from rlkit_servers.api import ServerOutput, candidates_of
 from rlkit_servers.http import Client, Fault
+from rlkit_servers.routes import ARGUMENT as ROUTES
+from rlkit_servers.routes import routes_of_bytes
 from rlkit_servers.sglang.launch import release
 from rlkit_servers.sglang.pictures import FIRST_RELEASE, RequestPictures
 from rlkit_servers.states import DEADLINES, UpdateStep
@@ -62,6 +65,11 @@ class SGLangApi(TeacherApi):
         if self._pictures is not None and version < FIRST_RELEASE:
             first = ".".join(map(str, FIRST_RELEASE))
             raise EngineError(f"{self.client.url} runs SGLang {info['version']}; pictures need {first} or later")
+        if self.routers is not None and not info.get("enable_return_routed_experts"):
+            raise EngineError(
+                f"{self.client.url} does not return the experts of its tokens: start it with {ROUTES}, or set "
+                "train.router_replay: false"
+            )
         self._brackets = version >= BRACKETS_SINCE
         self._follows_structures = info.get("grammar_backend") == "llguidance" and not info.get("skip_tokenizer_init")
         self._released = False
@@ -131,11 +139,18 @@ class SGLangApi(TeacherApi):
         self._requests.add(request_id)
         try:
             seconds = request.deadline or DEADLINES[UpdateStep.CHECK]
-            options = {"top_logprobs_num": sampling.top_k} if sampling.top_k else {}
+            options: JsonObject = {"top_logprobs_num": sampling.top_k} if sampling.top_k else {}
+            if self.routers is not None and request.routes_from is not None:
+                options |= {"return_routed_experts": True, "routed_experts_start_len": request.routes_from}
             response = await self._sample(params, seconds, **inputs, **options, rid=request_id)
         finally:
             self._requests.discard(request_id)
         output = _read(response, sampling)
+        if self.routers is not None and request.routes_from is not None and output.tokens:
+            encoded = response["meta_info"].get("routed_experts")
+            if encoded is not None or not output.aborted:
+                routes = routes_of_bytes(encoded, self.routers, request, len(output.tokens), output.aborted)
+                output = replace(output, expert_routes=routes)
         length = response["meta_info"].get("prompt_tokens")
         if request.media is not None and output.tokens and length != len(request.tokens):
             raise Fault(

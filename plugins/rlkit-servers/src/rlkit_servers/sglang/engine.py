@@ -25,6 +25,7 @@ from rlkit_servers.engine import DeviceEngine, ServerEngine, check_launched, tra
 from rlkit_servers.http import Client
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
+from rlkit_servers.routes import ARGUMENT as ROUTES
 from rlkit_servers.server import InferenceServer
 from rlkit_servers.sglang.api import SGLangApi
 from rlkit_servers.sglang.changes import LOADER
@@ -135,7 +136,8 @@ class SGLangRollouts(ServerEngine):
             if is_local(site.host) and self._shared(site.first_gpu) and launch.memory_fraction is None:
                 launch = replace(launch, memory_fraction=BESIDE_TRAINER)
             adapters = adapter_arguments(policy, site.first_gpu) if launch.adapter_only else []
-            more = (*adapters, *(ARGUMENTS if pictures else ()), *self.loader_arguments, *launch.args)
+            routes = [ROUTES] if self.routers is not None else []
+            more = (*adapters, *routes, *(ARGUMENTS if pictures else ()), *self.loader_arguments, *launch.args)
             return [*command(site, launch, dtype), *more]
 
         gpus = 0 if gpu is None else self.launch.tensor_parallel

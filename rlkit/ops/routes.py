@@ -1,0 +1,41 @@
+"""The routes of tokens through a mixture of experts: which experts of each layer compute a token.
+
+Routes are numbers of experts plus 1, [...,R,K] for R layers with a router, of K experts each. 0 leaves the choice to
+the router.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+ROUTES = "expert_routes"
+"""The name of the field of trajectories and batches that holds the routes of each token."""
+
+SMALL = 255
+"""The largest number of experts whose routes fit into uint8."""
+
+
+class Routers(NamedTuple):
+    """The routers of a mixture of experts.
+
+    Args:
+        layers: The numbers of the layers that have one, from 0.
+        depth: The number of all layers.
+        experts: Experts of each layer.
+        top_k: Experts of each token.
+    """
+
+    layers: tuple[int, ...]
+    depth: int
+    experts: int
+    top_k: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of routes."""
+        import torch
+
+        return torch.uint8 if self.experts <= SMALL else torch.int16
