@@ -47,7 +47,7 @@ def expert_plan(config: Any, size: int) -> Mapping[str, str]:
 
 
 def distribute_experts(model: nn.Module, config: object, group: DeviceMesh, alone: DeviceMesh) -> list[nn.Module]:
-    """Give each rank some experts of each layer in place, and the exchange of tokens that reaches the others.
+    """Distribute the experts of each layer over ranks in place, with the exchange of tokens that reaches them.
 
     A layer's tokens are sent to the ranks of their experts and back by transformers' all-to-all, in which all ranks of
     the group take part in every pass. So the gradients of a rank's experts are those of all these ranks' tokens.

@@ -20,7 +20,6 @@ from safetensors.torch import save
 
 from rlkit.advantages import GAE, GPG, GRPO, OPO, RAE, RLOO, MaxRL, OptimalTokenBaseline, PassK, ReinforcePP, ReMax
 from rlkit.base.errors import PartError, RecipeError
-from rlkit.cli.views.kept import KeptRollouts
 from rlkit.engines import Recorded
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
@@ -40,6 +39,7 @@ from rlkit.rollout.conversation import Limits
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
+from rlkit.run.kept import KeptRollouts
 from rlkit.testing import FakeEngine, example_trajectory
 from rlkit.train.metrics import Meter, describe_rollouts
 from rlkit.train.rollouts import Rollouts, select_scored, with_branches
