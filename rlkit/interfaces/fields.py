@@ -168,10 +168,12 @@ def tensors_of(
 
     Raises:
         PartError: The part does not declare a name.
-        ValueError: A value is not what its field declares.
+        ValueError: A value is not what its field declares, or there are no values by name.
     """
     import torch
 
+    if not isinstance(values, Mapping):
+        raise ValueError(f"filled the fields {show(values)}, expected values by name")
     chosen = torch.tensor(mask, dtype=torch.bool)
     counts = {"token": (sum(mask), len(mask)) if mask else tokens, "turn": None if turns is None else (turns,)}
     declared = {spec.name: spec for spec in part.fills}
