@@ -423,7 +423,7 @@ def test_a_branch_has_the_fields_of_all_its_tokens() -> None:
         ids = torch.tensor([*tokens, *completion.tokens])
         return replace(completion, filled=[Filled({"ids": ids}, len(completion.tokens))])
 
-    session.backend.sample = fill  # type: ignore[method-assign]
+    session.backend.sample = fill  # type: ignore[assignment,method-assign]
     asyncio.run(a_later_edit(session))
     main, branch = session.forest.samples()
     assert branch.fork is not None
