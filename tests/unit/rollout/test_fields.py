@@ -260,6 +260,10 @@ def test_an_undeclared_field_ends_the_run(workers: Workers) -> None:
             asyncio.run(collect(replace(setup, limits=Limits(turns=2)), PROMPTS[:1], nothing))
     with pytest.raises(PartError, match="Graded.*: `grade` filled the field 'progres', expected .*: progress, effort"):
         asyncio.run(score(Graded(progres=[1.0]), [example_trajectory("four")], workers))
+    reward = Composite({"a": Graded(progres=[1.0])})
+    reward.runtime = SimpleNamespace(score=lambda part, rows: score(part, rows, workers))  # type: ignore[assignment]
+    with pytest.raises(PartError, match="Graded.*: `grade` filled the field 'progres'"):
+        asyncio.run(score(reward, [example_trajectory("four")], workers))
 
 
 class Graded(RewardFunction):
