@@ -248,7 +248,7 @@ class PlainInputs(NamedTuple):
     ) -> PlainInputs:
         """Return the inputs for rows [B,T] with a mask [B,T], pictures [B] and routes, divided by `sequence`."""
         width = tokens.shape[1]
-        options = picture_inputs(backbone, tokens, media)
+        options: dict[str, object] = {**picture_inputs(backbone, tokens, media)}
         rows, positions = (torch.arange(size, device=tokens.device) for size in tokens.shape)
         rows, positions = rows[:, None].expand_as(tokens), positions.expand_as(tokens)
         predicts = nn.functional.pad(mask[:, 1:], (0, 1))

@@ -133,7 +133,7 @@ class Decoder:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._cache_name = cache_name(model.forward)
         self.routers = routers_of(backbone_of(model))
-        self.recorded = None
+        self.recorded: list[Tensor] | None = None
 
     @property
     def first(self) -> int:
