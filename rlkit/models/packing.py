@@ -115,7 +115,7 @@ class PackedPasses:
         return None if routes is None else Routing(routes, self._replayed)
 
     def take_replayed(self) -> tuple[float, float]:
-        """Return how many selections of routers replay has changed since the last call, and of how many."""
+        """Return the number of selections of routers that replay has changed since the last call, and of all."""
         differing, compared = torch.stack(self._replayed).sum(0).tolist() if self._replayed else (0, 0)
         self._replayed.clear()
         return differing, compared

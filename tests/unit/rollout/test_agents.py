@@ -61,7 +61,8 @@ def test_parallel_requests_of_an_agent_count_as_one_conversation() -> None:
         gate.count(1)
         engine = CalmEngine(gate)
         setup: Any = SimpleNamespace(
-            engine=engine, gate=gate, asks_routes=False, timer=BusyTimer(), sampling=Sampling(max_tokens=5), limits=Limits(context=100),
+            engine=engine, gate=gate, timer=BusyTimer(), sampling=Sampling(max_tokens=5), limits=Limits(context=100),
+            asks_routes=False,
             template=SimpleNamespace(reader=None),
         )  # fmt: skip
         dialogue: Any = SimpleNamespace()
