@@ -115,7 +115,7 @@ class PackedPasses:
         return None if routes is None else Routing(routes, self._replayed)
 
     def take_replayed(self) -> tuple[float, float]:
-        """Return how many selections of routers replay has changed since the last call, and of how many."""
+        """Return the number of selections of routers that replay has changed since the last call, and of all."""
         differing, compared = torch.stack(self._replayed).sum(0).tolist() if self._replayed else (0, 0)
         self._replayed.clear()
         return differing, compared
@@ -248,7 +248,7 @@ class PlainInputs(NamedTuple):
     ) -> PlainInputs:
         """Return the inputs for rows [B,T] with a mask [B,T], pictures [B] and routes, divided by `sequence`."""
         width = tokens.shape[1]
-        options = picture_inputs(backbone, tokens, media)
+        options: dict[str, object] = {**picture_inputs(backbone, tokens, media)}
         rows, positions = (torch.arange(size, device=tokens.device) for size in tokens.shape)
         rows, positions = rows[:, None].expand_as(tokens), positions.expand_as(tokens)
         predicts = nn.functional.pad(mask[:, 1:], (0, 1))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlkit.models.actor import backbone_of
 from rlkit.models.routes import Routing, routers_of
+from rlkit.models.vision import backbone_of
 from rlkit.ops.routes import ROUTES
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request

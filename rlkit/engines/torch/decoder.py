@@ -133,7 +133,7 @@ class Decoder:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._cache_name = cache_name(model.forward)
         self.routers = routers_of(backbone_of(model))
-        self.recorded = None
+        self.recorded: list[Tensor] | None = None
 
     @property
     def first(self) -> int:
@@ -270,7 +270,8 @@ class Decoder:
                 **({} if routing is None else {"routing": routing}),
             )
         if self.recorded is not None and self.routers is not None and routing is not None:
-            self.recorded.append(routing.recorded(self.routers).unflatten(0, tokens.shape))
+            routes = routing.recorded(self.routers)
+            self.recorded.append(routes.view(*tokens.shape, *routes.shape[1:]))
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -18,6 +18,7 @@ from rlkit.engines.torch.row_attention import RowAttention, additive_mask
 from rlkit.models.vision import RowMedia
 from rlkit.ops.attention import Layout, Scoring, Span, packed_attention, token_indices, widened
 from rlkit.ops.ragged import by_sdpa
+from rlkit.ops.routes import Routers
 
 GROWTH = 16
 """The least number of columns by which the cache grows; otherwise it grows by half."""
@@ -139,7 +140,7 @@ class FusedDecoder:
     resumes = True
     few_sizes = True
     continues = True
-    routers = None
+    routers: Routers | None = None
     recorded: list[Tensor] | None = None
 
     def __init__(self, model: Any, autocast: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:

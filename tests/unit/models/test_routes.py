@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from rlkit.distributed.fsdp2 import checkpoint_activations
-from rlkit.models.actor import Actor, backbone_of
+from rlkit.models.actor import Actor
 from rlkit.models.routes import Routing
+from rlkit.models.vision import backbone_of
 from rlkit.ops.logps import DEFAULT_READS
 from rlkit.ops.routes import Routers
 from rlkit.testing import random_model
@@ -134,7 +135,8 @@ def test_gradients_are_those_of_a_hand_made_gate() -> None:
     y = block(x[None])[0]
     y.square().sum().backward()
     block.gate.forward.begin(layer, (), {})
-    replayed = {name: p.grad.clone() for name, p in block.named_parameters()} | {"x": x.grad.clone()}
+    replayed: dict[str, Any] = {name: p.grad.clone() for name, p in block.named_parameters()}
+    replayed["x"] = x.grad
     block.zero_grad()
     x.grad = None
     weights = (x @ block.gate.weight.T).softmax(-1).gather(1, ids)

@@ -54,6 +54,7 @@ def test_a_completion_has_room_and_a_budget(prompt: int, asked: int | None, budg
 
     setup: Any = SimpleNamespace(
         engine=SimpleNamespace(generate=generate), gate=None, timer=BusyTimer(), sampling=Sampling(max_tokens=5),
+        asks_routes=False,
         limits=Limits(context=100), template=SimpleNamespace(reader=None),
     )  # fmt: skip
     dialogue: Any = SimpleNamespace()

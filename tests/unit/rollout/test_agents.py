@@ -62,6 +62,7 @@ def test_parallel_requests_of_an_agent_count_as_one_conversation() -> None:
         engine = CalmEngine(gate)
         setup: Any = SimpleNamespace(
             engine=engine, gate=gate, timer=BusyTimer(), sampling=Sampling(max_tokens=5), limits=Limits(context=100),
+            asks_routes=False,
             template=SimpleNamespace(reader=None),
         )  # fmt: skip
         dialogue: Any = SimpleNamespace()
