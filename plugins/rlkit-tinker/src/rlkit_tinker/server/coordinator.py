@@ -74,6 +74,8 @@ class Coordinator:
         self._executor = executor
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlkit-tinker")
+        self.round = asyncio.Lock()
+        """Held by a round until it need not run again after a kill; states that it may load are removed between."""
         self._wake = asyncio.Event()
         self._arrivals: dict[str, asyncio.Future[None]] = {}
         self._passes = 0
@@ -197,9 +199,7 @@ class Coordinator:
         while True:
             requests = self.state.next_round()
             if requests:
-                self._commit(JournalRecord({"kind": "round", "ids": [request.id for request in requests]}))
-                tenants = self._tenants(requests)
-                await self._answer(requests, partial(self._executor.run_round, requests, tenants))
+                await self._run_round(requests)
             samples = self.state.next_samples(MAX_BATCH)  # of the sessions that are open now
             if samples:
                 sources = [self._use_sampler(request) for request in samples]
@@ -209,6 +209,14 @@ class Coordinator:
                 await self._wake.wait()
                 await asyncio.sleep(GATHER_SECONDS)
             if self._passes >= COMPACT_PASSES or self._journal.size > 2 * self._compacted_size + COMPACT_BYTES:
+                await self.compact()
+
+    async def _run_round(self, requests: Sequence[WireRequest]) -> None:
+        async with self.round:
+            self._commit(JournalRecord({"kind": "round", "ids": [request.id for request in requests]}))
+            tenants = self._tenants(requests)
+            await self._answer(requests, partial(self._executor.run_round, requests, tenants))
+            if any(request.route == LOAD for request in requests):  # what was loaded may be removed from now on
                 await self.compact()
 
     async def compact(self) -> None:
@@ -230,8 +238,6 @@ class Coordinator:
         """Run requests, and let their results show once they are written."""
         results = await self._in_thread(run)
         self._passes += sum(request.route == PASS for request in requests)
-        if any(request.route == LOAD for request in requests):  # the state that was loaded may be removed later
-            self._passes = COMPACT_PASSES
         for request, result in zip(requests, results, strict=True):
             self._add_result(request.id, result)
         for request in requests:

@@ -85,9 +85,13 @@ class ModelFolders:
         write: Callable[[Path], None],
         overwrite: bool = False,
     ) -> None:
-        """Write a state once, also where a kill came between its writing and the record of it."""
+        """Write a state once, also where a kill came between its writing and the record of it.
+
+        A request that runs again leaves the state of a later one, which has overwritten its own.
+        """
         folder = folder_of(self._root, path)
-        if version_of(folder) == request.id:
+        written_by = version_of(folder)
+        if written_by is not None and int(written_by.rpartition("/")[2]) >= request.seq:  # a path is of one model
             return
         self._check_space(self.read(request.owner)["tenant"])
         expires = None if ttl_seconds is None else time.time() + ttl_seconds

@@ -97,7 +97,8 @@ class Routes:
         """End sessions that have been silent too long, and remove states whose time is over; for ever."""
         while True:
             await self.end_silent_sessions(asyncio.get_running_loop().time())
-            await asyncio.to_thread(self._folders.remove_expired)
+            async with self._coordinator.round:
+                await asyncio.to_thread(self._folders.remove_expired)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def end_silent_sessions(self, now: float) -> None:
@@ -207,7 +208,8 @@ class Routes:
 
     async def _delete_checkpoint(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         path = "tinker://{id}/{kind}/{name}".format(**request.match_info)
-        await asyncio.to_thread(shutil.rmtree, self._folders.folder_of(path, tenant))
+        async with self._coordinator.round:
+            await asyncio.to_thread(shutil.rmtree, self._folders.folder_of(path, tenant))
         return web.Response(status=204)
 
     async def _capabilities(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:

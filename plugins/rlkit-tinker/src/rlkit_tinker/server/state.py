@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain, zip_longest
 
 from rlkit_tinker.server.journal import JournalRecord
-from rlkit_tinker.server.requests import PASS, SAMPLE, WireRequest, WireResult, read_request
+from rlkit_tinker.server.requests import LOAD, PASS, SAMPLE, WireRequest, WireResult, read_request
 
 MAX_RESULTS, MAX_RESULT_BYTES = 4096, 256 * 2**20
 """The most results of a session that stay for a further poll, and their bytes; the oldest go first."""
@@ -163,16 +163,24 @@ class Sessions:
         return [self.sessions[session_of(name)].pending[name] for name in ids]
 
     def next_round(self) -> list[WireRequest]:
-        """Return the next requests to run: the commands of each model before its next pass, then these passes."""
+        """Return the next requests to run: the commands of each model before its next pass, then these passes.
+
+        States are loaded after all commands that save some: what is loaded stays as it is until the states of all
+        models are saved, since it is loaded once more after a kill before.
+        """
         commands: list[WireRequest] = []
+        loads: list[WireRequest] = []
         passes: list[WireRequest] = []
         for log in chain.from_iterable(session.models.values() for session in self.sessions.values()):
-            for request in log.ready():
+            for number, request in enumerate(log.ready()):
                 if request.route == PASS:
                     passes.append(request)
                     break
+                if request.route == LOAD:
+                    loads += [request] if number == 0 else []
+                    break
                 commands.append(request)
-        return commands + passes
+        return commands + loads + passes
 
     def next_samples(self, max_requests: int) -> list[WireRequest]:
         """Return the requests for samples that run next, those of each tenant in turn."""
