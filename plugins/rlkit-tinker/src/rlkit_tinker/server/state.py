@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain
 
 from rlkit_tinker.server.journal import JournalRecord
 from rlkit_tinker.server.requests import LOAD, PASS, SAMPLE, WireRequest, WireResult, read_request
@@ -60,6 +60,8 @@ class ClientSession:
     samplers: dict[str, SamplerSource] = field(default_factory=dict)
     pending: dict[str, WireRequest] = field(default_factory=dict)
     """Requests without a result, by their ids."""
+    samples: deque[WireRequest] = field(default_factory=deque)
+    """Those for samples that have not started."""
     results: dict[str, WireResult] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     """Of the contents of requests that are pending or have a result."""
@@ -72,7 +74,9 @@ class ClientSession:
         self.pending[request.id] = request
         self.pending_bytes += len(request.raw)
         self.digests[request.id] = request.digest
-        if request.route != SAMPLE:
+        if request.route == SAMPLE:
+            self.samples.append(request)
+        else:
             self.models.setdefault(request.owner, ModelLog()).waiting[request.seq] = request
 
     def start(self, request: WireRequest) -> None:
@@ -182,14 +186,17 @@ class Sessions:
                 commands.append(request)
         return commands + loads + passes
 
-    def next_samples(self, max_requests: int) -> list[WireRequest]:
-        """Return the requests for samples that run next, those of each tenant in turn."""
-        by_tenant: dict[str, deque[WireRequest]] = {}
+    def start_samples(self, running: Mapping[str, int], max_running: int) -> list[WireRequest]:
+        """Remove and return the requests for samples that start now: so many that each tenant has `max_running`."""
+        started: list[WireRequest] = []
+        counts = Counter(running)
         for session in self.sessions.values():
-            samples = (request for request in session.pending.values() if request.route == SAMPLE)
-            by_tenant.setdefault(session.tenant, deque()).extend(samples)
-        turns = chain.from_iterable(zip_longest(*by_tenant.values()))
-        return [request for request in turns if request is not None][:max_requests]
+            while session.samples and counts[session.tenant] < max_running:
+                request = session.samples.popleft()
+                if request.id in session.pending:  # after a restart it may have its result
+                    started.append(request)
+                    counts[session.tenant] += 1
+        return started
 
     def records(self, folders: Mapping[str, str]) -> Iterator[JournalRecord]:
         """Yield the records of everything as it is."""
