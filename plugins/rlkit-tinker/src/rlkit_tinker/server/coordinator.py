@@ -200,12 +200,12 @@ class Coordinator:
         if self._passes:  # they ran again
             await self.compact()
         while True:
+            self._wake.clear()
             requests = self.state.next_round()
             if requests:
                 await self._run_round(requests)
             await self._advance_samples()
             if not requests and not self._sampling:
-                self._wake.clear()
                 await self._wake.wait()
                 await asyncio.sleep(GATHER_SECONDS)
             if self._passes >= COMPACT_PASSES or self._journal.size > 2 * self._compacted_size + COMPACT_BYTES:

@@ -11,6 +11,8 @@ from itertools import chain
 from rlkit_tinker.server.journal import JournalRecord
 from rlkit_tinker.server.requests import LOAD, PASS, SAMPLE, WireRequest, WireResult, read_request
 
+ROUND_BYTES = 2**20
+"""Of the bodies of passes that run together: 40,000 to 60,000 tokens; a larger one runs alone."""
 MAX_RESULTS, MAX_RESULT_BYTES = 4096, 256 * 2**20
 """The most results of a session that stay for a further poll, and their bytes; the oldest go first."""
 
@@ -135,6 +137,8 @@ class Sessions:
 
     def __init__(self) -> None:
         self.sessions: dict[str, ClientSession] = {}
+        self._passed: dict[str, int] = {}
+        """The bytes of passes that have run, by tenants; from the last time on that a tenant had none that waited."""
 
     def apply(self, record: JournalRecord) -> None:
         """Apply what has happened."""
@@ -167,8 +171,9 @@ class Sessions:
         return [self.sessions[session_of(name)].pending[name] for name in ids]
 
     def next_round(self) -> list[WireRequest]:
-        """Return the next requests to run: the commands of each model before its next pass, then these passes.
+        """Return the next requests to run: the commands of each model before its next pass, then some of these passes.
 
+        They are those of the tenants that have had least, so that nobody waits for more than one pass of each other.
         States are loaded after all commands that save some: what is loaded stays as it is until the states of all
         models are saved, since it is loaded once more after a kill before.
         """
@@ -184,7 +189,23 @@ class Sessions:
                     loads += [request] if number == 0 else []
                     break
                 commands.append(request)
-        return commands + loads + passes
+        return commands + loads + self._fair(passes)
+
+    def _fair(self, passes: Sequence[WireRequest]) -> list[WireRequest]:
+        """Return the passes that run together, of those that wait, and count their bytes."""
+        waiting = {request: self.sessions[request.session].tenant for request in passes}
+        least = min((self._passed[tenant] for tenant in waiting.values() if tenant in self._passed), default=0)
+        passed = self._passed = {tenant: self._passed.get(tenant, least) for tenant in waiting.values()}
+        taken: list[WireRequest] = []
+        size = 0
+        while waiting:
+            request = min(waiting, key=lambda request: (passed[waiting[request]], len(request.raw)))
+            size += len(request.raw)
+            if taken and size > ROUND_BYTES:
+                break
+            passed[waiting.pop(request)] += len(request.raw)
+            taken.append(request)
+        return taken
 
     def start_samples(self, running: Mapping[str, int], max_running: int) -> list[WireRequest]:
         """Remove and return the requests for samples that start now: so many that each tenant has `max_running`."""
