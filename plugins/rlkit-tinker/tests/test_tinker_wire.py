@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from rlkit_tinker import Service
-from rlkit_tinker.bank import Adapter
 from rlkit_tinker.server import routes
 from rlkit_tinker.server.app import BodyBudget
 from rlkit_tinker.server.coordinator import RefusedError
@@ -370,67 +369,6 @@ def test_slots_are_freed_by_silence_and_refused_when_full(serve: Callable[..., N
         assert "model_id" in await wire.call("create_model", create_body(session, 1))
 
     serve(work)
-
-
-def test_a_flood_of_samples_holds_nobody_up_and_ends_with_its_session(serve: Callable[..., None]) -> None:
-    """Half a million tokens are asked for: another tenant trains and samples meanwhile, and then they are dropped."""
-
-    async def work(wire: Wire) -> None:
-        fields = {"session_id": await wire.session(), "sampling_session_seq_id": 0, "base_model": BASE}
-        sampler = (await wire.json("create_sampling_session", json_body(**fields)))["sampling_session_id"]
-        endless = {"max_tokens": 4000, "stop": []}
-        for seq in range(130):
-            body = sample_body(sampler, seq, num_samples=1, sampling_params=endless)
-            flood = await wire.json("asample", body)
-        bob = wire.of("tml-bob")
-        model = await bob.model()
-        for seq in (1, 3):
-            await bob.call("forward_backward", pass_body(model, seq, DATA))
-            assert "grad_norm:mean" in (await bob.call("optim_step", step_body(model, seq + 1)))["metrics"]
-        body = json_body(model_id=model, seq_id=5, sampling_session_seq_id=0)
-        own = (await bob.call("save_weights_for_sampler", body))["sampling_session_id"]
-        assert isinstance(await bob.call("asample", sample_body(own, 0)), bytes)
-        coordinator = wire.routes._coordinator
-        assert len(coordinator._sampling) == 128
-        assert flood["request_id"] not in coordinator._sampling
-        assert (await wire.send(f"sessions/{fields['session_id']}/finish"))[0] == 204
-        assert isinstance(await bob.call("asample", sample_body(own, 1)), bytes)
-        assert not coordinator._sampling
-
-    serve(work)
-
-
-def bytes_by_parameter(adapter: Adapter) -> float:
-    """Return the bytes of all tensors of an adapter by the number of its parameters."""
-    moments = [x for state in adapter.optimizer.state.values() for x in state.values() if x.dim()]
-    tensors = [*adapter.parameters, *moments, *(p.grad for p in adapter.parameters if p.grad is not None)]
-    return sum(tensor.nbytes for tensor in tensors) / sum(p.numel() for p in adapter.parameters)
-
-
-def test_64_tenants_learn_side_by_side_and_the_next_is_refused(tmp_path: Path) -> None:
-    """Each has steps of its own after mixed passes. A parameter has 4 bytes, its moments 8, and its gradient 4."""
-    service = Service("tiny", max_adapters=64)
-
-    async def work() -> None:
-        async with served(service, tmp_path) as wire:
-            tenants = [wire.of(f"tml-{number}") for number in range(64)]
-            models = [await tenant.model(rank=2) for tenant in tenants]
-            late = wire.of("tml-64")
-            message = failure(await late.call("create_model", create_body(await late.session())))
-            assert message == "all 64 adapters are in use; close a training client, or raise max_adapters"
-            for seq in (1, 3):
-                bodies = [pass_body(model, seq, random_data(i, rows=1)) for i, model in enumerate(models)]
-                passes = [t.call("forward_backward", body) for t, body in zip(tenants, bodies, strict=True)]
-                await asyncio.gather(*passes)
-                bodies = [step_body(model, seq + 1) for model in models]
-                steps = [t.call("optim_step", body) for t, body in zip(tenants, bodies, strict=True)]
-                assert all(step["metrics"]["grad_norm:mean"] > 0 for step in await asyncio.gather(*steps))
-            await tenants[0].call("forward_backward", pass_body(models[0], 5, DATA))
-            await tenants[7].send(f"sessions/{models[7].partition(':')[0]}/finish")
-            assert "model_id" in await late.call("create_model", create_body(await late.session(), rank=2))
-            assert [bytes_by_parameter(adapter) for adapter in service.bank._adapters] == [16, *[12] * 62, 4]
-
-    asyncio.run(work())
 
 
 def test_bodies_are_charged_before_they_are_read(serve: Callable[..., None]) -> None:

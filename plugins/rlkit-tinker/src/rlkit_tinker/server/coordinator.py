@@ -26,6 +26,7 @@ from rlkit_tinker.server.state import (
     sampling_session_of,
     session_of,
 )
+from rlkit_tinker.server.usage import Usage
 
 T = TypeVar("T")
 
@@ -71,6 +72,7 @@ class Coordinator:
 
     def __init__(self, journal: Journal, executor: ServiceExecutor, folder: Path) -> None:
         self.state = Sessions()
+        self.usage = Usage()
         self._journal = journal
         self._executor = executor
         self._folder = folder
@@ -262,6 +264,7 @@ class Coordinator:
         if session is None:  # it has ended meanwhile
             return
         request = session.pending[request_id]
+        self.usage.count(session.tenant, request, result)
         sampler = sampling_session_of(result) if request.route == SAVE_SAMPLER else None
         if sampler is not None:
             self._forget_oldest(session)

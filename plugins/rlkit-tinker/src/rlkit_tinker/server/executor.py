@@ -63,7 +63,9 @@ class RunningSamples:
         Raises:
             RequestFailedError: They have failed.
         """
-        return WireResult(encode_samples(_without_first(self.future.result(), self.first), self.top), is_json=False)
+        response = self.future.result()
+        tokens = sum(len(sequence.tokens) for sequence in response.sequences)
+        return WireResult(encode_samples(_without_first(response, self.first), self.top), is_json=False, tokens=tokens)
 
 
 class ServiceExecutor:
@@ -253,7 +255,12 @@ class ServiceExecutor:
                 raise
             run = client.forward_backward if backward else client.forward
             future: APIFuture[ForwardBackwardOutput] = run(data, request.body.loss_fn, config)
-            return lambda: WireResult(encode_pass(future.result()), is_json=False)
+
+            def result() -> WireResult:
+                output = future.result()
+                return WireResult(encode_pass(output), is_json=False, tokens=int(output.metrics["tokens:sum"]))
+
+            return result
 
         return _attempt(submit)
 

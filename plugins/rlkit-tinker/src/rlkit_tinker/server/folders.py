@@ -17,7 +17,7 @@ from rlkit_tinker.checkpoints import NAME, folder_of, write_folder
 from rlkit_tinker.server.requests import WireRequest
 from rlkit_tinker.types import RequestFailedError
 
-RUN, CHECKPOINT = "run.json", "checkpoint.json"
+RUN, CHECKPOINT, USAGE = "run.json", "checkpoint.json", "usage.json"
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 
 
@@ -138,6 +138,10 @@ class ModelFolders:
                 "delete some by RestClient.delete_checkpoint, or raise --tenant-gib"
             )
 
+    def write_usage(self, usage: Sequence[JsonObject]) -> None:
+        """Write what each tenant has used, for the operator of the server."""
+        _write_json(self._root / USAGE, usage)
+
     def remove_expired(self) -> None:
         """Remove the states whose time is over."""
         for kind in KINDS:
@@ -169,7 +173,7 @@ def _time(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _write_json(file: Path, value: JsonObject) -> None:
+def _write_json(file: Path, value: JsonObject | Sequence[JsonObject]) -> None:
     partial = file.with_name(file.name + ".partial")
     partial.write_text(json.dumps(value), encoding="utf-8")
     partial.rename(file)
