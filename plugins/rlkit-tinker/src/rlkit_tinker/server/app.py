@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from rlkit.base.errors import explain
-from rlkit_tinker.server.connections import Connections
+from rlkit_tinker.server.connections import ClientConnections
 from rlkit_tinker.server.coordinator import RefusedError
 from rlkit_tinker.server.journal import JournalError
 from rlkit_tinker.types import RequestFailedError
@@ -84,7 +84,7 @@ class TinkerApp:
         self._api = api
         self._keys = keys
         self._budget = BodyBudget()
-        self._connections = Connections()
+        self._connections = ClientConnections()
 
     async def listen(self, runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
         """Accept connections for the application of a runner that was set up.

@@ -17,7 +17,7 @@ IDLE = 1024
 """The most connections of a tenant that carry no request; the SDK keeps some hundreds for those to come."""
 
 
-class Connections:
+class ClientConnections:
     """Open connections; one that carries a request is bounded as that request is."""
 
     def __init__(self) -> None:
