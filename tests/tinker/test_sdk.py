@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,68 +14,12 @@ from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
-from rlkit.models import SHIPPED
 from tests.conftest import ROOT
+from tests.tinker.conftest import BASE, ServedTiny, rows_of
 
-BASE = "Qwen/Qwen3-8B"
 RECIPES = "tinker_cookbook.recipes."
 COMMON = (f"model_name={BASE}", "lora_rank=4")
 LOOP = (*COMMON, "batch_size=2", "group_size=4", "max_tokens=16", "save_every=1")
-GSM8K = "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.jsonl\n---\n"
-
-
-class ServedTiny:
-    """`rlkit serve tinker` in a process, at one port from one start to the next."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        self.folder = folder
-        self.start()
-
-    def start(self) -> None:
-        """Start it, and wait until it serves."""
-        words = ("--model", "tiny", "--alias", BASE, "--port", self.url.rpartition(":")[2], "--folder", "states")
-        command = (sys.executable, "-m", "rlkit", "serve", "tinker", *words)
-        self.process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        assert self.url in self.process.stdout.readline()
-
-    def kill(self) -> None:
-        """End it as the system does when memory is short."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def run(self, *words: str) -> str:
-        """Run Python in the folder as a client; return what it prints."""
-        variables = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": "tml-cook", "TINKER_TELEMETRY": "0"}
-        environment = {**os.environ, **variables, "HF_HUB_OFFLINE": "1", "HF_HOME": str(self.folder / "hub")}
-        done = subprocess.run(
-            (sys.executable, *words), cwd=self.folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedTiny]:
-    """A server, in a folder with the tokenizer and the data that recipes look for by their names on the hub."""
-    folder = tmp_path_factory.mktemp("served")
-    for name in ("Qwen", "HuggingFaceH4/no_robots", "openai/gsm8k/main"):
-        (folder / name).mkdir(parents=True)
-    (folder / BASE).symlink_to(SHIPPED["tiny"])
-    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It is so."}]
-    (folder / "HuggingFaceH4/no_robots/train.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 12)
-    rows = [json.dumps({"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(8)]
-    (folder / "openai/gsm8k/main/train.jsonl").write_text("".join(rows))
-    (folder / "openai/gsm8k/README.md").write_text(GSM8K)
-    server = ServedTiny(folder)
-    yield server
-    server.kill()
-
-
-def rows_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_loop_of_the_page_learns_its_sentence(served: ServedTiny) -> None:
@@ -98,18 +34,20 @@ def test_the_loop_of_the_page_learns_its_sentence(served: ServedTiny) -> None:
 def test_sl_loop_learns_and_resumes(served: ServedTiny) -> None:
     words = ("-m", f"{RECIPES}sl_loop", *COMMON, "batch_size=4", "save_every=1", "learning_rate=3e-3", "log_path=sl")
     served.run(*words, "max_steps=2")
-    lines = (served.folder / "sl" / "checkpoints.jsonl").read_text().splitlines()
-    (served.folder / "sl" / "checkpoints.jsonl").write_text(lines[0] + "\n")  # as if it was killed after the first
+    served.forget_later_checkpoints("sl")
     assert "Resuming from batch 1" in served.run(*words, "max_steps=3")
     losses = {row["step"]: row["train_mean_nll"] for row in rows_of(served.folder / "sl")}
     assert losses[0] > losses[1] > losses[2]
 
 
 @pytest.mark.parametrize("loss", ["importance_sampling", "cispo"])
-def test_rl_loop_runs(served: ServedTiny, loss: str) -> None:
+def test_rl_loop_runs_and_resumes(served: ServedTiny, loss: str) -> None:
+    words = ("-m", f"{RECIPES}rl_loop", *LOOP, f"loss_fn={loss}", f"log_path=rl-{loss}")
+    served.run(*words, "max_steps=2")
+    served.forget_later_checkpoints(f"rl-{loss}")
+    assert "Resuming from batch 1" in served.run(*words, "max_steps=3")
     folder = served.folder / f"rl-{loss}"
-    served.run("-m", f"{RECIPES}rl_loop", *LOOP, "max_steps=2", f"loss_fn={loss}", f"log_path={folder}")
-    assert len(rows_of(folder)) == 2
+    assert [row["step"] for row in rows_of(folder)] == [0, 1, 1, 2]
     assert "sampler_weights/final" in (folder / "checkpoints.jsonl").read_text()
 
 
@@ -122,13 +60,19 @@ def test_stable_reinforce_is_refused_by_name(served: ServedTiny) -> None:
     client.close("success").result()
 
 
-def test_rl_train_runs_and_a_future_outlives_a_kill(served: ServedTiny) -> None:
-    """math_rl.train on additions; then SIGKILL while a client waits, which notices nothing."""
-    folder = served.folder / "arithmetic"
-    options = (*COMMON, "env=arithmetic", "group_size=4", "groups_per_batch=4", "max_tokens=8", "max_steps=2")
-    losses = ("loss_fn=importance_sampling", "learning_rate=1e-3", f"log_path={folder}")
-    served.run("-m", f"{RECIPES}math_rl.train", *options, *losses, f"base_url={served.url}")
-    assert len(rows_of(folder)) >= 2
+def test_rl_train_runs_and_resumes(served: ServedTiny) -> None:
+    """math_rl.train on additions, after a resume with ppo, which rl_loop does not take."""
+    options = (*COMMON, "env=arithmetic", "group_size=4", "groups_per_batch=4", "max_tokens=8", "save_every=1")
+    run = ("log_path=arithmetic", "behavior_if_log_dir_exists=resume", "learning_rate=1e-3")
+    words = ("-m", f"{RECIPES}math_rl.train", *options, *run, f"base_url={served.url}")
+    served.run(*words, "loss_fn=importance_sampling", "max_steps=2")
+    served.forget_later_checkpoints("arithmetic")
+    assert "weights/000001" in served.run(*words, "loss_fn=ppo", "max_steps=3")
+    batches = [row.get("progress/batch") for row in rows_of(served.folder / "arithmetic")]
+    assert batches == [0, 1, 2, None]  # the last row is a summary
+
+
+def test_a_future_outlives_a_kill(served: ServedTiny) -> None:
     client = tinker.ServiceClient(base_url=served.url, api_key="tml-sdk")
     training = client.create_lora_training_client(base_model=BASE, rank=4, seed=1).result()
     inputs = {"target_tokens": [6, 7, 8], "weights": [1.0, 1.0, 1.0]}

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from rlkit_tinker import Service
+from rlkit_tinker.server import state as state_module
 from rlkit_tinker.server.coordinator import Coordinator, RefusedError
 from rlkit_tinker.server.journal import Journal, JournalError, JournalRecord
 from rlkit_tinker.server.requests import read_request
+from rlkit_tinker.server.state import Sessions
 from safetensors.torch import load_file
 from tinker_oracle import random_data
 from tinker_wire import ask, coordinator_of, create_body, json_body, pass_body, running, sample_body
@@ -114,15 +116,14 @@ def record_ends(journal: bytes) -> list[int]:
     return ends
 
 
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_journal_that_ends_anywhere_goes_on(
-    service: Service, plain: tuple[list[bytes], Path], tmp_path: Path, step: int
+    service: Service, plain: tuple[list[bytes], Path], tmp_path: Path
 ) -> None:
     """After a kill at the end of a record, or in the middle of it, the client sends everything once more."""
     answers, folder = plain
     journal = (folder / "journal").read_bytes()
     ends = record_ends(journal)
-    for size in [end - cut for end in ends[:-5:step] for cut in (0, 3)]:  # before the state is saved
+    for size in [end - cut for end in ends[:-5:9] for cut in (0, 3)]:  # before the state is saved
         after = tmp_path / str(size)
         shutil.copytree(folder, after)
         (after / "journal").write_bytes(journal[:size])
@@ -222,6 +223,29 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.Mo
     journal.append(record)
     journal.close()
     assert Journal(tmp_path).records == [record, record]
+
+
+def test_passes_of_tenants_run_in_turn_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models of a tenant with passes of 5 rows, and two tenants with passes of 1 row, in rounds of a few rows."""
+    monkeypatch.setattr(state_module, "ROUND_BYTES", len(pass_body("x:train:0", 1, random_data(0, rows=5))))
+    sessions = Sessions()
+
+    def submit(session: str, model: int, seq: int, rows: int) -> None:
+        raw = pass_body(f"{session}:train:{model}", seq, random_data(0, rows=rows))
+        sessions.apply(JournalRecord({"kind": "request", "route": "forward_backward"}, raw))
+
+    for session in "abf":
+        sessions.apply(JournalRecord({"kind": "session", "id": session, "tenant": session}))
+        for model in range(1 + (session == "f")):
+            sessions.apply(JournalRecord({"kind": "model", "id": f"{session}:train:{model}", "next_seq": 1}))
+            for seq in range(1, 4):
+                submit(session, model, seq, 5 if session == "f" else 1)
+    rounds = []
+    while requests := sessions.next_round():
+        sessions.apply(JournalRecord({"kind": "round", "ids": [request.id for request in requests]}))
+        rounds.append(sorted(request.session for request in requests))
+    assert rounds[:3] == [["a", "b"], ["f"], ["a", "b"]]
+    assert rounds[3:] == [["a", "b"], ["f"], ["f"], ["f"], ["f"], ["f"]]
 
 
 def test_a_session_may_end_while_its_requests_run(service: Service, tmp_path: Path) -> None:

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from rlkit_tinker import AdamParams, Datum, ModelInput, RequestFailedError, SamplingParams, Service, TrainingClient
+from rlkit_tinker import (
+    AdamParams,
+    Datum,
+    ModelInput,
+    RequestFailedError,
+    SamplingClient,
+    SamplingParams,
+    Service,
+    TrainingClient,
+)
 from tinker_oracle import PeftOracle, random_data, randomise
 
 PROMPT = ModelInput.from_ints([5, 6, 7, 8])
@@ -150,3 +159,24 @@ def test_wrong_prompts_and_counts_are_refused(service: Service) -> None:
         sampler.sample(ModelInput((264,)), 1, GREEDY)
     with pytest.raises(RequestFailedError, match="num_samples is 0, expected an integer from 1"):
         sampler.sample(PROMPT, 0, GREEDY)
+
+
+def test_nobody_waits_for_long_samples_of_another(service: Service) -> None:
+    """A tenant has all 6 places, and another's rows of 10 tokens join, one at a time: in 16 steps the second has."""
+    flood, other = (SamplingClient(service, None, tenant) for tenant in ("flood", "other"))
+    long, short = (SamplingParams(max_tokens=tokens, temperature=1.0, stop=[], seed=3) for tokens in (100, 10))
+    alone = other.sample(PROMPT, 4, short).result()
+    flooding = [flood.sample(PROMPT, 8, long) for _ in range(4)]
+    service.samples.advance()
+    small = other.sample(PROMPT, 4, short)
+    active = service.samples._sampler._active
+    assert [row.tenant for row in active] == ["flood"] * 6
+    service.samples.advance()
+    assert [row.tenant for row in active] == ["flood"] * 6 + ["other"]
+    assert len(small.result().sequences) == 4
+    assert not any(future.done for future in flooding)
+    assert [x.tokens for x in small.result().sequences] == [x.tokens for x in alone.sequences]
+    for future in flooding:
+        service.samples.cancel(future)
+    assert len(flooding[3].result().sequences) == 8
+    assert service.samples._sampler._decoder.rows == 0

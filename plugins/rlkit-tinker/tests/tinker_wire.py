@@ -154,9 +154,11 @@ async def served(service: Service, folder: Path, keys: Sequence[str] = ()) -> As
     """Serve a folder on a free port; yield a client."""
     coordinator = coordinator_of(service, folder)
     routes = Routes(coordinator, coordinator._executor._folders, service.context, "tokenizer", 300.0)
-    runner = web.AppRunner(TinkerApp(routes, frozenset(keys)).build(), shutdown_timeout=0.1)
+    app = TinkerApp(routes, frozenset(keys))
+    runner = web.AppRunner(app.build(), shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    listener = await app.listen(runner, "127.0.0.1", 0)
     async with running(coordinator), aiohttp.ClientSession() as http:
-        yield Wire(http, f"http://127.0.0.1:{runner.addresses[0][1]}", routes)
+        yield Wire(http, f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", routes)
+        listener.close()
         await runner.cleanup()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -132,7 +132,7 @@ class AdapterBank:
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise RequestFailedError(f"seed is {show(seed)}, expected an integer from 0 to 2**63 - 1")
         self._check_slots()
-        names = [name for kind in self._kinds_to_train(attn, mlp, unembed) for name in self.names[kind]]
+        names = {name for kind in self._kinds_to_train(attn, mlp, unembed) for name in self.names[kind]}
         pairs = self.empty_pairs(names, rank)
         generator = torch.Generator().manual_seed(seed)
         for pair in pairs.values():
@@ -150,12 +150,14 @@ class AdapterBank:
         self._adapters.append(Adapter(pairs, len(next(iter(pairs.values())).down)))
         return self._adapters[-1]
 
-    def empty_pairs(self, names: Sequence[str], rank: int) -> dict[str, LoraPair]:
-        """Return matrices of zeros for layers."""
-        shapes = {name: (self.layers[name].in_features, self.layers[name].out_features) for name in names}
+    def empty_pairs(self, names: Set[str], rank: int) -> dict[str, LoraPair]:
+        """Return matrices of zeros for layers, in the order of the base: sums over them round alike after a restart."""
         return {
-            name: LoraPair(self._zeros(rank, inputs), self._zeros(outputs, rank), self.alpha / rank)
-            for name, (inputs, outputs) in shapes.items()
+            name: LoraPair(
+                self._zeros(rank, layer.in_features), self._zeros(layer.out_features, rank), self.alpha / rank
+            )
+            for name, layer in self.layers.items()
+            if name in names
         }
 
     def free(self, adapter: Adapter) -> None:

@@ -167,7 +167,7 @@ def read_pairs(folder: Path, bank: AdapterBank) -> dict[str, LoraPair]:
     """
     saved = _read(folder / WEIGHTS)
     ranks = {len(weight) for name, weight in saved.items() if ".lora_A." in name}
-    layers = [layer for layer in bank.layers if f"base_model.model.{layer}.lora_A.weight" in saved]
+    layers = {layer for layer in bank.layers if f"base_model.model.{layer}.lora_A.weight" in saved}
     if len(ranks) != 1 or not layers:
         raise RequestFailedError(f"{folder} has no adapter for this base; name a state of a client of this base")
     pairs = bank.empty_pairs(layers, ranks.pop())

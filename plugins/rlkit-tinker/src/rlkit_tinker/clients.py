@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_SAMPLES = 1 << 16
+MAX_SAMPLES = 4096
 """The most samples of a request."""
 
 CustomLoss = Callable[[Sequence[Datum], list[Tensor]], tuple[Tensor, Mapping[str, float]]]
@@ -170,11 +170,13 @@ class SamplingClient:
     Args:
         service: The service.
         pairs: The matrices of the adapter; None for the base.
+        tenant: Whose it is: the samples of several tenants have equal shares of a batch.
     """
 
-    def __init__(self, service: Service, pairs: Pairs | None) -> None:
+    def __init__(self, service: Service, pairs: Pairs | None, tenant: str = "") -> None:
         self._service = service
         self._pairs = pairs
+        self._tenant = tenant
 
     def sample(
         self,
@@ -205,7 +207,7 @@ class SamplingClient:
                 raise RequestFailedError(f"{name} is {show(number)}, expected an integer from {low} to {MAX_SAMPLES}")
         budget = min(sampling_params.max_tokens or context, context - prompt.length)
         keys = self._service.sample_keys(sampling_params.seed, num_samples)
-        rows = [SampleRow(prompt.tokens, self._pairs, sampling_params, key, budget) for key in keys]
+        rows = [SampleRow(prompt.tokens, self._pairs, sampling_params, key, budget, self._tenant) for key in keys]
         return self._service.samples.submit(
             SampleRequest(prompt.tokens, self._pairs, rows, include_prompt_logprobs, topk_prompt_logprobs)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, Tokenizer
 
 PREFILL_TOKENS = 16384
-"""Tokens of one pass over prompts, padding included."""
+"""Tokens of one pass over prompts, padding included, and of the prompts that join the batch in a step."""
 
 MAX_KV_TOKENS = 1 << 18
 """The largest size of the cache of keys and values, as rows times the longest row."""
@@ -41,6 +41,7 @@ class SampleRow:
         params: How it is sampled.
         key: Its random numbers derive from this key and the token's position alone.
         budget: The most tokens to sample.
+        tenant: Whose it is: tenants have equal shares of the batch.
     """
 
     prompt: tuple[int, ...]
@@ -48,6 +49,7 @@ class SampleRow:
     params: SamplingParams
     key: int
     budget: int
+    tenant: str = ""
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     stopped: bool = False
@@ -79,12 +81,15 @@ class SampleRow:
 class MixedSampler:
     """Decodes rows of several adapters together; rows of one adapter and one prompt share its keys and values.
 
+    Rows join while others are in progress. The next to join is of the tenant that has the fewest rows in the batch, and
+    one that has none need not wait for a free place, so that nobody waits for another's long samples.
+
     Args:
         decoder: Runs the base, whose layers call the bank.
         bank: Routes the rows.
         tokenizer: Decodes tokens, to find texts that end a row.
         end_ids: The tokens that end a turn of this model.
-        max_rows: The most rows in a batch; further rows wait.
+        max_rows: The most rows in a batch, but for the first of a tenant; further rows wait.
     """
 
     def __init__(
@@ -95,36 +100,57 @@ class MixedSampler:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
         self._max_rows = max_rows
+        self._waiting: dict[str, deque[SampleRow]] = {}
+        self._active: list[SampleRow] = []
+
+    def add(self, rows: Sequence[SampleRow]) -> None:
+        """Add rows to those that wait."""
+        for row in rows:
+            self._waiting.setdefault(row.tenant, deque()).append(row)
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[SampleRow]) -> None:
-        """Sample rows until all are finished."""
-        waiting = deque(rows)
-        active: list[SampleRow] = []
+    def advance(self, steps: int) -> None:
+        """Sample up to some tokens of each row in the batch, which rows join as others finish; an error drops all."""
         try:
-            while waiting or active:
-                joined = self._joining(waiting, active)
+            for _ in range(steps):
+                joined = self._joining()
                 if joined:
-                    active += self._admit(joined)
-                else:
-                    last = torch.tensor([row.tokens[-1] for row in active], device=self._decoder.device)
-                    with self._bank.routed([row.pairs for row in active]):
+                    self._active += self._admit(joined)
+                elif self._active:
+                    last = torch.tensor([row.tokens[-1] for row in self._active], device=self._decoder.device)
+                    with self._bank.routed([row.pairs for row in self._active]):
                         logits = self._decoder.step(last)
-                    self._choose(logits, active)
-                active = self._drop_finished(active)
+                    self._choose(logits, self._active)
+                self._active = self._drop_finished(self._active)
+        except BaseException:
+            self._waiting, self._active = {}, []
+            raise
         finally:
-            self._decoder.release()
+            if not self._active:
+                self._decoder.release()
 
-    def _joining(self, waiting: deque[SampleRow], active: Sequence[SampleRow]) -> list[SampleRow]:
+    def _joining(self) -> list[SampleRow]:
         """Remove and return the waiting rows for which there is room."""
         joined: list[SampleRow] = []
-        longest = max((len(row.prompt) + row.budget for row in active), default=0)
-        while waiting and len(active) + len(joined) < self._max_rows:
-            longest = max(longest, len(waiting[0].prompt) + waiting[0].budget)
-            count = len(active) + len(joined) + 1
-            if count > 1 and count * longest > MAX_KV_TOKENS:
+        counts = Counter(row.tenant for row in self._active)
+        longest = max((len(row.prompt) + row.budget for row in self._active), default=0)
+        prompts: set[tuple[int, tuple[int, ...]]] = set()
+        while self._waiting:
+            tenant = min(self._waiting, key=lambda tenant: counts[tenant])
+            row = self._waiting[tenant][0]
+            longest = max(longest, len(row.prompt) + row.budget)
+            count = counts.total() + 1
+            if counts[tenant] and (count > self._max_rows or count * longest > MAX_KV_TOKENS):
                 break
-            joined.append(waiting.popleft())
+            prompts.add((id(row.pairs), row.prompt))
+            if len(prompts) > 1 and sum(len(prompt) for _, prompt in prompts) > PREFILL_TOKENS:
+                break
+            self._waiting[tenant].popleft()
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+            if not row.finished:  # it may have been cancelled
+                joined.append(row)
+                counts[tenant] += 1
         return joined
 
     def _admit(self, rows: Sequence[SampleRow]) -> list[SampleRow]:
@@ -171,11 +197,11 @@ class MixedSampler:
         text = self._tokenizer.decode(row.tokens[-window:], skip_special_tokens=False)
         return any(stop in text for stop in texts)
 
-    def _drop_finished(self, rows: Sequence[SampleRow]) -> list[SampleRow]:
+    def _drop_finished(self, rows: list[SampleRow]) -> list[SampleRow]:
         """Drop finished rows from the decoder; return the others."""
         remaining = [index for index, row in enumerate(rows) if not row.finished]
         if len(remaining) == len(rows):
-            return list(rows)
+            return rows
         for index, row in enumerate(rows):
             if row.failed:  # a masked key still multiplies its value by 0, which stays NaN
                 for layer in self._decoder.layers:

@@ -14,6 +14,9 @@ from rlkit_tinker.routing import Pairs
 from rlkit_tinker.sampling import PREFILL_TOKENS, MixedSampler, SampleRow
 from rlkit_tinker.types import RequestFailedError, SampleResponse
 
+STEPS = 16
+"""Tokens of each row that are sampled before other work has its turn."""
+
 
 @dataclass(eq=False)
 class SampleRequest:
@@ -34,6 +37,16 @@ class SampleRequest:
     top: int
     score: RowLogps | None = None
     future: APIFuture[SampleResponse] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._unfinished = list(self.rows)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all sequences are."""
+        while self._unfinished and self._unfinished[-1].finished:
+            self._unfinished.pop()
+        return not self._unfinished
 
     @property
     def is_scored(self) -> bool:
@@ -64,7 +77,7 @@ class SampleRequest:
 
 
 class SamplingQueue:
-    """Runs requests.
+    """Runs requests together; each is resolved as soon as its own samples are finished.
 
     Args:
         sampler: Samples rows.
@@ -74,25 +87,41 @@ class SamplingQueue:
     def __init__(self, sampler: MixedSampler, passes: BasePasses) -> None:
         self._sampler = sampler
         self._passes = passes
-        self._waiting: list[SampleRequest] = []
+        self._running: list[SampleRequest] = []
 
     def submit(self, request: SampleRequest) -> APIFuture[SampleResponse]:
         """Add a request; return its result to come."""
-        request.future = APIFuture(self._run_all)
-        self._waiting.append(request)
+        request.future = APIFuture(self._run_until)
+        self._running.append(request)
+        self._sampler.add(request.rows)
         return request.future
 
-    def _run_all(self, _: APIFuture[SampleResponse]) -> None:
-        requests, self._waiting = self._waiting, []
+    def advance(self) -> None:
+        """Sample some tokens of each row, and resolve the requests that are finished."""
         try:
-            self._sampler.run([row for request in requests for row in request.rows])
-            self._score_prompts([request for request in requests if request.is_scored])
+            self._sampler.advance(STEPS)
+            finished = [request for request in self._running if request.finished]
+            self._score_prompts([request for request in finished if request.is_scored])
         except BaseException as error:
+            requests, self._running = self._running, []
             for request in requests:
                 request.future.set_exception(error)
             raise
-        for request in requests:
+        if finished:
+            self._running = [request for request in self._running if not request.finished]
+        for request in finished:
             request.resolve()
+
+    def cancel(self, future: APIFuture[SampleResponse]) -> None:
+        """End the samples of a request before their time."""
+        for request in self._running:
+            if request.future is future:
+                for row in request.rows:
+                    row.budget = 0
+
+    def _run_until(self, future: APIFuture[SampleResponse]) -> None:
+        while not future.done:
+            self.advance()
 
     @torch.no_grad()
     def _score_prompts(self, requests: Sequence[SampleRequest]) -> None:

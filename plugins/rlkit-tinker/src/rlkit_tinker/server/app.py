@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from rlkit.base.errors import explain
+from rlkit_tinker.server.connections import ClientConnections
 from rlkit_tinker.server.coordinator import RefusedError
 from rlkit_tinker.server.journal import JournalError
 from rlkit_tinker.types import RequestFailedError
@@ -83,6 +84,18 @@ class TinkerApp:
         self._api = api
         self._keys = keys
         self._budget = BodyBudget()
+        self._connections = ClientConnections()
+
+    async def listen(self, runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
+        """Accept connections for the application of a runner that was set up.
+
+        Raises:
+            OSError: The address cannot be used.
+        """
+        assert runner.server is not None
+        server = runner.server
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(lambda: self._connections.accept(server()), host, port, backlog=1024)
 
     def build(self) -> web.Application:
         """Return the application."""
@@ -99,7 +112,8 @@ class TinkerApp:
                 size = request.content_length
                 if request.body_exists and size is None:
                     size = MAX_BODY
-                with self._budget.request(tenant, min(size or 0, MAX_BODY + 1)):
+                charge = self._budget.request(tenant, min(size or 0, MAX_BODY + 1))
+                with charge, self._connections.used(request.protocol, tenant):
                     return await answer(request, tenant, await _body(request))
             except RefusedError as error:
                 status, message = error.status, str(error)

@@ -16,6 +16,7 @@ from aiohttp import web
 from rlkit.base.errors import RecipeError, show
 from rlkit.models.source import base_name, locate
 from rlkit_tinker.server.app import KEY, TinkerApp
+from rlkit_tinker.server.connections import raise_file_limit
 from rlkit_tinker.server.coordinator import Coordinator
 from rlkit_tinker.server.executor import ServiceExecutor
 from rlkit_tinker.server.folders import ModelFolders
@@ -97,21 +98,21 @@ async def _serve(options: argparse.Namespace, keys: frozenset[str], journal: Jou
     tokenizer = locate(options.model).tokenizer
     tokenizer = os.path.abspath(tokenizer) if os.path.isdir(tokenizer) else tokenizer
     routes = Routes(coordinator, folders, service.context, tokenizer, options.session_seconds)
-    runner = web.AppRunner(
-        TinkerApp(routes, keys).build(), access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS
-    )
+    app = TinkerApp(routes, keys)
+    runner = web.AppRunner(app.build(), access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)
     await runner.setup()
-    site = web.TCPSite(runner, options.host, options.port, backlog=1024)
+    raise_file_limit()
     try:
-        await site.start()
+        listener = await app.listen(runner, options.host, options.port)
     except OSError as error:
         raise RecipeError(f"--host {options.host} --port {options.port} cannot be used: {error}") from error
-    port = runner.addresses[0][1]
+    port = listener.sockets[0].getsockname()[1]
     url = f"http://{options.host}:{port}"
     names = " and ".join(folders.names)
     print(f"Serving {names} at {url}, with states in {options.folder}/. Clients need:", flush=True)
     print(f"  export TINKER_BASE_URL={url} TINKER_API_KEY=tml-local", flush=True)
     await _run_until_signal(coordinator, routes)
+    listener.close()
     await runner.cleanup()
     await coordinator.close()
 

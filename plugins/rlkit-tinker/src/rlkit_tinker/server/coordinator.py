@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,13 +26,14 @@ from rlkit_tinker.server.state import (
     sampling_session_of,
     session_of,
 )
+from rlkit_tinker.server.usage import Usage
 
 T = TypeVar("T")
 
 GATHER_SECONDS = 0.003
 """In which requests that come together are gathered into one round."""
-MAX_BATCH = 256
-"""The most requests for samples that run together."""
+MAX_SAMPLING = 128
+"""The most requests for samples of a tenant that run at once."""
 MAX_SNAPSHOTS = 64
 """The most sampling sessions of a session; the one that was used longest ago goes first."""
 MAX_PENDING = 8192
@@ -70,12 +72,17 @@ class Coordinator:
 
     def __init__(self, journal: Journal, executor: ServiceExecutor, folder: Path) -> None:
         self.state = Sessions()
+        self.usage = Usage()
         self._journal = journal
         self._executor = executor
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlkit-tinker")
+        self.round = asyncio.Lock()
+        """Held by a round until it need not run again after a kill; states that it may load are removed between."""
         self._wake = asyncio.Event()
         self._arrivals: dict[str, asyncio.Future[None]] = {}
+        self._sampling: dict[str, str] = {}
+        """The tenants of the requests for samples that run."""
         self._passes = 0
         """Since states were saved."""
         self._compacted_size = 0
@@ -195,21 +202,38 @@ class Coordinator:
         if self._passes:  # they ran again
             await self.compact()
         while True:
+            self._wake.clear()
             requests = self.state.next_round()
             if requests:
-                self._commit(JournalRecord({"kind": "round", "ids": [request.id for request in requests]}))
-                tenants = self._tenants(requests)
-                await self._answer(requests, partial(self._executor.run_round, requests, tenants))
-            samples = self.state.next_samples(MAX_BATCH)  # of the sessions that are open now
-            if samples:
-                sources = [self._use_sampler(request) for request in samples]
-                await self._answer(samples, partial(self._executor.run_samples, samples, sources))
-            if not requests and not samples:
-                self._wake.clear()
+                await self._run_round(requests)
+            await self._advance_samples()
+            if not requests and not self._sampling:
                 await self._wake.wait()
                 await asyncio.sleep(GATHER_SECONDS)
             if self._passes >= COMPACT_PASSES or self._journal.size > 2 * self._compacted_size + COMPACT_BYTES:
                 await self.compact()
+
+    async def _run_round(self, requests: Sequence[WireRequest]) -> None:
+        async with self.round:
+            self._commit(JournalRecord({"kind": "round", "ids": [request.id for request in requests]}))
+            tenants = self._tenants(requests)
+            await self._answer(requests, partial(self._executor.run_round, requests, tenants))
+            if any(request.route == LOAD for request in requests):  # what was loaded may be removed from now on
+                await self.compact()
+
+    async def _advance_samples(self) -> None:
+        """Start the next requests for samples, and answer those that are finished after some tokens of each."""
+        samples = self.state.start_samples(Counter(self._sampling.values()), MAX_SAMPLING)
+        sources = [self._use_sampler(request) for request in samples]
+        tenants = self._tenants(samples)
+        self._sampling |= {request.id: tenant for request, tenant in zip(samples, tenants, strict=True)}
+        if not self._sampling:
+            return
+        results = await self._in_thread(partial(self._executor.advance_samples, samples, tenants, sources))
+        for request_id, result in results.items():
+            del self._sampling[request_id]
+            self._add_result(request_id, result)
+            self._notify(request_id)
 
     async def compact(self) -> None:
         """Save the states of all models, and replace the journal by the records of what there is now."""
@@ -230,8 +254,6 @@ class Coordinator:
         """Run requests, and let their results show once they are written."""
         results = await self._in_thread(run)
         self._passes += sum(request.route == PASS for request in requests)
-        if any(request.route == LOAD for request in requests):  # the state that was loaded may be removed later
-            self._passes = COMPACT_PASSES
         for request, result in zip(requests, results, strict=True):
             self._add_result(request.id, result)
         for request in requests:
@@ -242,6 +264,7 @@ class Coordinator:
         if session is None:  # it has ended meanwhile
             return
         request = session.pending[request_id]
+        self.usage.count(session.tenant, request, result)
         sampler = sampling_session_of(result) if request.route == SAVE_SAMPLER else None
         if sampler is not None:
             self._forget_oldest(session)
@@ -266,6 +289,7 @@ class Coordinator:
         return [self.state.sessions[request.session].tenant for request in requests]
 
     def _free(self, session: ClientSession) -> None:
+        self._executor.cancel_samples(session.id)
         for model in session.models:
             self._executor.free(model)
 

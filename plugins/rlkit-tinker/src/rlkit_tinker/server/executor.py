@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rlkit.base.errors import explain
 from rlkit_tinker.checkpoints import load_state, read_pairs, save_adapter, save_state, write_folder
@@ -27,7 +29,7 @@ from rlkit_tinker.server.requests import (
     WireResult,
     read_body,
 )
-from rlkit_tinker.server.state import SamplerSource
+from rlkit_tinker.server.state import SamplerSource, session_of
 from rlkit_tinker.types import ForwardBackwardOutput, RequestFailedError, SampleResponse
 
 if TYPE_CHECKING:
@@ -35,8 +37,35 @@ if TYPE_CHECKING:
     from rlkit_tinker.routing import Pairs
     from rlkit_tinker.service import Service
 
+T = TypeVar("T")
+
 MAX_SAMPLERS_LOADED = 16
 """The most adapters for sampling in memory, besides those that a batch needs."""
+
+
+@dataclass(frozen=True)
+class RunningSamples:
+    """A request for samples that runs.
+
+    Args:
+        future: Its samples to come.
+        first: The number of the prompt's first tokens whose log-probs are left out.
+        top: How many of the most likely tokens are returned at each of the others.
+    """
+
+    future: APIFuture[SampleResponse]
+    first: int
+    top: int
+
+    def result(self) -> WireResult:
+        """Return the message of the samples.
+
+        Raises:
+            RequestFailedError: They have failed.
+        """
+        response = self.future.result()
+        tokens = sum(len(sequence.tokens) for sequence in response.sequences)
+        return WireResult(encode_samples(_without_first(response, self.first), self.top), is_json=False, tokens=tokens)
 
 
 class ServiceExecutor:
@@ -56,6 +85,8 @@ class ServiceExecutor:
         self._unrestored: dict[str, Path] = {}
         """The states of models that cannot be restored, which stay for a server that can."""
         self._pairs: OrderedDict[SamplerSource, Pairs] = OrderedDict()
+        self._sampling: dict[str, RunningSamples] = {}
+        """The requests for samples that run, by their ids."""
         self._commands: dict[str, Callable[[WireRequest, str], WireResult]] = {
             CREATE: self._create,
             LOAD: self._load,
@@ -71,13 +102,33 @@ class ServiceExecutor:
             if request.route == PASS:
                 results.append(self._submit_pass(request))
             else:
-                results.append(_answer(partial(self._commands[request.route], request, tenant)))
-        return [result if isinstance(result, WireResult) else _answer(result) for result in results]
+                results.append(_attempt(partial(self._commands[request.route], request, tenant)))
+        return [result if isinstance(result, WireResult) else _attempt(result) for result in results]
 
-    def run_samples(self, requests: Sequence[WireRequest], sources: Sequence[SamplerSource | None]) -> list[WireResult]:
-        """Run requests for samples together; return their results."""
-        work = [_attempt(partial(self._submit_samples, r, s)) for r, s in zip(requests, sources, strict=True)]
-        return [result if isinstance(result, WireResult) else _answer(result) for result in work]
+    def advance_samples(
+        self, requests: Sequence[WireRequest], tenants: Sequence[str], sources: Sequence[SamplerSource | None]
+    ) -> dict[str, WireResult]:
+        """Start requests for samples, and sample some tokens of all that run; return the results of those that end."""
+        results: dict[str, WireResult] = {}
+        for request, tenant, source in zip(requests, tenants, sources, strict=True):
+            started = _attempt(partial(self._start_samples, request, tenant, source))
+            if isinstance(started, WireResult):
+                results[request.id] = started
+            else:
+                self._sampling[request.id] = started
+        with suppress(Exception):  # which the futures raise
+            self._service.samples.advance()
+        for request_id, sampling in list(self._sampling.items()):
+            if sampling.future.done:
+                results[request_id] = _attempt(sampling.result)
+                del self._sampling[request_id]
+        return results
+
+    def cancel_samples(self, session: str) -> None:
+        """End the samples of a session before their time."""
+        for request_id, sampling in self._sampling.items():
+            if session_of(request_id) == session:
+                self._service.samples.cancel(sampling.future)
 
     def free(self, model: str) -> None:
         """Free the slot of a model, and remove what only its session could use."""
@@ -204,15 +255,20 @@ class ServiceExecutor:
                 raise
             run = client.forward_backward if backward else client.forward
             future: APIFuture[ForwardBackwardOutput] = run(data, request.body.loss_fn, config)
-            return lambda: WireResult(encode_pass(future.result()), is_json=False)
+
+            def result() -> WireResult:
+                output = future.result()
+                return WireResult(encode_pass(output), is_json=False, tokens=int(output.metrics["tokens:sum"]))
+
+            return result
 
         return _attempt(submit)
 
-    def _submit_samples(self, request: WireRequest, source: SamplerSource | None) -> Callable[[], WireResult]:
+    def _start_samples(self, request: WireRequest, tenant: str, source: SamplerSource | None) -> RunningSamples:
         if source is None:
             raise RequestFailedError(f"the sampling session {request.owner} was closed for newer ones; create another")
         body = read_body(bodies.SampleBody, request.body)
-        client = SamplingClient(self._service, self._pairs_of(source))
+        client = SamplingClient(self._service, self._pairs_of(source), tenant)
         include, top, last = bool(body.prompt_logprobs), body.topk_prompt_logprobs, body.prompt_logprobs_last_n
         prompt = body.model_input
         if last is not None and not (include and last < prompt.length):
@@ -221,7 +277,7 @@ class ServiceExecutor:
             )
         future = client.sample(prompt, body.num_samples, body.params(_seed_of(request.id)), include, top)
         first = 0 if last is None else prompt.length - last
-        return lambda: WireResult(encode_samples(_without_first(future.result(), first), top), is_json=False)
+        return RunningSamples(future, first, top)
 
     def _client(self, request: WireRequest) -> TrainingClient:
         if request.owner not in self._clients:
@@ -268,13 +324,7 @@ def _without_first(response: SampleResponse, count: int) -> SampleResponse:
     )
 
 
-def _answer(work: Callable[[], WireResult]) -> WireResult:
-    result = _attempt(work)
-    assert isinstance(result, WireResult)
-    return result
-
-
-def _attempt(work: Callable[[], WireResult | Callable[[], WireResult]]) -> WireResult | Callable[[], WireResult]:
+def _attempt(work: Callable[[], T]) -> T | WireResult:
     """Return the result of a function, or the failure of its request."""
     try:
         return work()

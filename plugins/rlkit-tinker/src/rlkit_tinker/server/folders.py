@@ -17,7 +17,7 @@ from rlkit_tinker.checkpoints import NAME, folder_of, write_folder
 from rlkit_tinker.server.requests import WireRequest
 from rlkit_tinker.types import RequestFailedError
 
-RUN, CHECKPOINT = "run.json", "checkpoint.json"
+RUN, CHECKPOINT, USAGE = "run.json", "checkpoint.json", "usage.json"
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 
 
@@ -85,9 +85,13 @@ class ModelFolders:
         write: Callable[[Path], None],
         overwrite: bool = False,
     ) -> None:
-        """Write a state once, also where a kill came between its writing and the record of it."""
+        """Write a state once, also where a kill came between its writing and the record of it.
+
+        A request that runs again leaves the state of a later one, which has overwritten its own.
+        """
         folder = folder_of(self._root, path)
-        if version_of(folder) == request.id:
+        written_by = version_of(folder)
+        if written_by is not None and int(written_by.rpartition("/")[2]) >= request.seq:  # a path is of one model
             return
         self._check_space(self.read(request.owner)["tenant"])
         expires = None if ttl_seconds is None else time.time() + ttl_seconds
@@ -134,6 +138,10 @@ class ModelFolders:
                 "delete some by RestClient.delete_checkpoint, or raise --tenant-gib"
             )
 
+    def write_usage(self, usage: Sequence[JsonObject]) -> None:
+        """Write what each tenant has used, for the operator of the server."""
+        _write_json(self._root / USAGE, usage)
+
     def remove_expired(self) -> None:
         """Remove the states whose time is over."""
         for kind in KINDS:
@@ -165,7 +173,7 @@ def _time(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _write_json(file: Path, value: JsonObject) -> None:
+def _write_json(file: Path, value: JsonObject | Sequence[JsonObject]) -> None:
     partial = file.with_name(file.name + ".partial")
     partial.write_text(json.dumps(value), encoding="utf-8")
     partial.rename(file)

@@ -68,10 +68,14 @@ class WireResult:
     Args:
         content: A protobuf message, or JSON.
         is_json: Whether it is JSON.
+        tokens: How many tokens were trained on or sampled; 0 for a result of an earlier process.
+        has_failed: Whether the request has failed.
     """
 
     content: bytes
     is_json: bool = True
+    tokens: int = 0
+    has_failed: bool = False
 
     @classmethod
     def of(cls, value: JsonObject) -> WireResult:
@@ -81,7 +85,7 @@ class WireResult:
     @classmethod
     def failed(cls, message: str, category: str = "user") -> WireResult:
         """Return the failure of a request, as the SDK raises it."""
-        return cls.of({"error": message, "category": category})
+        return cls(json.dumps({"error": message, "category": category}).encode(), has_failed=True)
 
 
 def read_json(raw: bytes) -> JsonObject:

@@ -83,6 +83,7 @@ class Routes:
             **{route: partial(self._submit, route) for route in (CREATE, LOAD, PASS, STEP, SAVE, SAVE_SAMPLER, SAMPLE)},
         }
         gets = {
+            "usage": self._usage,
             "healthz": _constant({"status": "ok"}),
             "get_server_capabilities": self._capabilities,
             "samplers/{id}": self._get_sampler,
@@ -94,10 +95,13 @@ class Routes:
         return {(method, path): answer for method, table in methods.items() for path, answer in table.items()}
 
     async def sweep(self) -> None:
-        """End sessions that have been silent too long, and remove states whose time is over; for ever."""
+        """End silent sessions, remove states whose time is over, and write what tenants have used; for ever."""
         while True:
             await self.end_silent_sessions(asyncio.get_running_loop().time())
-            await asyncio.to_thread(self._folders.remove_expired)
+            async with self._coordinator.round:
+                await asyncio.to_thread(self._folders.remove_expired)
+            usage = self._coordinator.usage.all(self._coordinator.state.sessions)
+            await asyncio.to_thread(self._folders.write_usage, usage)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def end_silent_sessions(self, now: float) -> None:
@@ -207,8 +211,12 @@ class Routes:
 
     async def _delete_checkpoint(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         path = "tinker://{id}/{kind}/{name}".format(**request.match_info)
-        await asyncio.to_thread(shutil.rmtree, self._folders.folder_of(path, tenant))
+        async with self._coordinator.round:
+            await asyncio.to_thread(shutil.rmtree, self._folders.folder_of(path, tenant))
         return web.Response(status=204)
+
+    async def _usage(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
+        return web.json_response(self._coordinator.usage.of(tenant, self._coordinator.state.sessions))
 
     async def _capabilities(self, request: web.Request, tenant: str, body: bytes) -> web.StreamResponse:
         models = [{"model_name": name, "max_context_length": self._context} for name in self._folders.names]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain
 
 from rlkit_tinker.server.journal import JournalRecord
-from rlkit_tinker.server.requests import PASS, SAMPLE, WireRequest, WireResult, read_request
+from rlkit_tinker.server.requests import LOAD, PASS, SAMPLE, WireRequest, WireResult, read_request
 
+ROUND_BYTES = 2**20
+"""Of the bodies of passes that run together: 40,000 to 60,000 tokens; a larger one runs alone."""
 MAX_RESULTS, MAX_RESULT_BYTES = 4096, 256 * 2**20
 """The most results of a session that stay for a further poll, and their bytes; the oldest go first."""
 
@@ -60,6 +62,8 @@ class ClientSession:
     samplers: dict[str, SamplerSource] = field(default_factory=dict)
     pending: dict[str, WireRequest] = field(default_factory=dict)
     """Requests without a result, by their ids."""
+    samples: deque[WireRequest] = field(default_factory=deque)
+    """Those for samples that have not started."""
     results: dict[str, WireResult] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     """Of the contents of requests that are pending or have a result."""
@@ -72,7 +76,9 @@ class ClientSession:
         self.pending[request.id] = request
         self.pending_bytes += len(request.raw)
         self.digests[request.id] = request.digest
-        if request.route != SAMPLE:
+        if request.route == SAMPLE:
+            self.samples.append(request)
+        else:
             self.models.setdefault(request.owner, ModelLog()).waiting[request.seq] = request
 
     def start(self, request: WireRequest) -> None:
@@ -131,6 +137,8 @@ class Sessions:
 
     def __init__(self) -> None:
         self.sessions: dict[str, ClientSession] = {}
+        self._passed: dict[str, int] = {}
+        """The bytes of passes that have run, by tenants; from the last time on that a tenant had none that waited."""
 
     def apply(self, record: JournalRecord) -> None:
         """Apply what has happened."""
@@ -163,25 +171,53 @@ class Sessions:
         return [self.sessions[session_of(name)].pending[name] for name in ids]
 
     def next_round(self) -> list[WireRequest]:
-        """Return the next requests to run: the commands of each model before its next pass, then these passes."""
+        """Return the next requests to run: the commands of each model before its next pass, then some of these passes.
+
+        They are those of the tenants that have had least, so that nobody waits for more than one pass of each other.
+        States are loaded after all commands that save some: what is loaded stays as it is until the states of all
+        models are saved, since it is loaded once more after a kill before.
+        """
         commands: list[WireRequest] = []
+        loads: list[WireRequest] = []
         passes: list[WireRequest] = []
         for log in chain.from_iterable(session.models.values() for session in self.sessions.values()):
-            for request in log.ready():
+            for number, request in enumerate(log.ready()):
                 if request.route == PASS:
                     passes.append(request)
                     break
+                if request.route == LOAD:
+                    loads += [request] if number == 0 else []
+                    break
                 commands.append(request)
-        return commands + passes
+        return commands + loads + self._fair(passes)
 
-    def next_samples(self, max_requests: int) -> list[WireRequest]:
-        """Return the requests for samples that run next, those of each tenant in turn."""
-        by_tenant: dict[str, deque[WireRequest]] = {}
+    def _fair(self, passes: Sequence[WireRequest]) -> list[WireRequest]:
+        """Return the passes that run together, of those that wait, and count their bytes."""
+        waiting = {request: self.sessions[request.session].tenant for request in passes}
+        least = min((self._passed[tenant] for tenant in waiting.values() if tenant in self._passed), default=0)
+        passed = self._passed = {tenant: self._passed.get(tenant, least) for tenant in waiting.values()}
+        taken: list[WireRequest] = []
+        size = 0
+        while waiting:
+            request = min(waiting, key=lambda request: (passed[waiting[request]], len(request.raw)))
+            size += len(request.raw)
+            if taken and size > ROUND_BYTES:
+                break
+            passed[waiting.pop(request)] += len(request.raw)
+            taken.append(request)
+        return taken
+
+    def start_samples(self, running: Mapping[str, int], max_running: int) -> list[WireRequest]:
+        """Remove and return the requests for samples that start now: so many that each tenant has `max_running`."""
+        started: list[WireRequest] = []
+        counts = Counter(running)
         for session in self.sessions.values():
-            samples = (request for request in session.pending.values() if request.route == SAMPLE)
-            by_tenant.setdefault(session.tenant, deque()).extend(samples)
-        turns = chain.from_iterable(zip_longest(*by_tenant.values()))
-        return [request for request in turns if request is not None][:max_requests]
+            while session.samples and counts[session.tenant] < max_running:
+                request = session.samples.popleft()
+                if request.id in session.pending:  # after a restart it may have its result
+                    started.append(request)
+                    counts[session.tenant] += 1
+        return started
 
     def records(self, folders: Mapping[str, str]) -> Iterator[JournalRecord]:
         """Yield the records of everything as it is."""
