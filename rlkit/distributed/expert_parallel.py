@@ -21,7 +21,7 @@ COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
 
 def expert_plan(config: Any, size: int) -> Mapping[str, str]:
-    """Return what transformers' plan for a kind of model says of experts: styles by patterns of names; none without.
+    """Return transformers' plan for the experts of a kind of model: styles by patterns of names, none without a plan.
 
     Args:
         config: Of a model of transformers.
@@ -36,13 +36,13 @@ def expert_plan(config: Any, size: int) -> Mapping[str, str]:
     counts = [name for name in COUNTS if getattr(config, name, None)]
     if DISPATCH not in plan.values() or not counts:
         return {}
-    given = f"FSDP2 has expert_parallel={size}, but"
+    setting = f"FSDP2 has expert_parallel={size}, but"
     if find_spec("transformers.distributed.expert_parallel") is None:
         raise RecipeError(
-            f"{given} transformers {version('transformers')} does not have it: pip install -U transformers"
+            f"{setting} transformers {version('transformers')} does not have it: pip install -U transformers"
         )
     if getattr(config, counts[0]) % size:
-        raise RecipeError(f"{given} model.path has {counts[0]}={getattr(config, counts[0])}; choose a divisor of it")
+        raise RecipeError(f"{setting} model.path has {counts[0]}={getattr(config, counts[0])}; choose a divisor of it")
     return plan
 
 

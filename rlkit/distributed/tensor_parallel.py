@@ -60,15 +60,15 @@ def plan_of(config: Any, size: int) -> Mapping[str, str]:
     config = config.get_text_config()
     complete: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     plan = {pattern: style for pattern, style in complete.items() if style != EMBEDDING}
-    given, styles = f"FSDP2 has tensor_parallel={size}, but", set(plan.values())
+    setting, styles = f"FSDP2 has tensor_parallel={size}, but", set(plan.values())
     if not styles:
         raise RecipeError(
-            f"{given} transformers has no plan for model.path, a {config.model_type!r}; set tensor_parallel: 1"
+            f"{setting} transformers has no plan for model.path, a {config.model_type!r}; set tensor_parallel: 1"
         )
     unknown = styles - {*MATRICES, *EXPERTS, SUMMED, ALL_EXPERTS}
     if unknown:
         raise RecipeError(
-            f"{given} the plan for model.path, a {config.model_type!r}, has {', '.join(sorted(unknown))}, which rlkit "
+            f"{setting} the plan for model.path, a {config.model_type!r}, has {', '.join(sorted(unknown))}, which rlkit "
             "does not divide; set tensor_parallel: 1"
         )
     sizes: list[str] = []
@@ -78,7 +78,7 @@ def plan_of(config: Any, size: int) -> Mapping[str, str]:
         sizes += ["moe_intermediate_size"] if hasattr(config, "moe_intermediate_size") else ["intermediate_size"]
     for option in sizes:
         if (getattr(config, option, None) or 0) % size:
-            raise RecipeError(f"{given} model.path has {option}={getattr(config, option)}; choose a divisor of it")
+            raise RecipeError(f"{setting} model.path has {option}={getattr(config, option)}; choose a divisor of it")
     return plan
 
 

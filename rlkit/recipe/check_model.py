@@ -159,8 +159,8 @@ def _check_division(recipe: Recipe) -> Iterator[str]:
         return
     for key in ("tensor_parallel", "replicate"):
         if strategy.expert_parallel > 1 < getattr(strategy, key):
-            both = f"expert_parallel={strategy.expert_parallel} and {key}={getattr(strategy, key)}"
-            yield f"fabric.strategy has {both}, which do not go together; set one of them to 1"
+            degrees = f"expert_parallel={strategy.expert_parallel} and {key}={getattr(strategy, key)}"
+            yield f"fabric.strategy has {degrees}, which do not go together; set one of them to 1"
     able = engine.capabilities
     sizes = {key: getattr(strategy, key) for key in ("tensor_parallel", "expert_parallel")}
     key, size = max(sizes.items(), key=lambda item: item[1])
