@@ -72,7 +72,8 @@ _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
 _ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers)", re.I)
 _REALS_WITHOUT = re.compile(r"\(-\\infty ,\\infty \) ?(?:\\setminus|\\backslash|-) ?\{(.*)\}")
 _NAME = re.compile(
-    r"[A-Za-z](?:_(?:\w|\{ ?\\?\w+ ?\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}|\|[A-Z]{2}\|"
+    r"[A-Za-z](?:_(?:\w|\{ ?\\?\w+ ?\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}|\|[A-Z][^|=]*\|"
+    r"|(?:\\Pr|\\mathbb ?\{? ?[PE] ?\}?) ?[(\[][^()\[\]]*[)\]]|[A-Z]_ ?\{ ?\\triangle [A-Z]{3} ?\}"
     r"|\\overline ?\{ ?[A-Z]{2} ?\}|\[[A-Z]{3,4}\]|\\m(?:ax|in)"
     r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
     r"|\\(?:vec|mathbf) ?\{? ?[a-z] ?\}?|\\(?:sin|cos|tan) ?\(?\\?[A-Za-z]+ ?\)?|\\(?:sum|prod|int|lim)(?![a-z]).*"

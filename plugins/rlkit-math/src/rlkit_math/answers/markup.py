@@ -87,6 +87,7 @@ def without_markup(text: str) -> str:
     text = _MIXED_GLYPH.sub(" ", text).translate(_CHARACTERS)
     if "\\" in text:
         text = _without_latex(text)
+    text = _COMBINATION.sub(lambda match: "\\binom {{{}}}{{{}}}".format(*filter(None, match.groups())), text)
     text = text.replace("$", " " if text.count("$") % 2 == 0 else CURRENCY)
     text = " ".join(text.replace("**", "^").replace("+/-", "\\pm ").split())
     text = text if text.endswith("..") and not text.endswith(".m..") else text.rstrip(" .,;:\\")
@@ -106,7 +107,6 @@ def _without_latex(text: str) -> str:
         text, count = _TEXT.subn(_without_font, text)
         if not count:
             break
-    text = _COMBINATION.sub(lambda match: "\\binom {{{}}}{{{}}}".format(*filter(None, match.groups())), text)
     text = _SETS.sub(lambda match: f" {'N' if match[2] else match[1]} ", _REALS.sub(r"(-\\infty ,\\infty )", text))
     text = text.replace("\\{", "{").replace("\\}", "}")
     return _COMMAND.sub(lambda match: _NOTATION.get(match[1], f"\\{match[1]} "), text)

@@ -115,7 +115,8 @@ def parse_formula(text: str) -> Number | Formula | None:
     for end in ends[-5:]:
         unit = _unit_in(text[end:])
         core = parse(text[:end]) if unit or (unit == "" and _NOUN.match(text, end)) else None
-        if core is not None and unit is not None:
+        is_letter = end == len(text) - 2 and core is not None and bool(core.variables())  # \pi r^2 h
+        if core is not None and unit is not None and not is_letter:
             return as_quantity(core, unit)
     node = None if len(text) > 1 and not are_nouns([text]) else parse(text)
     return None if node is None else as_quantity(node)
