@@ -120,9 +120,9 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
     """Compare lists, sets, tuples and intervals."""
     if not {type(actual), type(expected)}.isdisjoint({Words, Formula}):
         return bool(_choices(actual)) and _choices(actual) == _choices(expected)
-    if isinstance(actual, Number) and isinstance(expected, Digits) and expected.kind == "ratio":
-        above, *below = map(int, expected.numbers)  # not 3:4 for 3/4, which may be odds
-        return len(below) == 1 and below[0] > 0 and same(actual, Number((Fraction(above, below[0]),)))
+    match actual, expected:
+        case (Number(), Digits("time" | "ratio", (above, below), "")) if int(below) > 0:  # 3:4 for 3/4 may be odds
+            return same(actual, Number((Fraction(int(above), int(below)),)))
     items, expected_items = _unordered(actual), _unordered(expected)
     if items is not None and expected_items is not None:
         return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, expected_items)
