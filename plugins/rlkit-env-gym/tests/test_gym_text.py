@@ -163,6 +163,13 @@ def test_an_unreadable_action_is_answered_and_counted(id: str, action: str) -> N
 def test_numbers_are_actions_without_names() -> None:
     actions = Actions(Discrete(3, start=-1))
     assert [actions.read(text) for text in ("-1", " 1 ", "2", "1.0", "01")] == [-1, 1, None, None, 1]
+    thoughts = (
+        "<think>0</think>1",
+        "0</think>1",
+        "<think><action>1</action>",
+        "<action>1</action><think><action>0</action>",
+    )
+    assert [actions.read(text) for text in thoughts] == [1, 1, None, 1]
     assert actions.description == "a number from -1 to 1"
 
 

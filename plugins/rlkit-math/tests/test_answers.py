@@ -121,7 +121,6 @@ WRONG = r"""
 #### x != 72
 #### 1.72
 #### 72.1.1
-#### seventy-two
 #### clips
 ####
 #### 72⏎#### 71
@@ -162,7 +161,7 @@ def grade(text: str, answer: str = "#### 72", stop: StopReason = StopReason.STOP
     ("text", "accuracy", "strict", "final"),
     [
         ("#### 72", 1, 1, "72"), ("so \\boxed{72.0}", 1, 1, "72"), ("It is 72", 1, 0, "72"),
-        ("#### seventy-two", 0, 0, "seventy-two"), ("#### 71", 0, 0, "71"), ("", 0, 0, ""),
+        ("#### seventy-two", 1, 1, "72"), ("#### 71", 0, 0, "71"), ("", 0, 0, ""),
     ],
 )  # fmt: skip
 def test_strict_is_marked_and_right(text: str, accuracy: float, strict: float, final: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from gymnasium.spaces import Discrete, Space, Text
 
 from rlkit.base.errors import RecipeError, shorten
+from rlkit.interfaces.parser import after_thinking
 
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
@@ -46,7 +47,7 @@ class Actions:
 
         It is the content of the last `<action>`, else all of the text after the policy's thinking.
         """
-        text = text.rpartition("</think>")[2]
+        text = after_thinking(text)
         marked = ACTION.findall(text)
         action = (marked[-1] if marked else text).strip()
         if isinstance(self.space, Text):

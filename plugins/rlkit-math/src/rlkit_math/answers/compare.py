@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import permutations
 
 from rlkit_math.answers import evaluate
 from rlkit_math.answers.nodes import ExpressionNode, has_calculation
@@ -22,6 +23,12 @@ from rlkit_math.answers.values import (
     Words,
 )
 
+_CONSTANT = re.compile(r"[CcK](?:_\w+)?")
+_LETTERS_OF_CONSTANTS = {letter + index for letter in "ABCDKcdk" for index in ("", "_0", "_1", "_2", "_3")}
+MAX_CONSTANTS = 3
+"""Maximum number of constants of integration that are compared up to their letters."""
+_CONSTANT_TERM = ExpressionNode("variable", value="C")
+_ONE = ExpressionNode("number", value=Fraction(1))
 _FUNCTION = re.compile(r"\w+'*\([a-z]\)")
 
 
@@ -80,11 +87,23 @@ def _same_named(actual: Answer, expected: Answer) -> bool:
         case (Named(name, Formula(node)), Named(other_name, Formula() as formula)) if _FUNCTION.fullmatch(other_name):
             function, argument = other_name[:-3], other_name[-2]
             if name == "y" or (_FUNCTION.fullmatch(name) and name[:-3] == function):
-                return same(Formula(node if name == "y" else node.renamed(name[-2], argument)), formula)
+                return same(Formula(node if name == "y" else node.renamed({name[-2]: argument})), formula)
             return False
         case (Named(), Named()) if actual.name != expected.name:
             return _same_relation(_as_relation(actual), _as_relation(expected))
     return same(*(answer.value if isinstance(answer, Named) else answer for answer in (actual, expected)))
+
+
+def _choices(answer: Answer) -> set[str]:
+    """Return the letters of several choices, as `A, C` or `AC` writes them; empty for other answers."""
+    match answer:
+        case UnorderedItems(items, False):
+            letters = [item.text if isinstance(item, Words) else "" for item in items]
+        case Formula(ExpressionNode("product", factors)):
+            letters = [str(factor.value) for factor in factors]
+        case _:
+            letters = list(answer.text) if isinstance(answer, Words) else []
+    return set(letters) if len(letters) > 1 and set("ABCDEFGH").issuperset(letters) else set()
 
 
 def _same_time(first: Digits, second: Digits) -> bool:
@@ -92,11 +111,18 @@ def _same_time(first: Digits, second: Digits) -> bool:
     if second.half and not first.half and int(first.numbers[0]) > 12:
         hour, *rest = first.numbers
         first = Digits("time", (str(int(hour) - 12), *rest), "p")
+    if second.half and not first.half and first.numbers[0] == "0":
+        first = Digits("time", ("12", *first.numbers[1:]), "a")
     return first.numbers == second.numbers and len({first.half, second.half} - {""}) < 2
 
 
 def _same_items(actual: Answer, expected: Answer) -> bool:
     """Compare lists, sets, tuples and intervals."""
+    if not {type(actual), type(expected)}.isdisjoint({Words, Formula}):
+        return bool(_choices(actual)) and _choices(actual) == _choices(expected)
+    match actual, expected:
+        case (Number(), Digits("time" | "ratio", (above, below), "")) if int(below) > 0:  # 3:4 for 3/4 may be odds
+            return same(actual, Number((Fraction(int(above), int(below)),)))
     items, expected_items = _unordered(actual), _unordered(expected)
     if items is not None and expected_items is not None:
         return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, expected_items)
@@ -116,7 +142,9 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
 def _without_domain(answer: Answer) -> tuple[Answer, str]:
     """Return an answer without the set of its integers, such as `k \\in Z`, and that set."""
     match answer:
-        case UnorderedItems((Number() | Formula() | Named(), *_, Words("Z" | "N" as domain)) as items, False):
+        case UnorderedItems((Number() | Formula() | Named(), *_, Words(domain)) as items, False) if (
+            domain in ("Z", "N") or not domain.isalpha()
+        ):
             items = items[:-1]
             return (items[0] if len(items) == 1 else UnorderedItems(items)), domain
     return answer, ""
@@ -204,10 +232,14 @@ def _same_quantity(actual: Number | Formula, expected: Number | Formula, factor:
         return _same_formula(actual.node if factor == 1 else scaled, expected.node)
     number, formula = (actual, expected) if isinstance(actual, Number) else (expected, actual)
     assert isinstance(number, Number) and isinstance(formula, Formula)  # noqa: PT018
+    if formula.rounded is not None and same(formula.rounded, number):
+        return True
     if formula.node.variables():
         measurement = _measurement(formula.node)
         return bool(number.unit) and measurement is not None and same(number, measurement)
     scale = factor if number is actual else 1 / factor
+    if number.unit == "degree" and not formula.unit and formula.node.has(("pi",)):
+        return _has_value(ExpressionNode("ratio", (formula.node, ExpressionNode("degree"))), number.readings[0])
     return any(_has_value(formula.node, value * scale) for value in number.readings)
 
 
@@ -216,9 +248,21 @@ def _same_formula(actual: ExpressionNode, expected: ExpressionNode) -> bool:
     own, unmatched = actual.variables() - expected.variables(), expected.variables() - actual.variables()
     letters = own | unmatched
     is_family = letters <= set("klmn") and expected.has(("pi", "degree"))
-    if len(own) == len(unmatched) == 1 and (is_family or letters <= set("CcK")):
-        actual = actual.renamed(*own, *unmatched)
-    return evaluate.same(actual, expected)
+    is_free = all(map(_CONSTANT.fullmatch, unmatched)) and letters <= _LETTERS_OF_CONSTANTS | unmatched
+    is_renamed = len(own) == len(unmatched) <= MAX_CONSTANTS and (is_family or is_free)
+    for names in permutations(unmatched) if is_renamed else [()]:
+        if evaluate.same(actual.renamed(dict(zip(own, names, strict=False))), expected):
+            return True
+    difference = _difference(Relation(("=",), (actual, expected)))
+    return _is_antiderivative(actual, expected) and evaluate.proportional(difference, _ONE) is not None
+
+
+def _is_antiderivative(*nodes: ExpressionNode) -> bool:
+    """Whether expressions of one small letter have a constant of integration `C` as a term, and nowhere else."""
+    terms = [term for node in nodes for term in node.operands if term != _CONSTANT_TERM]
+    variables = set[str]().union(*(term.variables() for term in terms))
+    is_sum = all(node.name == "sum" and _CONSTANT_TERM in node.operands for node in nodes)
+    return is_sum and len(variables) == 1 and all(map(str.islower, variables))
 
 
 def _meant(answer: Number) -> tuple[Fraction, ...]:

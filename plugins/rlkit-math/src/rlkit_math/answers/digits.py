@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlkit_math.answers.number_words import number_in_words
-from rlkit_math.answers.values import Digits
+from rlkit_math.answers.values import Digits, UnorderedItems
 
 _ORDINAL = re.compile(r"([0-9]+) ?\^?\{? ?(st|nd|rd|th) ?\}?", re.I)
 _BASE = re.compile(
@@ -16,6 +16,11 @@ _COLONS = re.compile(r"([0-9]+)((?: ?: ?[0-9]+)+)(?: ?([ap])\.? ?m\.?)?", re.I)
 _MINUTES = re.compile("(?: ?: ?[0-5][0-9]){1,2}")
 _HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
 _RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
+_RESIDUES = re.compile(
+    r"(?:[A-Za-z] ?(?:\\equiv|=) ?)?((?:-|\\pm ?)?[0-9]+(?:(?:, ?|,? ?(?:and|or) ?)(?:-|\\pm ?)?[0-9]+)*)"
+    r" ?\(?(?:\\[pb]?)?mod ?\{? ?([0-9]+) ?\}? ?\)?"
+)
+"""Classes of residues: `n \\equiv 1, 5 \\pmod 6`, `3 (mod 7)`."""
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june"),
     *("july", "august", "september", "october", "november", "december"),
@@ -32,6 +37,19 @@ def parse_date(text: str) -> Digits | None:
         return None
     month, day = (match[1], match[2]) if match[1] else (match[4], match[3])
     return Digits("date", (month[:3].lower(), str(int(day)), match[5] or ""))
+
+
+def parse_residues(text: str) -> Digits | UnorderedItems | None:
+    """Parse classes of residues, each with its modulus; None for any other text."""
+    match = _RESIDUES.fullmatch(text)
+    modulus = int(match[2]) if match is not None else 0
+    if match is None or modulus == 0:
+        return None
+    signed = re.findall(r"(-|\\pm)? ?([0-9]+)", match[1])
+    values = [int(digits) for sign, digits in signed if sign != "-"]
+    values += [-int(digits) for sign, digits in signed if sign]
+    classes = [Digits("residue", (str(value), str(modulus))) for value in {value % modulus for value in values}]
+    return classes[0] if len(classes) == 1 else UnorderedItems(tuple(classes))
 
 
 def parse_digits(text: str) -> Digits | None:

@@ -29,11 +29,13 @@ _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)(?:\\overline ?(?:\{ ?([0-9]+) ?\}|(
 _POWER_AFTER = re.compile(r"[A-Za-z)][0-9]+ ?\^")
 _CHOOSE = re.compile(r"C ?\((?=[^()]*,)")
 """A binomial coefficient as a function: `C(n, k)`."""
-_SUBSCRIPT = re.compile(r"_(?:\{ ?([A-Za-z0-9]{1,8}) ?\}|([A-Za-z0-9]))")
+_SUBSCRIPT = re.compile(r"_(?:\{ ?([A-Za-z0-9+-]{1,8}) ?\}|([A-Za-z0-9]))")
 _WORD = re.compile("|".join(sorted(FUNCTIONS, key=len, reverse=True)))
 _NAMES = re.compile(rf"\\[A-Za-z]+|(?<![A-Za-z])(?:{_WORD.pattern})(?![A-Za-z])")
 _PROSE = re.compile(r"(?<=[\w)}\]!%~] )[A-Za-z]*[a-z]{2}|[A-Za-z]{4}")
 """Words, as opposed to products of variables: four letters, or two after a blank."""
+_NO_ANGLE = re.compile(rf"\\(?!(?:pi|{'|'.join(GREEK)})(?![A-Za-z]))")
+"""A command that ends the argument of a function without brackets: not that of `\\sin 2\\theta`."""
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _MIXED = re.compile(r" ?\\frac ?(?:\{ ?[0-9]+ ?\}|[0-9]) ?(?:\{ ?[0-9]+ ?\}|[0-9])(?![0-9])")
@@ -300,7 +302,7 @@ class _Parser(_Scanner):
 
     def arguments(self) -> ExpressionNode:
         factors = [self.factor()]
-        while self.starts_factor() and not self.text.startswith("\\", self.position) and self.peek() not in _BRACKETS:
+        while self.starts_factor() and self.peek() not in _BRACKETS and not _NO_ANGLE.match(self.text, self.position):
             factors.append(self.factor())
         return _product(factors)
 

@@ -1,5 +1,7 @@
 """Extraction of the final answer of a text: the text after a marker, or the last number."""
 
+# ruff: noqa: RUF001 (answers contain these characters)
+
 from __future__ import annotations
 
 import re
@@ -7,7 +9,7 @@ from typing import NamedTuple
 
 from rlkit_math.answers.compare import same
 from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
-from rlkit_math.answers.markup import without_special_tokens
+from rlkit_math.answers.markup import without_markup, without_special_tokens
 from rlkit_math.answers.nodes import UngradableError
 from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
 from rlkit_math.answers.values import Answer, Formula, Number, Words
@@ -18,7 +20,8 @@ _BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
-    r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
+    r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
+    r"|(?:不|大约|约|大于|小于|超过|至少|至多|少于|多于)[是为等于]*|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
@@ -26,7 +29,7 @@ _CHANGED_AFTER = re.compile(
 )
 _PERCENT = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)")
 _LAST_NUMBER = re.compile(
-    r"(?<![\w.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
+    r"(?<![0-9A-Za-z.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
 _RETRACTION = re.compile(
@@ -44,15 +47,22 @@ _STATED_LATER = re.compile(
     r"[: ]*([^\n]{1,80}?)(?:[.!?]?$|[.!?] )",
     re.I | re.M,
 )
-_LABEL = re.compile(
-    r"[\W_]*(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer[\W_]*(?::|is\b)", re.I
+_ANNOUNCED = re.compile(
+    r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
+    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?!不)[\u4e00-\u9fff，,]){0,9}(?:答案|选(?=\W*[A-H]))"
+    r"[是为：: ]*)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)(?:[.。]?[*_]{0,2}\.?$|[*_]{0,2}\.[*_]{0,2} |。"
+    r"|(?: \(|[,;] )(?:the|this|since|because|note|check|after|using|see)\b)",
+    re.I | re.M,
 )
-"""What introduces an answer of words: `**Answer:** No`."""
+"""An answer that the start of a sentence or a heading announces, up to the end of its sentence."""
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
 _CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b", re.I)
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
 """Ends of sentences and labels, and conditions such as `$x = 5$,`."""
-_INTRODUCTIONS = (re.compile(r".*\b(?:is|are|equals?)\b:? ?(?=\S)"), re.compile(r".*(?=\$[^$]+\$|\\\(.*\\\))"))
+_INTRODUCTIONS = (
+    re.compile(r".*(?:\b(?:is|are|equals?)\b|[为是]):? ?(?=\S)"),
+    re.compile(r".*(?=\$[^$]+\$|\\\(.*\\\))"),
+)
 """What is before the last value of a sentence: `the area is`, or all before the last formula."""
 _WORD = re.compile("[A-Za-z']+")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
@@ -64,6 +74,7 @@ _CHOSEN = re.compile(
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*\W*$")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
+_UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 """Braces, and escapes, of which `\\{` is no brace."""
 CONTEXT_LENGTH = 80
@@ -131,10 +142,8 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         return text[last.start() :]
     if _is_withdrawn(_content(text, last, end), text[end:]):
         return ""
-    if _is_changed(text, last.start(), end):
-        return _line_of(text, last.start(), end)
     contents = [_content(text, last, end)]
-    start = last.start()
+    start, end_of_last = last.start(), end
     for box in reversed(boxes[-MAX_ITEMS:-1]):
         end = _end_of_box(text, box)
         if end is None or not _BETWEEN_BOXES.fullmatch(text, end, max(start, end)) or end > start:
@@ -142,7 +151,7 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         content = _content(text, box, end)
         start = box.start()
         contents = contents if content in contents else [content, *contents]
-    return ", ".join(contents)
+    return _line_of(text, start, end_of_last) if _is_changed(text, start, end_of_last) else ", ".join(contents)
 
 
 def _end_of_box(text: str, box: re.Match[str]) -> int | None:
@@ -210,20 +219,19 @@ def _line_of(text: str, start: int, end: int) -> str:
 def _unmarked(text: str) -> str | None:
     """Return a text or its last line if that is an answer, else its last number unless its context changes it."""
     text = text.strip()
-    if not text:
-        return None
+    announced = _announced(text)
+    if not text or announced is not None:
+        return announced
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
     end_of_line = line[-MAX_LENGTH:]
     chosen, bold = _CHOSEN.search(end_of_line), _BOLD.match(end_of_line)
     if chosen is not None:
         return chosen[1]
-    if bold is not None and isinstance(_parse_or_none(bold[1]), Words):
+    if bold is not None and _parse_or_none(bold[1]) is not None:
         start = len(text) - len(end_of_line) + bold.start(1)
         return line if _is_changed(text, start, start + len(bold[1])) else bold[1]
     answer = _parse_or_none(line)
-    if answer is not None and (
-        line == _TAG.sub("", text).strip() or not isinstance(answer, Words) or _LABEL.match(line)
-    ):
+    if answer is not None and (line == _TAG.sub("", text).strip() or not isinstance(answer, Words)):
         return line
     stated = _stated(end_of_line)
     if stated is not None:
@@ -233,9 +241,18 @@ def _unmarked(text: str) -> str | None:
         return text
     start, end = numbers[-1].span()
     unit = _ADJACENT.match(text, end)
-    if _is_changed(text, start, end) or (unit is not None and unit_of(unit[0]) is None):
+    if _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
-    return numbers[-1][0]
+    words = _UNIT_AFTER.match(text, end)
+    return numbers[-1][0] + (words[0] if words is not None and unit_of(words[0]) else "")
+
+
+def _announced(text: str) -> str | None:
+    """Return the last announced answer of a text; None if there is none, or what follows takes it back."""
+    match = next(iter(list(_ANNOUNCED.finditer(text))[-1:]), None)
+    if match is None or _parse_or_none(match["answer"]) is None or _is_withdrawn(match["answer"], text[match.end() :]):
+        return None
+    return match["answer"] if is_marked(match["answer"]) or not (match["label"] or "").endswith(" is") else None
 
 
 def _stated(line: str) -> str | None:

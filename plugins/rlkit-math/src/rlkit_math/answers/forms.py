@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise, permutations
 from typing import TypeGuard
 
 from rlkit_math.answers import evaluate
-from rlkit_math.answers.digits import parse_date, parse_digits
+from rlkit_math.answers.digits import parse_date, parse_digits, parse_residues
 from rlkit_math.answers.expression import FUNCTIONS, MAX_DEPTH, parse
 from rlkit_math.answers.intervals import parse_inequality, reals_without
 from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 from rlkit_math.answers.number_words import number_in_words
-from rlkit_math.answers.quantities import parse_formula, parse_number
-from rlkit_math.answers.units import are_nouns
+from rlkit_math.answers.phrases import without_phrases
+from rlkit_math.answers.quantities import parse_compound, parse_formula, parse_number
 from rlkit_math.answers.values import (
     Answer,
     BracketedItems,
@@ -39,26 +41,30 @@ _NO_SOLUTION = re.compile(
     r"(?: exists?)?",
     re.I,
 )
-_INFINITY = re.compile(r"(?:positive )?\binfinity\b", re.I)
 _LETTER = re.compile(r"\(?([A-Za-z])\)|[A-Za-z]")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*\.?(?: [A-Za-z][A-Za-z'-]*\.?){0,4}")
 _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
 _INFINITELY = re.compile(r"infinitely many [a-z]+", re.I)
+_ABBREVIATIONS = {"dne": "does not exist"}
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 _MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)\\end ?\{\1\} ?[)\]]?")
+MAX_PERMUTED = 4
+"""Maximum number of items of a tuple whose permutations are answers, too."""
+_PERMUTED = re.compile(
+    r"(\(.*\)),? ?(?:and|with|or) (?:all )?(?:of )?(?:(?:its|their|the|any) )?permutations?(?: thereof)?"
+)
 _CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
 _ROUNDED = re.compile(r"(?:(.*[^ ]) ?)?\\approx ?((-?[0-9]*\.([0-9]+)).*)")
 _CASES = re.compile(r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}")
 _IF = re.compile(r"^(?:if|when|for|where) ")
-_GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)")
-_NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
-_HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
 _MIXED = re.compile(r"(-?¤?[0-9]+) and (?=[0-9]+ ?/ ?[0-9]|\\frac)")
 _CONDITION = re.compile(r"[a-z](?: ?\\in ?\(-\\infty ,\\infty \))? ?(?:\||:|\\mid(?![A-Za-z])) ?")
 """What is before the condition of a set: `x \\mid`."""
 _FAMILY = re.compile(r" ?(?:\||:|\\mid) ?(?=[a-z] ?\\in ?[ZN]$)")
 """What is between the values and the integers of a set: `k\\pi \\mid k \\in Z`."""
+_PARAMETER = re.compile(r" ?(?:\||:|\\mid) ?[a-z] ?\\in ?\(-\\infty ,\\infty \)$")
+_SUCH_THAT = re.compile(r"\||:|\\mid(?![A-Za-z])")
 _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
 _COMMAS = re.compile("[,;]")
 _RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
@@ -66,31 +72,19 @@ _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
 _ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers)", re.I)
 _REALS_WITHOUT = re.compile(r"\(-\\infty ,\\infty \) ?(?:\\setminus|\\backslash|-) ?\{(.*)\}")
 _NAME = re.compile(
-    r"[A-Za-z](?:_(?:\w|\{ ?\\?\w+ ?\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}|\|[A-Z]{2}\|"
+    r"[A-Za-z](?:_(?:\w|\{ ?\\?\w+ ?\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}|\|[A-Z][^|=]*\|"
+    r"|(?:\\Pr|\\mathbb ?\{? ?[PE] ?\}?) ?[(\[][^()\[\]]*[)\]]|[A-Z]_ ?\{ ?\\triangle [A-Z]{3} ?\}"
     r"|\\overline ?\{ ?[A-Z]{2} ?\}|\[[A-Z]{3,4}\]|\\m(?:ax|in)"
     r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
+    r"|\\(?:vec|mathbf) ?\{? ?[a-z] ?\}?|\\(?:sin|cos|tan) ?\(?\\?[A-Za-z]+ ?\)?|\\(?:sum|prod|int|lim)(?![a-z]).*"
     r"|dy ?/ ?dx|\\frac ?\{ ?dy ?\} ?\{ ?dx ?\}"
     r"|m? ?\\angle ?[A-Z]{1,3}|\( ?\\?[A-Za-z]\w*(?: ?, ?\\?[A-Za-z]\w*)+ ?\)"
 )
-_LEAD = re.compile(
-    r"(?:(?:so|thus|therefore|hence|then)\b,? )?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
-    r"(?:(?:answer|result|solution|total|sum|value|option|choice)(?: of [A-Za-z])?"
-    r" ?(?:=|:|is equal to|equals|is|are) ?:? ?|(?:answer|option|choice) "
-    r"|(?:point|pair|triple|interval|set|vector) (?=[(\[{]))",
-    re.I,
+_MILD = re.compile(
+    r"(?<=[\w)}\]])(?:,|,? ?\(| (?=[fwi])) ?(?:(?:for|where|with|if|when) )?(?:(?:all|any|every|each) )?(?:integers? )?"
+    r"(?=[a-z] ?(?:\\ne|!=)|[kmn] ?(?:\\ge|>))([a-z]) ?(\\[gn]e|[>!]=|>) ?(-?[0-9]+)\)?$"
 )
-_THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
-_FOR_ALL = re.compile(
-    r",? \(?(?:for (?:all|any|every|each)|\\forall)(?: real)?(?: numbers?)?"
-    r"(?: ?[a-z])?(?: ?\\in ?\(-\\infty ,\\infty \))?\)?$"
-)
-"""What is true of every formula: `for all real x`."""
-_INTEGER = re.compile(
-    r",? ?\(?(?:where |with |for |and )*(?:(?:any|all|every|some|arbitrary) )?"
-    r"(?:([a-z]) (?:is |being )?(?:an |any )?integers?|integers? ([a-z]))\)?$"
-)
-_MEMBER = re.compile(r",? ?\(([a-z] ?\\in ?[^()]+)\)$")
-_COUNTED_NOUN = re.compile(r"((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
+"""What restricts a formula to where it is defined: `x \\ne 1`, `n \\ge 1`."""
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -111,26 +105,16 @@ def parse_answer(text: str) -> Answer | None:
     stripped = without_markup(text)
     if not stripped or not stripped.isprintable():
         return None
-    return _statement(_without_lead(stripped))
+    return _conditional(without_phrases(stripped))
 
 
-def _without_lead(text: str) -> str:
-    """Return an answer without introductions such as `the answer is` or the name of the counted thing."""
-    lead = _LEAD.match(text)
-    text = text if lead is None else text[lead.end() :]
-    counted = _COUNTED_NOUN.match(text)
-    if counted is not None and are_nouns(counted[1].split()):
-        text = text[counted.end() :]
-    text = _INTEGER.sub(r", \1\2 \\in Z", _MEMBER.sub(r", \1", _FOR_ALL.sub("", text)))
-    text = _INFINITY.sub(r"\\infty", text)
-    thus = _THUS.match(text)
-    text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
-    return without_markup(_NEGATIVE.sub("-", _HALF.sub(r"\1 1/2", text)))
-
-
-def _without_gloss(match: re.Match[str]) -> str:
-    """Return the number of `84 (eighty-four)` without its words, if they are the same."""
-    return match[1] if number_in_words(match[2]) == int(match[1]) else match[0]
+def _conditional(text: str) -> Answer | None:
+    """Parse a value with a condition that only says where it is defined, or any other answer."""
+    condition = _MILD.search(text)
+    value = None if condition is None else _statement(text[: condition.start()])
+    if condition is None or not isinstance(value, Formula | Named) or condition[1] not in text[: condition.start()]:
+        return _statement(text)
+    return UnorderedItems((value, Words("".join(condition.groups("")).replace(" ", ""))))
 
 
 def _statement(text: str) -> Answer | None:
@@ -141,9 +125,13 @@ def _statement(text: str) -> Answer | None:
     cases = _CASES.fullmatch(text)
     if cases is not None and (pieces := _piecewise(cases[3])) is not None:
         return _named(re.sub("[ {}]", "", cases[1] or ""), pieces)
-    date, choice = parse_date(text), _CHOICE.fullmatch(text)
-    if date is not None:
-        return date
+    complete = parse_date(text) or parse_compound(text) or parse_residues(text)
+    if complete is not None:
+        return complete
+    permuted = _PERMUTED.fullmatch(text)
+    if permuted is not None:
+        return _permutations(_bracketed(permuted[1]))
+    choice = _CHOICE.fullmatch(text)
     value = None if choice is None else _statement(choice[2])
     if choice is not None and value is not None and not _is_letter(value):
         return Named(f"({choice[1]})", value)
@@ -152,9 +140,29 @@ def _statement(text: str) -> Answer | None:
         return _item(text)
     if len(items) > MAX_ITEMS:
         return None
+    if "..." in items[1:]:
+        return _progression(items)
     either = any("or" in separator[0] for separator in _separators(text, _SEPARATOR))
     answer = _unordered([_item(item) for item in items], either)
     return answer if answer is None or not _MIXED.match(text) else replace(answer, mixed=_mixed(text))
+
+
+def _permutations(answer: Answer | None) -> UnorderedItems | None:
+    """Return all orders of a tuple; None for other answers."""
+    if not isinstance(answer, BracketedItems) or answer.brackets != "()" or len(answer.items) > MAX_PERMUTED:
+        return None
+    return UnorderedItems(tuple(BracketedItems("()", items) for items in dict.fromkeys(permutations(answer.items))))
+
+
+def _progression(items: list[str]) -> BracketedItems | None:
+    """Parse a list with an ellipsis; of equidistant numbers before it, the first two count."""
+    end = items.index("...")
+    answers = [_item(item) for item in items if item != "..."]
+    numbers = [answer.readings[0] for answer in answers[:end] if isinstance(answer, Number)]
+    if len(numbers) == end and len({after - before for before, after in pairwise(numbers)}) == 1:
+        del answers[2:end]
+    complete = [answer for answer in answers if answer is not None]
+    return BracketedItems("...", tuple(complete)) if len(complete) == len(answers) else None
 
 
 def _mixed(text: str) -> Number | None:
@@ -190,6 +198,9 @@ def _item(text: str) -> Answer | None:
     members = list(_split(text, re.compile(r"\\cup(?![A-Za-z])")))
     if len(members) > 1:
         return _unordered([_item(member) for member in members])
+    residues = parse_residues(text)
+    if residues is not None:
+        return residues
     reals = _REALS_WITHOUT.fullmatch(text)
     if reals is not None:
         return reals_without([parse(number) for number in _split(reals[1], _COMMAS) if number])
@@ -231,7 +242,7 @@ def _equation(sides: list[str]) -> Answer | None:
 
 
 def _named(name: str, value: Answer | None) -> Answer | None:
-    if value is None or not name:
+    if value is None or not name or name.startswith(("\\sum", "\\prod", "\\int", "\\lim")):
         return value
     if isinstance(value, UnorderedItems):
         return UnorderedItems(tuple(Named(name, item) for item in value.items))
@@ -310,11 +321,17 @@ def _exact(rounded: re.Match[str]) -> Answer | None:
     value = _number_value(exact)
     if not isinstance(exact, Number | Formula) or value is None or value.imag:
         return None
-    is_rounded = abs(value.real - float(rounded[3])) <= 0.501 * 10.0 ** -len(rounded[4])
-    return replace(exact, unit=exact.unit or approximation.unit) if is_rounded else None
+    values = (value.real, 100 * value.real) if approximation.unit == "percent" else (value.real,)
+    if all(abs(value - float(rounded[3])) > 0.501 * 10.0 ** -len(rounded[4]) for value in values):
+        return None
+    exact = replace(exact, unit=exact.unit or approximation.unit)
+    return replace(exact, rounded=approximation) if isinstance(exact, Formula) else exact
 
 
-def _words(text: str) -> Words | None:
+def _words(text: str) -> Words | Number | None:
+    number = number_in_words(text)
+    if number is not None:
+        return Number((Fraction(number),))
     letter = _LETTER.fullmatch(text)
     if letter is not None:
         return Words(letter[1] or text)
@@ -325,6 +342,7 @@ def _words(text: str) -> Words | None:
         return None
     runs = re.findall(r"[A-Za-z]+", text)
     if any((len(run) > 2 and run not in FUNCTIONS) or run.lower() in _TWO_LETTERS for run in runs):
+        text = _ABBREVIATIONS.get(text.lower(), text)
         return Words(_INFINITELY.sub("infinitely many", _ARTICLE.sub("", text)).replace(".", ""))
     return None
 
@@ -337,7 +355,11 @@ def _bracketed(text: str) -> Answer | None:
         return None
     content = text[1:-1].strip()
     if text[0] == "{" and text[-1] == "}":
-        content = _FAMILY.sub(", ", content)
+        content = _FAMILY.sub(", ", _PARAMETER.sub("", content))
+        members = list(_split(content, _SUCH_THAT))
+        if len(members) == 2 and not _CONDITION.match(content):
+            described = [answer for answer in map(_statement, members) if answer is not None]
+            return BracketedItems("{|}", tuple(described)) if len(described) == 2 else None
         condition = _CONDITION.match(content)
         content = content if condition is None else content[condition.end() :]
         answer = _statement(content) if content else UnorderedItems(())

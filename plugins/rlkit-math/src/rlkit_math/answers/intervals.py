@@ -36,6 +36,8 @@ def parse_inequality(signs: list[str], sides: list[str]) -> Relation | Bracketed
 def _interval(relation: Relation) -> BracketedItems | None:
     """Return the interval of an inequality between a variable and numbers; None for other inequalities."""
     sides, signs = list(relation.sides), list(relation.signs)
+    if len(sides) == 2 and sides[0].name == "absolute" and sides[0].operands[0].name == "variable":
+        sides, signs = [ExpressionNode("negative", (sides[1],)), *sides[0].operands, sides[1]], signs * 2
     if len(sides) == 2 and sides[0].name == "variable":
         sides, signs = [_MINUS_INFINITY, *sides], ["<", *signs]
     elif len(sides) == 2:

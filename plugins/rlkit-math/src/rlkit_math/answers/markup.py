@@ -41,7 +41,7 @@ _REALS = re.compile(r"\\(?:mathbb|Bbb) ?(?:\{ ?R ?\}|R)|\\R(?![A-Za-z])")
 _ITEM = r" ?(?:\{ ?([0-9a-z]+) ?\}|([0-9a-z]))"
 _COMBINATION = re.compile(rf"(?:\{{ ?\}} ?)?_{_ITEM} ?C ?_{_ITEM}|\bC_{_ITEM} ?\^{_ITEM}")
 """Binomial coefficients: `{}_{10}C_3`, `C_{10}^3`."""
-_SETS = re.compile(r"\\mathbb ?\{? ?([CNQZ]) ?\}?")
+_SETS = re.compile(r"\\mathbb ?\{? ?([CNQZ]) ?\}?(?: ?(?<=[Z} ])[\^_] ?\{? ?(\+|> ?0|\\geq? ?0) ?\}?)?")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
 _EMPHASIS = (
     re.compile(r"(?<![\w)}\]*])\*\*(?=\S)([^*]+?)\*\*(?![\w({\\*])"),
@@ -56,6 +56,11 @@ _GROUPS = re.compile(
 """Groups of digits: thousands, and lakhs as in 12,34,567; `(1,234)` is a point."""
 _EUROPEAN = re.compile(r"(?<![\d.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?:,[0-9]+)?(?![\d.,])")
 """At least two points between thousands: 1.234.567,8."""
+_CHINESE = {name: f" {english} " for name, english in table("chinese.txt", "=")}
+_AFTER_NUMBER = re.compile(
+    rf"(?:^|(?<=[0-9)}}\]$]) ?)({'|'.join(sorted(_CHINESE, key=len, reverse=True))})(?![\u4e00-\u9fff])"
+)
+_DECIMAL_COMMA = re.compile(r"(?<![0-9}],)(?<=[0-9])\{,\}(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9{]))")
 _TIMES_POWER = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?\^)")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
@@ -78,13 +83,15 @@ def without_markup(text: str) -> str:
         text = emphasis.sub(r" \1 ", text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SHIFTED)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SHIFTED)}}}", text)
+    text = _AFTER_NUMBER.sub(lambda match: _CHINESE[match[1]], text)
     text = _MIXED_GLYPH.sub(" ", text).translate(_CHARACTERS)
     if "\\" in text:
         text = _without_latex(text)
+    text = _COMBINATION.sub(lambda match: "\\binom {{{}}}{{{}}}".format(*filter(None, match.groups())), text)
     text = text.replace("$", " " if text.count("$") % 2 == 0 else CURRENCY)
     text = " ".join(text.replace("**", "^").replace("+/-", "\\pm ").split())
     text = text if text.endswith("..") and not text.endswith(".m..") else text.rstrip(" .,;:\\")
-    text = text.lstrip(" :").replace(" ^", "^").replace("{,}", ",").replace("{:}", ":")
+    text = _DECIMAL_COMMA.sub(".", text.lstrip(" :").replace(" ^", "^")).replace("{,}", ",").replace("{:}", ":")
     quoted = _QUOTED.fullmatch(text)
     text = quoted[2].strip(" .") if quoted else text
     text = _EUROPEAN.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
@@ -100,8 +107,7 @@ def _without_latex(text: str) -> str:
         text, count = _TEXT.subn(_without_font, text)
         if not count:
             break
-    text = _COMBINATION.sub(lambda match: "\\binom {{{}}}{{{}}}".format(*filter(None, match.groups())), text)
-    text = _SETS.sub(r" \1 ", _REALS.sub(r"(-\\infty ,\\infty )", text))
+    text = _SETS.sub(lambda match: f" {'N' if match[2] else match[1]} ", _REALS.sub(r"(-\\infty ,\\infty )", text))
     text = text.replace("\\{", "{").replace("\\}", "}")
     return _COMMAND.sub(lambda match: _NOTATION.get(match[1], f"\\{match[1]} "), text)
 

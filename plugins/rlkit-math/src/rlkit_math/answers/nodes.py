@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -33,11 +33,11 @@ class ExpressionNode:
             return {str(self.value)} - {"e", "i"}
         return set().union(*(operand.variables() for operand in self.operands))
 
-    def renamed(self, name: str, other: str) -> ExpressionNode:
-        """Return the expression with another name of a variable."""
-        if self == ExpressionNode("variable", value=name):
-            return ExpressionNode("variable", value=other)
-        return replace(self, operands=tuple(operand.renamed(name, other) for operand in self.operands))
+    def renamed(self, names: Mapping[str, str]) -> ExpressionNode:
+        """Return the expression with other names of variables."""
+        if self.name == "variable":
+            return replace(self, value=names.get(str(self.value), self.value))
+        return replace(self, operands=tuple(operand.renamed(names) for operand in self.operands))
 
     def has(self, names: Container[str]) -> bool:
         """Whether the expression contains one of these operations or constants."""

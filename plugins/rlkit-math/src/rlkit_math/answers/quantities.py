@@ -9,7 +9,7 @@ from rlkit_math.answers import evaluate
 from rlkit_math.answers.expression import parse
 from rlkit_math.answers.markup import CURRENCY
 from rlkit_math.answers.nodes import ExpressionNode, is_finished
-from rlkit_math.answers.units import are_nouns, unit_of
+from rlkit_math.answers.units import are_nouns, conversion, unit_of
 from rlkit_math.answers.values import Formula, Number
 
 _NUMBER = re.compile(
@@ -24,6 +24,8 @@ _SCALES = {
 }  # fmt: skip
 _SCALE = re.compile(r" ?(k|hundred|thousand|million|billion|trillion|dozen|gross|bn|mn|lakh|crore)\b(?!-)", re.I)
 _DEGREES = re.compile(r" ?\^ ?(?:\{ ?)?\\circ ?\}? ?[CF]?")
+_PART = re.compile(r"¤[0-9]+(?![0-9])|(?<![0-9.])[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+")
+_COMPOUND = re.compile(rf"(?:{_PART.pattern})(?:,? ?(?:and )?(?:{_PART.pattern})){{1,3}}")
 _NOUN = re.compile(" [A-Za-z]{3}| sq | per | of (?:the|an?) ")
 
 
@@ -34,6 +36,19 @@ def parse_number(text: str) -> Number | None:
         return None
     value = _quantity(match)
     return None if value is None else _with_unit(value, text[match.end() :], match["currency"])
+
+
+def parse_compound(text: str) -> Number | None:
+    """Parse a quantity in several units, such as `2 hours 30 minutes`, in the first unit; None for any other text."""
+    if not _COMPOUND.fullmatch(text):
+        return None
+    parts = [parse_number(part) for part in _PART.findall(text)]
+    quantities = [part for part in parts if part is not None and part.unit]
+    factors = [conversion(part.unit, quantities[0].unit) or 0 for part in quantities]
+    amounts = [part.readings[0] * factor for part, factor in zip(quantities, factors, strict=True)]
+    if len(amounts) < len(parts) or not all(factors) or any(amount >= 1 for amount in amounts[1:]):
+        return None
+    return Number((sum(amounts, Fraction(0)),), quantities[0].unit)
 
 
 def _quantity(match: re.Match[str]) -> Fraction | None:
@@ -100,7 +115,8 @@ def parse_formula(text: str) -> Number | Formula | None:
     for end in ends[-5:]:
         unit = _unit_in(text[end:])
         core = parse(text[:end]) if unit or (unit == "" and _NOUN.match(text, end)) else None
-        if core is not None and unit is not None:
+        is_letter = end == len(text) - 2 and core is not None and bool(core.variables())  # \pi r^2 h
+        if core is not None and unit is not None and not is_letter:
             return as_quantity(core, unit)
     node = None if len(text) > 1 and not are_nouns([text]) else parse(text)
     return None if node is None else as_quantity(node)

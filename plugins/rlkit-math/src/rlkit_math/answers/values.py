@@ -24,6 +24,8 @@ class Formula:
 
     node: ExpressionNode
     unit: str = ""
+    rounded: Number | None = field(default=None, compare=False)
+    """The decimal stated beside it: `4\\pi \\approx 12.57`."""
 
 
 @dataclass(frozen=True)
