@@ -113,11 +113,11 @@ class RolloutBatch:
             if tuple(value.shape) != shape + tuple(value.shape[2:]) * (name in PER_CHOICE):
                 raise ValueError(f"{type(self).__name__}.{name} has shape {tuple(value.shape)}, expected {shape}")
         for name, value in self.fields.items():
-            declared = self.declared[name]
-            sizes = {"token": (rows, width), "turn": (rows, *value.shape[1:2]), "row": (rows,)}[declared.by]
-            if tuple(value.shape) != (*sizes, *declared.shape):
-                expected = (*sizes, *declared.shape)
-                raise ValueError(f"batch.fields[{name!r}] has shape {tuple(value.shape)}, expected {expected}")
+            spec = self.declared[name]
+            sizes = {"token": (rows, width), "turn": (rows, *value.shape[1:2]), "row": (rows,)}[spec.by]
+            if tuple(value.shape) != sizes + spec.shape:
+                expected = f"expected {sizes + spec.shape}"
+                raise ValueError(f"batch.fields[{name!r}] has shape {tuple(value.shape)}, {expected}")
         if self.media is not None and len(self.media) != rows:
             raise ValueError(f"{type(self).__name__}.media has {len(self.media)} rows, expected {rows}")
 
@@ -166,7 +166,7 @@ class Batch(RolloutBatch):
 
     Args:
         token_rewards: [B,T] f32, the COMPLETE signal: the score at the last chosen token, rewards of turns at the ends
-            of theirs, shaped where the recipe has `shaping`, less KL where it is in the reward.
+            of theirs, those of tokens, shaped where the recipe has `shaping`, less KL where it is in the reward.
         rewards: [B] f32, each row's sum before shaping and KL.
         components: [B,K] f32, the components of the scores, in the order of `component_names`; NaN where a score has
             no such component.

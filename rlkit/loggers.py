@@ -173,14 +173,29 @@ class Wandb(LightningLogger):
         project: Name of the project.
         name: Name of the run; null for the name of the run folder.
         offline: Whether to write to the run folder only.
+        entity: User or team that owns the project; null for the account's default.
+        group: Name under which W&B groups runs; null for none.
+        tags: Labels of the run.
     """
 
     package = "wandb"
 
-    def __init__(self, project: str, name: str | None = None, offline: bool = False) -> None:
+    def __init__(
+        self,
+        project: str,
+        name: str | None = None,
+        offline: bool = False,
+        *,
+        entity: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> None:
         self.project = project
         self.name = name
         self.offline = offline
+        self.entity = entity
+        self.group = group
+        self.tags = tags
 
     def make(self, run: LoggedRun) -> LightningsLogger:
         """Return Lightning's WandbLogger."""
@@ -193,6 +208,9 @@ class Wandb(LightningLogger):
             save_dir=run.folder,
             id=run.run_id,
             resume="allow",
+            entity=self.entity,
+            group=self.group,
+            tags=list(self.tags),
         )
 
     def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:

@@ -215,7 +215,7 @@ class Data:
     def _order_by_outcome(self) -> Order:
         """Return the order of the rows that are used under a curriculum, or with over-sampling."""
         curriculum = self.recipe.curriculum
-        count, seed = len(self.order.rows), self.recipe.train.seed
+        count, seed = len(self.order.rows), self.recipe.train.order_seed
         if curriculum is None or type(curriculum).difficulty is Curriculum.difficulty:
             return Order(count, seed)
         difficulties = []

@@ -21,9 +21,9 @@ POSTPONED = -1
 
 
 @lru_cache(maxsize=2)  # a step spans two epochs at most, unless the data are few
-def permutation_of(seed: int, epoch: int, rows: int) -> Tensor:
-    """Return the order of all rows in an epoch [rows] i64."""
-    return permutation(f"order/{seed}/{epoch}", rows)
+def permutation_of(seed: int | None, epoch: int, rows: int) -> Tensor:
+    """Return the order of all rows in an epoch [rows] i64; that of the data set without a seed."""
+    return torch.arange(rows) if seed is None else permutation(f"order/{seed}/{epoch}", rows)
 
 
 class Drawn(NamedTuple):
@@ -43,12 +43,12 @@ class Order:
 
     Args:
         rows: How many there are, at least one.
-        seed: Of the permutations.
+        seed: Of the permutations; None for the data set's order.
         difficulty: [rows] f64: within an epoch rows come in this order, those of one difficulty at random; None for all
             at random.
     """
 
-    def __init__(self, rows: int, seed: int, difficulty: Tensor | None = None) -> None:
+    def __init__(self, rows: int, seed: int | None, difficulty: Tensor | None = None) -> None:
         self.due = torch.zeros(rows, dtype=torch.int32)
         """[rows] i32: from which epoch on a row comes again."""
         self.epoch = torch.zeros(1, dtype=torch.int32)
@@ -130,7 +130,7 @@ class RowOrder:
     def at(self, position: int) -> int:
         """Return the row at a position of the order that the seed determines, counted over all epochs."""
         count = len(self.rows)
-        return self.rows[int(permutation_of(self.recipe.train.seed, position // count, count)[position % count])]
+        return self.rows[int(permutation_of(self.recipe.train.order_seed, position // count, count)[position % count])]
 
     def drawn(self) -> list[Drawn]:
         """Return the draws for the next step, in the order of its prompts; nothing if the seed decides alone."""

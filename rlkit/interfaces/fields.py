@@ -37,9 +37,6 @@ class Field:
         by: What has a value: each token of the conversation, each turn of the policy, or the row.
         shape: Shape of a value; empty for one number.
         padding: The number in place of values that nobody filled, and outside of the conversation.
-
-    Raises:
-        RecipeError: The name, the type or `by` is none of these.
     """
 
     name: str
@@ -49,6 +46,11 @@ class Field:
     padding: float = 0
 
     def __post_init__(self) -> None:
+        """Refuse a declaration that no run can use.
+
+        Raises:
+            RecipeError: The name, the type or `by` is not what it must be.
+        """
         if not NAME.fullmatch(self.name) or self.dtype not in DTYPES or self.by not in BY:
             expected = f"a name of lower-case letters, digits and _, a dtype among {', '.join(DTYPES)}"
             raise RecipeError(f"a part declares {show(self)}, expected {expected}, and by token, turn or row")
@@ -168,10 +170,12 @@ def tensors_of(
 
     Raises:
         PartError: The part does not declare a name.
-        ValueError: A value is not what its field declares.
+        ValueError: A value is not what its field declares, or there are no values by name.
     """
     import torch
 
+    if not isinstance(values, Mapping):
+        raise ValueError(f"filled the fields {show(values)}, expected values by name")
     chosen = torch.tensor(mask, dtype=torch.bool)
     counts = {"token": (sum(mask), len(mask)) if mask else tokens, "turn": None if turns is None else (turns,)}
     declared = {spec.name: spec for spec in part.fills}

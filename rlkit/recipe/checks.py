@@ -92,7 +92,7 @@ def _check_needs(recipe: Recipe) -> Iterator[str]:
 def _check_fields(recipe: Recipe) -> Iterator[str]:
     """Yield a problem for each field that cannot be filled as declared, and for each that is read and never filled."""
     declared: dict[str, tuple[str, str]] = {}
-    for part in recipe.parts() if recipe.method.samples else ():
+    for part in recipe.parts():
         for field in part.fills:
             name, problem = part_name(part), declaration_problem(part, field)
             if problem is not None:

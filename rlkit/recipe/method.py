@@ -103,6 +103,9 @@ class Supervised(Method):
             yield f"{recorded} rollout.sampling.temperature is {temperature}; set validation.sampling instead"
         if rollout.oversample > 1:
             yield f"{recorded} rollout.oversample is {rollout.oversample}; set it to 1"
+        if recipe.loss.reads_fields:
+            name, field = type(recipe.loss).__name__, recipe.loss.reads_fields[0]
+            yield f"{recorded} loss {name} reads the field {field!r}, which rollouts fill; choose another loss"
 
 
 class RewardModelling(Supervised):

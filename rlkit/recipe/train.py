@@ -76,6 +76,7 @@ class Train:
             advantages of their group, and not in what the loss is divided by (DAPO, arXiv:2503.14476, section 3.4).
         ema: Decay per step of a moving average of the weights, saved as `ema/` beside `final/`; null for none.
         seed: The seed of the data's order and of every sampled token.
+        shuffle: Whether each epoch has the rows in an order of its own; false for the data set's order.
         require_reward: Refuse the run if the trial call of the reward before the first step fails; false only warns,
             for a service that starts later.
         max_steps_without_signal: The number of consecutive steps, with equal rewards in each group, after which the run
@@ -109,6 +110,7 @@ class Train:
     mask_truncated: bool = False
     ema: PositiveShare | None = None
     seed: NonNegativeInt = 0
+    shuffle: bool = True
     require_reward: bool = True
     max_steps_without_signal: PositiveInt | None = None
 
@@ -117,6 +119,11 @@ class Train:
         if self.steps is None and self.data_epochs is not None:
             steps = rows * self.data_epochs / self.prompts_per_step
             self.steps = max(ceil(round(steps, 6)), 1)
+
+    @property
+    def order_seed(self) -> int | None:
+        """The seed of the order of rows; None for the data set's order."""
+        return self.seed if self.shuffle else None
 
     @property
     def total_steps(self) -> int:

@@ -34,8 +34,8 @@ def collate(trajectories: Sequence[Trajectory], declared: Sequence[Field] = ()) 
         versions=padded(lambda t: t.versions, "q", torch.long, -1),
         media=media if any(media) else None,
         candidates=_candidates(trajectories, attention.shape) if has_candidates else None,
-        fields={field.name: _padded(field, trajectories, attention.shape[1]) for field in declared},
-        declared={field.name: field for field in declared},
+        fields={spec.name: _padded(spec, trajectories, attention.shape[1]) for spec in declared},
+        declared={spec.name: spec for spec in declared},
     )
 
 
@@ -58,10 +58,9 @@ def add_rewards(batch: RolloutBatch, trajectories: Sequence[Trajectory], declare
     rewards = rewards.to(batch.tokens.device)
     table = torch.tensor(components, dtype=torch.float32).reshape(len(trajectories), len(names))
     width, device = batch.tokens.shape[1], batch.tokens.device
-    scored = {field.name: _padded(field, trajectories, width).to(device) for field in declared}
-    batch = replace(
-        batch, fields={**batch.fields, **scored}, declared={**batch.declared, **{f.name: f for f in declared}}
-    )
+    scored = {spec.name: _padded(spec, trajectories, width).to(device) for spec in declared}
+    specs = {spec.name: spec for spec in declared}
+    batch = replace(batch, fields={**batch.fields, **scored}, declared={**batch.declared, **specs})
     return Batch(
         **{f.name: getattr(batch, f.name) for f in fields(RolloutBatch)},
         token_rewards=rewards,
@@ -82,15 +81,15 @@ def _candidates(trajectories: Sequence[Trajectory], shape: torch.Size) -> Tensor
     return padded
 
 
-def _padded(field: Field, trajectories: Sequence[Trajectory], width: int) -> Tensor:
+def _padded(spec: Field, trajectories: Sequence[Trajectory], width: int) -> Tensor:
     """Return the values of a field as a batch has them; padding in rows without."""
-    turns = [sum(turn.role == "assistant" for turn in t.turns) for t in trajectories] if field.by == "turn" else []
-    full = field.full(len(trajectories), *{"token": (width,), "turn": (max(turns, default=0),), "row": ()}[field.by])
-    for row, trajectory in zip(full, trajectories, strict=True):
-        filled = {**(trajectory.score.fields if trajectory.score else {}), **trajectory.fields}.get(field.name)
+    turns = max((sum(turn.role == "assistant" for turn in t.turns) for t in trajectories), default=0)
+    batched = spec.full(len(trajectories), *{"token": (width,), "turn": (turns,), "row": ()}[spec.by])
+    for row, trajectory in zip(batched, trajectories, strict=True):
+        filled = {**(trajectory.score.fields if trajectory.score else {}), **trajectory.fields}.get(spec.name)
         if filled is not None:
-            (row if field.by == "row" else row[: len(filled)]).copy_(filled)
-    return full
+            (row if spec.by == "row" else row[: len(filled)]).copy_(filled)
+    return batched
 
 
 def _flat(rows: Iterable[Iterable[float]], code: str, kind: torch.dtype) -> Tensor:

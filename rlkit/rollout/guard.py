@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from rlkit.base.deadlines import deadline
-from rlkit.base.errors import RolloutError, explain_foreign, show, with_definition
+from rlkit.base.errors import PartError, RolloutError, explain_foreign, show, with_definition
 from rlkit.base.text import part_name
 
 T = TypeVar("T")
@@ -69,10 +69,11 @@ def errors_of(part: object, method: str = "") -> Iterator[None]:
     Raises:
         GuardError: It raised something, be it SystemExit, or a CancelledError without a cancellation.
         RolloutError: Passed on: the run's own.
+        PartError: Passed on: it names the part already.
     """
     try:
         yield
-    except RolloutError:
+    except (PartError, RolloutError):
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

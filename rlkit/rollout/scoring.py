@@ -125,7 +125,7 @@ async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], wor
         except Exception:  # a worker's to report
             score = None
         scores.append(None if score is None else as_score(score, reward))
-    sent = [t for t, score in zip(trajectories, scores, strict=True) if score is None]
+    sent = [_for_worker(reward, t) for t, score in zip(trajectories, scores, strict=True) if score is None]
     outcomes = await workers.call_each(grade_as_data, reward, sent, reward.timeout) if sent else []
     failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, WorkerError)]
     controls = await run_concurrently(*(_grade_control(reward, sent[i], workers) for i in failed)) if failed else []
@@ -133,6 +133,15 @@ async def _grade(reward: RewardFunction, trajectories: Sequence[Trajectory], wor
         outcomes[i] = outcomes[i] if control is None else control
     graded = (_score_of(reward, outcome) for outcome in outcomes)
     return [next(graded) if score is None else score for score in scores]
+
+
+def _for_worker(reward: RewardFunction, trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory with the fields that the reward reads: others are large, and need torch to be unpickled."""
+    if not trajectory.fields:
+        return trajectory
+    fields = {name: values for name, values in trajectory.fields.items() if name in reward.reads_fields}
+    branches = [_for_worker(reward, branch) for branch in trajectory.span.branches]
+    return replace(trajectory, fields=fields, span=replace(trajectory.span, branches=branches))
 
 
 def _score_of(reward: RewardFunction, outcome: Any) -> Score:

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
-from rlkit.train.rollouts import Rollouts, token_count
+from rlkit.train.rollouts import Rollouts, token_count, with_branches
 from rlkit.types import TrainBatch, Trajectory
 
 ALL = slice(None)
 """All rows of a batch."""
 
-COMPLETE_TOKENS = 4_000_000
-"""Tokens of a step on a rank up to which a step that follows a checkpoint is kept complete: about 40 MB."""
+COMPLETE_BYTES = 40_000_000
+"""Bytes of a step on a rank up to which a step that follows a checkpoint is kept complete."""
+TOKEN_BYTES = 10
+"""Bytes of a token in a compressed file, without its fields."""
 
 
 def kept_trajectories(
@@ -29,7 +31,9 @@ def kept_trajectories(
     if not section.every or number % section.every:
         return None
     follows_checkpoint = number == 1 or (interval > 0 and (number - 1) % interval == 0)
-    if follows_checkpoint and token_count(trajectories) <= COMPLETE_TOKENS:
+    samples = with_branches(trajectories)
+    size = TOKEN_BYTES * token_count(trajectories) + sum(x.nbytes for s in samples for x in s.fields.values())
+    if follows_checkpoint and size <= COMPLETE_BYTES:
         return trajectories
     return first_groups(trajectories, section.limit_per_rank(ranks.count))
 

@@ -112,6 +112,17 @@ def test_mlflow_logs_to_option_environment_or_folder(tmp_path: Path, monkeypatch
     assert made == [f"sqlite:///{tmp_path}/mlflow.db", "http://127.0.0.1:1", "http://127.0.0.1:2"]
 
 
+def test_weights_and_biases_has_entity_group_and_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[dict[str, Any]] = []
+    monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda **options: taken.append(options))
+    Wandb("p", entity="team", group="sweep", tags=["a", "b"]).make(run_of(tmp_path))
+    Wandb("p").make(run_of(tmp_path))
+    names = ("project", "entity", "group", "tags")
+    assert [[options[name] for name in names] for options in taken] == [
+        ["p", "team", "sweep", ["a", "b"]], ["p", None, None, []],
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_mlflow_keeps_a_database_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its store of files is deprecated, and refused unless a variable allows it."""

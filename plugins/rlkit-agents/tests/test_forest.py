@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlkit_agents.forest import Attachment, Forest
@@ -15,8 +17,9 @@ from rlkit_agents.request import Call, ChatRequest, RequestError, assistant, nam
 from rlkit_agents.session import AgentSession
 
 from rlkit.base.errors import RolloutError
+from rlkit.interfaces.fields import Field, Filled, assemble
 from rlkit.interfaces.gateway import Sample
-from rlkit.types import Fork, Message, StopReason
+from rlkit.types import Completion, Fork, Message, StopReason
 from tests.events import until
 from tests.fake_policy import END, ask, session_of, tree, user
 
@@ -408,6 +411,25 @@ def test_a_branch_says_where_it_leaves_which_sample() -> None:
     assert [sample.fork for sample in (main, other, alone)] == [None, Fork(0, start), None]
     assert other.tokens[:start] == main.tokens[:start]
     assert [sample.positions for sample in (main, other, alone)] == [[0, 1, 4], [2], [3]]
+
+
+def test_a_branch_has_the_fields_of_all_its_tokens() -> None:
+    """The engine fills the id of each token of a request and its completion, those of shared turns included."""
+    session = session_of("one", "two", "three")
+    sample_turn = session.backend.sample
+
+    async def fill(tokens: Sequence[int], *arguments: Any) -> Completion:
+        completion = await sample_turn(tokens, *arguments)
+        ids = torch.tensor([*tokens, *completion.tokens])
+        return replace(completion, filled=[Filled({"ids": ids}, len(completion.tokens))])
+
+    session.backend.sample = fill  # type: ignore[assignment,method-assign]
+    asyncio.run(a_later_edit(session))
+    main, branch = session.forest.samples()
+    assert branch.fork is not None
+    for sample in (main, branch):
+        declared = {"ids": Field("ids", "int64", padding=-1)}
+        assert assemble(declared, sample.filled, len(sample.tokens))["ids"].tolist() == sample.tokens
 
 
 @pytest.mark.parametrize("last", [1, 2])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlkit import types
 from rlkit.cli.main import main
+from rlkit.interfaces.fields import Field
 from tests.conftest import ROOT
 
 NAMED = {
@@ -45,8 +46,9 @@ def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
         told = documented(cls) if names else {}
         assert [field for field in names if field not in told] == [], name
         assert [field for field in told if field not in {*names, "ValueError"}] == [], name
+    names_of_types = {**vars(types), "torch": torch, "Tensor": Tensor, "Field": Field}
     for cls in (types.TrainBatch, types.PolicyOutput, types.LossOutput):
-        for field, hint in get_type_hints(cls, {**vars(types), "torch": torch, "Tensor": Tensor}).items():
+        for field, hint in get_type_hints(cls, names_of_types).items():
             if hint in (Tensor, Tensor | None):
                 shape = r"\[(B(,[TK])?(,K(\+1)?)?)?\] (f32|i32|i64|bool)\b"
                 assert re.match(shape, documented(cls)[field]), f"{cls.__name__}.{field}"

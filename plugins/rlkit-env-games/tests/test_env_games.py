@@ -72,26 +72,30 @@ def test_guesses_pay_less_with_each_turn() -> None:
     first, seen = play(GuessNumber(guess_cost=0.25), meta, seed, scripted("4", " 7\n", "6"))
     assert first == "1..8"
     # the third turn is worth 1 - 0.25 * 2
-    assert seen == [("higher", 0.0, False), ("lower", 0.0, False), ("correct", 0.5, True)]
+    assert seen == [
+        Observation("higher", 0.0, False),
+        Observation("lower", 0.0, False),
+        Observation("correct", 0.5, True),
+    ]
 
 
 def test_a_reward_is_never_negative() -> None:
     meta, seed = {"low": 1, "high": 8}, seed_hiding(6, 1, 8)
     _, seen = play(GuessNumber(guess_cost=0.75), meta, seed, scripted("4", "7", "6"))
-    assert seen[-1] == ("correct", 0.0, True)
+    assert seen[-1] == Observation("correct", 0.0, True)
 
 
 @pytest.mark.parametrize("action", ["", "four", "0", "9", "4.0", "1_0", "\uff14", "4 5", "9" * 5000, "-", "\x00"])
 def test_an_invalid_guess_is_told_so_and_costs_a_turn(action: str) -> None:
     meta, seed = {"low": 1, "high": 8}, seed_hiding(4, 1, 8)
     _, seen = play(GuessNumber(max_turns=2, guess_cost=0.1), meta, seed, scripted(action, "4"))
-    assert seen == [("not 1..8", 0.0, False), ("correct", 0.9, True)]
+    assert seen == [Observation("not 1..8", 0.0, False), Observation("correct", 0.9, True)]
 
 
 def test_an_episode_ends_unrewarded_after_its_last_turn() -> None:
     meta, seed = {"low": 1, "high": 8}, seed_hiding(6, 1, 8)
     _, seen = play(GuessNumber(max_turns=2), meta, seed, scripted("4", "x"))
-    assert seen[-1] == ("not 1..8", 0.0, True)
+    assert seen[-1] == Observation("not 1..8", 0.0, True)
 
 
 @given(low=st.integers(-50, 50), count=st.integers(1, 300), seed=SEEDS)
@@ -103,7 +107,7 @@ def test_halving_finds_every_number_within_the_bound(low: int, count: int, seed:
     # ceil(log2(count)) questions leave one number, and naming it may be one more: ceil(log2(count + 1)) in all
     assert 2 ** (len(seen) - 1) <= count
     assert first == f"{low}..{high}"
-    assert seen[-1] == ("correct", 1.0, True)
+    assert seen[-1] == Observation("correct", 1.0, True)
 
 
 def test_the_best_reward_of_eight_numbers_by_hand() -> None:
@@ -160,8 +164,8 @@ def test_moves_are_answered_and_a_detour_costs() -> None:
     game = CalculatorMaze(spare_turns=2, detour_cost=0.25)
     first, seen = play(game, meta, seed, scripted("jump", *way))
     assert first == f"5>{maze.target} +3 *2 -1"
-    assert seen[0] == ("not +3 *2 -1", 0.0, False)
-    assert seen[-1] == ("correct", 0.75, True)  # one turn more than the shortest way
+    assert seen[0] == Observation("not +3 *2 -1", 0.0, False)
+    assert seen[-1] == Observation("correct", 0.75, True)  # one turn more than the shortest way
     assert len(seen) == len(way) + 1
 
 
@@ -170,14 +174,14 @@ def test_a_move_out_of_the_range_is_told_so_and_leads_nowhere() -> None:
     seed = next(s for s in range(1000) if draw_maze(["+3", "-1"], 0, 3, 1, s) == Maze(0, 3, ("+3", "-1"), 0, 3))
     first, seen = play(CalculatorMaze(), meta, seed, scripted("-1", "+3"))
     assert first == "0>3 +3 -1"
-    assert seen == [("not 0..3", 0.0, False), ("correct", 1.0, True)]
+    assert seen == [Observation("not 0..3", 0.0, False), Observation("correct", 1.0, True)]
 
 
 def test_the_maze_ends_after_the_spare_turns() -> None:
     meta = {"moves": ["+1", "-1"], "low": 0, "high": 9, "distance": 1}
     _, seen = play(CalculatorMaze(spare_turns=2), meta, 0, lambda first, turns: "nowhere")
     assert len(seen) == 3  # the shortest way has 1 move
-    assert seen[-1] == ("not +1 -1", 0.0, True)
+    assert seen[-1] == Observation("not +1 -1", 0.0, True)
 
 
 def test_the_shortest_way_by_hand() -> None:
@@ -202,7 +206,7 @@ def test_the_best_moves_always_get_the_whole_reward(
         return optimal_move(maze, int(turns[-1][1].partition(">")[0]) if turns else maze.start) or ""
 
     _, seen = play(CalculatorMaze(spare_turns=0, detour_cost=1.0), meta, seed, act)
-    assert seen[-1] == ("correct", 1.0, True)
+    assert seen[-1] == Observation("correct", 1.0, True)
     assert len(seen) <= distance
 
 

@@ -123,14 +123,14 @@ def test_names_of_actions_are_the_recipes() -> None:
     game = GymText(options={"is_slippery": False}, actions=["l", "d", "r", "u"])
     first, seen = play(game, "d", "left")
     assert first.endswith("Your action: one of l, d, r, u.")
-    assert seen[1] == ("That is no action, expected one of l, d, r, u.", 0.0, False)
+    assert seen[1] == Observation("That is no action, expected one of l, d, r, u.", 0.0, False)
 
 
 def test_text_is_an_action_and_an_observation() -> None:
     first, [one, other, right] = play(GymText("Echo-v0"), "a", "aaaa", "bcab", seed=7)
     word = first.partition("\n")[0]
     assert first == f"{word}\nYour action: 1 to 4 of the characters abc."
-    assert one == (word, float(word[0] == "a"), False)
+    assert one == Observation(word, float(word[0] == "a"), False)
     assert other.reward == word.count("a")
     assert right.done == (word == "bcab")
 

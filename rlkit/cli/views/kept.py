@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import RecipeError, explain
 from rlkit.data.data import Data
+from rlkit.recipe import Recipe
 from rlkit.records.comparison import metrics
 from rlkit.records.folder import of_rank
-from rlkit.records.rows import read_rows
+from rlkit.records.rows import SavedRow, read_rows
 from rlkit.rollout.service import RolloutService
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts, share_groups
@@ -43,7 +44,7 @@ class KeptRollouts:
         data.prompts(number)  # the order of prompts is a state, which goes on
         ranks, filtered = service.ranks, service.recipe.rollout.filter is not None
         vocabulary = service.actor.policy.config.get_text_config().vocab_size
-        trajectories = self._read(number, ranks.fabric.global_rank, vocabulary)
+        trajectories = self._read(number, ranks.fabric.global_rank, vocabulary, service.recipe)
         new = [t for t in trajectories if "again" not in t.credit]
         counts = ranks.gather_dp(len(new))
         if sum(counts) != self.samples[number]:
@@ -60,7 +61,7 @@ class KeptRollouts:
             rollouts.greedy = greedy
         return share_groups(rollouts, ranks, meter)
 
-    def _read(self, number: int, rank: int, vocabulary: int) -> list[Trajectory]:
+    def _read(self, number: int, rank: int, vocabulary: int, recipe: Recipe) -> list[Trajectory]:
         trajectories = []
         for row in read_rows(self.run / "rollouts" / f"{of_rank(f'step-{number:05d}', rank)}.jsonl.gz"):
             samples = row.trajectory.samples
@@ -68,8 +69,26 @@ class KeptRollouts:
                 raise RecipeError(
                     f"{row.location} has token ids that the policy has not, expected 0 to {vocabulary - 1}"
                 )
-            columns = (row.columns, row.columns.get("score") or {}, *(row.columns.get("branches") or ()))
-            if any(sample.get("fields_left_out") for sample in columns):
-                raise RecipeError(f"{row.location} has left out fields that were too large; leave out --phase learn")
+            _check_fields(row, recipe)
             trajectories.append(row.trajectory)
         return trajectories
+
+
+def _check_fields(row: SavedRow, recipe: Recipe) -> None:
+    """Refuse a row that lacks fields, or has others than the recipe's parts declare.
+
+    Raises:
+        RecipeError: It does.
+    """
+    columns = (row.columns, row.columns.get("score") or {}, *(row.columns.get("branches") or ()))
+    if any(sample.get("fields_left_out") for sample in columns):
+        raise RecipeError(f"{row.location} has left out fields that were too large; leave out --phase learn")
+    declared = recipe.sampled_fields | recipe.scored_fields
+    for sample in row.trajectory.samples:
+        turns = sum(turn.role == "assistant" for turn in sample.turns)
+        counts = {"token": (len(sample.tokens),), "turn": (turns,), "row": None}
+        for name, values in (*sample.fields.items(), *(sample.score.fields.items() if sample.score else ())):
+            try:
+                declared[name].tensor(values, counts[declared[name].by])
+            except (KeyError, ValueError) as error:
+                raise RecipeError(f"{row.location} does not fit the recipe: {explain(error)}") from error

@@ -178,7 +178,7 @@ def test_steps_after_a_checkpoint_are_kept_complete(tmp_path: Path, said: Say) -
 
 
 def test_a_large_step_is_not_kept_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved, "COMPLETE_TOKENS", 100)
+    monkeypatch.setattr(saved, "COMPLETE_BYTES", 1000)
     few = ("--train.steps=1", "--train.prompts_per_step=9", "--validation=null")
     assert main(["fit", "--recipe=quickstart", *few, f"--out={tmp_path / 'run'}"]) == 0
     assert len(read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")) == 64

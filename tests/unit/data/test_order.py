@@ -41,6 +41,19 @@ def test_without_waiting_each_epoch_is_a_permutation() -> None:
     assert [row for _ in range(5) for row in step(other, 3)] == rows
 
 
+def test_without_a_seed_the_data_sets_order_stays() -> None:
+    """A curriculum's difficulty comes first; rows of one difficulty keep their order."""
+    order = Order(5, seed=None)
+    assert [row for _ in range(3) for row in step(order, 3)] == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    easier_last = torch.tensor([2.0, 1.0, 2.0, 1.0], dtype=torch.float64)
+    assert step(Order(4, seed=None, difficulty=easier_last), 4) == [1, 3, 0, 2]
+    recipe: Any = SimpleNamespace(
+        train=Train(steps=1, prompts_per_step=2, shuffle=False), rollout=SimpleNamespace(oversample=1.0)
+    )
+    rows = RowOrder(recipe, rows=[4, 7, 9])
+    assert [rows.of_step(number) for number in (1, 2, 3)] == [[4, 7], [9, 4], [7, 9]]
+
+
 def test_drawing_changes_nothing_until_its_outcome_is_recorded() -> None:
     order = Order(7, seed=0)
     assert order.draw(4) == order.draw(4)

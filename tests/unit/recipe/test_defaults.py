@@ -36,7 +36,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "offload_during_rollout": False, "deadline": 1800.0, "aggregation": None, "old_logps": "recompute",
         "off_policy_mask_threshold": None,
         "mask_truncated": False,
-        "ema": None, "seed": 0, "require_reward": True, "max_steps_without_signal": None,
+        "ema": None, "seed": 0, "shuffle": True, "require_reward": True, "max_steps_without_signal": None,
     },
     sections.Critic: {**TRAINED, "lr": 1e-5, "path": None, "lora": None, "clip": 0.5, "policy_delay_steps": 0},
     sections.FSDP2: {"tensor_parallel": 1, "sequence_parallel": 1, "offload": False, "replicate": 1},

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from rlkit_authors.models import build_tokenizer
 
+from rlkit.base.errors import PartError
+from rlkit.interfaces.agent import Agent, AgentClient, AgentResult, AgentTask
+from rlkit.interfaces.fields import Field
 from rlkit.interfaces.gateway import Sample
+from rlkit.recipe import ConversationLimits
 from rlkit.rollout.agents import AgentHost, SessionRole, TemplateBackend, _assign_roles
 from rlkit.rollout.collect import BusyTimer
 from rlkit.rollout.conversation import Limits
@@ -143,3 +147,45 @@ def test_a_folder_is_removed_or_kept_after_its_score(tmp_path: Path, keep: bool)
     asyncio.run(agents.release([Trajectory(PROMPT, 0, [], [], [], [], StopReason.STOP), scored]))
     assert not folder.exists()
     assert (tmp_path / "kept" / "here" / "rollout" / "log").exists() == keep
+
+
+class Effortful(Agent):
+    """Fills how much effort a rollout took, by row."""
+
+    fills = (Field("effort", by="row"),)
+
+    async def run(self, task: AgentTask, client: AgentClient) -> AgentResult:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("filled", "error"),
+    [
+        ({"effort": 0.5}, None),
+        ({"effort": nan}, "'effort' with nan, expected finite numbers of float32"),
+        (5, "by name"),
+    ],
+)
+def test_all_samples_of_a_rollout_have_what_the_agent_fills(
+    monkeypatch: pytest.MonkeyPatch, filled: Any, error: str | None
+) -> None:
+    agents = host()
+    agents.agent, agents.limits = Effortful(), ConversationLimits()
+    session: Any = SimpleNamespace(samples=lambda: [sample(0, []), sample(0, [])], counts={}, forks=1, error=None)
+
+    async def run(*_: object) -> tuple[AgentResult, Any]:
+        return AgentResult(fields=filled), SimpleNamespace(session=session, roles=[])
+
+    monkeypatch.setattr(agents, "_run", run)
+    agents.dialogue.participants = SimpleNamespace(parser=None)
+    setup: Any = SimpleNamespace(limits=Limits(), fields={})
+    rollout = asyncio.run(agents._rollout(setup, PROMPT, SampleKey(0, 1, "0/p", 0), Path("folder")))
+    if error is None:
+        assert rollout.error is None
+        assert [float(row.fields["effort"]) for row in rollout.samples] == [0.5, 0.5]
+    else:
+        assert "Effortful of tests" in str(rollout.error)
+        assert error in str(rollout.error)
+    filled = {"other": 1.0}
+    with pytest.raises(PartError, match="Effortful of tests: `run` filled the field 'other', expected .*: effort"):
+        asyncio.run(agents._rollout(setup, PROMPT, SampleKey(0, 1, "0/p", 0), Path("folder")))

@@ -20,13 +20,17 @@ from safetensors.torch import save
 
 from rlkit.advantages import GAE, GPG, GRPO, OPO, RAE, RLOO, MaxRL, OptimalTokenBaseline, PassK, ReinforcePP, ReMax
 from rlkit.base.errors import PartError, RecipeError
+from rlkit.cli.views.kept import KeptRollouts
+from rlkit.engines import Recorded
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.fields import Field, Filled, assemble
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.reward import RewardFunction
 from rlkit.interfaces.tool import State, Tool, ToolReply
-from rlkit.recipe import checks
+from rlkit.losses import CrossEntropy
+from rlkit.recipe import Mixture, checks
+from rlkit.recipe.check_sources import check_mixtures
 from rlkit.records import fields
 from rlkit.records.rows import as_row, read_rows
 from rlkit.rewards import Composite, ExactReward, Router
@@ -256,6 +260,10 @@ def test_an_undeclared_field_ends_the_run(workers: Workers) -> None:
             asyncio.run(collect(replace(setup, limits=Limits(turns=2)), PROMPTS[:1], nothing))
     with pytest.raises(PartError, match="Graded.*: `grade` filled the field 'progres', expected .*: progress, effort"):
         asyncio.run(score(Graded(progres=[1.0]), [example_trajectory("four")], workers))
+    reward = Composite({"a": Graded(progres=[1.0])})
+    reward.runtime = SimpleNamespace(score=lambda part, rows: score(part, rows, workers))  # type: ignore[assignment]
+    with pytest.raises(PartError, match="Graded.*: `grade` filled the field 'progres'"):
+        asyncio.run(score(reward, [example_trajectory("four")], workers))
 
 
 class Graded(RewardFunction):
@@ -343,6 +351,66 @@ def test_fields_are_checked_before_the_run(parts: dict[str, Any], message: str |
     made.rollout.filter = parts.get("filter")
     problems = "\n".join(checks._check_fields(made))
     assert problems == "" if message is None else re.search(message, problems), problems
+
+
+class ReadingLoss(CrossEntropy):
+    reads_fields = ("progress",)
+
+
+def test_rows_of_the_data_have_no_fields() -> None:
+    """A reward of supervised training scores in validation alone; a mixture's rows are never scored."""
+    made = recipe(loss=ReadingLoss(), reward=Graded(), advantage=None)
+    made.rollout.engine = Recorded()
+    assert "loss ReadingLoss reads the field 'progress', which rollouts fill" in "\n".join(made.method.problems(made))
+    mixed = recipe(reward=Graded(), mix={"sft": Mixture(weight=0.5, loss=ReadingLoss())})
+    assert "mix.sft.loss ReadingLoss reads the field 'progress'" in "\n".join(check_mixtures(mixed))
+
+
+class Reader(RewardFunction):
+    """Names the fields that it receives."""
+
+    reads_fields = ("routes",)
+
+    def grade(self, trajectory: Trajectory) -> Score:
+        return Score(1.0, answer=f"{sorted(trajectory.fields)} {sorted(trajectory.span.branches[0].fields)}")
+
+
+def test_a_worker_receives_the_fields_that_the_reward_reads(workers: Workers) -> None:
+    """Others would be pickled for nothing, and import torch there."""
+    sample, branch = example_trajectory("4"), example_trajectory("4")
+    for trajectory in (sample, branch):
+        trajectory.fields = {"routes": short([1, 2, 3]), "effort": torch.ones(1)}
+    sample.span = AgentSpan(branches=[branch])
+    [made] = asyncio.run(score(Reader(), [sample], workers))
+    assert made.answer == "['routes'] ['routes']"
+    assert sorted(sample.fields) == ["effort", "routes"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"routes": short([1, 2, 3])}, None),
+        ({"routes": short([1, 2])}, r"line 1 does not fit the recipe: .*'routes' with shape \(2, 2\), expected 3 of"),
+        ({"effort": torch.ones(1)}, "line 1 does not fit the recipe: KeyError: 'effort'"),
+    ],
+)
+def test_kept_rollouts_have_the_fields_of_the_recipe(
+    tmp_path: Path, stored: dict[str, torch.Tensor], message: str | None
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollout/samples": 1}')
+    (tmp_path / "rollouts").mkdir()
+    sample = example_trajectory("4")
+    sample.fields = stored
+    with gzip.open(tmp_path / "rollouts" / "step-00001.jsonl.gz", "wt") as file:
+        file.write(json.dumps(as_row(sample)))
+    made = recipe()
+    made.rollout.engine = RoutingEngine()
+    if message is None:
+        [trajectory] = KeptRollouts(tmp_path)._read(1, 0, 100, made)
+        assert torch.equal(trajectory.fields["routes"], stored["routes"])
+        return
+    with pytest.raises(RecipeError, match=message):
+        KeptRollouts(tmp_path)._read(1, 0, 100, made)
 
 
 def scored(text: str, **values: Any) -> Trajectory:

@@ -21,7 +21,7 @@ from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardManager
-from rlkit.interfaces.tool import State
+from rlkit.interfaces.tool import State, ToolReply
 from rlkit.rewards import Composite, Router
 from rlkit.rollout.guard import GuardError, guard
 from rlkit.rollout.participants import Participants
@@ -189,7 +189,7 @@ def test_a_tool_and_a_user_who_wait_for_a_worker_lose_nothing(queue: Workers, tm
         )
 
     found = while_the_worker_is_busy(queue, tmp_path / "fifo", both())
-    assert found == [("A", 0.0), Reply([], done=True)]
+    assert found == [ToolReply("A"), Reply([], done=True)]
 
 
 class Shapeless(RewardManager):

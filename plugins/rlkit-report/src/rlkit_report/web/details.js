@@ -58,7 +58,7 @@ class Details {
       ["source", this.index.names.source[this.index.source[at]]], ["reward", shown(row.reward)],
       ["stopped by", row.stop], ["tokens", shown(this.index.length[at])], ["extracted answer", row.final_answer],
       ["reference answer", row.answer], ["components", row.components], ["rewards of turns", list(row.turn_rewards).some((x) => x) ? row.turn_rewards : null],
-      ["counts", row.counts], ["error", row.error]];
+      ["counts", row.counts], ["metrics", row.metrics], ["error", row.error]];
     const terms = facts.map(([name, value]) => [name, plain(value)]).filter(([, text]) => text !== "")
       .map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]);
     const meta = row.meta && typeof row.meta === "object" && Object.keys(row.meta).length > 0
