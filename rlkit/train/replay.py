@@ -33,14 +33,13 @@ def replay_problem(recipe: Recipe) -> str | None:
         return NO_EXPERTS
     if recipe.train.router_replay is False:
         return "train.router_replay is false"
-    if not recipe.method.samples:
-        return "the completions are recorded"
-    same_layers = Capability.READS_POLICY in engine.capabilities
-    if same_layers and recipe.train.router_replay == "auto" and precision_of(recipe.model, recipe.fabric) == "float32":
-        return f"{type(engine).__name__} and the trainer select the same experts in float32"
     on_gpu = torch.cuda.is_available() and recipe.fabric.accelerator not in ("cpu", "mps")
     asked = recipe.train.router_replay is True
-    return engine.routes_problem(recipe.rollout.sampling, on_gpu, asked)
+    problem = engine.routes_problem(recipe.rollout.sampling, on_gpu, asked)
+    has_same_layers = Capability.READS_POLICY in engine.capabilities
+    if problem is None and has_same_layers and not asked and precision_of(recipe.model, recipe.fabric) == "float32":
+        return f"{type(engine).__name__} and the trainer select the same experts in float32"
+    return problem
 
 
 def require_replay(recipe: Recipe) -> None:

@@ -32,7 +32,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         **TRAINED, "steps": None, "data_epochs": None, "max_rows": None,
         "lr": 1e-6, "prompts_per_step": 32, "minibatches": 1, "epochs": 1,
         "max_tokens_per_micro_batch": "auto", "entropy_coef": 0.0, "router_aux_loss_coef": 0.0,
-        "checkpoint_activations": False, "offload_activations": False,
+        "router_replay": "auto", "checkpoint_activations": False, "offload_activations": False,
         "offload_during_rollout": False, "deadline": 1800.0, "aggregation": None, "old_logps": "recompute",
         "off_policy_mask_threshold": None,
         "mask_truncated": False,
