@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import UnsupportedOperation
 from math import prod
-from typing import Annotated, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO, Protocol
 
 import torch
 from annotated_types import Ge, Le, Len, MaxLen
@@ -158,8 +158,8 @@ class TensorWriter(StorageWriter):
             with self.fs.open(f"{self.folder}/{file_of(plan.storage_data)}", "wb") as stream:
                 stream.write(struct.pack("<Q", len(encoded)) + encoded)
                 for item in plan.items:
-                    tensor = planner.resolve_data(item).detach().cpu().contiguous()
-                    stream.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+                    tensor: Any = planner.resolve_data(item)
+                    stream.write(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
                 _sync(stream)
         future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(item.index, 0, None) for item in plan.items])

@@ -44,8 +44,8 @@ def headline(run: Path, recipe_text: str, environment: JsonObject, result: JsonO
     }
     verdict, history = result.get("verdict"), _history(metrics)
     change = verdict.get("change") if isinstance(verdict, dict) else None
-    has_teacher = isinstance(recipe.get("teacher"), dict)  # with which rewards do not decide what is learned
-    diagnosis = None if has_teacher else history.problem(is_over=status == "ok")
+    # with a teacher, rewards do not decide what is learned
+    diagnosis = None if isinstance(recipe.get("teacher"), dict) else history.problem(is_over=status == "ok")
     warnings = [text for text in _list(result.get("warnings")) if isinstance(text, str)]
     error = result.get("error")
     return {
