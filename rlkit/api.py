@@ -254,14 +254,11 @@ def _build(
         composer.add(read(find(str(recipe), registry.recipes)), by_user=False)
     base = Recipe(**changes) if recipe is None else recipe  # type: ignore[arg-type]
     if isinstance(base, Recipe):
-        composer.add({name: as_data(section, registry) for name, section in _sections(_values(base)).items()})
+        values = {option.name: getattr(base, option.name) for option in fields(base)}
+        composer.add({name: as_data(section, registry) for name, section in _sections(values).items()})
     if recipe is not None:
         composer.add({name: as_data(section, registry) for name, section in _sections(changes).items()})
     return *build(composer), registry
-
-
-def _values(recipe: Recipe) -> dict[str, object]:
-    return {f.name: getattr(recipe, f.name) for f in fields(recipe)}
 
 
 def _sections(values: Mapping[str, Any]) -> dict[str, object]:

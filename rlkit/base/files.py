@@ -8,6 +8,7 @@ import stat
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,6 +37,21 @@ class ForeignFileError(OSError):
 def cache_folder() -> Path:
     """Return the user's folder for what can be computed again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlkit"
+
+
+def nearby(path: Path) -> str:
+    """Return a hint for a path that does not exist: the most similar name in its folder, or what is there instead."""
+    parent = path.absolute().parent
+    while not os.path.isdir(parent):
+        parent = parent.parent
+    try:
+        names = sorted(os.listdir(parent))
+    except OSError as error:
+        return f"{parent} cannot be listed: {error.strerror}"
+    near = get_close_matches(path.name, names, 1) if parent == path.absolute().parent else []
+    if near:
+        return f"did you mean {str(path.parent / near[0])!r}?"
+    return f"{parent} holds: {', '.join(names[:8]) or 'nothing'}"
 
 
 def relative_to(folder: Path, path: Path) -> str | None:

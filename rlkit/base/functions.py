@@ -7,10 +7,10 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from functools import cache
 
 from rlkit.base.errors import RecipeError, explain
+from rlkit.base.text import similar
 
 DYNAMIC = {"__getattr__", "exec", "globals", "setattr", "vars"}
 """Names by which a file may define functions that its syntax tree does not show."""
@@ -81,7 +81,7 @@ def missing_function(function: str) -> str | None:
         return None
     try:
         with open(path, "rb") as file:
-            tree = ast.parse(file.read())
+            tree = ast.parse(file.read(), path)
     except (OSError, RecursionError):  # reported when the file is loaded
         return None
     except (SyntaxError, ValueError) as error:
@@ -145,9 +145,7 @@ def _takes(signature: ast.arguments, count: int) -> bool:
 def no_function(path: str, name: str, functions: Sequence[str]) -> str:
     """Return the message about a name that is none of a file's functions, with the nearest of them."""
     public = [function for function in functions if not function.startswith("_")]
-    similar = get_close_matches(name, public, 1)
-    hint = f"did you mean {similar[0]!r}?" if similar else f"it defines: {', '.join(public) or 'none'}"
-    return f"{path} has no function {name!r}; {hint}"
+    return f"{path} has no function {name!r}; {similar(name, public, 'it defines')}"
 
 
 def _module_level(node: ast.AST) -> Iterator[ast.AST]:

@@ -6,6 +6,7 @@ import functools
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import NamedTuple
 
@@ -113,6 +114,12 @@ def tokens_until(tokens: Sequence[int], stops: Sequence[str], decode: Callable[[
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun, such as `1 step` or `2 steps`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def similar(name: str, names: Sequence[str], label: str = "known") -> str:
+    """Return a hint for a name that is none of those known: the most similar of them, or all after a label."""
+    near = get_close_matches(name, names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"{label}: {', '.join(names) or 'none'}"
 
 
 def visible(text: str) -> str:

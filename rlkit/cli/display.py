@@ -266,7 +266,9 @@ class Display:
         if self._validations:
             at, last = self._validations[-1]
             rows.append(("validation", f"{_validation(last)}, after step {at}"))
-        rows.append(("memory", _memory(metrics)))
+        memory = (("memory/rss_mb", "host"), ("memory/peak_device_mb", "device"))
+        used = [f"{where} {metrics[name]:,.0f} MiB" for name, where in memory if name in metrics]
+        rows.append(("memory", "  ".join(used)))
         for label, text in rows:
             table.add_row(Text(label, style="bold"), cell(text))
         return table
@@ -335,11 +337,6 @@ def _validation(metrics: Mapping[str, float]) -> str:
     rows = dict(metric_rows(metrics))
     names = ("accuracy", "sampled_accuracy", "reward") if "accuracy" in rows else ("reward", "sampled_reward")
     return "  ".join(f"{name} {rows[name]}" for name in names if name in rows)
-
-
-def _memory(metrics: Mapping[str, float]) -> str:
-    names = (("memory/rss_mb", "host"), ("memory/peak_device_mb", "device"))
-    return "  ".join(f"{where} {metrics[name]:,.0f} MiB" for name, where in names if name in metrics)
 
 
 def _summary(metrics: Mapping[str, float]) -> str:

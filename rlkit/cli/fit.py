@@ -64,7 +64,11 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
     recipes = [os.path.abspath(recipe) if os.path.isfile(recipe) else recipe for recipe in line.recipes]
     words = [f"--recipe={recipe}" for recipe in recipes]
     values = dict(os.environ)
-    words += [f"--{key}={_without_credentials(key, value, values)}" for key, value in line.overrides]
+    for key, text in line.overrides:
+        value = structured(text)
+        withheld = withhold(value, values, key)  # with references for credentials, whose values are added to `values`
+        plain_text = withheld if isinstance(withheld, str) else json.dumps(withheld, default=str)
+        words.append(f"--{key}={text if withheld == value else plain_text}")
     os.environ.update(values)  # of the launcher, whose ranks inherit them
     resume = line.options.resume
     on_gpus = fabric.accelerator != "cpu"
@@ -81,15 +85,6 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
     )
 
 
-def _without_credentials(key: str, text: str, values: dict[str, str]) -> str:
-    """Return an option's text in which references stand for credentials, and add their values to `values`."""
-    value = structured(text)
-    withheld = withhold(value, values, key)
-    if withheld == value:
-        return text
-    return withheld if isinstance(withheld, str) else json.dumps(withheld, default=str)
-
-
 def _with_recipe(argv: Sequence[str]) -> list[str]:
     """Return the arguments with a run folder's own recipe where it is resumed without one.
 
@@ -99,11 +94,10 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     command_line = split(argv, OPTIONS)
     if command_line.options.resume is None or command_line.recipes:
         return list(argv)
-    from rlkit.records.folder import home_of
+    from rlkit.records.folder import folder_of, home_of
 
     resume = command_line.options.resume
     home = home_of(resume)
     if home is None and resume != "auto" and "://" not in resume:
-        what = "is no run folder (no recipe.yaml)" if os.path.exists(resume) else "does not exist"
-        raise RecipeError(f"--resume is {resume!r}, which {what}; expected a run folder or one of its checkpoints")
+        folder_of(resume)  # refuses it
     return list(argv) if home is None else with_recipe_of(home, argv)

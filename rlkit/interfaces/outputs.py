@@ -63,7 +63,8 @@ def of_estimator(batch: Batch) -> str | None:
             return f"wrote batch.{name} of {actual}, expected a tensor of shape {expected}"
         if value.dtype != torch.float32 or not bool(value[batch.mask].isfinite().all()):
             rewards = [round(reward, 4) for reward in batch.rewards[:8].tolist()]
-            broken = "" if value.dtype != torch.float32 else f" that are not finite ({_first_odd(value[batch.mask])})"
+            odd = value[batch.mask & ~value.isfinite()]
+            broken = "" if value.dtype != torch.float32 else f" that are not finite ({float(odd[0])})"
             return f"wrote {name} of {value.dtype}{broken} for rewards {rewards}, expected finite float32"
     if not bool((batch.advantages[~batch.mask] == 0).all()):
         return "wrote advantages outside the mask, expected 0 there"
@@ -221,7 +222,3 @@ def of_engine(answer: object, request: Request, version: int, stop_ids: Collecti
     else:
         return None
     return f"returned {show(answer)}, expected {expected}"
-
-
-def _first_odd(values: torch.Tensor) -> float:
-    return float(values[~values.isfinite()][0])

@@ -94,8 +94,9 @@ def override(
         old_shapes = _shapes(config, trust_remote_code)
         shapes = _shapes(overridden, trust_remote_code)
     except Exception as error:  # transformers may raise anything for a value that it does not take
+        cause = " ".join(explain(error).split())
         raise RecipeError(
-            f"{subject}, with which {type(config).__name__} cannot be used: {_cause(error)}; correct the value"
+            f"{subject}, with which {type(config).__name__} cannot be used: {cause}; correct the value"
         ) from error
     new_warnings = [text for text in warnings if text not in before]
     if new_warnings:
@@ -229,11 +230,6 @@ def _shapes(config: ModelConfig, trust_remote_code: bool) -> dict[str, torch.Siz
 
 def _shape(shape: torch.Size | None) -> str:
     return "absent" if shape is None else f"of shape {list(shape)}"
-
-
-def _cause(error: BaseException) -> str:
-    """Return an error's type and text in one line."""
-    return " ".join(explain(error).split())
 
 
 @contextmanager

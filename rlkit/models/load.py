@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from rlkit.base.errors import RecipeError, show
+from rlkit.base.errors import RecipeError, UnavailableError, show
 from rlkit.base.installed import extra_command
 from rlkit.base.text import counted
 from rlkit.models.checkpoints import load_checkpoint_alone, verify
@@ -102,9 +103,12 @@ def _tokenizer(model: Model) -> Tokenizer:
     from transformers import AutoTokenizer
 
     source = source_of(model)
+    folder = source.tokenizer
+    if os.path.isdir(folder) and not re.search(r"token|vocab|tekken|\.model\b", " ".join(os.listdir(folder))):
+        # transformers would make a tokenizer without tokens
+        raise UnavailableError(f"model.path {model.path!r} has no tokenizer; add its tokenizer.json and the like")
     with explained(model, source):
-        options = {"trust_remote_code": model.trust_remote_code}
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(source.tokenizer, **options)
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     return tokenizer
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.base.files import check_run_folder
+from rlkit.base.files import check_run_folder, nearby
 from rlkit.base.ranges import LARGEST
 from rlkit.models import SHIPPED
 from rlkit.models.checkpoint_schema import MANIFEST, STATE
@@ -132,10 +132,9 @@ def locate(path: str, depth: int = 0) -> Source:
         return _checkpoint(_remote(path), depth)
     folder = Path(resolve(path))
     if path.startswith(RUNS) and not isdir(folder):  # a name on the hub too, whose user is `runs`
-        recipe = RECIPES_OF_RUNS.get(path, "NAME")
-        raise RecipeError(
-            f"{path!r} is a run that is not here; train it first: rlkit fit --recipe {recipe} --out {path}"
-        )
+        recipe = RECIPES_OF_RUNS.get(path)
+        hint = nearby(folder) if recipe is None else f"train it first: rlkit fit --recipe {recipe} --out {path}"
+        raise RecipeError(f"{path!r} is a run that is not here; {hint}")
     if isfile(folder / ADAPTER):
         return _adapter(folder, depth)
     if isfile(folder / MANIFEST) and isfile(folder / STATE):

@@ -158,7 +158,8 @@ class TensorWriter(StorageWriter):
             with self.fs.open(f"{self.folder}/{file_of(plan.storage_data)}", "wb") as stream:
                 stream.write(struct.pack("<Q", len(encoded)) + encoded)
                 for item in plan.items:
-                    stream.write(_bytes(planner.resolve_data(item)))
+                    tensor: Any = planner.resolve_data(item)
+                    stream.write(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
                 _sync(stream)
         future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(item.index, 0, None) for item in plan.items])
@@ -303,11 +304,6 @@ def _read_chunk(stream: BinaryIO, chunk: Chunk) -> Tensor:
     if stream.readinto(buffer) != chunk.length:  # type: ignore[attr-defined]
         raise CheckpointError(f"{chunk.file} is damaged: it ends within a tensor")
     return torch.frombuffer(buffer, dtype=chunk.dtype).reshape(chunk.shape)
-
-
-def _bytes(tensor: Any) -> memoryview:
-    """Return a tensor's bytes, without a copy if it is on the CPU."""
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _sync(stream: BinaryIO) -> None:

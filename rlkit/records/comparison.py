@@ -21,7 +21,7 @@ from rlkit.base.text import counted
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
 from rlkit.recipe.credentials import withhold
-from rlkit.records.folder import as_data, flat, home_of
+from rlkit.records.folder import as_data, flat
 from rlkit.records.rows import read_lines
 from rlkit.types import JsonObject
 
@@ -247,18 +247,6 @@ def _rows(path: Path) -> Iterator[JsonObject]:
             except (ValueError, RecursionError) as error:
                 raise RecipeError(f"{path} cannot be read: line {number} is no JSON: {explain(error)}") from error
             yield row if isinstance(row, dict) else {"prompt": row}
-
-
-def folder_of(name: str) -> Path:
-    """Return a run folder.
-
-    Raises:
-        RecipeError: It is none.
-    """
-    folder = Path(name)
-    if not os.path.isdir(folder) or home_of(name) != folder:
-        raise RecipeError(f"{name!r} is no run folder, expected one with recipe.yaml")
-    return folder
 
 
 def lines(comparison: RunComparison) -> Iterator[str]:

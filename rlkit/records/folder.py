@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.files import check_run_folder
+from rlkit.base.files import check_run_folder, nearby
 from rlkit.recipe.yaml_text import load_yaml
 from rlkit.types import JsonObject
 
@@ -152,3 +152,16 @@ def home_of(location: str) -> Path | None:
             check_run_folder(folder)
             return folder
     return None
+
+
+def folder_of(name: str) -> Path:
+    """Return a run folder.
+
+    Raises:
+        RecipeError: It is none.
+    """
+    folder = Path(name)
+    if not os.path.isdir(folder) or home_of(name) != folder:
+        hint = "expected one with recipe.yaml" if os.path.exists(folder) else nearby(folder)
+        raise RecipeError(f"{name!r} is no run folder; {hint}")
+    return folder

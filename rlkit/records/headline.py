@@ -44,7 +44,8 @@ def headline(run: Path, recipe_text: str, environment: JsonObject, result: JsonO
     }
     verdict, history = result.get("verdict"), _history(metrics)
     change = verdict.get("change") if isinstance(verdict, dict) else None
-    diagnosis = _diagnosis(history, recipe, is_over=status == "ok")
+    # with a teacher, rewards do not decide what is learned
+    diagnosis = None if isinstance(recipe.get("teacher"), dict) else history.problem(is_over=status == "ok")
     warnings = [text for text in _list(result.get("warnings")) if isinstance(text, str)]
     error = result.get("error")
     return {
@@ -78,11 +79,11 @@ def _at(recipe: object, *names: str) -> object:
 
 
 def _part(section: object) -> str | None:
-    """Return a component's class without its package, and the path of its data, if it has one."""
+    """Return a component's class without its package, and its data's path or its function, if it has one."""
     path = section if isinstance(section, str) else _at(section, "class_path")
     if not isinstance(path, str):
         return None
-    source = _at(section, "init_args", "path")
+    source = _at(section, "init_args", "path") or _at(section, "init_args", "function")
     return path.rpartition(".")[2] + (f" ({source})" if isinstance(source, str) else "")
 
 
@@ -130,11 +131,6 @@ def _history(metrics: Columns) -> RewardHistory:
     for values in zip(*(metrics[name] for name in names), strict=True):
         history.see({name: value for name, value in zip(names, values, strict=True) if isinstance(value, int | float)})
     return history
-
-
-def _diagnosis(history: RewardHistory, recipe: JsonObject, *, is_over: bool) -> str | None:
-    """Explain why the run has nothing to learn from; with a teacher, rewards do not decide that."""
-    return None if isinstance(recipe.get("teacher"), dict) else history.problem(is_over=is_over)
 
 
 def _reward_changes(history: RewardHistory) -> list[JsonObject]:

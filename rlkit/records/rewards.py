@@ -10,6 +10,7 @@ from statistics import fmean, variance
 from typing import TypedDict
 
 from rlkit.base.ranges import LARGEST_FLOAT
+from rlkit.base.text import counted
 
 PERIOD = 20
 """Steps at the start and at the end whose mean rewards are compared, in a short run at most half of its steps."""
@@ -51,6 +52,7 @@ class RewardHistory:
 
     Args:
         steps: The number of steps with rewards.
+        silent_steps: The number of those in which the reward has no opinion on any sample.
         samples: The number of their samples that have a reward.
         lowest: The smallest reward.
         highest: The largest reward.
@@ -60,6 +62,7 @@ class RewardHistory:
     """
 
     steps: int = 0
+    silent_steps: int = 0
     samples: int = 0
     lowest: float = inf
     highest: float = -inf
@@ -73,6 +76,7 @@ class RewardHistory:
         Of a step that an earlier version has logged, without the smallest and the largest reward, they are unknown.
         """
         numbers = [metrics[name] for name in REWARD_METRICS if name in metrics]
+        self.silent_steps += 0 < metrics.get("rollout/samples", 0) == metrics.get("reward/no_opinion")
         if "reward/mean" not in metrics or not all(abs(number) <= LARGEST_FLOAT for number in numbers):
             return
         self.steps += 1
@@ -92,19 +96,17 @@ class RewardHistory:
         Args:
             is_over: Whether there will be no further step, so that even a few tell.
         """
-        count = f"in all {self.samples:,} samples of {self.steps:,} step{'s' * (self.steps != 1)}"
+        if not self.steps and self.silent_steps >= (1 if is_over else SAME_REWARD_STEPS):
+            return f"no opinion in all samples of {counted(self.silent_steps, 'step')}: the reward must return numbers"
+        count = f"in all {self.samples:,} samples of {counted(self.steps, 'step')}"
         if self.samples > 1 and self.lowest == self.highest and (is_over or self.steps >= SAME_REWARD_STEPS):
-            return f"reward {self.lowest:g} {count}, so there is nothing to learn: {self._remedy()}"
+            low, high = self.accuracies or (self.lowest, self.highest)
+            remedy = TOO_HARD if high <= 0 else TOO_EASY if low == 1 else NOT_TOLD_APART
+            return f"reward {self.lowest:g} {count}, so there is nothing to learn: {remedy}"
         never_right = self.accuracies is not None and self.accuracies[1] <= 0
         if self.samples > 1 and never_right and (is_over or self.steps >= NEVER_RIGHT_STEPS):
             return f"accuracy 0 {count}, although rewards differ ({self.lowest:g} to {self.highest:g}): {TOO_HARD}"
         return None
-
-    def _remedy(self) -> str:
-        low, high = self.accuracies or (self.lowest, self.highest)
-        if high <= 0:
-            return TOO_HARD
-        return TOO_EASY if low == 1 else NOT_TOLD_APART
 
     def change(self) -> RewardChange | None:
         """Return the mean rewards at the start and at the end; None without steps."""

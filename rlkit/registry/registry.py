@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import time
@@ -18,7 +17,7 @@ import pluggy
 from rlkit import hooks
 from rlkit.base.errors import PartError, PluginError, RlkitError, explain_foreign, show, with_definition
 from rlkit.base.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
-from rlkit.base.text import part_name, source_of
+from rlkit.base.text import part_name, similar, source_of
 from rlkit.commands import VERBS
 from rlkit.former import take_imported
 from rlkit.interfaces.runtime import RunPart
@@ -139,7 +138,10 @@ def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = 
 
 def _load_entry_points(registry: Registry) -> None:
     plugins = installed()
-    registry.notes += _unknown(disabled_names(), [plugin.name for plugin in plugins])
+    names = [plugin.name for plugin in plugins]
+    for name in sorted(set(disabled_names()) - set(names)):
+        hint = similar(name, names, "installed")
+        registry.notes.append(f"{DISABLE_VARIABLE} names {name!r}, which is no installed plugin; {hint}")
     for plugin in plugins:
         registry.notes += _shadowed(plugin)
         if plugin.disabled or plugin.error is not None or plugin.hooks is None:
@@ -168,14 +170,6 @@ def _shadowed(plugin: Plugin) -> Iterator[str]:
     """Yield a note for each verb of a plugin that is never run."""
     for verb in sorted(VERBS.keys() & plugin.commands.keys()):
         yield f"{plugin} has a verb {verb!r}, which is a verb of rlkit, so the plugin's never runs; rename it"
-
-
-def _unknown(disabled: Iterable[str], installed: Sequence[str]) -> Iterator[str]:
-    """Yield a note for each disabled name that is no installed plugin."""
-    for name in sorted(set(disabled) - set(installed)):
-        near = difflib.get_close_matches(name, installed, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(installed) or 'none'}"
-        yield f"{DISABLE_VARIABLE} names {name!r}, which is no installed plugin; {hint}"
 
 
 def _add(registry: Registry, plugin: Plugin, module: object) -> None:
@@ -275,10 +269,7 @@ def _kind_of(cls: type) -> str:
 def _hook_problem(message: str, module: object) -> str:
     """Return pluggy's error in one line, with the signatures that are expected."""
     lines = " ".join(line.strip() for line in message.splitlines() if line.strip())
-    signatures = ", ".join(f"{name}{_arguments(name)}" for name in checks.HOOKS)
+    parameters = {name: inspect.signature(getattr(hooks, name)).parameters for name in checks.HOOKS}
+    signatures = ", ".join(f"{name}({', '.join(arguments)})" for name, arguments in parameters.items())
     hook = next((name for name in checks.HOOKS if f"{name!r}" in message), "")
     return with_definition(f"{lines}; hooks: {signatures}", module, hook)
-
-
-def _arguments(hook: str) -> str:
-    return f"({', '.join(inspect.signature(getattr(hooks, hook)).parameters)})"

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from rlkit.base.errors import show
 from rlkit.interfaces.content import json_messages
+from rlkit.interfaces.reward import as_score
 from rlkit.types import JsonObject, Score, Trajectory
 
 Completions = Literal["messages", "text"]
@@ -64,7 +65,7 @@ class Grader(NamedTuple):
 
     def read(self, value: Any) -> Score | float:
         """Return the score in the function's return value for a trajectory."""
-        return self._score(self._listed(value, 1)[0] if self._in_lists else value)
+        return as_score(self._score(self._listed(value, 1)[0] if self._in_lists else value), self.name)
 
     def _listed(self, values: Any, count: int) -> Any:
         if not hasattr(values, "__len__") or len(values) != count:

@@ -258,7 +258,8 @@ def compute_teacher_logps(
             pieces = frozen_top(data, teacher, ranks, part, reads)
         else:
             pieces = [frozen_logps(data, teacher, ranks, part)]
-        tensors = tensors or [_unread(piece, rows.batch.tokens) for piece in pieces]
+        shape = rows.batch.tokens.shape  # rows that are not read yet are NaN, or 0 for integers
+        tensors = tensors or [p.new_full((*shape, *p.shape[2:]), nan if p.is_floating_point() else 0) for p in pieces]
         for tensor, piece in zip(tensors, pieces, strict=True):
             tensor[indices, : piece.shape[1]] = piece
     if isinstance(rows, RetokenizedRows):
@@ -270,11 +271,6 @@ def compute_teacher_logps(
         batch.teacher_top_ids, batch.teacher_top_logps = map(rows.restore, tensors)
     else:
         [batch.teacher_logps] = map(rows.restore, tensors)
-
-
-def _unread(like: Tensor, tokens: Tensor) -> Tensor:
-    """Return a tensor for all rows of what is computed of some: NaN, or 0 for integers."""
-    return like.new_full((*tokens.shape, *like.shape[2:]), nan if like.is_floating_point() else 0)
 
 
 def log_by_teacher(section: Teacher, batch: Batch, trajectories: Sequence[Trajectory], meter: Meter) -> None:

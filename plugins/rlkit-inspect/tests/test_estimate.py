@@ -245,6 +245,15 @@ def test_recipes_are_checked_without_a_network(name: str, capsys: pytest.Capture
     assert out.endswith("ok, as far as it could be checked\n")
 
 
+def test_a_configuration_alone_is_planned_for(shapes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--recipe=quickstart", f"--model.path={shapes['7B']}", "--train.lr=1e-6", "--fabric.precision=bf16-mixed"]
+    assert main(["recipe", "check", *words, "--gpu=24000"]) == 1
+    printed = capsys.readouterr()
+    assert f"not checked: model.path {str(shapes['7B'])!r} has no tokenizer; add its tokenizer.json" in printed.out
+    assert "weights and optimizer" in printed.out
+    assert "error: " in printed.err  # 7.6e9 weights with their gradients and moments need 122 GB
+
+
 def test_data_or_a_model_alone_are_checked(
     capsys: pytest.CaptureFixture[str], gsm8k_like: Path, shapes: dict[str, Path]
 ) -> None:

@@ -81,7 +81,8 @@ def test_rows_without_columns_are_refused(folder: Path) -> None:
     [
         (["--task", "gone.csv", "--reward", "reward.py:score"], "--task is 'gone.csv', which does not exist"),
         (["--task", "sums.csv", "--reward", "reward.py"], "expected FILE.py:FUNCTION, such as reward.py:score"),
-        (["--task", "sums.csv", "--reward", "gone.py:score"], "but there is no file 'gone.py'"),
+        (["--task", "sums.csv", "--reward", "gone.py:score"], "but there is no such file; "),
+        (["--task", "sums.csv", "--reward", "rewards.py:score"], "no such file; did you mean 'reward.py'?"),
         (
             ["--task", "sums.csv", "--reward", "reward.py:scor"],
             "--reward is 'reward.py:scor', but reward.py has no function 'scor'; did you mean 'score'?",

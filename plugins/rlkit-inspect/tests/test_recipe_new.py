@@ -60,7 +60,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.Captur
         assert main(["recipe", "new", *words]) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "File exists" in refused(str(tmp_path / "mine.yaml"), "--from=quickstart")
+    assert "exists already; name a new file" in refused(str(tmp_path / "mine.yaml"), "--from=quickstart")
     assert (tmp_path / "mine.yaml").read_text() == "as before"
     assert "cannot be written" in refused(str(tmp_path / "none" / "mine.yaml"), "--from=quickstart")
     assert "needs a file to write" in refused("--from=quickstart")

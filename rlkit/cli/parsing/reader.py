@@ -39,17 +39,12 @@ def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
         return shipped.path
     begun = [name for name in named if name.startswith(recipe)] if recipe else []
     begun.sort(key=lambda name: (name[len(recipe) :].startswith("_"), name))
-    near = begun or _similar_files(recipe) or get_close_matches(recipe, named, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"recipes: {', '.join(named)}"
+    folder, file = os.path.split(recipe)
+    files = glob("*.y*ml", root_dir=folder) if os.path.isdir(folder or os.curdir) else []
+    paths = {os.path.splitext(name)[0]: os.path.join(folder, name) for name in files}
+    near = begun or get_close_matches(os.path.splitext(file)[0], dict.fromkeys(named) | paths, 1)
+    hint = f"did you mean {paths.get(near[0], near[0])!r}?" if near else f"recipes: {', '.join(named)}"
     raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a known recipe; {hint}")
-
-
-def _similar_files(path: str) -> list[str]:
-    """Return the YAML file beside `path` whose name is the most similar, if any is similar."""
-    folder, name = os.path.split(path)
-    if not name.endswith(".yaml") or not os.path.isdir(folder or os.curdir):
-        return []
-    return [os.path.join(folder, file) for file in get_close_matches(name, glob("*.yaml", root_dir=folder), 1)]
 
 
 def read(path: Path) -> dict[str, object]:

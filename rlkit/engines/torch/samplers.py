@@ -19,7 +19,6 @@ from rlkit.engines.torch.prefixes import PrefixCache
 from rlkit.engines.torch.queue import RequestQueue
 from rlkit.engines.torch.worker import Worker
 from rlkit.ops.batching import micro_batches, rounded_rows
-from rlkit.types import Request
 
 if TYPE_CHECKING:
     from rlkit.engines.torch.decoder import AnyDecoder
@@ -264,7 +263,11 @@ class GenerateSampler(Sampler):
     def select(self, rows: Sequence[Row]) -> list[Row]:
         queue = self._queue
         first = queue.waiting[0].request
-        joined = [row for row in queue.waiting if _together(row.request, first)][: self._max_rows]
+        kind = (
+            len(first.tokens),
+            bool(first.media),
+        )  # one length, all or none with pictures
+        joined = [r for r in queue.waiting if (len(r.request.tokens), bool(r.request.media)) == kind][: self._max_rows]
         queue.waiting = deque(row for row in queue.waiting if row not in joined)
         return [row for row in joined if not row.future.done()]
 
@@ -295,8 +298,3 @@ class GenerateSampler(Sampler):
     def health(self) -> dict[str, float]:
         prefilled, self._prefilled = self._prefilled, 0
         return {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0, "prefilled_tokens": float(prefilled)}
-
-
-def _together(request: Request, first: Request) -> bool:
-    """Whether `generate` takes two requests at once: of one length, and both with or without pictures."""
-    return len(request.tokens) == len(first.tokens) and bool(request.media) == bool(first.media)

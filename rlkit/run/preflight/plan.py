@@ -43,13 +43,10 @@ def lines(data: Data, ranks: int = 1) -> Iterator[str]:
     yield from lengths(data)
     for name, mixture in (data.recipe.mix or {}).items():
         if mixture.task is not None:
-            yield from (f"mix.{name}: {line}" for line in _mixture_lines(data.mixtures[name]))
-
-
-def _mixture_lines(data: Data) -> Iterator[str]:
-    train = data.recipe.train
-    yield f"{train.prompts_per_step} prompts a step with their recorded answers{_passes(train, len(data.order.rows))}"
-    yield from lengths(data)
+            recorded, train = data.mixtures[name], data.mixtures[name].recipe.train
+            passes = _passes(train, len(recorded.order.rows))
+            yield f"mix.{name}: {train.prompts_per_step} prompts a step with their recorded answers{passes}"
+            yield from (f"mix.{name}: {line}" for line in lengths(recorded))
 
 
 def _passes(train: Train, rows: int) -> str:
@@ -224,7 +221,8 @@ async def try_reward(score: Scorer, prompts: Sequence[Prompt], structure: Struct
     With a structure, both are texts that it allows. A reward that scores both 0 may expect a form that the answer
     lacks, so that is no warning.
     """
-    texts = [_tried_texts(prompt, structure) for prompt in prompts]
+    answers = [prompt.answer or "" for prompt in prompts]
+    texts = [(a, "I do not know.") if structure is None else structured_texts(structure, a) for a in answers]
     if None in texts:
         return Trial(["reward: not tried, since no short text follows rollout.sampling.structure"])
     tried = [pair for pair in texts if pair is not None]
@@ -246,20 +244,13 @@ async def try_reward(score: Scorer, prompts: Sequence[Prompt], structure: Struct
         reference = "an empty answer" if prompt.answer is None else f"the reference answer {show(text, 60)}"
         wrong_answer = f"{wrong.reward:g} for {show(wrong_text, 60)}"
         line = f"reward: {right.reward:g} for {reference} to {_question(prompt)}, {wrong_answer}"
-        remark = _remark(right.reward, wrong.reward)
+        remark = "" if prompt.answer is None else _remark(right.reward, wrong.reward)
         is_warning = remark and (right.reward < wrong.reward or right.reward > 0)
         trial.lines.append(f"{'warning: ' if is_warning else ''}{line}{'' if remark in remarks else remark}")
         remarks.add(remark)
     if scores and all(score.abstains for pair in scores for score in pair):
         trial.lines.append("warning: the reward has no opinion on any answer: it returned None instead of a number")
     return trial
-
-
-def _tried_texts(prompt: Prompt, structure: Structure | None) -> tuple[str, str] | None:
-    """Return the reference answer and a wrong one; None if no short text has the structure."""
-    if structure is None:
-        return prompt.answer or "", "I do not know."
-    return structured_texts(structure, prompt.answer or "")
 
 
 def require_reward(trial: Trial, recipe: Recipe) -> None:

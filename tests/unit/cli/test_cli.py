@@ -238,11 +238,24 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--resume=runs/nosuch"]) == 2
-    assert "--resume is 'runs/nosuch', which does not exist; expected a run folder" in capsys.readouterr().err
+    assert main(["fit", f"--resume={tmp_path / 'nosuch'}"]) == 2
+    assert f"{str(tmp_path / 'nosuch')!r} is no run folder; {tmp_path} holds: nothing" in capsys.readouterr().err
     assert main(["fit", f"--resume={tmp_path}"]) == 2
-    expected = f"--resume is {str(tmp_path)!r}, which is no run folder (no recipe.yaml); expected a run folder"
-    assert expected in capsys.readouterr().err
+    assert f"{str(tmp_path)!r} is no run folder; expected one with recipe.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["fit --resume {}", "validate --checkpoint {}", "report {}", "diff runs/mine {}", "replay {} --step 1"],
+)
+def test_a_misspelt_run_is_named_with_the_nearest(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "recipe.yaml").write_text("model: {path: tiny}\n", encoding="utf-8")
+    assert main(words.format("runs/mien").split()) == 2
+    assert "did you mean 'runs/mine'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["", "./", "sub [1]/"])
@@ -254,6 +267,10 @@ def test_a_misspelt_file_is_named_with_the_nearest(
     (tmp_path / folder / "mine.yaml").write_text("model: {path: tiny}\n", encoding="utf-8")
     assert main(["fit", f"--recipe={folder}minee.yaml"]) == 2
     assert f"neither a file nor a known recipe; did you mean '{folder}mine.yaml'?" in capsys.readouterr().err
+    assert main(["fit", f"--recipe={folder}mine.yml"]) == 2
+    assert f"did you mean '{folder}mine.yaml'?" in capsys.readouterr().err
+    assert main(["fit", f"--recipe={folder}mine"]) == 2
+    assert f"did you mean '{folder}mine.yaml'?" in capsys.readouterr().err
     assert main(["fit", f"--recipe={folder}nosuch/minee.yaml"]) == 2
     assert "did you mean" not in capsys.readouterr().err
 

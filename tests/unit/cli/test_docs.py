@@ -377,6 +377,9 @@ def test_the_beginning_of_a_name_is_enough(given: str, topic: str) -> None:
     [
         ("metrcs", "did you mean metrics"),
         ("data", "data-and-rewards or data-types"),
+        ("num_generations", "pages that mention it, most often first: from-trl"),
+        ("ppo_mini_batch_size", "pages that mention it, most often first: from-verl"),
+        ("DAPO", "pages that mention it, most often first: algorithms"),
         ("", "topics:"),
         ("../x", "topics:"),
     ],

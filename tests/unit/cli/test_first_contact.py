@@ -57,9 +57,15 @@ def test_a_missing_run_has_one_exit_status(words: str) -> None:
     assert main(words.split()) == 2
 
 
-@pytest.mark.parametrize(("path", "recipe"), [("runs/rm", "quick_rm"), ("runs/mine", "NAME")])
-def test_a_run_that_is_not_here_is_not_asked_of_the_hub(path: str, recipe: str) -> None:
-    with pytest.raises(RecipeError, match=f"train it first: rlkit fit --recipe {recipe} --out {path}"):
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [("runs/rm", "train it first: rlkit fit --recipe quick_rm --out runs/rm"), ("runs/mine", " holds: nothing")],
+)
+def test_a_run_that_is_not_here_is_not_asked_of_the_hub(
+    path: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=hint):
         locate(path)
 
 

@@ -31,6 +31,8 @@ def test_it_names_what_is_trained_on_what(tmp_path: Path) -> None:
         "recipe": "mine",
         "devices": "2 x H100",
     }
+    reward = "reward: {class_path: PythonReward, init_args: {function: 'reward.py:score'}}"
+    assert of(tmp_path, reward)["facts"]["reward"] == "PythonReward (reward.py:score)"
 
 
 @pytest.mark.parametrize(

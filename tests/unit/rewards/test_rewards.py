@@ -214,6 +214,10 @@ def flat(completions):
 
 def nameless(text):
     return {"score": 1.0}
+
+
+def worded(text):
+    return "0.5"
 """
 
 
@@ -251,6 +255,7 @@ def test_python_reward_calls_any_function(
         ),
         ("flat", "returned 1.0, expected a list with one number"),
         ("nameless", r"returned the components \['score'\], expected one named 'reward'"),
+        ("worded", r"mine.py:worded returned '0.5', expected finite numbers"),
     ],
 )
 def test_python_reward_says_what_a_function_got_wrong(tmp_path: Path, workers: Workers, name: str, error: str) -> None:
@@ -733,4 +738,4 @@ def test_a_function_takes_any_column_by_its_name(tmp_path: Path, code: str, expe
     (tmp_path / "reward.py").write_text(code, encoding="utf-8")
     trajectory = replace(example_trajectory("x"), prompt=prompt)
     score = PythonReward(f"{tmp_path / 'reward.py'}:score", allow_code=True).grade(trajectory)
-    assert score == expected
+    assert as_score(score).reward == expected

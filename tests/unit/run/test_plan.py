@@ -138,7 +138,10 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_warned_of() -> None:
     assert of_json.startswith(
         f"reward: 0 for the reference answer '7' to {question}, 0 for 'I do not know.': fine if answers"
     )
-    assert "1 for an empty answer to" in tried(constant, Prompt("p", [USER], None)).lines[0]
+    without_reference = Prompt("p", [USER], None)
+    for scorer, reward in ((constant, 1), (strict, 0)):  # neither answer is right, so nothing is to be told apart
+        [line] = tried(scorer, without_reference).lines
+        assert line == f"reward: {reward} for an empty answer to {question}, {reward} for 'I do not know.'"
     assert tried(inverted, prompt).lines == [
         f"warning: reward: 0.1 for the reference answer '7' to {question}, 0.4 for 'I do not know.'"
         ": the wrong answer is scored higher"

@@ -41,6 +41,17 @@ def test_rounding_errors_of_sums_are_no_difference() -> None:
     assert problem.startswith("reward 0 in all 500 samples of 5 steps")
 
 
+def test_a_reward_without_an_opinion_teaches_nothing() -> None:
+    rewards = RewardHistory()
+    for step in range(5):
+        assert (rewards.problem(is_over=True) is None) == (step == 0)
+        assert rewards.problem() is None
+        rewards.see({"rollout/samples": 128.0, "reward/no_opinion": 128.0})
+    assert rewards.problem() == "no opinion in all samples of 5 steps: the reward must return numbers"
+    rewards.see({"reward/mean": 0.5, "reward/min": 0.0, "reward/max": 1.0, "rollout/samples": 128.0})
+    assert rewards.problem(is_over=True) is None
+
+
 def test_at_the_end_a_single_step_tells() -> None:
     assert "in all 100 samples of 1 step, so" in (history(1, 0.0, 0.0).problem(is_over=True) or "")
     assert RewardHistory().problem(is_over=True) is None

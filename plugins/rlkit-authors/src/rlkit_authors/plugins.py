@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.base.installed import Plugin
+from rlkit.base.text import similar
 from rlkit.cli.display import echo, show
 from rlkit.cli.parsing.parser import parse
 from rlkit.hooks import KINDS
@@ -92,9 +93,7 @@ def _find_plugins(name: str, registry: Registry) -> list[Plugin]:
     plugins = [p for p in registry.plugins if _plain(name) in (_plain(p.name), _plain(p.distribution))]
     if not plugins:
         names = [plugin.name for plugin in registry.plugins]
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(names)}"
-        raise RecipeError(f"no plugin or distribution is named {name!r}; {hint}")
+        raise RecipeError(f"no plugin or distribution is named {name!r}; {similar(name, names, 'installed')}")
     return plugins
 
 

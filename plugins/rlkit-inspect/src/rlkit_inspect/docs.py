@@ -17,6 +17,7 @@ from rlkit_inspect.new_file import new_file
 
 USAGE = """usage: rlkit docs            the topics
        rlkit docs TOPIC      a page; the beginning of its name is enough
+       rlkit docs WORD       the pages that mention a word, such as num_generations
        rlkit docs TOPIC --notebook FILE
                              the page `python` as a new notebook (.ipynb), for
                              Jupyter and Colab
@@ -111,9 +112,19 @@ def find(topic_name: str) -> str:
     matches = next(filter(None, tries), []) if word else []
     if len(matches) == 1:
         return matches[0]
-    near = matches or get_close_matches(word, names, 3, 0.5) or [t for t in ORDER if word and word in t.split("-")]
+    pages = [] if matches or not word else _mentioning(word)
+    near = matches or get_close_matches(word, names, 3, 0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"topics: {', '.join(ORDER)}"
+    if pages:
+        hint = f"pages that mention it, most often first: {', '.join(pages)}"
     raise RecipeError(f"{show(topic_name, 60)} is no topic of the documentation; {hint}")
+
+
+def _mentioning(word: str) -> list[str]:
+    """Return the three topics whose pages have a word most often; of fewer, all."""
+    pattern = re.compile(rf"(?<![a-z0-9]){re.escape(word)}", re.IGNORECASE)
+    mentions = {topic: len(pattern.findall(page(topic))) for topic in topics()}
+    return sorted(filter(mentions.get, mentions), key=lambda topic: -mentions[topic])[:3]
 
 
 def page(topic: str) -> str:

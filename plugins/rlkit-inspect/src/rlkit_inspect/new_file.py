@@ -20,5 +20,7 @@ def new_file(name: str) -> Iterator[TextIO]:
     try:
         with Path(name).open("x", encoding="utf-8", newline="") as file:
             yield file
+    except FileExistsError as error:
+        raise RecipeError(f"{name!r} exists already; name a new file, or remove it first") from error
     except OSError as error:
         raise RecipeError(f"{name!r} cannot be written: {explain(error)}; name a new file") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.base.files import nearby
 from rlkit.base.functions import missing_function
 from rlkit.base.text import counted
 from rlkit.cli.parsing.compose import Composer
@@ -118,7 +119,7 @@ def _function(function: str) -> str:
             ", such as MathReward"
         )
     if not os.path.isfile(module):
-        raise RecipeError(f"--reward is {show(function)}, but there is no file {show(module)}")
+        raise RecipeError(f"--reward is {show(function)}, but there is no such file; {nearby(Path(module))}")
     problem = missing_function(function)
     if problem is not None:
         raise RecipeError(f"--reward is {show(function)}, but {problem}")

@@ -14,8 +14,8 @@ from rlkit.engines import Recorded, TorchEngine
 from rlkit.models.config import load_config
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.vision import reads_pictures
-from rlkit.records.comparison import compare, folder_of, lines, metrics, recipe_of
-from rlkit.records.folder import default_folder, output_path
+from rlkit.records.comparison import compare, lines, metrics, recipe_of
+from rlkit.records.folder import default_folder, folder_of, output_path
 from rlkit.run.kept import KeptRollouts
 from rlkit.run.launch import Job, launch
 from rlkit.run.outcome import Replay

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.files import check_run_folder
 from rlkit.cli.display import echo
 from rlkit.records.files import MOST_STEPS, RunFiles
+from rlkit.records.folder import folder_of
 from rlkit_report.page import MARK, write_page
 from rlkit_report.server import serve
 
@@ -51,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     if unknown:
         raise RecipeError(f"rlkit report has no option {unknown[0]!r}; see rlkit report --help")
     _check(options)
-    folders = [_folder(name) for name in dict.fromkeys(options.runs)]
+    folders = [folder_of(name) for name in dict.fromkeys(options.runs)]
     max_bytes = (MAX_MB if options.max_mb is None else options.max_mb) * 1e6 / len(folders)
     max_steps = MOST_STEPS if options.max_mb is None else inf
 
@@ -84,14 +83,6 @@ def _write(path: Path, runs: Sequence[RunFiles]) -> int:
         echo(f"warning: {note}")
     echo(f"{path}: {rows:,} rollouts, {path.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def _folder(name: str) -> Path:
-    folder = Path(name)
-    if not os.path.isfile(folder / "recipe.yaml"):
-        raise RecipeError(f"{name!r} is no run folder, expected one with recipe.yaml")
-    check_run_folder(folder)
-    return folder
 
 
 def _writable(path: Path) -> None:

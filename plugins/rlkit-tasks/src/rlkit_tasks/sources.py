@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
-from rlkit.base.files import is_url
+from rlkit.base.files import is_url, nearby
 from rlkit.base.hub import work_offline_without_network
 from rlkit.base.text import redact
 from rlkit.types import Row
@@ -52,7 +51,7 @@ def existing(path: Path, option: str) -> Path:
         path = Path(os.path.expanduser(path))
         path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise RecipeError(f"{option} is {str(path)!r}, which does not exist; {_nearby(path)}") from error
+        raise RecipeError(f"{option} is {str(path)!r}, which does not exist; {nearby(path)}") from error
     except (OSError, ValueError, RuntimeError) as error:  # no permission, too long, a NUL, an unknown ~user
         reason = error.strerror if isinstance(error, OSError) else error
         raise RecipeError(f"{option} is {show(str(path))}, which cannot be read: {reason}") from error
@@ -179,18 +178,6 @@ def divide(rows: Rows, share: float, digests: NDArray[np.uint64]) -> tuple[Rows,
     return _select(rows, np.flatnonzero(digests > last)), _select(rows, held_out)
 
 
-def _nearby(path: Path) -> str:
-    parent = path.absolute().parent
-    while not os.path.isdir(parent):
-        parent = parent.parent
-    try:
-        names = sorted(child.name for child in parent.iterdir())
-        near = get_close_matches(path.name, names, 1) if parent == path.absolute().parent else []
-        return f"did you mean {near[0]!r}?" if near else f"{parent} holds: {', '.join(names[:8]) or 'nothing'}"
-    except OSError as error:
-        return f"{parent} cannot be listed: {error.strerror}"
-
-
 def _open(kind: str, name: str, option: str) -> Any:
     import datasets
     import pyarrow.parquet
@@ -256,7 +243,7 @@ def _matches(name: str, option: str) -> list[str]:
         file for file in glob.glob(str(Path(os.path.expanduser(path))), recursive=True) if not os.path.isdir(file)
     )
     if not matches:
-        raise RecipeError(f"{option} is {name!r}, which matches no file; {_nearby(Path(os.path.expanduser(path)))}")
+        raise RecipeError(f"{option} is {name!r}, which matches no file; {nearby(Path(os.path.expanduser(path)))}")
     return matches
 
 
