@@ -46,7 +46,7 @@ class Field:
     padding: float = 0
 
     def __post_init__(self) -> None:
-        """Refuse a declaration that no run can use.
+        """Refuse a declaration that no run can use; make a tuple of a shape.
 
         Raises:
             RecipeError: The name, the type or `by` is not what it must be.
@@ -54,6 +54,7 @@ class Field:
         if not NAME.fullmatch(self.name) or self.dtype not in DTYPES or self.by not in BY:
             expected = f"a name of lower-case letters, digits and _, a dtype among {', '.join(DTYPES)}"
             raise RecipeError(f"a part declares {show(self)}, expected {expected}, and by token, turn or row")
+        object.__setattr__(self, "shape", tuple(self.shape))  # a list would not add to other shapes
 
     def full(self, *sizes: int) -> Tensor:
         """Return a tensor [*sizes,*shape] of padding, on the CPU."""

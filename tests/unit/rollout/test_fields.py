@@ -88,6 +88,10 @@ def test_wrong_values_are_refused(field: Field, values: object, message: str) ->
         field.tensor(values, (3,))
 
 
+def test_a_shape_may_be_a_list() -> None:
+    assert Field("x", shape=[2, 3]) == Field("x", shape=(2, 3))  # type: ignore[arg-type]
+
+
 def test_a_tensor_has_memory_of_its_own() -> None:
     """A view would be sent to other ranks with all that it is a view of."""
     routes = torch.arange(1000, dtype=torch.int16).reshape(500, 2)
