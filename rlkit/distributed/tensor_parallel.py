@@ -68,8 +68,8 @@ def plan_of(config: Any, size: int) -> Mapping[str, str]:
     unknown = styles - {*MATRICES, *EXPERTS, SUMMED, ALL_EXPERTS}
     if unknown:
         raise RecipeError(
-            f"{setting} the plan for model.path, a {config.model_type!r}, has {', '.join(sorted(unknown))}, which rlkit "
-            "does not divide; set tensor_parallel: 1"
+            f"{setting} the plan for model.path, a {config.model_type!r}, has {', '.join(sorted(unknown))}, which "
+            "rlkit does not divide; set tensor_parallel: 1"
         )
     sizes: list[str] = []
     if any(pattern.endswith(HEADS) and style == "colwise" for pattern, style in plan.items()):
