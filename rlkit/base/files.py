@@ -21,6 +21,9 @@ KINDS = {
 }  # fmt: skip
 """Kinds of what is no regular file; reading one would lead elsewhere, or never end."""
 
+MANIFEST = "manifest.json"
+"""The file of a checkpoint that lists its files."""
+
 MAX_JSON_BYTES = 1 << 26
 """Of a file that is read whole."""
 

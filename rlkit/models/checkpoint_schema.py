@@ -10,7 +10,6 @@ from rlkit.base.ranges import FiniteFloat, NonNegativeFloat, NonNegativeInt
 from rlkit.recipe.credentials import withhold
 from rlkit.types import JsonObject
 
-MANIFEST = "manifest.json"
 STATE = "state.json"
 FORMAT = 2
 

@@ -17,10 +17,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.base.files import check_run_folder, nearby
+from rlkit.base.files import MANIFEST, check_run_folder, nearby
 from rlkit.base.ranges import LARGEST
 from rlkit.models import SHIPPED
-from rlkit.models.checkpoint_schema import MANIFEST, STATE
+from rlkit.models.checkpoint_schema import STATE
 from rlkit.models.checkpoints import CheckpointRef, open_checkpoint
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Lora, Model

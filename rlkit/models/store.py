@@ -12,7 +12,8 @@ import fsspec  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
 
 from rlkit.base.errors import CheckpointError
-from rlkit.models.checkpoint_schema import FORMAT, MANIFEST, STATE, FormatVersion, Manifest, RunState
+from rlkit.base.files import MANIFEST
+from rlkit.models.checkpoint_schema import FORMAT, STATE, FormatVersion, Manifest, RunState
 from rlkit.models.tensor_files import first_problem
 
 JSON_LIMIT = 16 * 1024 * 1024

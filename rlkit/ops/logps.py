@@ -137,7 +137,7 @@ class _TokenLogps(torch.autograd.Function):
         ids: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3]) and ids is None
-        fused = hidden.is_cuda and ids is None and reads.split is None and not reads.top  # log-probs of one token each
+        fused = _fuses(hidden, reads, ids)
         columns = [hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5)]
         logps, lse, entropy, squares, mean = columns
         logp_grad = torch.empty_like(hidden) if frozen else None  # [N,H], of the targets' log-probs by `hidden`
@@ -209,6 +209,11 @@ class _TokenLogps(torch.autograd.Function):
             del d_logits
         d_weight, d_bias = (None if d is None else d.to(x.dtype) for d, x in ((d_weight, weight), (d_bias, bias)))
         return d_hidden, d_weight, d_bias, None, None, None, None, None
+
+
+def _fuses(hidden: Tensor, reads: Reads, ids: Tensor | None) -> bool:
+    """Whether passes over logits are compiled: on a GPU, unless log-probs of several tokens are read."""
+    return hidden.is_cuda and ids is None and reads.split is None and not reads.top
 
 
 def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

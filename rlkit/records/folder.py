@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.files import check_run_folder, nearby
+from rlkit.base.files import MANIFEST, check_run_folder, nearby
 from rlkit.recipe.yaml_text import load_yaml
 from rlkit.types import JsonObject
 
@@ -144,8 +144,6 @@ def home_of(location: str) -> Path | None:
     Raises:
         RecipeError: The folder leads elsewhere.
     """
-    from rlkit.models.checkpoint_schema import MANIFEST  # which imports pydantic
-
     for folder in (Path(location), *Path(location).parents[:2]):
         is_checkpoint = os.path.exists(folder / MANIFEST)  # not a run folder, even if it holds a recipe
         if os.path.isfile(folder / "recipe.yaml") and not is_checkpoint:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.base.files import MANIFEST
 from rlkit.distributed.ranks import Ranks, SideGroup
 from rlkit.distributed.tensor_store import save_tensors
-from rlkit.models.checkpoint_schema import FORMAT, MANIFEST, STATE, Manifest, RunState
+from rlkit.models.checkpoint_schema import FORMAT, STATE, Manifest, RunState
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.tensor_files import TensorWriter, file_of
 from rlkit.recipe import Save

@@ -201,7 +201,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ),
         ("--tools.c.bonus=1", "tools.c.bonus is given, but tools.c names no class; expected the name of a class"),
         ("--fabric.precision 16-mixed", "fabric.precision is '16-mixed', expected one of 32-true, 64-true, bf16-mixed"),
-        ("--fabric.strategy deepspeed", "expected one of auto, ddp, fsdp2 or FSDP2 with: offload, replicate"),
+        ("--fabric.strategy deepspeed", "expected one of auto, ddp, fsdp2 or FSDP2 with: expert_parallel, offload"),
         ("--fabric.devices 0", "fabric.devices is 0, expected auto or a whole number"),
         ("--fabric.callbacks x", "fabric.callbacks is not an option of rlkit: rlkit's callbacks are the recipe's own"),
         ("--log.wandb.project x", "log.wandb.project is not an option of rlkit: loggers are a list"),

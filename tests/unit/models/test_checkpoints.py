@@ -25,9 +25,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from rlkit.base.errors import CheckpointError, RecipeError
+from rlkit.base.files import MANIFEST
 from rlkit.cli.main import main
 from rlkit.distributed.ranks import Ranks
-from rlkit.models.checkpoint_schema import MANIFEST, Numbers, RunState
+from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.models.checkpoints import load_checkpoint, newest_intact, open_checkpoint, tensor_shapes, verify
 from rlkit.models.store import Store, name_of
 from rlkit.models.tensor_files import TensorReader, TensorWriter, _sync, file_of, read_header

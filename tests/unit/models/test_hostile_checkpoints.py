@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from rlkit.base.errors import CheckpointError
+from rlkit.base.files import MANIFEST
 from rlkit.cli.main import main
-from rlkit.models.checkpoint_schema import MANIFEST, STATE
+from rlkit.models.checkpoint_schema import STATE
 from rlkit.models.checkpoints import open_checkpoint
 from rlkit.models.tensor_files import file_of
 

@@ -39,7 +39,9 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "ema": None, "seed": 0, "shuffle": True, "require_reward": True, "max_steps_without_signal": None,
     },
     sections.Critic: {**TRAINED, "lr": 1e-5, "path": None, "lora": None, "clip": 0.5, "policy_delay_steps": 0},
-    sections.FSDP2: {"tensor_parallel": 1, "sequence_parallel": 1, "offload": False, "replicate": 1},
+    sections.FSDP2: {
+        "tensor_parallel": 1, "sequence_parallel": 1, "offload": False, "replicate": 1, "expert_parallel": 1,
+    },
     sections.Fabric: {
         "accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto", "precision": "32-true",
         "plugins": None,
