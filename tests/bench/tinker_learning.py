@@ -1,7 +1,7 @@
 """Whether a loop over the service learns as rlkit's own: `python -m tests.bench.tinker_learning`, on a CPU.
 
-Both train an adapter of rank 32 on additions that carry, which the tiny model mostly gets wrong: 32 prompts of 8
-samples a step, GRPO's advantages, AdamW, the same learning rates. The service's loop has four calls of the Tinker API
+Both train an adapter of rank 32 on additions that carry, which the base, the tiny model with noise added to its
+weights, gets wrong: 32 prompts of 8 samples a step, GRPO's advantages, AdamW, the same learning rates. The service's loop has four calls of the Tinker API
 and no more: a snapshot, `sample`, `forward_backward` with `importance_sampling` and `optim_step`. Printed are the
 rewards of the first step and of the first and the last ten, by seeds.
 """
@@ -18,9 +18,14 @@ import torch
 from rlkit_math.answers import equal, final_answer
 from rlkit_tinker import AdamParams, Datum, ModelInput, SampledSequence, SamplingParams, Service
 
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 import rlkit
+from rlkit.models import SHIPPED
 
 PROMPTS, GROUP, TOKENS, RANK, RATE, WARMUP, LAST = 32, 8, 12, 32, 3e-3, 5, 10
+NOISE = 0.3
+"""Of the base's weights, in standard deviations of each matrix."""
 EPS = 1e-6
 """Of GRPO's standard deviation."""
 
@@ -29,6 +34,19 @@ def carries() -> list[dict[str, str]]:
     """Return the additions of two numbers below 100 whose units carry."""
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100) if a % 10 + b % 10 >= 10]
     return [{"prompt": f"{a} + {b} = ?", "answer": str(a + b)} for a, b in pairs]
+
+
+def make_base(folder: Path) -> str:
+    """Write the tiny model with noise in its matrices; return its path."""
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"], dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight += NOISE * weight.std() * torch.randn(weight.shape, generator=generator)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(SHIPPED["tiny"]).save_pretrained(folder)
+    return str(folder)
 
 
 def text_of(service: Service, sequence: SampledSequence) -> str:
@@ -45,9 +63,9 @@ def rate_of(step: int, steps: int) -> float:
     return RATE * (step / (WARMUP + 1) if step <= WARMUP else 1 - (step - 1 - WARMUP) / max(1, steps - WARMUP))
 
 
-def service_run(rows: list[dict[str, str]], steps: int, seed: int, folder: Path) -> list[float]:
+def service_run(base: str, rows: list[dict[str, str]], steps: int, seed: int, folder: Path) -> list[float]:
     """Return the mean reward of each step of a loop over the service."""
-    service = Service("tiny", folder=folder, seed=seed)
+    service = Service(base, folder=folder, seed=seed)
     client = service.create_training_client(rank=RANK, seed=seed, train_unembed=False)
     draw, curve = random.Random(seed), []
     for step in range(1, steps + 1):
@@ -87,10 +105,11 @@ def datum_of(prompt: ModelInput, sequence: SampledSequence, advantage: float) ->
     return Datum(ModelInput.from_ints([*prompt.to_ints(), *tokens[:-1]]), inputs)
 
 
-def rlkit_run(rows: list[dict[str, str]], steps: int, seed: int, folder: Path) -> list[float]:
+def rlkit_run(base: str, rows: list[dict[str, str]], steps: int, seed: int, folder: Path) -> list[float]:
     """Return the mean reward of each step of rlkit's own loop."""
     result = rlkit.fit(
         "quick_lora",
+        model={"path": base},
         task=rows,
         reward=score,
         train={"steps": steps, "seed": seed},
@@ -110,9 +129,10 @@ def main() -> None:
     rows = carries()
     ends: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
+        base = make_base(Path(folder, "base"))
         for seed in range(given.seeds):
             for name, run in (("service", service_run), ("rlkit", rlkit_run)):
-                curve = run(rows, given.steps, seed, Path(folder) / f"{name}-{seed}")
+                curve = run(base, rows, given.steps, seed, Path(folder) / f"{name}-{seed}")
                 first, last = statistics.mean(curve[:LAST]), statistics.mean(curve[-LAST:])
                 ends.setdefault(name, []).append(last)
                 print(f"{name:8} seed {seed}: {curve[0]:.2f} at first, {first:.2f} -> {last:.2f}", flush=True)

@@ -23,7 +23,7 @@ from rlkit_math.answers.values import (
     Words,
 )
 
-_CONSTANT = re.compile(r"[CcK](?:_\w+)?")
+_INDEXED_CONSTANT = re.compile(r"[CcK]_\w+")
 _LETTERS_OF_CONSTANTS = {letter + index for letter in "ABCDKcdk" for index in ("", "_0", "_1", "_2", "_3")}
 MAX_CONSTANTS = 3
 """Maximum number of constants of integration that are compared up to their letters."""
@@ -121,7 +121,9 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
     if not {type(actual), type(expected)}.isdisjoint({Words, Formula}):
         return bool(_choices(actual)) and _choices(actual) == _choices(expected)
     match actual, expected:
-        case (Number(), Digits("time" | "ratio", (above, below), "")) if int(below) > 0:  # 3:4 for 3/4 may be odds
+        case (Number(), Digits("time" | "ratio" as kind, (above, below), "")) if (
+            int(below) >= {"time": 10, "ratio": 1}[kind]  # 9:16 may be 9/16, but 10:05 is a time
+        ):
             return same(actual, Number((Fraction(int(above), int(below)),)))
     items, expected_items = _unordered(actual), _unordered(expected)
     if items is not None and expected_items is not None:
@@ -248,7 +250,8 @@ def _same_formula(actual: ExpressionNode, expected: ExpressionNode) -> bool:
     own, unmatched = actual.variables() - expected.variables(), expected.variables() - actual.variables()
     letters = own | unmatched
     is_family = letters <= set("klmn") and expected.has(("pi", "degree"))
-    is_free = all(map(_CONSTANT.fullmatch, unmatched)) and letters <= _LETTERS_OF_CONSTANTS | unmatched
+    is_indexed = all(map(_INDEXED_CONSTANT.fullmatch, unmatched)) and letters <= _LETTERS_OF_CONSTANTS | unmatched
+    is_free = is_indexed or letters <= set("CcK")
     is_renamed = len(own) == len(unmatched) <= MAX_CONSTANTS and (is_family or is_free)
     for names in permutations(unmatched) if is_renamed else [()]:
         if evaluate.same(actual.renamed(dict(zip(own, names, strict=False))), expected):

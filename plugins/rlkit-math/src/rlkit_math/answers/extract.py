@@ -55,6 +55,8 @@ _ANNOUNCED = re.compile(
     re.I | re.M,
 )
 """An answer that the start of a sentence or a heading announces, up to the end of its sentence."""
+_DOUBT = re.compile(r"(?:^|[\s.!?])(?:no[.,:!]|wait\b|oops\b|wrong\b|so it(?: i|')s\b)", re.I)
+"""Words after an announced answer with which it is checked and found wrong."""
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
 _CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b", re.I)
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
@@ -250,7 +252,10 @@ def _unmarked(text: str) -> str | None:
 def _announced(text: str) -> str | None:
     """Return the last announced answer of a text; None if there is none, or what follows takes it back."""
     match = next(iter(list(_ANNOUNCED.finditer(text))[-1:]), None)
-    if match is None or _parse_or_none(match["answer"]) is None or _is_withdrawn(match["answer"], text[match.end() :]):
+    if match is None or _parse_or_none(match["answer"]) is None:
+        return None
+    following = text[match.end() :]
+    if _DOUBT.search(following) or _is_withdrawn(match["answer"], following):
         return None
     return match["answer"] if is_marked(match["answer"]) or not (match["label"] or "").endswith(" is") else None
 
