@@ -94,10 +94,12 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     command_line = split(argv, OPTIONS)
     if command_line.options.resume is None or command_line.recipes:
         return list(argv)
-    from rlkit.records.folder import folder_of, home_of
+    from rlkit.base.files import nearby
+    from rlkit.records.folder import home_of
 
     resume = command_line.options.resume
     home = home_of(resume)
     if home is None and resume != "auto" and "://" not in resume:
-        folder_of(resume)  # refuses it
+        hint = "" if os.path.exists(resume) else f"; {nearby(Path(resume))}"
+        raise RecipeError(f"--resume is {resume!r}, expected a run folder or one of its checkpoints{hint}")
     return list(argv) if home is None else with_recipe_of(home, argv)

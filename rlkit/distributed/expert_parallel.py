@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
@@ -12,12 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlkit.base.errors import RecipeError
 from rlkit.distributed.tensor_parallel import style_of
+from rlkit.ops.routes import EXPERT_COUNTS
 
 DISPATCH, BY_EXPERT = "ep_dispatch_experts", "grouped_gemm"
 """The styles in transformers' plans of experts, and of their parameters, [experts, ...]."""
-
-COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
-"""Options of configurations that count experts; some have a second name for one, which comes later here."""
 
 
 def expert_plan(config: Any, size: int) -> Mapping[str, str]:
@@ -31,16 +28,20 @@ def expert_plan(config: Any, size: int) -> Mapping[str, str]:
         RecipeError: The number of experts is not divisible, or transformers is too old.
     """
     config = config.get_text_config()
-    complete: Mapping[str, str] = getattr(config, "base_model_ep_plan", None) or {}
-    plan = {pattern: style for pattern, style in complete.items() if style in {DISPATCH, BY_EXPERT}}
-    counts = [name for name in COUNTS if getattr(config, name, None)]
-    if DISPATCH not in plan.values() or not counts:
+    counts = [name for name in EXPERT_COUNTS if getattr(config, name, None)]
+    if not counts:
         return {}
     setting = f"FSDP2 has expert_parallel={size}, but"
-    if find_spec("transformers.distributed.expert_parallel") is None:
+    try:
+        import transformers.distributed.expert_parallel  # noqa: F401
+    except ImportError as error:
         raise RecipeError(
             f"{setting} transformers {version('transformers')} does not have it: pip install -U transformers"
-        )
+        ) from error
+    complete: Mapping[str, str] = getattr(config, "base_model_ep_plan", None) or {}
+    plan = {pattern: style for pattern, style in complete.items() if style in {DISPATCH, BY_EXPERT}}
+    if DISPATCH not in plan.values():
+        return {}
     if getattr(config, counts[0]) % size:
         raise RecipeError(f"{setting} model.path has {counts[0]}={getattr(config, counts[0])}; choose a divisor of it")
     return plan
@@ -62,7 +63,7 @@ def distribute_experts(model: nn.Module, config: object, group: DeviceMesh, alon
         The experts of each layer.
 
     Raises:
-        RecipeError: Experts have adapters.
+        RecipeError: Experts have adapters, or the plan reaches none.
     """
     from transformers.distributed.expert_parallel import EpDispatchExpertsParallel
     from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
@@ -81,4 +82,9 @@ def distribute_experts(model: nn.Module, config: object, group: DeviceMesh, alon
                 ALL_PARALLEL_STYLES[BY_EXPERT].shard_param(experts, key, group)
         EpDispatchExpertsParallel().install_forward(experts, group, tp_mesh=alone, ep_implementation="all_to_all")
         layers.append(experts)
+    if plan and not layers:
+        raise RecipeError(
+            f"FSDP2 has expert_parallel={group.size()}, but transformers' plan reaches no experts of this model; set "
+            "expert_parallel: 1"
+        )
     return layers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 from rlkit.interfaces.runtime import BoundPart
@@ -26,8 +25,8 @@ class Observation(NamedTuple):
     text: Content
     reward: float = 0.0
     done: bool = False
-    fields: Mapping[str, object] = MappingProxyType({})
-    metrics: Mapping[str, float] = MappingProxyType({})
+    fields: Mapping[str, object] = {}
+    metrics: Mapping[str, float] = {}
 
 
 class Environment(BoundPart):

@@ -94,12 +94,16 @@ class Field:
 
 def declaration_problem(part: RunPart, field: Field) -> str | None:
     """Return the problem with a declaration in a part's `fills`; None if the part may fill such a field."""
+    if not isinstance(field, Field):
+        return f"declares {show(field)}, expected a rlkit.interfaces.fields.Field"
     try:
-        field.full(0)
+        if field.full(1).double().flatten()[:1].tolist() not in ([], [field.padding]):
+            return f"declares {field}, whose padding is no {field.dtype}"
     except Exception as error:  # a plugin may declare anything
         return f"declares {field}: {explain(error)}"
     if field.by not in part.may_fill:
-        return f"declares {field}, but such a part fills fields by {' or '.join(part.may_fill) or 'nothing'}"
+        ways = f"fills fields by {' or '.join(part.may_fill)}" if part.may_fill else "fills no fields"
+        return f"declares {field}, but such a part {ways}"
     return None
 
 

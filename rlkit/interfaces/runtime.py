@@ -136,7 +136,7 @@ class RunPart(ABC):  # noqa: B024 (a part overrides what it needs)
     """A class that a recipe names. Its constructor stores options; files, servers and models are opened later."""
 
     may_fill: ClassVar[Sequence[str]] = ()
-    """Whether such a part may fill fields by token, turn or row."""
+    """By what such a part may fill fields: token, turn, row."""
     fills: Sequence[Field] = ()
     """The fields that the part fills, for all who read them; a constructor may set them from its options."""
     reads_fields: Sequence[str] = ()

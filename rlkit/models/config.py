@@ -20,6 +20,7 @@ from rlkit.base.hub import work_offline_without_network
 from rlkit.distributed.sequence import LENGTH_DEPENDENT, rope_sections
 from rlkit.models.source import Source, merge_overrides, source_of
 from rlkit.models.vision import reads_pictures
+from rlkit.ops.routes import EXPERT_COUNTS
 from rlkit.recipe import Model
 from rlkit.recipe.check_model import refusal, refused_keys
 from rlkit.types import JsonObject
@@ -278,7 +279,7 @@ def auto_class_of(config: ModelConfig) -> AutoClass:
 def experts_of(config: ModelConfig) -> int:
     """Return the largest number of experts of a layer; 0 if each token takes the same way."""
     text = config.get_text_config()
-    numbers = [getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")]
+    numbers = [getattr(text, name, None) for name in EXPERT_COUNTS]
     return max((number for number in numbers if isinstance(number, int) and number > 1), default=0)
 
 

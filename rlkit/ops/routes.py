@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 ROUTES = "expert_routes"
 """The name of the field of trajectories and batches that holds the routes of each token."""
 
+EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_experts")
+"""Options of transformers' configurations that count experts; a second name of one comes later."""
+
 SMALL = 255
 """The largest number of experts whose routes fit into uint8."""
 

@@ -20,7 +20,8 @@ class FSDP2:
         replicate: Groups of ranks that each hold all shards, such as one for each node; only gradients are exchanged
             between groups. Times `tensor_parallel`, it must divide the ranks. 1 shards over all ranks.
         expert_parallel: Ranks that share the experts of each layer of a mixture: tokens travel to the experts of their
-            routes, and no rank gathers the others' experts. Must divide the ranks.
+            routes, and no rank gathers the others' experts. Must divide the ranks; not with `tensor_parallel` or
+            `replicate`.
     """
 
     tensor_parallel: Count = 1

@@ -75,7 +75,7 @@ class KeptRollouts:
 
 
 def _check_fields(row: SavedRow, recipe: Recipe) -> None:
-    """Refuse a row that lacks fields, or has others than the recipe's parts declare.
+    """Refuse a row that has left out fields, or has others than the recipe's parts declare.
 
     Raises:
         RecipeError: It does.

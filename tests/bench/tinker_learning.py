@@ -1,9 +1,9 @@
 """Whether a loop over the service learns as rlkit's own: `python -m tests.bench.tinker_learning`, on a CPU.
 
 Both train an adapter of rank 32 on additions that carry, which the base, the tiny model with noise added to its
-weights, gets wrong: 32 prompts of 8 samples a step, GRPO's advantages, AdamW, the same learning rates. The service's loop has four calls of the Tinker API
-and no more: a snapshot, `sample`, `forward_backward` with `importance_sampling` and `optim_step`. Printed are the
-rewards of the first step and of the first and the last ten, by seeds.
+weights, gets wrong: 32 prompts of 8 samples a step, GRPO's advantages, AdamW, the same learning rates. The service's
+loop has four calls of the Tinker API and no more: a snapshot, `sample`, `forward_backward` with `importance_sampling`
+and `optim_step`. Printed are the rewards of the first step and of the first and the last ten, by seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from rlkit_math.answers import equal, final_answer
 from rlkit_tinker import AdamParams, Datum, ModelInput, SampledSequence, SamplingParams, Service
-
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlkit
@@ -41,9 +40,8 @@ def make_base(folder: Path) -> str:
     model = AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"], dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight += NOISE * weight.std() * torch.randn(weight.shape, generator=generator)
+        for matrix in (weight for weight in model.parameters() if weight.dim() == 2):
+            matrix.add_(NOISE * matrix.std() * torch.randn(matrix.shape, generator=generator))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(SHIPPED["tiny"]).save_pretrained(folder)
     return str(folder)

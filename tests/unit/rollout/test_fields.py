@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.fields import Field, Filled, assemble
 from rlkit.interfaces.filter import GroupFilter
+from rlkit.interfaces.interaction import Reply
 from rlkit.interfaces.reward import RewardFunction
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.losses import CrossEntropy
@@ -347,7 +349,7 @@ class FilledFilter(GroupFilter):
             "FillsByToken.* declares .*, but such a part fills fields by turn or row",
         ),
         ({"reward": Graded(), "environment": Undeclarable()}, "Undeclarable.* declares .*padding=-1.*without overflow"),
-        ({"reward": Graded(), "filter": FilledFilter()}, "FilledFilter.*, but such a part fills fields by nothing"),
+        ({"reward": Graded(), "filter": FilledFilter()}, "FilledFilter.*, but such a part fills no fields"),
     ],
 )
 def test_fields_are_checked_before_the_run(parts: dict[str, Any], message: str | None) -> None:
@@ -551,3 +553,8 @@ def test_a_large_field_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.M
     given.fields = {"small": torch.ones(1), "large": torch.ones(3)}
     row = as_row(given)
     assert (list(row["fields"]), row["fields_left_out"]) == (["small"], ["large"])
+
+
+def test_replies_can_be_sent_to_other_processes() -> None:
+    for reply in (ToolReply("42"), Observation("42"), Reply([], done=True)):
+        assert pickle.loads(pickle.dumps(reply)) == reply

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
 
 STRANGERS = 256
-"""The most connections without a request yet, or whose last one had no key of this server."""
+"""The most connections that have had no request with a key of this server."""
 IDLE = 1024
 """The most connections of a tenant that carry no request; the SDK keeps some hundreds for those to come."""
 
@@ -44,7 +44,11 @@ class ClientConnections:
         idle = self._idle[tenant]
         self._owners[connection] = tenant
         idle[connection] = None
-        if len(idle) > (IDLE if tenant else STRANGERS):
+        most = IDLE if tenant else STRANGERS
+        if len(idle) > most:
+            for closed in [other for other in idle if other.transport is None and other is not connection]:
+                self._forget(closed)
+        if len(idle) > most:
             oldest = next(iter(idle))
             self._forget(oldest)
             if oldest.transport is not None:
