@@ -238,15 +238,11 @@ def test_a_mistake_is_one_message_and_exit_2(options: str, message: str, capsys:
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = "expected a run folder or one of its checkpoints"
     assert main(["fit", f"--resume={tmp_path / 'nosuch'}"]) == 2
-    assert (
-        f"{str(tmp_path / 'nosuch')!r}, expected a run folder or one of its checkpoints; {tmp_path} holds: nothing"
-        in capsys.readouterr().err
-    )
+    assert f"--resume is {str(tmp_path / 'nosuch')!r}, {expected}; {tmp_path} holds: nothing" in capsys.readouterr().err
     assert main(["fit", f"--resume={tmp_path}"]) == 2
-    assert (
-        f"--resume is {str(tmp_path)!r}, expected a run folder or one of its checkpoints\n" in capsys.readouterr().err
-    )
+    assert f"--resume is {str(tmp_path)!r}, {expected}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
