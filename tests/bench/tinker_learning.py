@@ -23,7 +23,7 @@ import rlkit
 from rlkit.models import SHIPPED
 
 PROMPTS, GROUP, TOKENS, RANK, RATE, WARMUP, LAST = 32, 8, 12, 32, 3e-3, 5, 10
-NOISE = 0.3
+NOISE = 0.7
 """Of the base's weights, in standard deviations of each matrix."""
 EPS = 1e-6
 """Of GRPO's standard deviation."""
@@ -120,7 +120,7 @@ def rlkit_run(base: str, rows: list[dict[str, str]], steps: int, seed: int, fold
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
