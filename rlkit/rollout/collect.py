@@ -290,9 +290,9 @@ async def _generate(engine: RolloutEngine, request: Request) -> Completion:
     counts = range(count, count + len(request.tokens) + 1)
     try:
         values = tensors_of(engine, "generate", answer.fields, tokens=counts) if answer.fields else {}
-        if engine.routers is not None and ROUTES in values:
+        if ROUTES in values and engine.routers is not None:
             engine.routers.check(values[ROUTES])
-        elif engine.routers is not None and request.routes_from is not None and count:
+        elif count and request.routes_from is not None and engine.routers is not None:
             problem = None if answer.stop is StopReason.INTERRUPTED else f"did not fill the field {ROUTES!r}"
         answer = replace(answer, fields={}, filled=[Filled(values, count)] if values else [])
     except ValueError as error:

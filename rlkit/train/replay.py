@@ -16,6 +16,7 @@ from rlkit.models.size import find_config
 from rlkit.recipe import Recipe
 
 NO_EXPERTS = "the model has no experts"
+NO_SAMPLES = "this recipe samples nothing"
 
 
 def replay_problem(recipe: Recipe, on_gpu: bool | None = None) -> str | None:
@@ -33,8 +34,8 @@ def replay_problem(recipe: Recipe, on_gpu: bool | None = None) -> str | None:
         RecipeError: The configuration cannot be read; UnavailableError if the hub cannot be reached.
     """
     engine = recipe.engine
-    if not recipe.method.samples:
-        return "this recipe samples nothing"
+    if Capability.VALIDATION_ONLY in recipe.rollout.engine.capabilities:
+        return NO_SAMPLES
     if not experts_of(find_config(recipe.model)):
         return NO_EXPERTS
     if recipe.train.router_replay is False:

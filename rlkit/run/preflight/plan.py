@@ -20,7 +20,7 @@ from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.rollout.service import RolloutService
 from rlkit.run.preflight.structure_texts import structured_texts
-from rlkit.train.replay import NO_EXPERTS, replay_problem
+from rlkit.train.replay import NO_EXPERTS, NO_SAMPLES, replay_problem
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
@@ -99,7 +99,7 @@ def replay(recipe: Recipe, on_gpu: bool | None = None) -> Iterator[str]:
     with suppress(RecipeError):  # reported when the model is loaded
         problem, source = replay_problem(recipe, on_gpu), type(recipe.engine).__name__
         how = f"replayed as {source} selects them, if the model's routers do so by topk (R3, arXiv:2510.11370)"
-        if recipe.method.samples and problem != NO_EXPERTS:
+        if problem not in (NO_EXPERTS, NO_SAMPLES):
             yield f"experts: {how if problem is None else f'not replayed: {problem}'}"
 
 
