@@ -101,9 +101,7 @@ class TeacherPrompts:
                     f"{{text}} in the first, and {{{name}}} in the second; or set teacher.attempts.{name} to null"
                 )
         if self._text is not None and PROMPT not in self._text.names:
-            raise RecipeError(
-                f"teacher.context is {show(text)}, expected {{{PROMPT}}} in it: the message that the policy reads"
-            )
+            raise RecipeError(f"teacher.context is {show(text)}, expected {{{PROMPT}}} in it: what the policy reads")
 
     @property
     def changed(self) -> bool:

@@ -68,6 +68,9 @@ class RolloutEngine(BoundPart, FormerFlags):
     routers: Routers | None = None
     """Whose choices completions hold; set by `return_routes`."""
 
+    requires_routes: bool = False
+    """Whether an engine that finds in `bind` that it cannot return them must refuse the run."""
+
     chosen: str = ""
     """Why the engine was chosen on GPUs for a recipe that names none; empty if it names this engine."""
 
@@ -121,10 +124,15 @@ class RolloutEngine(BoundPart, FormerFlags):
         """
         return f"{type(self).__name__} does not return them"
 
-    def return_routes(self, routers: Routers) -> None:
-        """Fill the field `ROUTES` where a request has `routes_from`; called before `bind` if nothing prevents it."""
+    def return_routes(self, routers: Routers, required: bool = False) -> None:
+        """Fill the field `ROUTES` where a request has `routes_from`; called before `bind` if nothing prevents it.
+
+        Args:
+            routers: Of the policy.
+            required: Whether the recipe asks for them, so that the run cannot go on without.
+        """
         shape = (len(routers.layers), routers.top_k)
-        self.routers = routers
+        self.routers, self.requires_routes = routers, required
         self.fills = (*self.fills, Field(ROUTES, dtype=str(routers.dtype).removeprefix("torch."), shape=shape))
 
     def check_structure(self, structure: Structure) -> None:

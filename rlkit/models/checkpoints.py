@@ -78,9 +78,7 @@ def open_checkpoint(location: str, ranks: Ranks | None = None) -> CheckpointRef:
             f"the run in {location!r} ended before its first complete checkpoint (save.every); begin it again in a new "
             "folder"
         )
-    raise CheckpointError(
-        f"there is no complete checkpoint at {location!r}; expected a run folder, or one of its checkpoints"
-    )
+    raise CheckpointError(f"there is no complete checkpoint at {location!r}; expected a run folder or a checkpoint")
 
 
 def newest_intact(store: Store, ranks: Ranks | None = None) -> tuple[CheckpointRef | None, list[str]]:

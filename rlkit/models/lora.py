@@ -131,9 +131,7 @@ def load_adapter(policy: CausalLM, file: Path) -> None:
                 "model.lora.targets as when it was trained, and see base_model_name_or_path in adapter_config.json"
             )
         if not saved[name].is_floating_point() or not saved[name].isfinite().all():
-            raise RecipeError(
-                f"{file} has numbers in {name} that are not finite; the adapter is damaged, or its training failed"
-            )
+            raise RecipeError(f"{file} has numbers in {name} that are not finite; it is damaged, or training failed")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])

@@ -242,9 +242,7 @@ def _json(path: Path) -> JsonObject:
 def _adapter(folder: Path, depth: int) -> Source:
     config = _json(folder / ADAPTER)
     if not isfile(folder / ADAPTER_WEIGHTS):
-        raise RecipeError(
-            f"{folder} is an adapter without {ADAPTER_WEIGHTS}; save it as safetensors: a pickle could run code"
-        )
+        raise RecipeError(f"{folder} is an adapter without {ADAPTER_WEIGHTS}; save it as safetensors: pickles run code")
     problem = _unsupported(config)
     if problem is not None:
         raise RecipeError(f"{folder} {problem}, expected plain LoRA; merge it into its model with peft, and use that")

@@ -75,9 +75,7 @@ class Store:
         """
         version = self._read_json(name, MANIFEST, FormatVersion).format
         if version != FORMAT:
-            raise CheckpointError(
-                f"{self.url}/{name} has format {version}, expected {FORMAT}: another version of rlkit wrote it"
-            )
+            raise CheckpointError(f"{self.url}/{name} has format {version}, expected {FORMAT}: another rlkit wrote it")
         manifest = self._read_json(name, MANIFEST, Manifest)
         if STATE not in manifest.files or not manifest.tensor_files:
             raise CheckpointError(f"{self.url}/{name} is damaged: {MANIFEST} lists no {STATE} or no tensors")
@@ -145,9 +143,7 @@ class Store:
         try:
             info = self.fs.info(path)
             if info["type"] != "file" or info.get("islink"):
-                raise CheckpointError(
-                    f"{self.url}/{name} is damaged: {file} is not a regular file, but a link or a device"
-                )
+                raise CheckpointError(f"{self.url}/{name} is damaged: {file} is not a regular file: a link or device")
             with self.fs.open(path, "rb") as stream:
                 yield stream
         except OSError as error:

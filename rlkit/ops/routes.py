@@ -42,3 +42,13 @@ class Routers(NamedTuple):
         import torch
 
         return torch.uint8 if self.experts <= SMALL else torch.int16
+
+    def check(self, routes: torch.Tensor) -> None:
+        """Check that routes name experts of the model.
+
+        Raises:
+            ValueError: They name others.
+        """
+        beyond = routes[(routes < 0) | (routes > self.experts)]
+        if len(beyond):
+            raise ValueError(f"filled the field {ROUTES!r} with {int(beyond[0])}, expected 0 to {self.experts}")

@@ -18,6 +18,7 @@ from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.fields import Field, Filled, assemble, tensors_of
 from rlkit.media import Media, Rendered
+from rlkit.ops.routes import ROUTES
 from rlkit.recipe.rollout import sampling_of_row
 from rlkit.registry import require
 from rlkit.rollout.conversation import Conversation, Limits
@@ -285,16 +286,19 @@ async def _until_stop(setup: ConversationSetup, request: Request, ask: Ask) -> C
 async def _generate(engine: RolloutEngine, request: Request) -> Completion:
     """Return an engine's answer, with the checked values of the fields that it fills."""
     answer = await engine.generate(request)
-    if not answer.fields:
-        return answer
-    count, filled, problem = len(answer.tokens), [], None
+    count, problem = len(answer.tokens), None
     counts = range(count, count + len(request.tokens) + 1)
     try:
-        filled = [Filled(tensors_of(engine, "generate", answer.fields, tokens=counts), count)]
+        values = tensors_of(engine, "generate", answer.fields, tokens=counts) if answer.fields else {}
+        if ROUTES in values and engine.routers is not None:
+            engine.routers.check(values[ROUTES])
+        elif count and request.routes_from is not None and engine.routers is not None:
+            problem = None if answer.stop is StopReason.INTERRUPTED else f"did not fill the field {ROUTES!r}"
+        answer = replace(answer, fields={}, filled=[Filled(values, count)] if values else [])
     except ValueError as error:
         problem = str(error)
     require(engine, "generate", problem)
-    return replace(answer, fields={}, filled=filled)
+    return answer
 
 
 async def ask_engine(setup: ConversationSetup, request: Request) -> Completion:
@@ -314,10 +318,8 @@ async def ask_engine(setup: ConversationSetup, request: Request) -> Completion:
     reader = setup.template.reader
     if reader is not None and not reader.placeholders.isdisjoint(answer.tokens):
         raise RolloutError("the policy sampled a token that stands for a picture, which it cannot show")
-    cut_by_context = (
-        answer.stop is StopReason.LENGTH and len(request.tokens) + len(answer.tokens) >= setup.limits.context
-    )
-    return replace(answer, stop=StopReason.CONTEXT) if cut_by_context else answer
+    is_full = len(request.tokens) + len(answer.tokens) >= setup.limits.context
+    return replace(answer, stop=StopReason.CONTEXT) if is_full and answer.stop is StopReason.LENGTH else answer
 
 
 def _check(setup: ConversationSetup, conversation: Conversation, session: ParticipantSession) -> None:

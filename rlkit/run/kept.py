@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlkit.base.errors import RecipeError, explain
+from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
+from rlkit.ops.routes import ROUTES
 from rlkit.recipe import Recipe
 from rlkit.records.comparison import metrics
 from rlkit.records.folder import of_rank
@@ -56,9 +57,8 @@ class KeptRollouts:
             )
         rollouts = Rollouts(new)
         rollouts.sampled = [t for t in trajectories if t.error is None and ("advantages" in t.credit or not filtered)]
-        greedy = {t.group: float(t.credit["greedy_reward"]) for t in trajectories if "greedy_reward" in t.credit}
-        if greedy:
-            rollouts.greedy = greedy
+        rewarded = [t for t in trajectories if "greedy_reward" in t.credit]
+        rollouts.greedy = {t.group: float(t.credit["greedy_reward"]) for t in rewarded} or None
         return share_groups(rollouts, ranks, meter)
 
     def _read(self, number: int, rank: int, vocabulary: int, recipe: Recipe) -> list[Trajectory]:
@@ -88,7 +88,11 @@ def _check_fields(row: SavedRow, recipe: Recipe) -> None:
         turns = sum(turn.role == "assistant" for turn in sample.turns)
         counts = {"token": (len(sample.tokens),), "turn": (turns,), "row": None}
         for name, values in (*sample.fields.items(), *(sample.score.fields.items() if sample.score else ())):
+            if name not in declared:
+                raise RecipeError(f"{row.location} has a field {name!r} that no part fills; leave out --phase learn")
             try:
-                declared[name].tensor(values, counts[declared[name].by])
-            except (KeyError, ValueError) as error:
-                raise RecipeError(f"{row.location} does not fit the recipe: {explain(error)}") from error
+                tensor = declared[name].tensor(values, counts[declared[name].by])
+                if name == ROUTES and recipe.engine.routers is not None:
+                    recipe.engine.routers.check(tensor)
+            except ValueError as error:
+                raise RecipeError(f"{row.location} does not fit the recipe: {error}") from error

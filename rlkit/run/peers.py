@@ -143,9 +143,7 @@ class Peers:
         """Describe the end of a process by its exit status, which only the process that started it can read."""
         launcher = self.fabric.strategy.launcher
         exit_codes = {process.pid: process.poll() for process in getattr(launcher, "procs", ())}
-        watchdog = (
-            "NCCL's watchdog ended it, because a collective took longer than train.deadline (its output names it)"
-        )
+        watchdog = "NCCL's watchdog ended it, because a collective took longer than train.deadline (its log names it)"
         killed = "it was killed, by SIGKILL or because the machine ran out of memory"
         code = exit_codes.get(pid)
         on_gpu = self.fabric.device.type == "cuda"

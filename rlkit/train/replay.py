@@ -16,24 +16,32 @@ from rlkit.models.size import find_config
 from rlkit.recipe import Recipe
 
 NO_EXPERTS = "the model has no experts"
+NO_SAMPLES = "this recipe samples nothing"
 
 
-def replay_problem(recipe: Recipe) -> str | None:
-    """Explain why routes are not replayed, by the recipe, this machine and the model's configuration.
+def replay_problem(recipe: Recipe, on_gpu: bool | None = None) -> str | None:
+    """Explain why routes are not replayed, by the recipe, the device and the model's configuration.
 
     `auto` leaves it out where it changes nothing: in float32, TorchEngine and the trainer, which share their layers,
     select the same experts; in 16 bits they differ for about 3% of tokens and layers, and replay divides the KL
     divergence between them by ten (a random Qwen3-MoE with 8 of 64 experts in 8 layers).
 
+    Args:
+        recipe: Checked.
+        on_gpu: Whether the run uses a GPU; None to ask this machine.
+
     Raises:
         RecipeError: The configuration cannot be read; UnavailableError if the hub cannot be reached.
     """
     engine = recipe.engine
+    if Capability.VALIDATION_ONLY in recipe.rollout.engine.capabilities:
+        return NO_SAMPLES
     if not experts_of(find_config(recipe.model)):
         return NO_EXPERTS
     if recipe.train.router_replay is False:
         return "train.router_replay is false"
-    on_gpu = torch.cuda.is_available() and recipe.fabric.accelerator not in ("cpu", "mps")
+    if on_gpu is None:
+        on_gpu = torch.cuda.is_available() and recipe.fabric.accelerator not in ("cpu", "mps")
     asked = recipe.train.router_replay is True
     problem = engine.routes_problem(recipe.rollout.sampling, on_gpu, asked)
     has_same_layers = Capability.READS_POLICY in engine.capabilities
@@ -67,7 +75,7 @@ def start_replay(recipe: Recipe, actor: Actor, note: Callable[[str], None]) -> N
     if replay_problem(recipe) is not None:
         return
     if actor.routers is not None:
-        recipe.engine.return_routes(actor.routers)
+        recipe.engine.return_routes(actor.routers, required=recipe.train.router_replay is True)
         return
     problem = f"{type(base_model(actor.policy)).__name__} has no routers that select by topk"
     if recipe.train.router_replay is True:

@@ -79,9 +79,7 @@ def fabric_for(recipe: Recipe) -> Fabric:
         os.environ.setdefault(name, value)
     fabric = make_fabric(recipe.fabric, recipe.train.deadline)
     if recipe.model.attention in FLASH and not isinstance(fabric.accelerator, CUDAAccelerator):
-        raise RecipeError(
-            f"model.attention is {recipe.model.attention!r}, which needs a GPU, but there is none; set it to sdpa"
-        )
+        raise RecipeError(f"model.attention is {recipe.model.attention!r}, but there is no GPU; set it to sdpa")
     if recipe.train.offload_activations:
         require_device_memory(fabric)
     require_divisible(recipe)

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlkit.base.errors import EngineError
+from rlkit.engines import TorchEngine
 from rlkit.models.routes import Routing, routers_of
 from rlkit.models.vision import backbone_of
-from rlkit.ops.routes import ROUTES
+from rlkit.ops.routes import ROUTES, Routers
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request
-from tests.contract.test_torch_engine import PROMPTS, ask, engine_of, request
+from tests.contract.test_torch_engine import CHUNKED, PROMPTS, ask, bind, engine_of, request
 from tests.flow.test_architectures import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:TorchEngine")
@@ -90,3 +92,18 @@ def test_rows_that_are_dropped_take_their_routes_along() -> None:
 def test_a_dense_model_has_no_routes() -> None:
     [answer] = ask(engine_of(random_model("llama")), [replace(request(PROMPTS[0]), routes_from=0)])
     assert answer.fields == {}
+
+
+def test_a_model_whose_experts_are_not_recorded_is_refused_only_if_the_recipe_asks() -> None:
+    """Llama 4 is sampled through transformers' `generate`."""
+    model = random_model("llama4_text", **CHUNKED)
+    asking = TorchEngine()
+    asking.return_routes(Routers((0, 1), 2, 2, 1), required=True)
+    with pytest.raises(EngineError, match="train.router_replay is true, but TorchEngine records no experts"):
+        bind(asking, model)
+    engine = TorchEngine()
+    engine.return_routes(Routers((0, 1), 2, 2, 1))
+    with pytest.warns(UserWarning, match="experts: not replayed: TorchEngine records no experts of this model"):
+        bind(engine, model)
+    assert (engine.routers, engine.fills) == (None, ())
+    engine.close()

@@ -55,7 +55,10 @@ def bound(kind: str, context: int = 512, **options: int) -> TorchEngine:
 
 
 def engine_of(policy: Any, context: int = 512, **options: int) -> TorchEngine:
-    engine = TorchEngine(**options)
+    return bind(TorchEngine(**options), policy, context)
+
+
+def bind(engine: TorchEngine, policy: Any, context: int = 512) -> TorchEngine:
     runtime = SimpleNamespace(
         policy=policy,
         tokenizer=build_tokenizer(),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rlkit_authors.models import save_random_model
 
 from rlkit.cli.main import main
 from rlkit.train import saved
@@ -71,6 +72,20 @@ def test_another_learning_rate_on_the_same_answers(run: Path, tmp_path: Path, sa
     assert "changed: train.lr: 0.001 in the checkpoint, 0.003 now" in printed
     assert "metrics: the first step that differs is 3: lr " in printed
     assert "answers: the same" in printed
+
+
+def test_the_experts_of_another_engine_are_learned_again(tmp_path: Path, said: Say) -> None:
+    """No server is there; its rollouts have the experts that it selected, which float32 in this process leaves out."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    save_random_model(tmp_path / "model", "qwen3_moe", **experts)
+    words = (f"--model.path={tmp_path / 'model'}", "--validation=null", "--train.router_replay=true")
+    assert main(["fit", *FEW[:1], "--train.steps=1", *FEW[2:4], *words, f"--out={tmp_path / 'a'}"]) == 0, said()
+    replay = ("replay", str(tmp_path / "a"), "--step=1", "--phase=learn", "--rollout.engine=SGLangServer")
+    assert main([*replay, "--train.router_replay=auto", f"--out={tmp_path / 'b'}"]) == 0, said()
+    assert "metrics: the same in the 1 step that both have" in said()
+    assert "router/differs" in read_jsonl(tmp_path / "b" / "metrics.jsonl")[0]
+    assert main([*replay, "--train.router_replay=false", f"--out={tmp_path / 'c'}"]) == 2
+    assert "has a field 'expert_routes' that no part fills; leave out --phase learn" in said()
 
 
 def test_the_run_itself_stays_as_it_was(run: Path, tmp_path: Path, said: Say, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from rlkit_engine_http import HttpEngine
 from rlkit_engine_vllm import VllmApi, VllmServer
 from rlkit_servers.http import Fault
 from rlkit_servers.routes import routes_of_bytes, routes_of_npy
@@ -99,6 +100,12 @@ def test_many_experts_need_shorts_and_a_single_one_is_no_repetition() -> None:
     assert routes_of_bytes(raw([[[7]]]), Routers((0,), 1, 8, 1), later, 1).tolist() == [[[8]], [[0]]]
 
 
+def test_a_single_expert_0_is_left_to_the_router() -> None:
+    """A token that was not recorded has zeros, too."""
+    later = replace(REQUEST, tokens=(5, 6))
+    assert routes_of_bytes(raw([[[0]], [[7]]]), Routers((0,), 1, 8, 1), later, 1).tolist() == [[[0]], [[8]], [[0]]]
+
+
 def test_negative_experts_are_refused() -> None:
     with pytest.raises(Fault, match="name an expert that is not from 0 to 7"):
         routes_of_bytes(raw(-SELECTED), ROUTERS, REQUEST, 1)
@@ -119,6 +126,27 @@ def test_a_file_of_objects_is_not_unpickled() -> None:
         routes_of_npy(base64.b64encode(huge).decode(), ROUTERS, REQUEST, 1)
     with pytest.raises(Fault, match="of type float64, expected uint8 or uint16"):
         routes_of_npy(npy(SELECTED, numpy.float64), ROUTERS, REQUEST, 1)
+
+
+HEADERS = (
+    "{'descr': [1], 'fortran_order': False, 'shape': (3, 3, 2), }",
+    "{'descr': '|u1', 'fortran_order': False, 'shape': (3, 3, 2), ",
+    "(" * 5000,
+    "-" * 9000 + "1",
+    "{'descr': '|u1', 'fortran_order': False, 'shape': (), }",
+    "{'descr': '|u1', 'fortran_order': False, 'shape': (-1, 3, 2), }",
+    "{'descr': '|u1', 'fortran_order': False, 'shape': (9, 2), }",
+    "{[]: 1}",
+)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.filterwarnings("ignore:Reading")
+def test_a_hostile_header_is_refused(header: str) -> None:
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(range(18))
+    for body in (content, content[: len(header) + 11]):  # of one byte alone
+        with pytest.raises(Fault, match="cannot be read"):
+            routes_of_npy(base64.b64encode(body).decode(), ROUTERS, REQUEST, 1)
 
 
 def test_the_rest_of_an_interrupted_answer_begins_with_its_last_token() -> None:
@@ -176,7 +204,9 @@ def test_a_request_asks_for_routes_and_reads_them(make: Any, respond: Any, encod
     )
     assert ask(api, replace(REQUEST, routes_from=None)).expert_routes is None
     client.response = respond()
-    with pytest.raises(EngineError, match="returned no experts of its tokens: start it with --enable-return-routed"):
+    with pytest.raises(
+        EngineError, match="return(s|ed) no experts of its tokens: start it with --enable-return-routed"
+    ):
         ask(api)
 
 
@@ -205,3 +235,38 @@ def test_a_running_server_without_the_switch_is_refused() -> None:
     api.routers = ROUTERS
     with pytest.raises(EngineError, match="does not return the experts of its tokens: start it with --enable-return"):
         asyncio.run(api.inspect(started=False))
+
+
+@pytest.mark.parametrize(
+    ("returns", "runner", "problem"),
+    [(False, True, True), (True, False, True), (True, "0", True), (True, True, False), (True, None, False)],
+)
+def test_a_running_vllm_without_its_switches_is_refused(returns: bool, runner: object, problem: bool) -> None:
+    variables = {} if runner is None else {"VLLM_USE_V2_MODEL_RUNNER": runner}
+    config = {"aux_output_config": {"enable_return_routed_experts": returns}}
+    api = VllmApi(Answering({"version": "0.32.0", "vllm_config": config, "vllm_env": variables}))  # type: ignore[arg-type]
+    api.routers = ROUTERS
+    asyncio.run(api.inspect(started=True))
+    if not problem:
+        asyncio.run(api.inspect(started=False))
+        return
+    with pytest.raises(EngineError, match="--enable-return-routed-experts and VLLM_USE_V2_MODEL_RUNNER=1, or set"):
+        asyncio.run(api.inspect(started=False))
+
+
+def test_a_vllm_that_cannot_be_asked_names_both_switches_in_its_first_response() -> None:
+    class Closed(Answering):
+        async def get(self, path: str, deadline: float) -> Any:
+            if "server_info" in path:
+                raise Fault("Not Found", 404)
+            return {"version": "0.32.0"}
+
+    api = VllmApi(Closed(vllm()))  # type: ignore[arg-type]
+    api.routers = ROUTERS
+    asyncio.run(api.inspect(started=False))
+    with pytest.raises(EngineError, match="--enable-return-routed-experts and VLLM_USE_V2_MODEL_RUNNER=1, or set"):
+        ask(api)
+
+
+def test_engines_of_other_products_return_no_routes() -> None:
+    assert HttpEngine().routes_problem(Sampling(), on_gpu=True, asked=True) == "HttpEngine does not return them"

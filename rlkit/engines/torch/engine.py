@@ -22,6 +22,7 @@ from rlkit.engines.torch.structure import StructureCompiler
 from rlkit.engines.torch.worker import Worker
 from rlkit.interfaces.engine import COPIES_SHARE, Capability, RolloutEngine, check_followed
 from rlkit.ops.quantization import QuantizedLinear
+from rlkit.ops.routes import ROUTES
 from rlkit.types import Completion, Request, Sampling, StopReason, Structure
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ class TorchEngine(RolloutEngine):
         with runtime.unsharded():
             decoder = _make_decoder(runtime)
         if self.routers is not None and (decoder is None or decoder.routers is None):
-            raise EngineError("TorchEngine records no experts of this model; set train.router_replay: false")
+            problem = "TorchEngine records no experts of this model"
+            if self.requires_routes:
+                raise EngineError(f"train.router_replay is true, but {problem}; set it to false or auto")
+            warnings.warn(f"experts: not replayed: {problem}", stacklevel=2)
+            self.routers, self.fills = None, tuple(spec for spec in self.fills if spec.name != ROUTES)
         self._worker = Worker(runtime.device)
         self._use(decoder)
 
@@ -241,6 +246,5 @@ def _half(runtime: Runtime) -> bool:
 
 def _gpu_bytes(runtime: Runtime) -> int | None:
     """Return the memory of the device if it is a GPU."""
-    if runtime.device.type != "cuda":
-        return None
-    return int(torch.cuda.get_device_properties(runtime.device).total_memory)
+    is_gpu = runtime.device.type == "cuda"
+    return int(torch.cuda.get_device_properties(runtime.device).total_memory) if is_gpu else None

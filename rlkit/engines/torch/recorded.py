@@ -27,6 +27,7 @@ class Recorded(RolloutEngine):
         self._engine = TorchEngine() if self.validation is None else self.validation
         self.capabilities = Capability.VALIDATION_ONLY | self._engine.capabilities & Capability.READS_POLICY
         self.reserved = self._engine.reserved
+        self.fills = self._engine.fills
         self._outdated = True
         self._unbound: Runtime | None = None
 

@@ -20,7 +20,7 @@ from rlkit.models.source import source_of
 from rlkit.recipe import Lora, Recipe, Train
 from rlkit.rollout.service import RolloutService
 from rlkit.run.preflight.structure_texts import structured_texts
-from rlkit.train.replay import NO_EXPERTS, replay_problem
+from rlkit.train.replay import NO_EXPERTS, NO_SAMPLES, replay_problem
 from rlkit.types import Prompt, Score, StopReason, Structure, Trajectory, Turn
 
 MIN_LORA_RATE = 5e-6
@@ -34,9 +34,9 @@ LARGE_MODEL = 100_000_000
 Scorer = Callable[[Sequence[Trajectory]], Awaitable[list[Score]]]
 
 
-def lines(data: Data, ranks: int = 1) -> Iterator[str]:
+def lines(data: Data, ranks: int = 1, on_gpu: bool | None = None) -> Iterator[str]:
     """Yield batch sizes and lengths for a number of data-parallel ranks, and warnings about the recipe."""
-    yield from batches(data.recipe, len(data.order.rows), ranks)
+    yield from batches(data.recipe, len(data.order.rows), ranks, on_gpu)
     limit = context_limit(load_config(data.recipe.model))
     if limit is not None:
         yield limit
@@ -53,19 +53,19 @@ def _passes(train: Train, rows: int) -> str:
     return f"; {train.total_steps * train.prompts_per_step / rows:.2f} passes over {counted(rows, 'row')}"
 
 
-def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
+def batches(recipe: Recipe, rows: int | None, ranks: int = 1, on_gpu: bool | None = None) -> Iterator[str]:
     """Yield what is trained and the batch sizes, with the nearest even value if one is uneven.
 
     Args:
         recipe: A checked recipe.
         rows: Number of training rows, if it is known.
         ranks: Number of data-parallel ranks.
+        on_gpu: Whether a GPU is planned for; None to ask this machine.
     """
     train, prompts = recipe.train, recipe.train.prompts_per_step
     updates = train.minibatches * train.epochs
-    samples = recipe.method.completions.format(
-        rollout=recipe.rollout, details=f" = {prompts * recipe.rollout.group_size} trajectories"
-    )
+    details = f" = {prompts * recipe.rollout.group_size} trajectories"
+    samples = recipe.method.completions.format(rollout=recipe.rollout, details=details)
     steps, passes = "steps", f"; {train.data_epochs} passes over the data"
     if train.steps is not None:
         steps = counted(train.steps, "step")
@@ -74,7 +74,7 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
     engine = recipe.rollout.engine
     if engine.chosen:
         yield f"engine: {type(engine).__name__}, {engine.chosen}; rollout.engine chooses another"
-    yield from replay(recipe)
+    yield from replay(recipe, on_gpu)
     if recipe.model.attention not in {"auto", "sdpa"}:
         yield f"attention: {recipe.model.attention}, which trains on padded rows; sdpa needs no padding"
     yield (f"{steps} of {counted(prompts, 'prompt')} {samples}, {counted(updates, 'optimizer step')} each{passes}")
@@ -87,20 +87,19 @@ def batches(recipe: Recipe, rows: int | None, ranks: int = 1) -> Iterator[str]:
         )
     if ranks > 1:
         share = prompts / ranks
-        yield f"{ranks} ranks: {share:g} prompts each" + (
-            "" if share.is_integer() else ", on average: some train on fewer"
-        )
+        average = "" if share.is_integer() else ", on average: some train on fewer"
+        yield f"{ranks} ranks: {share:g} prompts each{average}"
         if prompts % ranks:
             low = prompts // ranks * ranks
             yield f"{low or ranks} or {low + ranks} prompts a step would be even"
 
 
-def replay(recipe: Recipe) -> Iterator[str]:
+def replay(recipe: Recipe, on_gpu: bool | None = None) -> Iterator[str]:
     """Yield whether the experts that the engine selects are replayed in training, for a mixture of experts."""
     with suppress(RecipeError):  # reported when the model is loaded
-        problem = replay_problem(recipe)
-        how = f"replayed as {type(recipe.engine).__name__} selects them (R3, arXiv:2510.11370)"
-        if problem != NO_EXPERTS:
+        problem, source = replay_problem(recipe, on_gpu), type(recipe.engine).__name__
+        how = f"replayed as {source} selects them, if the model's routers do so by topk (R3, arXiv:2510.11370)"
+        if problem not in (NO_EXPERTS, NO_SAMPLES):
             yield f"experts: {how if problem is None else f'not replayed: {problem}'}"
 
 
@@ -178,10 +177,8 @@ def lengths(data: Data) -> Iterator[str]:
     if data.answers is not None:
         yield f"longest recorded answer {row} tokens with its prompt, context {data.dialogue.context}"
     else:
-        yield (
-            f"longest prompt {longest} tokens, answers up to {max_tokens}, context {data.dialogue.context}"
-            + ("" if row == longest + max_tokens else f": answers to it end after {row - longest}")
-        )
+        end = "" if row == longest + max_tokens else f": answers to it end after {row - longest}"
+        yield f"longest prompt {longest} tokens, answers up to {max_tokens}, context {data.dialogue.context}{end}"
     if data.overlong:
         treatment = "dropped" if data.recipe.rollout.overlong == "drop" else "shortened"
         yield f"{data.overlong:,} prompts of more than {data.lengths.limit} tokens are {treatment} (rollout.overlong)"

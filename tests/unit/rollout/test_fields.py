@@ -30,6 +30,7 @@ from rlkit.interfaces.interaction import Reply
 from rlkit.interfaces.reward import RewardFunction
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.losses import CrossEntropy
+from rlkit.ops.routes import Routers
 from rlkit.recipe import Mixture, checks
 from rlkit.recipe.check_sources import check_mixtures
 from rlkit.records import fields
@@ -148,6 +149,42 @@ class RoutingEngine(FakeEngine):
         answer = await super().generate(request)
         count = len(request.tokens) + len(answer.tokens)
         return replace(answer, fields={"routes": [[i, i] for i in range(count)]})
+
+
+class Expert(FakeEngine):
+    """Fills one route for each sampled token; nothing if there is none."""
+
+    route: int | None = None
+
+    async def generate(self, request: Request) -> Completion:
+        answer = await super().generate(request)
+        fields = {} if self.route is None else {"expert_routes": [[[self.route]]] * len(answer.tokens)}
+        return replace(answer, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("route", "problem"),
+    [
+        (8, None),
+        (9, "'expert_routes' with 9, expected 0 to 8"),
+        (None, "did not fill the field 'expert_routes'"),
+    ],
+)
+def test_an_engine_fills_routes_of_experts_that_exist(route: int | None, problem: str | None) -> None:
+    engine = Expert(["one"])
+    engine.return_routes(Routers((0,), 1, 8, 1))
+    engine.route = route
+    setup = replace(setup_of(engine, samples=1), fields={spec.name: spec for spec in engine.fills})
+    if problem is None:
+        [trajectory] = asyncio.run(collect(setup, PROMPTS[:1], nothing))
+        assert trajectory.fields["expert_routes"].max() == 8
+        return
+    with pytest.raises(PartError, match=f"Expert of tests: `generate` .*{problem}"):
+        asyncio.run(collect(setup, PROMPTS[:1], nothing))
+
+
+def test_recorded_completions_declare_what_validation_fills() -> None:
+    assert Recorded(RoutingEngine()).fills == (ROUTES,)
 
 
 class Levels(Environment):
@@ -397,7 +434,8 @@ def test_a_worker_receives_the_fields_that_the_reward_reads(workers: Workers) ->
     [
         ({"routes": short([1, 2, 3])}, None),
         ({"routes": short([1, 2])}, r"line 1 does not fit the recipe: .*'routes' with shape \(2, 2\), expected 3 of"),
-        ({"effort": torch.ones(1)}, "line 1 does not fit the recipe: KeyError: 'effort'"),
+        ({"expert_routes": torch.full((3, 1, 1), 9)}, "line 1 does not fit .* with 9, expected 0 to 8"),
+        ({"effort": torch.ones(1)}, "line 1 has a field 'effort' that no part fills; leave out"),
     ],
 )
 def test_kept_rollouts_have_the_fields_of_the_recipe(
@@ -411,6 +449,7 @@ def test_kept_rollouts_have_the_fields_of_the_recipe(
         file.write(json.dumps(as_row(sample)))
     made = recipe()
     made.rollout.engine = RoutingEngine()
+    made.engine.return_routes(Routers((0,), 1, 8, 1))
     if message is None:
         [trajectory] = KeptRollouts(tmp_path)._read(1, 0, 100, made)
         assert torch.equal(trajectory.fields["routes"], stored["routes"])

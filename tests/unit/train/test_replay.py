@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_vllm import VllmServer
 from rlkit_servers.engine import ServerEngine
 
 from rlkit.base.errors import RecipeError
-from rlkit.engines import SGLangServer, TorchEngine
+from rlkit.engines import Recorded, SGLangServer, TorchEngine
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.fields import Field
 from rlkit.models.actor import Actor
@@ -46,6 +47,7 @@ def test_auto_replays_what_can_differ(paths: dict[str, str]) -> None:
         (run_of(mixture, SGLangServer(), False), "train.router_replay is false"),
         (run_of(paths["llama"], SGLangServer()), "the model has no experts"),
         (run_of(mixture, FakeEngine()), "FakeEngine does not return them"),
+        (run_of(mixture, Recorded(SGLangServer())), "this recipe samples nothing"),
         (run_of(mixture, TorchEngine()), "TorchEngine and the trainer select the same experts in float32"),
         (run_of(mixture, TorchEngine(), "auto", "bf16-mixed"), None),
         (run_of(mixture, TorchEngine(), True), None),
@@ -56,10 +58,19 @@ def test_auto_replays_what_can_differ(paths: dict[str, str]) -> None:
             require_replay(made)  # auto and false are never refused
         how = f"not replayed: {problem}" if problem else f"replayed as {type(made.engine).__name__} selects them"
         lines = list(replay(made))
-        assert lines == [] if made.model.path == paths["llama"] else lines[0].startswith(f"experts: {how}")
+        is_silent = made.model.path == paths["llama"] or isinstance(made.engine, Recorded)
+        assert lines == [] if is_silent else lines[0].startswith(f"experts: {how}")
 
 
-@pytest.mark.parametrize(("kind", "engine"), [("llama", SGLangServer()), ("qwen3_moe", FakeEngine())])
+def test_the_device_that_is_planned_for_decides(paths: dict[str, str]) -> None:
+    made = run_of(paths["qwen3_moe"], VllmServer())
+    assert next(replay(made, on_gpu=True)).startswith("experts: replayed as VllmServer selects them, if the model's")
+    assert "needs a GPU" in next(replay(made, on_gpu=False))
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("llama", SGLangServer()), ("qwen3_moe", FakeEngine()), ("qwen3_moe", Recorded())]
+)
 def test_replay_that_is_asked_for_and_impossible_is_refused(
     paths: dict[str, str], kind: str, engine: RolloutEngine
 ) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from rlkit_servers.api import ServerOutput, candidates_of
 from rlkit_servers.http import Client, Fault
+from rlkit_servers.routes import ARGUMENT as ROUTES
 from rlkit_servers.routes import routes_of_npy
 from rlkit_servers.states import DEADLINES, UpdateStep
 from rlkit_servers.teacher import TeacherApi
@@ -18,7 +19,7 @@ from rlkit.base.errors import EngineError
 from rlkit.interfaces.engine import schema_of
 from rlkit.interfaces.teacher import TokenSpan, TopTokens
 from rlkit.types import JsonObject, Request, Sampling
-from rlkit_engine_vllm.launch import STRUCTURES, check_release
+from rlkit_engine_vllm.launch import SECOND_RUNNER, STRUCTURES, check_release
 
 GENERATE = "/inference/v1/generate"
 LARGEST_SEED = (1 << 63) - 1
@@ -46,14 +47,8 @@ class VllmApi(TeacherApi):
     async def inspect(self, started: bool) -> None:
         info = await self.client.get("/version", 30.0)
         check_release(str(info.get("version")))
-        if self._structures and not started:
-            config = (await self.client.get("/server_info?config_format=json", 60.0))["vllm_config"]
-            reads_no_text = config["model_config"]["skip_tokenizer_init"]
-            if reads_no_text or config["structured_outputs_config"]["backend"] != "guidance":
-                raise EngineError(
-                    f"launch.structures is true, but vLLM server {self.client.url} does not follow structures by "
-                    f"llguidance; start it with {shlex.join(STRUCTURES)} and without --tokens-only"
-                )
+        if not started and (self._structures or self.routers is not None):
+            await self._check_switches()
         try:
             await self.client.post("/init_weight_transfer_engine", {"init_info": {}}, 30.0)
         except Fault as fault:
@@ -63,6 +58,37 @@ class VllmApi(TeacherApi):
                 f"vLLM server {self.client.url} takes no weights from rlkit ({fault}); start it as the README of "
                 "rlkit-engine-vllm says"
             ) from fault
+
+    async def _check_switches(self) -> None:
+        """Refuse a server whose configuration says that it does not follow structures, or returns no experts.
+
+        Raises:
+            EngineError: It does not do what the recipe needs.
+        """
+        try:
+            info = await self.client.get("/server_info?config_format=json", 60.0)
+        except Fault as fault:
+            if fault.status is None or self._structures:
+                raise
+            return  # outside of the development mode; the first response tells
+        config = info["vllm_config"]
+        if self._structures:
+            reads_no_text = config["model_config"]["skip_tokenizer_init"]
+            if reads_no_text or config["structured_outputs_config"]["backend"] != "guidance":
+                raise EngineError(
+                    f"launch.structures is true, but vLLM server {self.client.url} does not follow structures by "
+                    f"llguidance; start it with {shlex.join(STRUCTURES)} and without --tokens-only"
+                )
+        returns_routes = (config.get("aux_output_config") or {}).get("enable_return_routed_experts")
+        has_second_runner = (info.get("vllm_env") or {}).get(SECOND_RUNNER) not in (False, "0")
+        if self.routers is not None and not (returns_routes and has_second_runner):
+            raise self._no_routes()
+
+    def _no_routes(self) -> EngineError:
+        return EngineError(
+            f"vLLM server {self.client.url} returns no experts of its tokens: start it with {ROUTES} and "
+            f"{SECOND_RUNNER}=1, or set train.router_replay: false"
+        )
 
     async def weight_version(self) -> str:
         info = await self.client.get("/weight_info", 10.0)
@@ -135,6 +161,8 @@ class VllmApi(TeacherApi):
         encoded = response["choices"][0].get("routed_experts")
         if encoded is None and output.aborted:
             return output
+        if encoded is None:
+            raise self._no_routes()
         routes = routes_of_npy(encoded, self.routers, request, len(output.tokens), output.aborted)
         return replace(output, expert_routes=routes)
 

@@ -16,6 +16,7 @@ from rlkit_servers.http import Client
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
 from rlkit_servers.routes import ARGUMENT as ROUTES
+from rlkit_servers.routes import problem_at
 from rlkit_servers.server import InferenceServer
 from rlkit_servers.teacher import ServerTeacher
 from rlkit_servers.transports import Transport, is_local
@@ -69,11 +70,12 @@ class VllmRollouts(ServerEngine):
 
     def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
         by = "vLLM returns them by its second model runner alone"
-        if not on_gpu and not getattr(self, "urls", ()):
+        urls = getattr(self, "urls", ())
+        if not on_gpu and not urls:
             return f"{by}, which needs a GPU"
         if sampling.truncates:
             return f"{by}, whose log-probs are not those of the full softmax where rollout.sampling truncates"
-        return super().routes_problem(sampling, on_gpu, asked)
+        return problem_at(urls, asked)
 
     def check_structure(self, structure: Structure) -> None:
         check_launched(self, self.launch.structures, structure)

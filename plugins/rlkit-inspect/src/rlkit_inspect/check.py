@@ -103,8 +103,9 @@ def _check(target: Target, data: Data) -> int:
     recipe = target.recipe
     fabric = target.fabric()
     ranks, shards = _ranks(fabric)
-    model_lines = (*plan.large_model(recipe, target.is_gpu(fabric)), *check_adapters(recipe.model))
-    for line in (*plan.lines(data, ranks), *model_lines):
+    on_gpu = target.is_gpu(fabric)
+    model_lines = (*plan.large_model(recipe, on_gpu), *check_adapters(recipe.model))
+    for line in (*plan.lines(data, ranks, on_gpu), *model_lines):
         echo(line)
     template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:
@@ -166,7 +167,8 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
         recipe.train.set_steps(rows)
     except UnavailableError as error:
         unknown.add(str(error))
-    for line in (*plan.batches(recipe, rows, ranks), *plan.large_model(recipe, target.is_gpu(fabric))):
+    on_gpu = target.is_gpu(fabric)
+    for line in (*plan.batches(recipe, rows, ranks, on_gpu), *plan.large_model(recipe, on_gpu)):
         echo(line)
     try:
         for line in check_adapters(recipe.model):

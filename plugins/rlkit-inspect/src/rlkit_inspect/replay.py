@@ -11,6 +11,8 @@ from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.display import Display, echo
 from rlkit.cli.parsing.parser import Parsed, parse
 from rlkit.engines import Recorded, TorchEngine
+from rlkit.interfaces.engine import RolloutEngine
+from rlkit.interfaces.runtime import Runtime
 from rlkit.models.config import load_config
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.vision import reads_pictures
@@ -47,6 +49,27 @@ STEP_ALONE = (
 
 OTHERWISE = ("validation/", "imbalance/", "filter/", "replay/", "staleness/")
 """Metrics that validations add, and those of sampling, for learning alone."""
+
+
+REPLAYED = "router/differs"
+"""The metric of runs that replay the experts of their engine."""
+
+
+class KeptEngine(TorchEngine):
+    """Stands for the engine that sampled the kept rollouts, whose fields it declares; only checks sample from it.
+
+    Args:
+        engine: That of the recipe.
+    """
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        super().__init__()
+        self.fills, self.reserved = engine.fills, engine.reserved
+
+    def bind(self, runtime: Runtime) -> None:
+        routers, self.routers = self.routers, None  # no request asks for experts
+        super().bind(runtime)
+        self.routers = routers
 
 
 def run(argv: Sequence[str]) -> int:
@@ -103,8 +126,10 @@ def _job(home: Path, parsed: Parsed) -> Job:
     start = max((step for step in map(step_of, store.names()) if step < number), default=0)
     if not start and steps[0] > 1:
         raise RecipeError(f"{home} begins with step {steps[0]} and has no checkpoint before step {number}")
+    if learn and parsed.recipe.train.router_replay == "auto":  # which the kept rollouts have decided
+        parsed.recipe.train.router_replay = any(REPLAYED in line for line in metrics(home))
     if learn and not isinstance(parsed.recipe.rollout.engine, TorchEngine | Recorded):
-        parsed.recipe.rollout.engine = TorchEngine()  # nothing is sampled
+        parsed.recipe.rollout.engine = KeptEngine(parsed.recipe.rollout.engine)
     replay = Replay(number, KeptRollouts(home)) if learn else Replay(number)
     resume = f"{store.url}/{name_of(start)}" if start else None
     out_option = parsed.options.out

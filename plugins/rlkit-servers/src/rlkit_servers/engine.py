@@ -18,7 +18,7 @@ import torch
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.interfaces.engine import Capability, RolloutEngine, check_followed
 from rlkit.interfaces.launcher import HostedServer, ServerCommand
-from rlkit.types import Completion, Request, Sampling, Structure
+from rlkit.types import Completion, Request, Structure
 from rlkit_servers.api import ServerApi
 from rlkit_servers.fleet import Fleet
 from rlkit_servers.http import Client
@@ -27,7 +27,6 @@ from rlkit_servers.push import Push
 from rlkit_servers.recovery import Recovery
 from rlkit_servers.requests import Requests
 from rlkit_servers.retry import ServerRetryPolicy
-from rlkit_servers.routes import ARGUMENT as ROUTES
 from rlkit_servers.server import InferenceServer
 from rlkit_servers.transports import Transport
 from rlkit_servers.update import release
@@ -204,11 +203,6 @@ class ServerEngine(RolloutEngine):
                 release(server)
             if completed and self.release_memory:  # trainers of all ranks wait: a server may have shared their GPUs
                 self.runtime.gather_world(None)
-
-    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
-        if getattr(self, "urls", ()) and not asked:
-            return f"servers at urls may not return them; start them with {ROUTES}, and set train.router_replay: true"
-        return None
 
     def health(self) -> dict[str, float]:
         return {

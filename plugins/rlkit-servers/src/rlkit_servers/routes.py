@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from collections.abc import Sequence
 
 import numpy
 import torch
@@ -17,6 +18,13 @@ from rlkit_servers.http import Fault
 
 ARGUMENT = "--enable-return-routed-experts"
 """With which servers return the experts of each token."""
+
+
+def problem_at(urls: Sequence[str], asked: bool) -> str | None:
+    """Explain why servers at addresses, if there are any, may return no routes; None if the recipe asks for them."""
+    if urls and not asked:
+        return f"servers at urls may not return them; start them with {ARGUMENT}, and set train.router_replay: true"
+    return None
 
 
 def routes_of_npy(encoded: object, routers: Routers, request: Request, sampled: int, aborted: bool = False) -> Tensor:
@@ -33,7 +41,7 @@ def routes_of_npy(encoded: object, routers: Routers, request: Request, sampled: 
         if dtype not in (numpy.uint8, numpy.uint16) or by_columns:
             raise ValueError(f"they are of type {dtype}, expected uint8 or uint16 by rows")
         numbers = numpy.frombuffer(file.read(), dtype).reshape(shape)
-    except ValueError as error:
+    except Exception as error:  # its parser raises TypeError, TokenError, RecursionError and others on a hostile header
         raise _fault(error) from error
     return _routes(numbers, routers, request, sampled, aborted)
 
@@ -52,22 +60,25 @@ def _routes(numbers: numpy.ndarray, routers: Routers, request: Request, sampled:
     """Return routes [n,R,K] of a request's tokens from `routes_from` on and of the sampled ones.
 
     Dense layers are left out. The last token has no route, since it was not run; one that has an expert several times
-    was not recorded. After an abortion, others may lack theirs or be left over.
+    was not recorded: it has zeros. Where a token has a single expert, expert 0 is left to the router for that reason.
+    After an abortion, other tokens may lack theirs or be left over.
 
     Raises:
         Fault: They are not those of the request's tokens.
     """
     total = len(request.tokens) + sampled - (request.routes_from or 0)
+    if numbers.ndim != 3 or numbers.shape[1:] != (routers.depth, routers.top_k):
+        raise _fault(f"they have shape {numbers.shape}, expected (tokens, {routers.depth}, {routers.top_k})")
     if len(numbers) != total - 1 and not aborted:
         raise _fault(f"they are of {len(numbers)} tokens, expected {total - 1}")
-    if numbers.shape[1:] != (routers.depth, routers.top_k):
-        raise _fault(f"they have shape {numbers.shape}, expected (tokens, {routers.depth}, {routers.top_k})")
     selected = torch.from_numpy(numbers[: total - 1, list(routers.layers)].astype(numpy.int64))
     if bool(((selected < 0) | (selected >= routers.experts)).any()):
         raise _fault(f"they name an expert that is not from 0 to {routers.experts - 1}")
     ordered = selected.sort(-1).values
-    distinct = (ordered[..., 1:] != ordered[..., :-1]).all(-1, keepdim=True)
-    routes = torch.where(distinct, selected + 1, 0).to(routers.dtype)
+    is_recorded = selected > 0
+    if routers.top_k > 1:
+        is_recorded = (ordered[..., 1:] != ordered[..., :-1]).all(-1, keepdim=True)
+    routes = torch.where(is_recorded, selected + 1, 0).to(routers.dtype)
     return torch.cat((routes, routes.new_zeros(total - len(routes), *routes.shape[1:])))
 
 

@@ -19,13 +19,14 @@ from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import ServerCommand, ServerSite, is_launched
-from rlkit.types import Completion, Request, Structure
+from rlkit.types import Completion, Request, Sampling, Structure
 from rlkit_servers.api import ServerApi
 from rlkit_servers.engine import DeviceEngine, ServerEngine, check_launched, trainer_gpus
 from rlkit_servers.http import Client
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
 from rlkit_servers.routes import ARGUMENT as ROUTES
+from rlkit_servers.routes import problem_at
 from rlkit_servers.server import InferenceServer
 from rlkit_servers.sglang.api import SGLangApi
 from rlkit_servers.sglang.changes import LOADER
@@ -79,6 +80,9 @@ class SGLangRollouts(ServerEngine):
         self.launch = launch
         self._pictures: RequestPictures | None = None
         """Writes pictures into requests, from `bind` on, for models that read them."""
+
+    def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
+        return problem_at(getattr(self, "urls", ()), asked)
 
     def check_structure(self, structure: Structure) -> None:
         check_launched(self, self.launch.structures, structure)
