@@ -219,7 +219,8 @@ def test_vllm_returns_no_routes_with_truncation_or_on_a_cpu() -> None:
     plain, truncated = Sampling(), Sampling(top_k=4)
     assert "needs a GPU" in str(VllmServer().routes_problem(plain, on_gpu=False, asked=True))
     assert "where rollout.sampling truncates" in str(VllmServer().routes_problem(truncated, on_gpu=True, asked=True))
-    assert VllmServer().routes_problem(plain, on_gpu=True, asked=False) is None
+    assert "was not run on a GPU" in str(VllmServer().routes_problem(plain, on_gpu=True, asked=False))
+    assert VllmServer().routes_problem(plain, on_gpu=True, asked=True) is None
 
 
 @pytest.mark.parametrize("kind", [VllmServer, SGLangServer])

@@ -75,7 +75,8 @@ class VllmRollouts(ServerEngine):
             return f"{by}, which needs a GPU"
         if sampling.truncates:
             return f"{by}, whose log-probs are not those of the full softmax where rollout.sampling truncates"
-        return problem_at(urls, asked)
+        untested = f"{by}, with which rlkit was not run on a GPU; set train.router_replay: true to choose it"
+        return problem_at(urls, asked) or (None if asked else untested)
 
     def check_structure(self, structure: Structure) -> None:
         check_launched(self, self.launch.structures, structure)
