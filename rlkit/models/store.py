@@ -75,7 +75,9 @@ class Store:
         """
         version = self._read_json(name, MANIFEST, FormatVersion).format
         if version != FORMAT:
-            raise CheckpointError(f"{self.url}/{name} has format {version}, expected {FORMAT}: another rlkit wrote it")
+            raise CheckpointError(
+                f"{self.url}/{name} has format {version}, expected {FORMAT}: another version of rlkit wrote it"
+            )
         manifest = self._read_json(name, MANIFEST, Manifest)
         if STATE not in manifest.files or not manifest.tensor_files:
             raise CheckpointError(f"{self.url}/{name} is damaged: {MANIFEST} lists no {STATE} or no tensors")

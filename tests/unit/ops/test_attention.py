@@ -64,7 +64,7 @@ def test_flash_attentions_needs_are_checked_before_loading(monkeypatch: pytest.M
     monkeypatch.setattr(check_model, "find_spec", lambda name: object() if name == "flash_attn" else None)
     check(of(FLASH, precision="bf16-mixed"))
     check(of("eager"))
-    with pytest.raises(RecipeError, match="needs a GPU, but there is none"):
+    with pytest.raises(RecipeError, match="but there is no GPU; set it to sdpa"):
         fabric_for(of(FLASH, precision="bf16-mixed"))
 
 
