@@ -103,6 +103,7 @@ SUITES = {
             "tests/sglang/test_lora.py::test_adapters_arrive_merged",
             "tests/sglang/test_fit.py::test_structured_answers_train_on_a_running_server",
             "tests/sglang/test_fit.py::test_rollouts_run_ahead",
+            "tests/sglang/test_routes.py",
         ),
         "sglang",
     ),
