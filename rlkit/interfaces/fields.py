@@ -97,7 +97,7 @@ def declaration_problem(part: RunPart, field: Field) -> str | None:
     if not isinstance(field, Field):
         return f"declares {show(field)}, expected a rlkit.interfaces.fields.Field"
     try:
-        if field.full(1).double().flatten()[:1].tolist() not in ([], [field.padding]):
+        if field.full(1).flatten()[:1].tolist() not in ([], [field.padding]) and "float" not in field.dtype:
             return f"declares {field}, whose padding is no {field.dtype}"
     except Exception as error:  # a plugin may declare anything
         return f"declares {field}: {explain(error)}"

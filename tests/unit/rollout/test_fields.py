@@ -24,7 +24,7 @@ from rlkit.base.errors import PartError, RecipeError
 from rlkit.engines import Recorded
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
-from rlkit.interfaces.fields import Field, Filled, assemble
+from rlkit.interfaces.fields import Field, Filled, assemble, declaration_problem
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Reply
 from rlkit.interfaces.reward import RewardFunction
@@ -597,3 +597,9 @@ def test_a_large_field_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.M
 def test_replies_can_be_sent_to_other_processes() -> None:
     for reply in (ToolReply("42"), Observation("42"), Reply([], done=True)):
         assert pickle.loads(pickle.dumps(reply)) == reply
+
+
+def test_the_padding_is_of_the_fields_type() -> None:
+    assert declaration_problem(Graded(), Field("x", padding=0.1)) is None
+    assert "whose padding is no int32" in str(declaration_problem(Graded(), Field("x", "int32", padding=0.5)))
+    assert "expected a rlkit.interfaces.fields.Field" in str(declaration_problem(Graded(), "x"))  # type: ignore[arg-type]
