@@ -41,7 +41,7 @@ def test_changes_are_applied_and_refused_ones_are_healed(trainer: Trainer) -> No
 
 
 def test_a_server_that_takes_no_changes_is_named(second: Any, trainer: Trainer) -> None:
-    with pytest.raises(EngineError, match=r"takes no changes; start it with --custom-weight-loader rlkit\.engines"):
+    with pytest.raises(EngineError, match=r"takes no changes; start it with --custom-weight-loader rlkit_servers"):
         trainer.publish(second(transport="changes"))
 
 
