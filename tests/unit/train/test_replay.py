@@ -63,7 +63,7 @@ def test_auto_replays_what_can_differ(paths: dict[str, str]) -> None:
 
 
 def test_the_device_that_is_planned_for_decides(paths: dict[str, str]) -> None:
-    made = run_of(paths["qwen3_moe"], VllmServer())
+    made = run_of(paths["qwen3_moe"], VllmServer(), True)
     assert next(replay(made, on_gpu=True)).startswith("experts: replayed as VllmServer selects them, if the model's")
     assert "needs a GPU" in next(replay(made, on_gpu=False))
 
