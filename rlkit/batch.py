@@ -114,10 +114,10 @@ class RolloutBatch:
                 raise ValueError(f"{type(self).__name__}.{name} has shape {tuple(value.shape)}, expected {shape}")
         for name, value in self.fields.items():
             spec = self.declared[name]
-            sizes = {"token": (rows, width), "turn": (rows, *value.shape[1:2]), "row": (rows,)}[spec.by]
-            if tuple(value.shape) != sizes + spec.shape:
-                expected = f"expected {sizes + spec.shape}"
-                raise ValueError(f"batch.fields[{name!r}] has shape {tuple(value.shape)}, {expected}")
+            turns = value.shape[1] if value.dim() > 1 else 0
+            expected = (rows, *spec.sizes(width, turns), *spec.shape)
+            if tuple(value.shape) != expected:
+                raise ValueError(f"batch.fields[{name!r}] has shape {tuple(value.shape)}, expected {expected}")
         if self.media is not None and len(self.media) != rows:
             raise ValueError(f"{type(self).__name__}.media has {len(self.media)} rows, expected {rows}")
 

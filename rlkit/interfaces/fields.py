@@ -56,6 +56,10 @@ class Field:
             raise RecipeError(f"a part declares {show(self)}, expected {expected}, and by token, turn or row")
         object.__setattr__(self, "shape", tuple(self.shape))  # a list would not add to other shapes
 
+    def sizes(self, tokens: int, turns: int) -> tuple[int, ...]:
+        """Return the number of values in a conversation of so many tokens and turns of the policy; () by row."""
+        return {"token": (tokens,), "turn": (turns,), "row": ()}[self.by]
+
     def full(self, *sizes: int) -> Tensor:
         """Return a tensor [*sizes,*shape] of padding, on the CPU."""
         import torch
@@ -141,7 +145,7 @@ def assemble(declared: Mapping[str, Field], filled: Iterable[Filled], tokens: in
         for name, tensor in values.items():
             spec = declared[name]
             if name not in fields:
-                fields[name] = spec.full(*{"token": (tokens,), "turn": (turns,), "row": ()}[spec.by])
+                fields[name] = spec.full(*spec.sizes(tokens, turns))
             if spec.by == "row":
                 fields[name] = tensor
             elif spec.by == "turn":

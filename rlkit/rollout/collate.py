@@ -84,7 +84,7 @@ def _candidates(trajectories: Sequence[Trajectory], shape: torch.Size) -> Tensor
 def _padded(spec: Field, trajectories: Sequence[Trajectory], width: int) -> Tensor:
     """Return the values of a field as a batch has them; padding in rows without."""
     turns = max((sum(turn.role == "assistant" for turn in t.turns) for t in trajectories), default=0)
-    batched = spec.full(len(trajectories), *{"token": (width,), "turn": (turns,), "row": ()}[spec.by])
+    batched = spec.full(len(trajectories), *spec.sizes(width, turns))
     for row, trajectory in zip(batched, trajectories, strict=True):
         filled = {**(trajectory.score.fields if trajectory.score else {}), **trajectory.fields}.get(spec.name)
         if filled is not None:

@@ -263,10 +263,7 @@ class GenerateSampler(Sampler):
     def select(self, rows: Sequence[Row]) -> list[Row]:
         queue = self._queue
         first = queue.waiting[0].request
-        kind = (
-            len(first.tokens),
-            bool(first.media),
-        )  # one length, all or none with pictures
+        kind = (len(first.tokens), bool(first.media))  # one length, all or none with pictures
         joined = [r for r in queue.waiting if (len(r.request.tokens), bool(r.request.media)) == kind][: self._max_rows]
         queue.waiting = deque(row for row in queue.waiting if row not in joined)
         return [row for row in joined if not row.future.done()]

@@ -52,7 +52,7 @@ def with_fields(part: RunPart, batch: Batch, fields: Sequence[Field]) -> Batch:
     rows, width = batch.mask.shape
     batch.declared, tensors = declared, {}
     for name, field in declared.items():
-        tensors[name] = field.full(*{"token": (rows, width), "turn": (rows, 1), "row": (rows,)}[field.by])
+        tensors[name] = field.full(rows, *field.sizes(width, 1))
         tensors[name][batch.mask if field.by == "token" else torch.ones(rows, dtype=torch.bool)] = 1
     batch.fields = tensors
     return batch
