@@ -134,15 +134,22 @@ class FSDP2Strategy(ModelParallelStrategy):
         return module
 
 
-class FrozenHalf(Precision):
-    """Keeps frozen weights in bfloat16 and trained weights in float32, without casting inputs or outputs."""
+class HalfWeights(Precision):
+    """Keeps weights in bfloat16, without casting inputs or outputs.
+
+    Args:
+        trained: Whether to round trained weights too, which are float32 otherwise.
+    """
 
     precision = "bf16-true"  # type: ignore[assignment]
 
+    def __init__(self, trained: bool) -> None:
+        self.trained = trained
+
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Round the frozen weights but not the buffers: the rotary frequencies stay float32."""
+        """Round the weights but not the buffers: the rotary frequencies stay float32."""
         for parameter in module.parameters():
-            if not parameter.requires_grad:
+            if self.trained or not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
         return module
 
@@ -238,12 +245,15 @@ def backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_seconds()) -> Fabric:
+def make_fabric(
+    section: sections.Fabric, deadline: float = DEADLINE.total_seconds(), *, trains_bfloat16: bool = False
+) -> Fabric:
     """Return Fabric for the recipe's `fabric:`; also choose this process's kernels and memory allocator settings.
 
     Args:
         section: The recipe's `fabric:`.
         deadline: Timeout of collectives in seconds.
+        trains_bfloat16: Whether `bf16-true` holds for trained weights too.
 
     Raises:
         RecipeError: This machine has no such devices, or cannot start the processes.
@@ -256,7 +266,7 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
         "ddp", DDPStrategy, override=True, process_group_backend=backend(), timeout=timeout, start_method="popen"
     )
     strategy = section.strategy
-    frozen_half = section.precision == "bf16-true"
+    half = section.precision == "bf16-true"
     assert section.precision != "auto", "chosen with the recipe"
     try:
         plugins: list[Any] = [getattr(environments, name)() for name in section.plugins or ()]
@@ -266,9 +276,8 @@ def make_fabric(section: sections.Fabric, deadline: float = DEADLINE.total_secon
                 devices=section.devices,
                 num_nodes=section.num_nodes,
                 strategy=strategy if isinstance(strategy, str) else FSDP2Strategy(strategy, timeout),
-                # Fabric's bf16-true would round trained weights too
-                precision=None if frozen_half else section.precision,
-                plugins=[*plugins, FrozenHalf()] if frozen_half else plugins,
+                precision=None if half else section.precision,  # Fabric's bf16-true would round buffers too
+                plugins=[*plugins, HalfWeights(trains_bfloat16)] if half else plugins,
             )
     except (ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise RecipeError(f"fabric: {error}") from error

@@ -56,6 +56,9 @@ class Optimizer(ABC):
     takes_shards: bool = True
     """Whether it can update weights that FSDP2 has sharded, which are torch's DTensors."""
 
+    trains_bfloat16: bool = False
+    """Whether weights in bfloat16 follow updates that are smaller than their precision, as with stochastic rounding."""
+
     @abstractmethod
     def make(self, groups: Sequence[WeightGroup], lr: float) -> torch.optim.Optimizer:
         """Return an optimizer of all weights of the groups."""

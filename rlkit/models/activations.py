@@ -12,13 +12,13 @@ from rlkit.recipe import Fabric, Model, Train
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
 
-FULL = {"float32": (33, 16), "mixed": (31, 8)}
+FULL = {"float32": (33, 16), "mixed": (31, 8), "half": (21, 8)}
 ADAPTED = {"float32": (26, 16), "mixed": (25, 8), "half": (27, 12)}
 """Bytes saved for the backward pass per token and layer: (a, b) for a * hidden_size + b * intermediate_size.
 
 Measured from the tensors that autograd saves for layers of Qwen2 0.5B and 7B, with all weights trained (`FULL`) and
-with adapters only (`ADAPTED`); `half` means adapters on a bfloat16 base without autocast. They are within 2% of
-measurements on a GPU.
+with adapters only (`ADAPTED`); `half` means weights in bfloat16 without autocast, but for the adapters themselves. They
+are within 2% of measurements on a GPU, where those were made (not yet for `FULL["half"]`).
 """
 
 DORA = {"float32": 8, "mixed": 4, "half": 6}
@@ -30,13 +30,13 @@ def activation_bytes(config: ModelConfig, computes: str, adapters: bool, dora: b
 
     Args:
         config: Configuration of the text model.
-        computes: `float32`, `mixed`, or `half` for adapters on a bfloat16 base without autocast.
+        computes: `float32`, `mixed`, or `half` for weights in bfloat16 without autocast.
         adapters: Whether only adapters are trained.
         dora: Whether they are DoRA's, on all linear layers.
     """
     intermediate_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     layers = int(config.num_hidden_layers)
-    a, b = (ADAPTED if adapters else FULL)[computes if adapters or computes != "half" else "float32"]
+    a, b = (ADAPTED if adapters else FULL)[computes]
     each = a * config.hidden_size + b * intermediate_size
     if dora:
         each += DORA[computes] * (3 * config.hidden_size + kv_bytes(config, 1, 1) // layers + 2 * intermediate_size)
@@ -66,7 +66,8 @@ def precision_of(model: Model, fabric: Fabric) -> str:
     """Return the trainer's precision for `activation_bytes`: `mixed`, `float32` or `half`."""
     if fabric.precision.endswith("-mixed"):
         return "mixed"
-    return "half" if model.lora is not None and frozen_bytes(model, fabric) == 2 else "float32"
+    half = fabric.precision == "bf16-true" or (model.lora is not None and "bfloat16" in model.dtype)
+    return "half" if half else "float32"
 
 
 def frozen_bytes(model: Model, fabric: Fabric) -> int:

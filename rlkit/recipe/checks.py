@@ -228,12 +228,25 @@ def _check_sampling(recipe: Recipe) -> Iterator[str]:
             )
     if sampling.temperature == 0:
         yield "rollout.sampling.temperature is 0, so all samples of a prompt are equal; set it above 0 (usual: 1)"
-    adapters_alone = recipe.model.lora is not None and (recipe.critic is None or recipe.critic.lora is not None)
-    if recipe.fabric.precision == "bf16-true" and not adapters_alone:
-        yield (
-            "fabric.precision is 'bf16-true', in which most of AdamW's small updates of the weights round to zero; "
-            "set fabric.precision to 'bf16-mixed', and model.dtype: bfloat16 for frozen weights"
-        )
+    if recipe.trains_bfloat16:
+        yield from _check_bfloat16(recipe)
+
+
+def _check_bfloat16(recipe: Recipe) -> Iterator[str]:
+    """Yield what loses small updates of weights that are trained in bfloat16."""
+    for name, section in (("train", recipe.train), ("critic", recipe.critic)):
+        if section is not None and not section.optimizer.trains_bfloat16:
+            yield (
+                f"fabric.precision is 'bf16-true', in which most small updates of {type(section.optimizer).__name__} "
+                f"round to zero; set {name}.optimizer: AdamW8bit, or fabric.precision: bf16-mixed"
+            )
+    averages = {"train.ema": recipe.train.ema, "reference.mix": recipe.reference and recipe.reference.mix}
+    for name, value in averages.items():
+        if value is not None and value != 1:
+            yield (
+                f"{name} is {value}, but with fabric.precision 'bf16-true' the average is in bfloat16, and small "
+                "changes of it round to zero; remove it, or set fabric.precision: bf16-mixed"
+            )
 
 
 def _check_length(recipe: Recipe) -> Iterator[str]:

@@ -47,9 +47,10 @@ class Fabric:
         num_nodes: Number of nodes.
         strategy: How ranks share the work: `ddp` replicates the model; `fsdp2` shards it, and so does `FSDP2`, which
             has options; `auto` is `ddp` on several devices.
-        precision: The precision of computations; trained weights are always float32, and `bf16-true` is for frozen
-            weights under adapters. `32-true` is float32 on GPUs too: TF32 is off. `auto` is `bf16-mixed` on GPUs that
-            have bfloat16 and on CPUs for which `lscpu` lists `avx512_bf16` or `amx_bf16`, else `32-true`.
+        precision: The precision of computations. Trained weights are float32, except with `bf16-true`: it is for frozen
+            weights under adapters, and for `train.optimizer: AdamW8bit`, which trains weights in bfloat16. `32-true`
+            is float32 on GPUs too: TF32 is off. `auto` is `bf16-mixed` on GPUs that have bfloat16 and on CPUs for which
+            `lscpu` lists `avx512_bf16` or `amx_bf16`, else `32-true`.
         plugins: The cluster environment, if Fabric does not detect it.
     """
 

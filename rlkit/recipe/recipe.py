@@ -146,6 +146,12 @@ class Recipe:
         return self.needs_ref_logps or any(Inputs.REFERENCE in loss.inputs for loss in losses)
 
     @property
+    def trains_bfloat16(self) -> bool:
+        """Whether trained weights are in bfloat16: with `bf16-true`, unless all that is trained are adapters."""
+        adapters_alone = self.model.lora is not None and (self.critic is None or self.critic.lora is not None)
+        return self.fabric.precision == "bf16-true" and not adapters_alone
+
+    @property
     def needs_old_logps(self) -> bool:
         """Whether the trainer's log-probs are needed before the update.
 

@@ -77,7 +77,7 @@ def fabric_for(recipe: Recipe) -> Fabric:
     """
     for name, value in recipe.rollout.engine.environment.items():
         os.environ.setdefault(name, value)
-    fabric = make_fabric(recipe.fabric, recipe.train.deadline)
+    fabric = make_fabric(recipe.fabric, recipe.train.deadline, trains_bfloat16=recipe.trains_bfloat16)
     if recipe.model.attention in FLASH and not isinstance(fabric.accelerator, CUDAAccelerator):
         raise RecipeError(f"model.attention is {recipe.model.attention!r}, but there is no GPU; set it to sdpa")
     if recipe.train.offload_activations:

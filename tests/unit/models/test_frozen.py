@@ -126,8 +126,14 @@ LORA = "--model.lora.rank=4"
 @pytest.mark.parametrize(
     ("recipe", "options", "message"),
     [
-        ("quick_grpo", ["--fabric.precision=bf16-true"], "weights round to zero"),
-        ("quick_ppo", ["--fabric.precision=bf16-true", LORA], "weights round to zero"),
+        ("quick_grpo", ["--fabric.precision=bf16-true"], "AdamW round to zero; set train.optimizer: AdamW8bit"),
+        ("quick_ppo", ["--fabric.precision=bf16-true", LORA], "round to zero; set critic.optimizer: AdamW8bit"),
+        ("quick_grpo", ["--fabric.precision=bf16-true", "--train.ema=0.99"], "train.ema is 0.99, but"),
+        (
+            "quick_grpo",
+            ["--fabric.precision=bf16-true", "--kl_loss.coef=0.1", "--reference.mix=0.5"],
+            "reference.mix is 0.5, but",
+        ),
         (
             "quick_ppo",
             ["--fabric.precision=16-true", LORA, "--critic.lora.rank=4"],

@@ -109,7 +109,7 @@ class Setting:
 
     @property
     def precision(self) -> str:
-        """The trainer's precision: `mixed`, `float32`, or `half` for adapters on such a base without autocast."""
+        """The trainer's precision: `mixed`, `float32`, or `half` for weights in bfloat16 without autocast."""
         return precision_of(self.recipe.model, self.recipe.fabric)
 
     @property

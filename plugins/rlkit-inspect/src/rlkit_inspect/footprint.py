@@ -105,6 +105,9 @@ def _remedies(setting: Setting) -> str:
         and setting.shards == 1
         and setting.reads_policy,
         "train.checkpoint_activations: true": not train.checkpoint_activations,
+        "fabric.precision: bf16-true with train.optimizer: AdamW8bit": model.lora is None
+        and setting.shards == 1
+        and not setting.recipe.trains_bfloat16,
         "fabric.precision: bf16-mixed": setting.precision == "float32",
         "fabric.strategy: fsdp2 on more GPUs": setting.shards == 1,
     }
@@ -116,10 +119,12 @@ def memory(setting: Setting) -> dict[str, float]:
     recipe, train = setting.recipe, setting.recipe.train
     models = [setting.policy] + ([] if setting.critic is None else [setting.critic])
     states = gradients = casts = 0.0
+    trained_bytes = 2 if recipe.trains_bfloat16 else 4
     for model, section in zip(models, (train, recipe.critic), strict=False):
-        states += (_frozen_bytes(setting, model) if model.lora else 4 * model.base) + model.lora * 4
+        states += _frozen_bytes(setting, model) if model.lora else trained_bytes * model.base
+        states += trained_bytes * model.lora
         states += 0 if section is None else optimizer_bytes(section.optimizer, model)
-        gradients += 4 * model.trained
+        gradients += trained_bytes * model.trained
         if setting.precision == "mixed":  # autocast keeps cast copies of weights that are not in bfloat16
             casts = max(casts, 2 * model.base * (model.lora == 0 or setting.frozen_weight_bytes == 4))
     apart = recipe.fabric.shards or train.offload_during_rollout
@@ -130,7 +135,7 @@ def memory(setting: Setting) -> dict[str, float]:
         states += setting.policy.base * setting.frozen_weight_bytes
     row = setting.longest_row
     step_tokens = setting.rows * row
-    width = 2 if setting.half_base or setting.precision == "mixed" else 4
+    width = 2 if setting.half_base or setting.precision != "float32" else 4
     indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
     gpu_bytes = None if setting.gpu is None else setting.gpu.memory
     cached = getattr(recipe.rollout.engine, "max_kv_tokens", 0)
@@ -187,7 +192,8 @@ def _activations(setting: Setting, model: Size, tokens: int) -> float:
     if setting.recipe.train.offload_activations:
         layers = 1
     elif setting.recipe.train.checkpoint_activations:  # each layer's input, and one layer computed again
-        layer += layers * hidden * setting.frozen_weight_bytes if model.lora else layers * hidden * 4
+        half = model.lora or setting.precision == "half"
+        layer += layers * hidden * (setting.frozen_weight_bytes if half else 4)
         layers = 1
     width = 4 if setting.precision == "float32" else 2
     gradients = 3 * width * intermediate + 16 * hidden  # of one layer, and what the last norm saves
