@@ -1,12 +1,13 @@
-"""Loggers of metrics to products that keep experiments: MLflow, SwanLab, ClearML and Trackio."""
+"""Loggers of metrics to products that keep experiments or watch services."""
 
 from __future__ import annotations
 
 from rlkit.hooks import Register, hookimpl
 from rlkit_trackers.loggers import ClearML, MLflow, SwanLab, Trackio
+from rlkit_trackers.telemetry import OpenTelemetry, Prometheus
 
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    for logger in (ClearML, MLflow, SwanLab, Trackio):
+    for logger in (ClearML, MLflow, OpenTelemetry, Prometheus, SwanLab, Trackio):
         register(logger)

@@ -1,0 +1,145 @@
+"""Loggers for the monitoring of services: Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Literal
+from wsgiref.simple_server import WSGIServer
+
+from annotated_types import Ge, Le
+
+from rlkit.base.ranges import NUMBER
+from rlkit.interfaces.callback import LoggedRun
+from rlkit.loggers import PackagedLogger
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter, _Gauge
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.trace import TracerProvider
+    from prometheus_client import CollectorRegistry, Gauge
+
+Port = Annotated[int, Ge(1), Le(2**16 - 1), NUMBER]
+
+
+class Prometheus(PackagedLogger):
+    """An address from which Prometheus reads the last step's metrics: `/metrics` of a port of this machine.
+
+    `reward/mean` is the gauge `rlkit_reward_mean`, with the name of the run folder as its label `run`.
+
+    Args:
+        port: Number of the port.
+        host: Whether it is reached from this machine alone, or with 0.0.0.0 from others too.
+    """
+
+    package = "prometheus-client"
+    _server: WSGIServer
+    _thread: Thread
+    _registry: CollectorRegistry
+
+    def __init__(self, port: Port = 9464, host: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1") -> None:
+        self.port = port
+        self.host = host
+
+    def start(self, run: LoggedRun) -> None:
+        """Listen at the address.
+
+        Raises:
+            OSError: The port is in use.
+        """
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._run = run.folder.name
+        self._registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        try:
+            self._server, self._thread = start_http_server(self.port, self.host, self._registry)
+        except OSError as error:
+            raise OSError(f"cannot listen at {self.host}:{self.port} ({error}); choose another port") from error
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Set the gauges."""
+        from prometheus_client import Gauge
+
+        for name, value in {**metrics, "step": step}.items():
+            gauge = self._gauges.get(name)
+            if gauge is None:
+                metric = "rlkit_" + re.sub(r"\W", "_", name, flags=re.ASCII)
+                gauge = self._gauges[name] = Gauge(metric, name, ["run"], registry=self._registry)
+            gauge.labels(self._run).set(value)
+
+    def finalize(self, status: str) -> None:
+        """Close the address."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class OpenTelemetry(PackagedLogger):
+    """OpenTelemetry over OTLP and HTTP: a gauge for each metric and a span for each step.
+
+    The collector's address and its headers come from the environment alone, by OpenTelemetry's own names:
+    `OTEL_EXPORTER_OTLP_ENDPOINT` (http://localhost:4318 without it), `OTEL_EXPORTER_OTLP_HEADERS`. The span of a step
+    begins when the step before it was logged and has its times as attributes.
+
+    Args:
+        service: Name of the service in the collector.
+    """
+
+    package = "opentelemetry-exporter-otlp-proto-http"
+    _metrics: MeterProvider
+    _traces: TracerProvider
+    _meter: Meter
+
+    def __init__(self, service: str = "rlkit") -> None:
+        self.service = service
+
+    def start(self, run: LoggedRun) -> None:
+        """Start the exporters."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from rlkit_trackers.otlp import MetricExporter
+
+        names = {"service.name": self.service, "service.instance.id": run.run_id, "rlkit.run": run.folder.name}
+        resource = Resource.create(names)
+        self._exporter = MetricExporter()
+        self._metrics = MeterProvider([PeriodicExportingMetricReader(self._exporter)], resource)
+        self._traces = TracerProvider(resource=resource)
+        self._traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._meter = self._metrics.get_meter("rlkit")
+        self._gauges: dict[str, _Gauge] = {}
+        self._last = time.time_ns()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Set the gauges, end the step's span and send both.
+
+        Raises:
+            ConnectionError: The collector does not take them.
+        """
+        for name, value in metrics.items():
+            gauge = self._gauges.get(name)
+            if gauge is None:
+                gauge = self._gauges[name] = self._meter.create_gauge(f"rlkit.{name.replace('/', '.')}")
+            gauge.set(value)
+        times = {name: value for name, value in metrics.items() if name.startswith("time/")}
+        span = self._traces.get_tracer("rlkit").start_span("step", start_time=self._last, attributes=times)
+        span.set_attribute("step", step)
+        self._last = time.time_ns()
+        span.end(self._last)
+        self._metrics.force_flush()
+        if self._exporter.refused:
+            raise ConnectionError(
+                "the collector takes no metrics; check OTEL_EXPORTER_OTLP_ENDPOINT, which is http://localhost:4318 if unset"
+            )
+
+    def finalize(self, status: str) -> None:
+        """Send what remains."""
+        self._metrics.shutdown(timeout_millis=5000)
+        self._traces.shutdown()
