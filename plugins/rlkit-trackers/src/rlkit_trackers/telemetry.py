@@ -136,7 +136,7 @@ class OpenTelemetry(PackagedLogger):
         self._metrics.force_flush()
         if self._exporter.refused:
             raise ConnectionError(
-                "the collector takes no metrics; check OTEL_EXPORTER_OTLP_ENDPOINT, which is http://localhost:4318 if unset"
+                "the collector takes no metrics; check OTEL_EXPORTER_OTLP_ENDPOINT (unset, it is http://localhost:4318)"
             )
 
     def finalize(self, status: str) -> None:
