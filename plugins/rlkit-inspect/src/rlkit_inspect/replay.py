@@ -6,11 +6,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlkit_engine_torch import TorchEngine
+
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.display import Display, echo
 from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.engines import Recorded, TorchEngine
+from rlkit.engines import Recorded
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.runtime import Runtime
 from rlkit.models.config import load_config
