@@ -31,6 +31,7 @@ FORMER = {
     "rlkit.records.headline": "rlkit_report.headline",
     "rlkit.rewards.code": "rlkit_code.reward",
     "rlkit.rewards.command": "rlkit_code.command_reward",
+    "rlkit.rewards.composite": "rlkit_rewards.composite",
     "rlkit.rewards.judge": "rlkit_judges.judge",
     "rlkit.rewards.math": "rlkit_math.reward",
     "rlkit.rewards.model": "rlkit_rewards.model",
