@@ -165,7 +165,7 @@ def fit(
         RlkitError: The run failed; its checkpoints remain in its folder.
     """
     from rlkit.models.save import save_object
-    from rlkit.records.rows import read_lines
+    from rlkit.records.lines import read_lines
     from rlkit.run.folder import RunFolder
     from rlkit.run.launch import Job, launch
 

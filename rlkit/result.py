@@ -53,7 +53,7 @@ class Result:
 
     def rollouts(self, step: int | None = None) -> Iterator[JsonObject]:
         """Yield the saved trajectories of a step, or of all steps in order, as the rows of `rollouts/`."""
-        from rlkit.records.rows import read_lines
+        from rlkit.records.lines import read_lines
 
         name = "step-*" if step is None else f"step-{step:05d}*"
         for path in sorted((self.folder / "rollouts").glob(f"{name}.jsonl.gz")):

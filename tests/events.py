@@ -12,8 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     import torch
-
-    from rlkit.engines.torch.fused import FusedDecoder
+    from rlkit_engine_torch.fused import FusedDecoder
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -33,7 +32,7 @@ class Gate:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-        from rlkit.engines.torch.fused import FusedDecoder
+        from rlkit_engine_torch.fused import FusedDecoder
 
         self.entered, self.opened = threading.Event(), threading.Event()
         self.rows: list[int] = []

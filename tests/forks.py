@@ -33,9 +33,9 @@ ROOT = Path(__file__).parents[1]
 IMPORTS = (
     "torch._dynamo", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2", "peft", "rlkit.cli.fit", "rlkit.cli.display", "rlkit.engines",
-    "rlkit.losses", "rlkit.run.launch",
+    "rlkit.losses", "rlkit.run.launch", "rlkit_engine_torch",
 )  # fmt: skip
-"""Modules that most runs import; none of a plugin."""
+"""Modules that most runs import."""
 
 CHANGED = {"PYTEST_CURRENT_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR", *KERNELS}
 """Variables that pytest, Lightning, Inductor and runs set in their process; no import depends on them."""

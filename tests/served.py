@@ -18,6 +18,7 @@ import jsonschema
 import pytest
 import torch
 from rlkit_authors.models import build_tokenizer
+from rlkit_engine_torch.sampling import Truncation, truncate
 from rlkit_servers.api import ServerOutput
 from rlkit_servers.engine import ServerEngine
 from rlkit_servers.retry import ServerRetryPolicy
@@ -31,7 +32,6 @@ from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.models.lora import base_model
 from rlkit.models.weights import PolicyWeights
-from rlkit.ops.sampling import Truncation, truncate
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason, Structure
 from tests.candidates import logps_over_candidates

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 from rlkit.base.errors import RecipeError, explain, shorten, show
-from rlkit.base.files import open_inside
 from rlkit.base.text import redact
 from rlkit.interfaces.content import are_tools
 from rlkit.interfaces.picture import Picture
 from rlkit.records.fields import read_fields, stored_fields
+from rlkit.records.lines import read_lines
 from rlkit.types import AgentSpan, Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -25,8 +23,6 @@ T = TypeVar("T")
 
 MAX_META = 65_536
 """Characters of a row's `meta` as JSON."""
-
-MAX_LINE_BYTES = 2**28
 
 MAX_OUTPUT = 16_384
 """Characters of the end of an agent's output."""
@@ -189,25 +185,6 @@ def read_rows(path: Path, tokenize: Tokenize | None = None) -> Iterator[SavedRow
         if not isinstance(row, dict):
             raise RecipeError(f"{location} is {show(row)}, expected an object with messages, text and answer")
         yield _saved(_Fields(row, location), tokenize)
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file, compressed or not, that are not empty, with their numbers from 1.
-
-    Raises:
-        RecipeError: The file cannot be read, is a link or no regular file, or a line is too long.
-    """
-    number = 0
-    try:
-        with open_inside(path.parent, path.name) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
-            while line := file.readline(MAX_LINE_BYTES):
-                number += 1
-                if len(line) == MAX_LINE_BYTES:
-                    raise RecipeError(f"{path}, line {number} is longer than {MAX_LINE_BYTES:,} bytes")
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        raise RecipeError(f"{path} cannot be read after line {number}: {explain(error)}") from error
 
 
 class _Fields:

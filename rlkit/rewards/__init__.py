@@ -1,16 +1,15 @@
 """Rewards, one per file.
 
-What belongs here: the sum of rewards, those of Python functions, and those of lengths and turns. What does not: rewards
-of the shelf (`rlkit_math`, `rlkit_rewards`), and workers and deadlines (`rlkit.rollout.scoring`).
+What belongs here: rewards of Python functions, and those of lengths and turns. What does not: rewards of the shelf
+(`rlkit_math`, `rlkit_rewards`), and workers and deadlines (`rlkit.rollout.scoring`).
 """
 
 from rlkit.registry.shelf import attribute_of
-from rlkit.rewards.composite import Composite
 from rlkit.rewards.episode import EpisodeReward
 from rlkit.rewards.overlong import Overlong
 from rlkit.rewards.python import PythonReward
 from rlkit.rewards.python_batch import BatchReward
 
-__all__ = ["BatchReward", "Composite", "EpisodeReward", "Overlong", "PythonReward"]
+__all__ = ["BatchReward", "EpisodeReward", "Overlong", "PythonReward"]
 
 __getattr__ = attribute_of("rewards")

@@ -8,8 +8,8 @@ from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
 from rlkit.ops.routes import ROUTES
 from rlkit.recipe import Recipe
-from rlkit.records.comparison import metrics
 from rlkit.records.folder import of_rank
+from rlkit.records.lines import step_metrics
 from rlkit.records.rows import SavedRow, read_rows
 from rlkit.rollout.service import RolloutService
 from rlkit.train.metrics import Meter
@@ -29,7 +29,7 @@ class KeptRollouts:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.samples = {line["step"]: int(line[SAMPLES]) for line in metrics(run) if SAMPLES in line}
+        self.samples = {line["step"]: int(line[SAMPLES]) for line in step_metrics(run) if SAMPLES in line}
 
     def __call__(self, data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
         """Return the rollouts of a step, scored.

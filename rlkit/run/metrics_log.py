@@ -17,8 +17,8 @@ from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.text import part_name, redact_arguments
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.records.folder import write_atomically
+from rlkit.records.lines import read_lines
 from rlkit.records.rewards import RewardHistory
-from rlkit.records.rows import read_lines
 from rlkit.run.answers import answers_to_log
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import time
 from typing import Any
 
 import torch
+from rlkit_engine_torch.decoder import AnyDecoder, Decoder
+from rlkit_engine_torch.fused import FusedDecoder
+from rlkit_engine_torch.graphs import GraphDecoder
+from rlkit_engine_torch.sampling import Truncation, choose
 
-from rlkit.engines.torch.decoder import AnyDecoder, Decoder
-from rlkit.engines.torch.fused import FusedDecoder
-from rlkit.engines.torch.graphs import GraphDecoder
-from rlkit.ops.sampling import Truncation, choose
 from rlkit.testing import random_model
 from tests.gpu.trial import SHAPE
 

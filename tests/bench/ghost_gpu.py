@@ -104,7 +104,7 @@ class GhostGpu(VirtualGpu):
 
 
 def record(clock: Clock, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return what `rlkit.engines.torch.graphs.Graph` is: a function that launches recorded kernels."""
+    """Return what `rlkit_engine_torch.graphs.Graph` is: a function that launches recorded kernels."""
     tape = clock.tape = Costs()
     output = run()
     clock.tape = None

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from rlkit_engine_torch.batch import DecodeBatch, Row
+from rlkit_engine_torch.fused import FusedDecoder
 from torch import Tensor
 
-from rlkit.engines.torch.batch import DecodeBatch, Row
-from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.interfaces.optimizer import WeightGroup, WeightKind
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora, base_model

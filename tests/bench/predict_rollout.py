@@ -9,16 +9,16 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from rlkit_engine_torch import batch as batch_module
+from rlkit_engine_torch.batch import DecodeBatch, Row
+from rlkit_engine_torch.engine import ROWS_ON_GPU
+from rlkit_engine_torch.graphs import GraphDecoder
+from rlkit_engine_torch.loop import DecodeLoop
+from rlkit_engine_torch.queue import RequestQueue
+from rlkit_engine_torch.samplers import DecoderSampler
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlkit.engines.torch import batch as batch_module
-from rlkit.engines.torch.batch import DecodeBatch, Row
-from rlkit.engines.torch.engine import ROWS_ON_GPU
-from rlkit.engines.torch.graphs import GraphDecoder
-from rlkit.engines.torch.loop import DecodeLoop
-from rlkit.engines.torch.queue import RequestQueue
-from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.types import Request, SampleKey, Sampling
 from tests.bench.ghost_gpu import READS, record
 from tests.bench.predict_passes import PROMPT, SAMPLES, SHAPES, decode, make_model, predict

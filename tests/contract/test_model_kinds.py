@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch.samplers import DecoderSampler
 from rlkit_inspect.docs import page
 
 from rlkit.base.errors import RecipeError
 from rlkit.distributed.expert_parallel import expert_plan
 from rlkit.distributed.tensor_parallel import MATRICES, plan_of
-from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
 from rlkit.ops.logps import DEFAULT_READS
 from rlkit.testing import random_model

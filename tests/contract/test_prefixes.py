@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch.decoder import Decoder
+from rlkit_engine_torch.fused import FusedDecoder
+from rlkit_engine_torch.graphs import GraphDecoder
+from rlkit_engine_torch.prefixes import PrefixCache
+from rlkit_engine_torch.samplers import DecoderSampler
 
 from rlkit.base.errors import EngineError
 from rlkit.engines import TorchEngine
-from rlkit.engines.torch.decoder import Decoder
-from rlkit.engines.torch.fused import FusedDecoder
-from rlkit.engines.torch.graphs import GraphDecoder
-from rlkit.engines.torch.prefixes import PrefixCache
-from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.lora import add_lora, base_model
 from rlkit.recipe import Lora
 from rlkit.testing import random_model

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 import torch
 from rlkit_authors.models import build_tokenizer
+from rlkit_engine_torch.structure import StructureMatcher
 
 from rlkit.base.errors import EngineError, RecipeError, RolloutError
 from rlkit.engines import TorchEngine
-from rlkit.engines.torch.structure import StructureMatcher
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason, Structure
 from tests.candidates import logps_over_candidates

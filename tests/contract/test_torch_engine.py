@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 from rlkit_authors.models import build_tokenizer
+from rlkit_engine_torch import blocks, decoder, engine, samplers
+from rlkit_engine_torch.blocks import FusedModel, why_not_fused
+from rlkit_engine_torch.cache import CacheLayer
+from rlkit_engine_torch.decoder import Decoder
+from rlkit_engine_torch.fused import FusedDecoder
+from rlkit_engine_torch.graphs import GraphDecoder
+from rlkit_engine_torch.probe import why_not
+from rlkit_engine_torch.samplers import DecoderSampler
 from transformers import GenerationConfig
 
 from rlkit.base.errors import EngineError
 from rlkit.engines import TorchEngine
-from rlkit.engines.torch import blocks, decoder, engine, samplers
-from rlkit.engines.torch.blocks import FusedModel, why_not_fused
-from rlkit.engines.torch.cache import CacheLayer
-from rlkit.engines.torch.decoder import Decoder
-from rlkit.engines.torch.fused import FusedDecoder
-from rlkit.engines.torch.graphs import GraphDecoder
-from rlkit.engines.torch.probe import why_not
-from rlkit.engines.torch.samplers import DecoderSampler
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora, base_model
 from rlkit.recipe import Lora

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
+from rlkit_engine_torch.probe import why_not
 
 from rlkit import recipe as sections
 from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.distributed.fsdp2 import make_fabric, unsharded
 from rlkit.distributed.ranks import Ranks, SideGroup
-from rlkit.engines.torch.probe import why_not
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy

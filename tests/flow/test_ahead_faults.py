@@ -138,8 +138,9 @@ def test_a_full_disk_ends_a_run_ahead(tmp_path: Path) -> None:
 
 def test_validation_in_the_middle_changes_nothing(tmp_path: Path) -> None:
     """Groups wait while the engine answers held-out prompts, and go on as if there had been none."""
+    from rlkit_report.comparison import compare
+
     from rlkit.cli.main import main
-    from rlkit.records.comparison import compare
 
     words = ("--recipe=quick_tool", *AHEAD, "--train.steps=4", "--log.rollouts.limit=null")
     validation = (

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rlkit_report.files import RunFiles
 from rlkit_report.server import Pages, ReportServer
 
 from rlkit.cli.main import main
-from rlkit.records.files import RunFiles
 from rlkit.records.rows import as_row
 from rlkit.run.folder import RunFolder
 from rlkit.types import Fork

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_report.comparison import compare
 from safetensors.torch import load_file
 
 from rlkit.models.load import load_policy
 from rlkit.recipe import Model
-from rlkit.records.comparison import compare
 from tests import forks
 from tests.conftest import read_jsonl, rlkit, rlkit_in_process, write_plugin
 

@@ -45,7 +45,7 @@ def test_a_run_on_a_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
     assert seen["threads"] == {}
     assert all(row["update/packed"] == row["engine/fused"] == 1 for row in metrics)
     assert metrics[-1]["mismatch/mean"] < 0.05
-    assert seen["reads"]["engines/torch/batch.py:sample"] <= 2 * (seen["steps"] + 12)  # which rows have ended
+    assert seen["reads"]["rlkit_engine_torch/batch.py:sample"] <= 2 * (seen["steps"] + 12)  # which rows have ended
 
 
 def test_a_tensor_of_the_host_among_those_of_a_gpu_is_seen() -> None:

@@ -17,8 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import rlkit_engine_torch
 import torch
 from lightning.fabric import Fabric
+from rlkit_engine_torch.graphs import GraphDecoder
 from torch import Tensor, nn
 from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
@@ -26,12 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rlkit
-from rlkit.engines.torch.graphs import GraphDecoder
 from rlkit.run.preflight import memory
 from tests.unit.ops.test_ragged import attend_to_each
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
-SOURCE = str(Path(rlkit.__file__).parent)
+SOURCES = tuple(str(Path(str(package.__file__)).parent) for package in (rlkit, rlkit_engine_torch))
 DEVICE, IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 READS = (torch.Tensor.tolist, torch.Tensor.numpy)
 MOVES = (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda)
@@ -157,9 +158,12 @@ def is_cuda(device: object) -> bool:
 def where() -> str:
     """Return the innermost line of rlkit that is running."""
     frame = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.startswith(SOURCE):
+    while frame is not None and not frame.f_code.co_filename.startswith(SOURCES):
         frame = frame.f_back  # type: ignore[assignment]
-    return "?" if frame is None else f"{frame.f_code.co_filename[len(SOURCE) + 1 :]}:{frame.f_code.co_name}"
+    if frame is None:
+        return "?"
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{frame.f_code.co_name}"
 
 
 def install_torch(gpu: VirtualGpu) -> None:

@@ -60,14 +60,14 @@ FLOORS = [
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 OWNERS = {
     "sglang": set(),
-    "lightning": {"distributed", "loggers", "train", "run", "cli"},
+    "lightning": {"distributed", "train", "run", "cli"},
     "peft": {"models"},
     "wandb": set(),
 }
 
 
 PUBLIC = {
-    "__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "loggers", "media",
+    "__version__", "agents", "base", "batch", "commands", "distributed", "hooks", "interfaces", "media",
     "models", "ops", "parsers", "recipe", "records", "registry", "tools", "types",
 }  # fmt: skip
 """Rooms from which the shelf may import."""
@@ -88,7 +88,7 @@ run loads them, parts bound without a policy, a policy that samples and its vali
 """
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-MOST_CORE_LINES = 27_163
+MOST_CORE_LINES = 24_428
 """It may only fall; the aim is 25,000."""
 
 

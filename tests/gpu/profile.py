@@ -180,9 +180,10 @@ def steps(given: argparse.Namespace) -> str:
 
 def decode(model: Any, rows: int) -> str:
     """Print and return what a decode step of so many rows takes, from tokens to tokens, as TorchEngine makes it."""
-    from rlkit.engines.torch.batch import DecodeBatch, Row
-    from rlkit.engines.torch.fused import FusedDecoder
-    from rlkit.engines.torch.graphs import GraphDecoder
+    from rlkit_engine_torch.batch import DecodeBatch, Row
+    from rlkit_engine_torch.fused import FusedDecoder
+    from rlkit_engine_torch.graphs import GraphDecoder
+
     from rlkit.types import Request, SampleKey, Sampling
 
     decoder = (GraphDecoder if GPU else FusedDecoder)(model, autocast)

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch.fused import FusedDecoder
+from rlkit_engine_torch.graphs import COLUMNS, GraphDecoder
+from rlkit_engine_torch.prefixes import Prefix
+from rlkit_engine_torch.sampling import choose
 from torch import Tensor
 
-from rlkit.engines.torch.fused import FusedDecoder
-from rlkit.engines.torch.graphs import COLUMNS, GraphDecoder
-from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.actor import Actor
 from rlkit.ops import logps
 from rlkit.ops.attention import Layout, Scoring
 from rlkit.ops.fusion import softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, OutputLayer, token_logps
 from rlkit.ops.ragged import by_flash, by_sdpa
-from rlkit.ops.sampling import choose
 from rlkit.testing import random_model
 from tests.unit.engines.test_fused import measured
 from tests.unit.models.test_packing import rows_of

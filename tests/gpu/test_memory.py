@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch.probe import why_not
 from rlkit_servers.sglang.transports import SGLangTensors
 from rlkit_servers.transports import serialize
 
-from rlkit.engines.torch.probe import why_not
 from rlkit.testing import random_model
 
 pytestmark = pytest.mark.gpu

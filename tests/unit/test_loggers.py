@@ -14,11 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlkit_trackers.packaged import LightningLogger
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.interfaces.callback import LoggedRun, Logger
-from rlkit.loggers import CSV, ClearML, LightningLogger, MLflow, SwanLab, TensorBoard, Trackio, Wandb
+from rlkit.loggers import CSV, ClearML, MLflow, SwanLab, TensorBoard, Trackio, Wandb
 from rlkit.run.metrics_log import LoggerThread, open_loggers
 from tests.conftest import FAST, read_jsonl
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers.integrations.sdpa_attention as attention
+from rlkit_engine_torch.fused import FusedDecoder
 from rlkit_inspect import estimate, footprint
 from rlkit_inspect.gpus import GPUS, H100, gpu_named
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
-from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.models.activations import token_limit
 from rlkit.models.size import find_config, known_shapes, kv_bytes, size_of
 from rlkit.ops import logps

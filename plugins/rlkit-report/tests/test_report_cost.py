@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from rlkit_report.files import RunFiles
 from test_report import data_of, report, validated
 
-from rlkit.records.files import RunFiles
 from tests.conftest import ROOT
 from tests.run_folders import write_run
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from rlkit_report.files import RunFiles
 from rlkit_report.server import Pages, ReportServer
 from test_report import data_of
 
 from rlkit.cli.main import main
-from rlkit.records.files import RunFiles
 from rlkit.run.folder import RunFolder
 from tests.run_folders import trajectory, write_run
 

@@ -256,7 +256,7 @@ def test_metrics_named_elsewhere_are_listed_by_name(folder: str, pattern: str, p
 
 def test_every_gauge_of_an_engine_is_listed() -> None:
     names = set()
-    for path in (*ROOT.glob("rlkit/engines/**/*.py"), *ROOT.glob("plugins/rlkit-servers/src/**/*.py")):
+    for path in (*ROOT.glob("plugins/rlkit-engine-torch/src/**/*.py"), *ROOT.glob("plugins/rlkit-servers/src/**/*.py")):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef) and function.name in ("health", "gauges"):
                 constants = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from rlkit_engine_torch.decoder import Decoder
 from torch import nn
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.parsing.parser import parse
 from rlkit.distributed.fsdp2 import make_fabric
-from rlkit.engines.torch.decoder import Decoder
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.reference import Reference

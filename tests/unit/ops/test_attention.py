@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch.decoder import Decoder
+from rlkit_engine_torch.probe import why_not
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.engines.torch.decoder import Decoder
-from rlkit.engines.torch.probe import why_not
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.recipe import Fabric, Model, Recipe, check, check_model

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from rlkit_engine_torch.sampling import Truncation, choose
 from rlkit_servers.api import candidates_of
 
 from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import ALL, LOGPS, logits_logps
-from rlkit.ops.sampling import Truncation, choose
 from rlkit.rollout.collate import collate
 from rlkit.testing import example_trajectory
 from rlkit.types import Sampling

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.ir
+from rlkit_engine_torch import row_attention
+from rlkit_engine_torch.row_attention import PartialAttention
 
-from rlkit.engines.torch import row_attention
-from rlkit.engines.torch.row_attention import PartialAttention
 from rlkit.ops import fusion, layers, logps
 from rlkit.ops.fusion import Fused, softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, OutputLayer, token_logps

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlkit_engine_torch.sampling import Truncation, choose, truncate
 
 from rlkit.ops import aggregate, kl
 from rlkit.ops.batching import micro_batches
@@ -17,7 +18,6 @@ from rlkit.ops.groups import group_stats
 from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, WEIGHT_ROWS, OutputLayer, _add_outer_, logits_logps, token_logps
 from rlkit.ops.masked import masked_mean, masked_sum
 from rlkit.ops.random import uniform
-from rlkit.ops.sampling import Truncation, choose, truncate
 from rlkit.types import Reads
 
 

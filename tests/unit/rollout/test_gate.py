@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlkit_engine_torch.batch import DecodeBatch
+from rlkit_engine_torch.fused import FusedDecoder
 
 from rlkit.base.errors import RolloutError
 from rlkit.engines import TorchEngine
-from rlkit.engines.torch.batch import DecodeBatch
-from rlkit.engines.torch.fused import FusedDecoder
 from rlkit.models.weights import PolicyWeights
 from rlkit.rollout.gate import Gate
 from rlkit.testing import random_model
@@ -148,7 +148,7 @@ def test_requests_of_earlier_steps_come_first() -> None:
 
 
 def test_a_model_without_a_decoder_is_interrupted_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlkit.engines.torch.engine._make_decoder", lambda runtime: None)
+    monkeypatch.setattr("rlkit_engine_torch.engine._make_decoder", lambda runtime: None)
     engine = bound("qwen2")
     engine._stop_ids = frozenset()
 

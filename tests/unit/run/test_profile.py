@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlkit_report.comparison import compare
 
 from rlkit.cli.main import main
-from rlkit.records.comparison import compare
 
 FEW = (
     "--recipe=quickstart", "--train.steps=3", "--train.prompts_per_step=2", "--rollout.group_size=2",

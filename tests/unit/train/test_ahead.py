@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_report.comparison import compare
 from safetensors.torch import load_file
 
 from rlkit.base.errors import RecipeError
@@ -15,7 +16,6 @@ from rlkit.cli.main import main
 from rlkit.cli.parsing.parser import parse
 from rlkit.data.data import Data
 from rlkit.models.checkpoints import open_checkpoint
-from rlkit.records.comparison import compare
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.stream import BesideStream, ColocatedStream, RolloutStream, TrainedGroups
 from rlkit.train.metrics import Meter

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 from aiohttp import web
+from rlkit_engine_torch.engine import TorchEngine
 
-from rlkit.engines.torch.engine import TorchEngine
 from rlkit_engine_http.engine import TOKEN
 from rlkit_engine_http.server import SamplingServer, ServerRuntime, application
 

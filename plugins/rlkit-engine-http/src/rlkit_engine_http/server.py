@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from rlkit_engine_torch.engine import TorchEngine
 from rlkit_servers.api import ServerOutput
 from rlkit_servers.changes import WeightReceiver
 from rlkit_servers.http import UNREADABLE
 from safetensors import SafetensorError, safe_open
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.engines.torch.engine import TorchEngine
 from rlkit.models.weights import as_saved
 from rlkit.rollout.gate import Gate
 from rlkit.types import Request, SampleKey, Sampling, StopReason, Structure

@@ -6,18 +6,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlkit_engine_torch import TorchEngine
+from rlkit_report.comparison import compare, lines, recipe_of
+
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.display import Display, echo
 from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.engines import Recorded, TorchEngine
+from rlkit.engines import Recorded
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.runtime import Runtime
 from rlkit.models.config import load_config
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.vision import reads_pictures
-from rlkit.records.comparison import compare, lines, metrics, recipe_of
 from rlkit.records.folder import default_folder, folder_of, output_path
+from rlkit.records.lines import step_metrics
 from rlkit.run.kept import KeptRollouts
 from rlkit.run.launch import Job, launch
 from rlkit.run.outcome import Replay
@@ -118,7 +121,7 @@ def _job(home: Path, parsed: Parsed) -> Job:
             "the run has sampled ahead of its steps (rollout.max_staleness), so that one alone cannot be sampled "
             "again; add --phase learn"
         )
-    steps = [line["step"] for line in metrics(home)]
+    steps = [line["step"] for line in step_metrics(home)]
     if number not in steps:
         expected = f"one from {steps[0]} to {steps[-1]}" if steps else "a run with steps"
         raise RecipeError(f"--step is {parsed.options.step}, expected {expected}, as {home} has them")
@@ -127,7 +130,7 @@ def _job(home: Path, parsed: Parsed) -> Job:
     if not start and steps[0] > 1:
         raise RecipeError(f"{home} begins with step {steps[0]} and has no checkpoint before step {number}")
     if learn and parsed.recipe.train.router_replay == "auto":  # which the kept rollouts have decided
-        parsed.recipe.train.router_replay = any(REPLAYED in line for line in metrics(home))
+        parsed.recipe.train.router_replay = any(REPLAYED in line for line in step_metrics(home))
     if learn and not isinstance(parsed.recipe.rollout.engine, TorchEngine | Recorded):
         parsed.recipe.rollout.engine = KeptEngine(parsed.recipe.rollout.engine)
     replay = Replay(number, KeptRollouts(home)) if learn else Replay(number)

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from rlkit_report.files import RunFiles
+from rlkit_report.headline import recipe_tree
 
 from rlkit.base.text import safe
 from rlkit.models.save import BASE_FIRST, as_code, load_snippet
 from rlkit.models.source import ADAPTER, BASE, OVERRIDES, Source
-from rlkit.records.files import RunFiles
 from rlkit.records.folder import AVERAGE
-from rlkit.records.headline import recipe_tree
 from rlkit.types import JsonObject
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

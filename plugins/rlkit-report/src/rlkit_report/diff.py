@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.display import echo, show
-from rlkit.records.comparison import RunComparison, compare, lines, value_text
 from rlkit.records.folder import folder_of
+from rlkit_report.comparison import RunComparison, compare, lines, value_text
 
 USAGE = """usage: rlkit diff RUN RUN [--json]
     shows where two runs differ: their recipes, their environments, the first step whose metrics differ, the first

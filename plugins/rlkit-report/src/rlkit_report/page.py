@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from rlkit.records.files import RunFiles
+from rlkit_report.files import RunFiles
 from rlkit_report.pages import PageIndex, as_json, pages
 from rlkit_report.pictures import RunPictures
 from rlkit_report.tokens import texts_of

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from rlkit.interfaces.content import described
-from rlkit.records.files import RolloutFile, chosen, token_ids
 from rlkit.types import JsonObject
+from rlkit_report.files import RolloutFile, chosen, token_ids
 from rlkit_report.pictures import RunPictures
 from rlkit_report.tokens import TokenTexts
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlkit.base.files import read_inside
-from rlkit.records.files import samples_of
 from rlkit.types import JsonObject
+from rlkit_report.files import samples_of
 
 NAME = re.compile(r"media/[0-9a-f]{32}\.(png|jpg|gif|webp|bmp)")
 """Names of pictures, as a run writes them: a row may have been edited, and names no other file."""

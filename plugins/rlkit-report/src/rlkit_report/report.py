@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.display import echo
-from rlkit.records.files import MOST_STEPS, RunFiles
 from rlkit.records.folder import folder_of
+from rlkit_report.files import MOST_STEPS, RunFiles
 from rlkit_report.page import MARK, write_page
 from rlkit_report.server import serve
 

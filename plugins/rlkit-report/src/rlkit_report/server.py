@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.cli.display import echo
-from rlkit.records.files import RunFiles
 from rlkit.run.signals import raised
+from rlkit_report.files import RunFiles
 from rlkit_report.page import write
 
 HOST = "127.0.0.1"

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rlkit.base.errors import RlkitError, explain
-from rlkit.records.files import RunFiles
+from rlkit_report.files import RunFiles
 
 TOKENIZER = "tokenizer.json"
 WORD_START = "\u2581"

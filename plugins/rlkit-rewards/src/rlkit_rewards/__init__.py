@@ -1,17 +1,18 @@
-"""Rewards that few recipes need: texts compared with references, a learned model, a service, one of several rewards."""
+"""Rewards of rewards, texts compared with references, a learned model and a service."""
 
 from __future__ import annotations
 
 from rlkit.hooks import Register, hookimpl
+from rlkit_rewards.composite import Composite
 from rlkit_rewards.model import ModelReward
 from rlkit_rewards.qa import ExactReward, QAReward
 from rlkit_rewards.remote import RemoteReward
 from rlkit_rewards.router import Router
 
-__all__ = ["ExactReward", "ModelReward", "QAReward", "RemoteReward", "Router"]
+__all__ = ["Composite", "ExactReward", "ModelReward", "QAReward", "RemoteReward", "Router"]
 
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    for part in (ExactReward, ModelReward, QAReward, RemoteReward, Router):
+    for part in (Composite, ExactReward, ModelReward, QAReward, RemoteReward, Router):
         register(part)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import Seconds
-from rlkit.interfaces.reward import OnError, RewardManager, sum_counts
-from rlkit.registry import close_parts
+from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.types import Prompt, Score, Trajectory
-
-if TYPE_CHECKING:
-    from rlkit.interfaces.runtime import Runtime
+from rlkit_rewards.combined import CombinedReward
 
 
-class Router(RewardManager):
+class Router(CombinedReward):
     """Scores each prompt by the reward that its `meta[key]` names.
 
     Args:
@@ -39,26 +35,9 @@ class Router(RewardManager):
     ) -> None:
         if not rewards or (default is not None and default not in rewards):
             raise RecipeError(f"Router has default={default!r}, expected a name among: {', '.join(rewards) or 'none'}")
-        self.rewards = rewards
+        super().__init__(rewards, timeout, on_error)
         self.key = key
         self.default = default
-        self.timeout = timeout
-        self.on_error = on_error
-        limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
-        self.concurrency = max(limits, default=None)
-        self.fills = [field for r in rewards.values() for field in r.fills]
-        self.reads_fields = [name for r in rewards.values() for name in r.reads_fields]
-
-    def bind(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        for reward in self.rewards.values():
-            reward.bind(runtime)
-
-    def close(self) -> None:
-        close_parts(list(self.rewards.values()))
-
-    def counts(self) -> Mapping[str, float]:
-        return sum_counts(self.rewards.values())
 
     def unscorable(self, prompt: Prompt) -> str | None:
         name = self._choose(prompt)

@@ -10,13 +10,13 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
+from rlkit_engine_torch.decoder import Decoder
+from rlkit_engine_torch.probe import why_not
+from rlkit_engine_torch.sampling import Truncation, choose
 from torch import Tensor
 
-from rlkit.engines.torch.decoder import Decoder
-from rlkit.engines.torch.probe import why_not
 from rlkit.ops.batching import micro_batches
 from rlkit.ops.random import uniform
-from rlkit.ops.sampling import Truncation, choose
 from rlkit_tinker.bank import AdapterBank
 from rlkit_tinker.routing import Pairs
 from rlkit_tinker.types import RequestFailedError, SampledSequence, SamplingParams

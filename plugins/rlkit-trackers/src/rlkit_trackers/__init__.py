@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rlkit.hooks import Register, hookimpl
-from rlkit_trackers.loggers import ClearML, MLflow, SwanLab, Trackio
+from rlkit_trackers.loggers import ClearML, MLflow, SwanLab, TensorBoard, Trackio, Wandb
 from rlkit_trackers.telemetry import OpenTelemetry, Prometheus
 
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    for logger in (ClearML, MLflow, OpenTelemetry, Prometheus, SwanLab, Trackio):
+    for logger in (ClearML, MLflow, OpenTelemetry, Prometheus, SwanLab, TensorBoard, Trackio, Wandb):
         register(logger)

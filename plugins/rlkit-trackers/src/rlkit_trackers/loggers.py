@@ -1,18 +1,97 @@
-"""Loggers of metrics to products that keep experiments."""
+"""Loggers of metrics to products that keep experiments, and to TensorBoard."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlkit.base.names import OutputPath
 from rlkit.interfaces.callback import LoggedRun
-from rlkit.loggers import LightningLogger, PackagedLogger, saved_id
+from rlkit_trackers.packaged import LightningLogger, PackagedLogger, saved_id
 
 if TYPE_CHECKING:
     from clearml import Task
     from lightning.pytorch.loggers import Logger as LightningsLogger
+
+
+class TensorBoard(LightningLogger):
+    """TensorBoard event files, in `tensorboard/` of the run folder or in another folder.
+
+    Args:
+        folder: Folder with one subfolder per run; null for `tensorboard/` of the run folder.
+    """
+
+    package = "tensorboard"
+
+    def __init__(self, folder: OutputPath | None = None) -> None:
+        self.folder = folder
+
+    def make(self, run: LoggedRun) -> LightningsLogger:
+        """Return Lightning's TensorBoardLogger, which hides the steps that a resumed run repeats."""
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        parent, name = (run.folder, "tensorboard") if self.folder is None else (self.folder, run.folder.name)
+        return TensorBoardLogger(parent, name, version="", default_hp_metric=False, purge_step=run.done + 1)
+
+
+class Wandb(LightningLogger):
+    """Weights & Biases, with a table of answers for each validation; a resumed run continues the same W&B run.
+
+    Args:
+        project: Name of the project.
+        name: Name of the run; null for the name of the run folder.
+        offline: Whether to write to the run folder only.
+        entity: User or team that owns the project; null for the account's default.
+        group: Name under which W&B groups runs; null for none.
+        tags: Labels of the run.
+    """
+
+    package = "wandb"
+
+    def __init__(
+        self,
+        project: str,
+        name: str | None = None,
+        offline: bool = False,
+        *,
+        entity: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> None:
+        self.project = project
+        self.name = name
+        self.offline = offline
+        self.entity = entity
+        self.group = group
+        self.tags = tags
+
+    def make(self, run: LoggedRun) -> LightningsLogger:
+        """Return Lightning's WandbLogger."""
+        from lightning.pytorch.loggers import WandbLogger
+
+        return WandbLogger(
+            name=self.name or run.folder.name,
+            project=self.project,
+            offline=self.offline,
+            save_dir=run.folder,
+            id=run.run_id,
+            resume="allow",
+            entity=self.entity,
+            group=self.group,
+            tags=list(self.tags),
+        )
+
+    def log_answers(self, answers: Sequence[Mapping[str, str | float | None]], step: int) -> None:
+        """Log a table of answers."""
+        if answers:
+            rows = [list(answer.values()) for answer in answers]
+            self._logger.log_table("validation/answers", list(answers[0]), rows, step=step)  # type: ignore[attr-defined]
+
+    def finalize(self, status: str) -> None:
+        """End the run. Lightning leaves it open, so that the next run of the process would be logged to it."""
+        super().finalize(status)
+        self._logger.experiment.finish(exit_code=0 if status == "success" else 1)  # type: ignore[attr-defined]
 
 
 class MLflow(LightningLogger):

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from rlkit.records.headline import headline
+from rlkit_report.headline import headline
 
 RECIPE = """
 model: {path: org/model, head: score}

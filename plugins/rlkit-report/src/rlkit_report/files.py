@@ -15,10 +15,10 @@ from typing import NamedTuple
 from rlkit.base.errors import RecipeError, explain
 from rlkit.base.files import MAX_JSON_BYTES, open_inside, read_inside
 from rlkit.recipe.credentials import without_credentials
-from rlkit.records.headline import headline
-from rlkit.records.rows import read_lines
-from rlkit.records.saved_validation import metrics_of
+from rlkit.records.lines import read_lines
 from rlkit.types import JsonObject
+from rlkit_report.headline import headline
+from rlkit_report.saved_validation import metrics_of
 
 NAME = re.compile(r"(step|validation)-(\w+?)(?:\.rank(\d+))?\.jsonl\.gz")
 MAX_PROFILES, MAX_TEXT = 200, 65_536

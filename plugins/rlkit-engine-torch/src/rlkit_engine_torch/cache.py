@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.attention import layer_types
 from rlkit.models.recurrent import StateLayer
+from rlkit_engine_torch.prefixes import Prefix
 
 if TYPE_CHECKING:
-    from rlkit.engines.torch.decoder import Decoder
     from rlkit.interfaces.model import ModelConfig
+    from rlkit_engine_torch.decoder import Decoder
 
 ATTENTION = {"full_attention", "sliding_attention"}
 """The types of layers that have keys and values alone."""

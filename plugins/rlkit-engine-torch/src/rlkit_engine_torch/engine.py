@@ -14,20 +14,20 @@ from rlkit.base.errors import EngineError
 from rlkit.base.garbage import reuse_memory
 from rlkit.base.ranges import Count, PositiveInt
 from rlkit.distributed.kernels import choose_kernels
-from rlkit.engines.torch.batch import Row
-from rlkit.engines.torch.loop import DecodeLoop
-from rlkit.engines.torch.queue import RequestQueue
-from rlkit.engines.torch.samplers import DecoderSampler, GenerateSampler, Sampler
-from rlkit.engines.torch.structure import StructureCompiler
-from rlkit.engines.torch.worker import Worker
 from rlkit.interfaces.engine import COPIES_SHARE, Capability, RolloutEngine, check_followed
 from rlkit.ops.quantization import QuantizedLinear
 from rlkit.ops.routes import ROUTES
 from rlkit.types import Completion, Request, Sampling, StopReason, Structure
+from rlkit_engine_torch.batch import Row
+from rlkit_engine_torch.loop import DecodeLoop
+from rlkit_engine_torch.queue import RequestQueue
+from rlkit_engine_torch.samplers import DecoderSampler, GenerateSampler, Sampler
+from rlkit_engine_torch.structure import StructureCompiler
+from rlkit_engine_torch.worker import Worker
 
 if TYPE_CHECKING:
-    from rlkit.engines.torch.decoder import AnyDecoder
     from rlkit.interfaces.runtime import Runtime, WeightStream
+    from rlkit_engine_torch.decoder import AnyDecoder
 
 T = TypeVar("T")
 
@@ -173,11 +173,11 @@ class TorchEngine(RolloutEngine):
 
 def _make_decoder(runtime: Runtime) -> AnyDecoder | None:
     """Return the fastest decoder that supports the policy, or None for `generate`; warn unless it is the fastest."""
-    from rlkit.engines.torch.blocks import why_not_fused
-    from rlkit.engines.torch.decoder import Decoder
-    from rlkit.engines.torch.fused import FusedDecoder
-    from rlkit.engines.torch.graphs import GraphDecoder
-    from rlkit.engines.torch.probe import why_not, why_not_continued
+    from rlkit_engine_torch.blocks import why_not_fused
+    from rlkit_engine_torch.decoder import Decoder
+    from rlkit_engine_torch.fused import FusedDecoder
+    from rlkit_engine_torch.graphs import GraphDecoder
+    from rlkit_engine_torch.probe import why_not, why_not_continued
 
     policy, model_class = runtime.policy, type(runtime.policy).__name__
     unfused = why_not_fused(policy)

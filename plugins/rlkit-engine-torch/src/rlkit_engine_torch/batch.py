@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.engines.torch.prefixes import Prefix, PrefixCache
-from rlkit.engines.torch.structure import StructureMatcher, exclude
 from rlkit.media import Media
 from rlkit.ops.random import uniform
 from rlkit.ops.routes import ROUTES
-from rlkit.ops.sampling import Truncation, choose
 from rlkit.types import Completion, Request, StopReason
+from rlkit_engine_torch.prefixes import Prefix, PrefixCache
+from rlkit_engine_torch.sampling import Truncation, choose
+from rlkit_engine_torch.structure import StructureMatcher, exclude
 
 FILLED = ("stops", "candidates")
 """Columns with a number of ids in each row, then -1."""

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlkit.engines.torch.blocks import FusedModel
-from rlkit.engines.torch.decoder import SPARE
-from rlkit.engines.torch.prefixes import Prefix
-from rlkit.engines.torch.row_attention import RowAttention, additive_mask
 from rlkit.models.vision import RowMedia
 from rlkit.ops.attention import Layout, Scoring, Span, packed_attention, token_indices, widened
 from rlkit.ops.ragged import by_sdpa
 from rlkit.ops.routes import Routers
+from rlkit_engine_torch.blocks import FusedModel
+from rlkit_engine_torch.decoder import SPARE
+from rlkit_engine_torch.prefixes import Prefix
+from rlkit_engine_torch.row_attention import RowAttention, additive_mask
 
 GROWTH = 16
 """The least number of columns by which the cache grows; otherwise it grows by half."""

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from rlkit.base.errors import EngineError
-from rlkit.engines.torch.batch import DecodeBatch, Row
-from rlkit.engines.torch.queue import RequestQueue
-from rlkit.engines.torch.samplers import Sampler
-from rlkit.engines.torch.worker import Worker
 from rlkit.types import Completion, StopReason
+from rlkit_engine_torch.batch import DecodeBatch, Row
+from rlkit_engine_torch.queue import RequestQueue
+from rlkit_engine_torch.samplers import Sampler
+from rlkit_engine_torch.worker import Worker
 
 
 class DecodeLoop:

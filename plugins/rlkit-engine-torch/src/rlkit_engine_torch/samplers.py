@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlkit.engines.torch.batch import DecodeBatch, PrefillGroup, Row, group_by_prompt
-from rlkit.engines.torch.prefixes import PrefixCache
-from rlkit.engines.torch.queue import RequestQueue
-from rlkit.engines.torch.worker import Worker
 from rlkit.ops.batching import micro_batches, rounded_rows
+from rlkit_engine_torch.batch import DecodeBatch, PrefillGroup, Row, group_by_prompt
+from rlkit_engine_torch.prefixes import PrefixCache
+from rlkit_engine_torch.queue import RequestQueue
+from rlkit_engine_torch.worker import Worker
 
 if TYPE_CHECKING:
-    from rlkit.engines.torch.decoder import AnyDecoder
     from rlkit.interfaces.model import CausalLM
     from rlkit.interfaces.runtime import Runtime
+    from rlkit_engine_torch.decoder import AnyDecoder
 
 PREFILL_TOKENS = 16384
 """Tokens of one prefill pass, padding included."""
@@ -270,7 +270,7 @@ class GenerateSampler(Sampler):
 
     def run(self, batch: DecodeBatch, joined: Sequence[Row]) -> Sequence[Row]:
         """Sample rows until they end or are interrupted; the batch is empty before and after."""
-        from rlkit.engines.torch.generate import generate
+        from rlkit_engine_torch.generate import generate
 
         if not joined:
             return joined

@@ -22,7 +22,7 @@ from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
 from rlkit.recipe.credentials import withhold
 from rlkit.records.folder import as_data, flat
-from rlkit.records.rows import read_lines
+from rlkit.records.lines import json_rows, step_metrics
 from rlkit.types import JsonObject
 
 IGNORED = ("time/", "memory/", "checkpoint/", "engine/")
@@ -103,7 +103,7 @@ def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> RunComp
     comparison = RunComparison()
     comparison.recipe = _pairs(recipe_of(first), recipe_of(second))
     comparison.environment = _pairs(_environment(first), _environment(second))
-    first_steps, second_steps = ({line["step"]: line for line in metrics(run)} for run in (first, second))
+    first_steps, second_steps = ({line["step"]: line for line in step_metrics(run)} for run in (first, second))
     shared = {step: (first_steps[step], second_steps[step]) for step in first_steps if step in second_steps}
     comparison.steps = len(shared)
     comparison.step = _first_step(shared, (*IGNORED, *ignored))
@@ -145,15 +145,6 @@ def _environment(run: Path) -> dict[str, object]:
     return {key: value for key, value in flat(environment).items() if key != "run_id"}
 
 
-def metrics(run: Path) -> list[JsonObject]:
-    """Return the metrics of a run's steps.
-
-    Raises:
-        RecipeError: They cannot be read.
-    """
-    return [line for line in _rows(run / "metrics.jsonl") if isinstance(line.get("step"), int)]
-
-
 def _first_step(steps: Mapping[int, tuple[JsonObject, JsonObject]], ignored: tuple[str, ...]) -> StepDifference | None:
     for number, rows in steps.items():
         compared = ({k: v for k, v in row.items() if not k.startswith(ignored)} for row in rows)
@@ -167,7 +158,7 @@ def _first_answer(first: Path, second: Path) -> AnswerDifference | None:
     """Return the first row that differs, in the files of the steps that both have, then in those of validations."""
     names = [{path.name for path in (run / "rollouts").glob("*.jsonl.gz")} for run in (first, second)]
     for name in sorted(names[0] & names[1], key=lambda name: (not name.startswith("step-"), name)):
-        files = (_rows(run / "rollouts" / name) for run in (first, second))
+        files = (json_rows(run / "rollouts" / name) for run in (first, second))
         for number, (first_row, second_row) in enumerate(zip_longest(*files), 1):
             what = _differs(first_row, second_row)
             if what:
@@ -236,17 +227,6 @@ def _unequal(first: Tensor, second: Tensor) -> str | None:
     count = int((first != second).sum())
     largest = float(distance.nan_to_num(float("inf")).max())
     return f"{count:,} of {first.numel():,} elements, by {largest:.3g} at most"
-
-
-def _rows(path: Path) -> Iterator[JsonObject]:
-    """Yield the JSON lines of a file, if there is one, but for a last line that is still being written."""
-    for number, line in read_lines(path) if os.path.exists(path) else ():
-        if line.endswith(b"\n"):
-            try:
-                row: object = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise RecipeError(f"{path} cannot be read: line {number} is no JSON: {explain(error)}") from error
-            yield row if isinstance(row, dict) else {"prompt": row}
 
 
 def lines(comparison: RunComparison) -> Iterator[str]:

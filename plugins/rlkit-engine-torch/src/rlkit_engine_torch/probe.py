@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlkit.engines.torch.decoder import AnyDecoder, Decoder
-from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.attention import LAYERS, layer_types
 from rlkit.models.packing import masked_attention
+from rlkit_engine_torch.decoder import AnyDecoder, Decoder
+from rlkit_engine_torch.prefixes import Prefix
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM

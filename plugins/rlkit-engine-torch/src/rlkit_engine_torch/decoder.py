@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from rlkit.engines.torch.cache import ATTENTION, CacheLayer, attention_masks, layer_windows, prefix_columns
-from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.attention import layer_types
 from rlkit.models.packing import masked_attention
 from rlkit.models.recurrent import cache_name
@@ -22,6 +20,8 @@ from rlkit.models.routes import Routing, routers_of
 from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
 from rlkit.ops.attention import equally_wide
 from rlkit.ops.routes import Routers
+from rlkit_engine_torch.cache import ATTENTION, CacheLayer, attention_masks, layer_windows, prefix_columns
+from rlkit_engine_torch.prefixes import Prefix
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM

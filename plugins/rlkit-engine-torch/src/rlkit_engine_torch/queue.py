@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from rlkit.engines.torch.batch import Row
+from rlkit_engine_torch.batch import Row
 
 
 @dataclass

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlkit.engines.torch.fused import FusedDecoder
-from rlkit.engines.torch.prefixes import Prefix
 from rlkit.models.vision import RowMedia
+from rlkit_engine_torch.fused import FusedDecoder
+from rlkit_engine_torch.prefixes import Prefix
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM

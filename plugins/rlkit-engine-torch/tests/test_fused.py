@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch import blocks
+from rlkit_engine_torch.batch import Row, group_by_prompt
+from rlkit_engine_torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
+from rlkit_engine_torch.fused import GROWTH, FusedDecoder
+from rlkit_engine_torch.row_attention import RowAttention
 from torch import Tensor
 
-from rlkit.engines.torch import blocks
-from rlkit.engines.torch.batch import Row, group_by_prompt
-from rlkit.engines.torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
-from rlkit.engines.torch.fused import GROWTH, FusedDecoder
-from rlkit.engines.torch.row_attention import RowAttention
 from rlkit.ops.attention import packed_attention
 from rlkit.ops.ragged import by_sdpa
 from rlkit.testing import random_model
@@ -112,7 +112,7 @@ def measured(patch: pytest.MonkeyPatch) -> list[float]:
             gaps.append(float((output - expected).norm() / expected.norm()))
             return output
 
-    patch.setattr("rlkit.engines.torch.fused.RowAttention", Compared)
+    patch.setattr("rlkit_engine_torch.fused.RowAttention", Compared)
     return gaps
 
 
@@ -137,7 +137,7 @@ def test_biases_of_keys_need_a_model_that_has_them() -> None:
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_rows_that_join_later_equal_complete_ones(kind: str, attention: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a row that is there; more of their own than its columns, and one has none."""
-    monkeypatch.setattr("rlkit.engines.torch.fused.packed_attention", attention)
+    monkeypatch.setattr("rlkit_engine_torch.fused.packed_attention", attention)
     model = random_model(kind, initializer_range=0.3).eval()
     decoder = FusedDecoder(model)
     decoder.admit([[5, 3, 4]], [1])

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.names import Name
 from rlkit.base.ranges import FiniteFloat, Seconds
-from rlkit.interfaces.reward import OnError, RewardManager, sum_counts
-from rlkit.registry import close_parts
+from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.types import Prompt, Score, Trajectory
-
-if TYPE_CHECKING:
-    from rlkit.interfaces.runtime import Runtime
+from rlkit_rewards.combined import CombinedReward
 
 
-class Composite(RewardManager):
+class Composite(CombinedReward):
     """The sum of weight * reward; each reward is a component of the score, in addition to its own components.
 
     The final answer is that of the first reward that returns one. A reward without an opinion on a completion (None) is
@@ -43,27 +39,10 @@ class Composite(RewardManager):
         if unknown or not rewards:
             names = ", ".join(rewards) or "none"
             raise RecipeError(f"Composite weighs {unknown or 'nothing'}, expected names among its rewards: {names}")
-        self.rewards = rewards
+        super().__init__(rewards, timeout, on_error)
         self.weights = weights
-        self.timeout = timeout
-        self.on_error = on_error
-        limits = [r.concurrency for r in rewards.values() if r.concurrency is not None]
-        self.concurrency = max(limits, default=None)
-        self.fills = [field for r in rewards.values() for field in r.fills]
-        self.reads_fields = [name for r in rewards.values() for name in r.reads_fields]
         if all(r.components is not None for r in rewards.values()):
             self.components = [*rewards, *(component for r in rewards.values() for component in r.components or ())]
-
-    def bind(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        for reward in self.rewards.values():
-            reward.bind(runtime)
-
-    def close(self) -> None:
-        close_parts(list(self.rewards.values()))
-
-    def counts(self) -> Mapping[str, float]:
-        return sum_counts(self.rewards.values())
 
     def unscorable(self, prompt: Prompt) -> str | None:
         return next(filter(None, (reward.unscorable(prompt) for reward in self.rewards.values())), None)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch.engine import _has_room
+from rlkit_engine_torch.fused import FusedDecoder
+from rlkit_engine_torch.graphs import COLUMNS, EAGER, Graph, GraphDecoder, side_stream
 from torch import Tensor
 
-from rlkit.engines.torch.engine import _has_room
-from rlkit.engines.torch.fused import FusedDecoder
-from rlkit.engines.torch.graphs import COLUMNS, EAGER, Graph, GraphDecoder, side_stream
 from rlkit.testing import random_model
 
 Run = Callable[[], Tensor]
