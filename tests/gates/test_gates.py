@@ -28,7 +28,7 @@ from tests.gates.trees import CORE, SHELF, SHIPPED, tree_of
 SOURCES = list((ROOT / "rlkit").rglob("*.py")) + list((ROOT / "plugins").glob("*/src/**/*.py"))
 
 FLOORS = [
-    {"base", "types", "batch", "media", "former"},
+    {"base", "types", "batch", "media"},
     {"interfaces", "ops"},
     {"hooks", "commands", "optimizers", "schedules", "registry", "recipe"},
     {"distributed"},
