@@ -9,13 +9,12 @@ from pathlib import Path
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.garbage import permanent
-from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
-from rlkit.cli.parsing.parser import Parsed, parse, split
-from rlkit.cli.parsing.reader import structured
+from rlkit.base.signals import raised
+from rlkit.commands import ALLOW_CODE, Parsed, parse, split, with_recipe_of
 from rlkit.interfaces.launcher import LaunchedRun, is_launched
 from rlkit.recipe.credentials import withhold
+from rlkit.recipe.parsing.reader import structured
 from rlkit.registry import calling, require
-from rlkit.run.signals import raised
 
 OPTIONS = (
     ("--out", {"type": str, "help": "The run folder; default: runs/<recipe>-<time>, or the resumed run's."}),

@@ -18,7 +18,7 @@ from rlkit import hooks
 from rlkit.base.errors import PartError, PluginError, RlkitError, explain_foreign, show, with_definition
 from rlkit.base.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
 from rlkit.base.text import part_name, similar, source_of
-from rlkit.commands import VERBS
+from rlkit.base.verbs import VERBS
 from rlkit.interfaces.runtime import RunPart
 from rlkit.registry import checks
 

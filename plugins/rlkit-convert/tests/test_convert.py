@@ -19,7 +19,7 @@ from verl_generated import VERL_GENERATED
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.compose import Composer
+from rlkit.recipe.parsing.compose import Composer
 from rlkit.registry import load_plugins
 from tests.conftest import ROOT, read_jsonl, write_metadata
 

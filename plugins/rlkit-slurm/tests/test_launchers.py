@@ -12,7 +12,7 @@ import pytest
 from rlkit.base.errors import LaunchError, RecipeError
 from rlkit.cli.fit import _with_recipe
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.interfaces.launcher import LAUNCHED, LaunchedRun
 from rlkit.launchers import Slurm
 

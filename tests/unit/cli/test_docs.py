@@ -26,12 +26,12 @@ from rlkit_inspect.docs import ORDER, PLUGINS, find, notebook, page, title, topi
 from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
 from rlkit.cli.main import main
-from rlkit.cli.parsing.compose import Composer
-from rlkit.cli.parsing.reader import load
 from rlkit.hooks import KINDS
 from rlkit.ops.correction import LogpMismatch
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
+from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.parsing.reader import load
 from rlkit.registry import load_plugins
 from rlkit.rewards import MathReward
 from rlkit.testing import ExampleRuntime, check_agent, check_reward, check_task

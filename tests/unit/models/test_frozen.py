@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines.torch.decoder import Decoder
 from rlkit.models.actor import Actor, ValueModel

@@ -13,13 +13,12 @@ from rich.console import Console
 from rich.progress import track
 
 from rlkit.base.errors import RecipeError, explain
-from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
-from rlkit.cli.display import echo
-from rlkit.cli.parsing.parser import parse
+from rlkit.base.terminal import echo
+from rlkit.commands import ALLOW_CODE, parse, with_recipe_of
 from rlkit.records.folder import home_of
-from rlkit.run.rescore import rescoring
 from rlkit.types import JsonObject
 from rlkit_report.agreement import Agreement
+from rlkit_report.rescore import rescoring
 from rlkit_report.reward_comparison import RescoredGroup, RewardComparison, report
 
 USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] [overrides]

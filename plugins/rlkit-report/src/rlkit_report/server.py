@@ -16,9 +16,9 @@ from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, RlkitError, explain
-from rlkit.cli.display import echo
+from rlkit.base.signals import raised
+from rlkit.base.terminal import echo
 from rlkit.records.files import RunFiles
-from rlkit.run.signals import raised
 from rlkit_report.page import write
 
 HOST = "127.0.0.1"

@@ -15,12 +15,12 @@ from rlkit.base.errors import with_definition
 from rlkit.base.names import is_user_only
 from rlkit.base.ranges import expected, is_checked, outside
 from rlkit.base.text import part_name
-from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.objects import as_data, is_described, missing
-from rlkit.cli.parsing.reader import convert, parse_text, structured
-from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Option, Section, Shape, import_paths, options, shape
 from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
+from rlkit.recipe.parsing import suggest
+from rlkit.recipe.parsing.objects import is_described, missing
+from rlkit.recipe.parsing.reader import convert, parse_text, structured
+from rlkit.recipe.schema import Choice, DictOf, ListOf, Option, Section, Shape, as_data, import_paths, options, shape
 from rlkit.registry import Part, Registry
 
 Tree = dict[str, object]
