@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,9 +68,15 @@ class Parsed:
 
     recipe: Recipe
     yaml: str
+    """Its text, with every option filled in."""
     name: str
-    options: Namespace
+    line: CommandLine
     registry: Registry
+
+    @property
+    def options(self) -> Namespace:
+        """The values of the verb's own options."""
+        return self.line.options
 
 
 def split(argv: Sequence[str], own: OwnOptions = ()) -> CommandLine:
@@ -134,7 +140,14 @@ def _set_flag(
         line.overrides.append((key, value))
 
 
-def parse(verb: str, argv: Sequence[str], own: OwnOptions = (), *, trains: bool = False) -> Parsed:
+def parse(
+    verb: str,
+    argv: Sequence[str],
+    own: OwnOptions = (),
+    *,
+    trains: bool = False,
+    run_of: Callable[[Namespace], Path | None] | None = None,
+) -> Parsed:
     """Parse and check a recipe with its overrides, and build its parts.
 
     Args:
@@ -142,6 +155,8 @@ def parse(verb: str, argv: Sequence[str], own: OwnOptions = (), *, trains: bool 
         argv: The words after the verb.
         own: The verb's own options.
         trains: Whether the verb makes runs, so that recipe files may not set paths outside of the run folder.
+        run_of: Returns the run folder whose recipe is taken if none is given, by the verb's own options, of which
+            `ALLOW_CODE` is one.
 
     Raises:
         RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
@@ -156,17 +171,21 @@ def parse(verb: str, argv: Sequence[str], own: OwnOptions = (), *, trains: bool 
     if line.help:
         key, name = line.help[0]
         print_help(verb, key, name, own, registry)
+    home = None if line.recipes or run_of is None else run_of(line.options)
+    if home is not None:
+        line.recipes.append(_recipe_in(home, line.options.allow_code))
     if not line.recipes:
         line.problems.append(f"rlkit {verb} needs a recipe: --recipe FILE or a name (see rlkit recipe list)")
         raise RecipeError("\n".join(line.problems))
     composer = Composer(registry)
+    composer.problems.extend(line.problems)
     for recipe_name in line.recipes:
         composer.add(read(find(recipe_name, registry.recipes)), by_user=not trains)
     for key, value in line.overrides:
-        composer.override(key, value)
+        composer.add({key: value})
     planned = getattr(line.options, "gpu", None) is not None
-    recipe, recipe_yaml = build(composer, line.problems, for_gpu=planned)
-    return Parsed(recipe, recipe_yaml, _run_name(line.recipes[0]), line.options, registry)
+    recipe, recipe_yaml = build(composer, for_gpu=planned)
+    return Parsed(recipe, recipe_yaml, _run_name(line.recipes[0]), line, registry)
 
 
 def _run_name(recipe: str) -> str:
@@ -183,8 +202,12 @@ def with_recipe_of(home: Path, argv: Sequence[str]) -> list[str]:
     Raises:
         RecipeError: The recipe runs code or names an address, and the user has not said that they trust it.
     """
+    return ["--recipe", _recipe_in(home, ALLOW_CODE[0] in argv), *argv]
+
+
+def _recipe_in(home: Path, allows_code: bool) -> str:
     path = home / "recipe.yaml"
-    if ALLOW_CODE[0] not in argv:
+    if not allows_code:
         composer = Composer(load_plugins())
         composer.add(read(path))  # a part may be written as text
         reason = risk(plain(composer.tree))
@@ -192,7 +215,7 @@ def with_recipe_of(home: Path, argv: Sequence[str]) -> list[str]:
             raise RecipeError(
                 f"{path} has {reason}; if you trust it, add {ALLOW_CODE[0]}, or name it yourself: --recipe {path}"
             )
-    return ["--recipe", str(path), *argv]
+    return str(path)
 
 
 def parse_part(key: str, overrides: Sequence[tuple[str, str]]) -> object:
@@ -207,7 +230,7 @@ def parse_part(key: str, overrides: Sequence[tuple[str, str]]) -> object:
     """
     composer = Composer(load_plugins())
     for name, text in overrides:
-        composer.override(name, text)
+        composer.add({name: text})
     node = composer.tree.get(key)
     if not composer.problems:
         hint = options(Recipe)[key].hint

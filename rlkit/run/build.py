@@ -35,18 +35,17 @@ BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """Features of a CPU that multiplies bfloat16 about twice as fast as float32, by their names in `lscpu`."""
 
 
-def build(composer: Composer, problems: Sequence[str] = (), *, for_gpu: bool = False) -> tuple[Recipe, str]:
+def build(composer: Composer, *, for_gpu: bool = False) -> tuple[Recipe, str]:
     """Return a composed recipe, its parts built and checked, and as YAML with every option filled in.
 
     Args:
         composer: All recipe files and options.
-        problems: What was wrong before.
         for_gpu: Whether the recipe is planned for a GPU that this machine may lack; all of `GPUS` have bfloat16.
 
     Raises:
         RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
     """
-    recipe, tree = _instantiate(composer, problems)
+    recipe, tree = _instantiate(composer)
     if recipe.fabric.precision == "auto":
         precision = "bf16-mixed" if for_gpu else choose_precision(recipe.fabric.accelerator)
         composer.add({"fabric": {"precision": precision}})
@@ -63,15 +62,15 @@ def build(composer: Composer, problems: Sequence[str] = (), *, for_gpu: bool = F
     return recipe, as_yaml(plain(tree))
 
 
-def _instantiate(composer: Composer, problems: Sequence[str] = ()) -> tuple[Recipe, Tree]:
+def _instantiate(composer: Composer) -> tuple[Recipe, Tree]:
     """Return the recipe that is composed, and its tree.
 
     Raises:
         RecipeError: There are problems, or the environment lacks what the recipe refers to.
     """
     tree = composer.finish()
-    if problems or composer.problems:
-        raise RecipeError("\n".join((*problems, *composer.problems)))
+    if composer.problems:
+        raise RecipeError("\n".join(composer.problems))
     recipe = instantiate(Recipe, expand(tree), composer.registry)
     assert isinstance(recipe, Recipe)
     return recipe, tree

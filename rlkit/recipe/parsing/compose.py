@@ -87,7 +87,7 @@ class Composer:
         self.problems = Problems()
         self._by_user = True
         self._set_by_files: Tree = {}
-        self.override("rollout.engine", "TorchEngine")
+        self.add({"rollout.engine": "TorchEngine"})
         self._default_engine = self._engine()
 
     @property
@@ -101,14 +101,15 @@ class Composer:
         return rollout["engine"]
 
     def add(self, sections: Mapping[str, object], by_user: bool = True) -> None:
-        """Lay a recipe's sections over the tree; `by_user` allows options that no recipe file may set."""
+        """Lay sections over the tree, or single options by their dotted keys, whose values may be texts.
+
+        Args:
+            sections: Of a recipe.
+            by_user: Whether options are allowed that no recipe file may set.
+        """
         self._by_user = by_user
         self.tree = self._fill(Recipe, "", self.tree, sections)
         self._by_user = True
-
-    def override(self, key: str, value: str) -> None:
-        """Set one option, named by its dotted key, to the value that a text represents."""
-        self.add(SingleOption(key, value))
 
     def finish(self) -> Tree:
         """Return the tree, after noting the problems of the recipe as a whole."""

@@ -316,9 +316,9 @@ def test_keys_in_tables_exist() -> None:
     pattern = r"`((?:train|rollout|kl_loss|kl_reward|fabric|save|conversation)\.[\w.]+)`"
     for key in sorted({key for topic in ORDER for key in re.findall(pattern, page(topic))}):
         composer = Composer(registry())
-        composer.override("rollout.engine", "SGLangEngine")
+        composer.add({"rollout.engine": "SGLangEngine"})
         before = len(composer.problems)
-        composer.override(key, "\ue000")
+        composer.add({key: "\ue000"})
         assert not [p for p in composer.problems[before:] if "unknown option" in p or "has no option" in p], key
 
 
