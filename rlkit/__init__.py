@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rlkit.former import serve_former_paths
-
 if TYPE_CHECKING:
     from rlkit.api import Recipe, fit
     from rlkit.hooks import hookimpl
@@ -17,9 +15,6 @@ __all__ = ["Recipe", "__version__", "fit", "hookimpl", "tool"]
 
 _HOMES = {"Recipe": "api", "fit": "api", "hookimpl": "hooks", "tool": "tools"}
 """Where names come from that are imported when they are asked for: `import rlkit` loads nothing."""
-
-
-serve_former_paths()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,155 +1,240 @@
-"""The verbs of the command line: rlkit's own, and those that plugins add.
+"""What a verb of the command line begins with: from its words to a `Recipe`, and to its own options.
 
-A plugin's verb is a function that takes the words after the verb and returns the exit status. The plugin's
-pyproject.toml names it under `[project.entry-points."rlkit.commands"]`: `hello = "rlkit_hello.commands:run"`.
+read (YAML as plain data) -> compose (defaults, and values checked by their types) -> build -> check (relations between
+options). `rlkit docs plugins/command` has a verb to begin with; its pyproject.toml names the function:
+
+    [project.entry-points."rlkit.commands"]
+    hello = "rlkit_hello.commands:run"
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
-from importlib.util import find_spec
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rlkit.base.errors import CommandError, PluginError, RecipeError, RlkitError, explain_foreign, show
+from rlkit.base.errors import RecipeError
+from rlkit.recipe import Recipe
+from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.parsing.foreign import FOREIGN, JSONARGPARSE, NO_OPTION
+from rlkit.recipe.parsing.help import ALL, OwnOptions, print_help
+from rlkit.recipe.parsing.objects import missing, plain
+from rlkit.recipe.parsing.reader import find, read
+from rlkit.recipe.schema import options
+from rlkit.recipe.trust import risk
+from rlkit.registry import Registry, load_plugins
+from rlkit.run.build import build
 
-if TYPE_CHECKING:
-    from rlkit.base.installed import Plugin
+ALLOW_CODE: tuple[str, dict[str, object]] = (
+    "--allow-code",
+    {"action": "store_true", "help": "Trust a run folder's recipe: run its code, and send samples to its addresses."},
+)
+"""A verb's option: that of verbs which take the recipe of a run folder."""
 
-VERBS = {
-    "fit": "train a policy from a recipe",
-    "sweep": "train with each combination of options' values, and compare the runs",
-    "validate": "answer a recipe's validation prompts and score the completions",
-    "generate": "hold one conversation with a recipe's policy",
-    "explain": "print the objective that a recipe optimises, as formulae",
-    "recipe": "list, show, make or check recipes",
-    "docs": "show the documentation",
-    "plugins": "list, show, make or test plugins",
-    "reward": "score saved rollouts with another reward, and compare",
-    "data": "show and count a task's prompts, or write them to files",
-    "diff": "show where two runs differ",
-    "report": "write one HTML file with a run's curves and rollouts",
-    "replay": "repeat a step of a run, and compare it with the original",
-    "export": "write a checkpoint's policy as a Hugging Face folder",
-    "doctor": "check this machine and installation",
-    "completion": "print the completion script for bash or zsh",
-}
-"""rlkit's own verbs, which no plugin can replace."""
-
-SEPARATE = {"convert": "rlkit-convert"}
-"""Verbs that a distribution of this project provides, by name."""
-
-SYNONYMS = {
-    "train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "sample": "generate",
-    "chat": "generate", "infer": "generate", "compare": "diff", "list": "recipe", "check": "recipe", "help": "docs",
-}  # fmt: skip
-"""Verbs of other toolkits, and rlkit's."""
-
-_SECTION = "[rlkit.commands]"
+_UNDECODED = (
+    f"holds bytes that are not {sys.getfilesystemencoding().upper()}, the encoding of this locale, expected text "
+    "(LC_ALL=C.UTF-8 sets UTF-8)"
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What stands for a byte that the locale's encoding cannot decode."""
 
 
-def own_verb(verb: str) -> Callable[[Sequence[str]], int]:
-    """Import the function of one of rlkit's own verbs: a module of `rlkit.cli`, or of a package that comes with rlkit.
+@dataclass
+class CommandLine:
+    """The words after a verb, by what they mean.
 
-    Raises:
-        PluginError: The package is not part of this installation.
+    Args:
+        recipes: Recipes, to be stacked.
+        options: The values of the verb's own options.
+        overrides: Options of the recipe, as (key, text).
+        help: Keys whose help is asked for, each with a class's name if there is one; the empty key is the overview,
+            `ALL` every option.
+        problems: Words that mean nothing.
     """
-    run: Callable[[Sequence[str]], int]
-    if find_spec(f"rlkit.cli.{verb}") is not None:
-        run = import_module(f"rlkit.cli.{verb}").run
-        return run
-    from rlkit.base.installed import COMMANDS, comes_with_rlkit, entry_points
 
-    for entry in entry_points(COMMANDS):
-        if entry.name == verb and comes_with_rlkit(entry):
-            run = entry.load()
-            break
+    recipes: list[str] = field(default_factory=list)
+    options: Namespace = field(default_factory=Namespace)
+    overrides: list[tuple[str, str]] = field(default_factory=list)
+    help: list[tuple[str, str | None]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Parsed:
+    """A recipe, with the command line that it came from."""
+
+    recipe: Recipe
+    yaml: str
+    """Its text, with every option filled in."""
+    name: str
+    line: CommandLine
+    registry: Registry
+
+    @property
+    def options(self) -> Namespace:
+        """The values of the verb's own options."""
+        return self.line.options
+
+
+def split(argv: Sequence[str], own: OwnOptions = ()) -> CommandLine:
+    """Split a command line; overrides win wherever they stand, and a first word without dashes is a recipe."""
+    line, keywords_of = CommandLine(), dict(own)
+    own_values = {flag: False if _is_switch(keywords) else keywords.get("default") for flag, keywords in own}
+    words = list(argv)
+    if words and not words[0].startswith("-") and "=" not in words[0]:
+        line.recipes.append(words.pop(0))
+    while words:
+        word = words.pop(0)
+        flag, equals, text = word.partition("=")
+        if _SURROGATE.search(word):
+            line.problems.append(f"{flag!a} {_UNDECODED}")
+        elif word in ("-h", "--help"):
+            key = words.pop(0) if words and not words[0].startswith("-") else ""
+            line.help.append((key, None))
+        elif word == "--help-all":
+            line.help.append((ALL, None))
+        elif not word.startswith("--") or flag == "--":
+            remedy = f": write --{word.lstrip('-')}"
+            if not equals:
+                remedy = f"; a recipe is given by --recipe {word}, a value after its option"
+            line.problems.append(f"{word!r} is no option{remedy}")
+        elif _is_switch(keywords_of.get(flag, {})) and not equals:
+            own_values[flag] = True
+        else:
+            value = text if equals else words.pop(0) if words and not words[0].startswith("--") else None
+            _set_flag(line, own_values, flag, value, keywords_of.get(flag, {}))
+    line.options = Namespace(**{flag[2:].replace("-", "_"): value for flag, value in own_values.items()})
+    return line
+
+
+def _is_switch(keywords: Mapping[str, object]) -> bool:
+    return keywords.get("action") == "store_true"
+
+
+def _set_flag(
+    line: CommandLine, own_values: dict[str, object], flag: str, value: str | None, keywords: Mapping[str, object]
+) -> None:
+    """Note the value of a flag: one of the verb's own options, a recipe, a request for help, or an override."""
+    key = flag.removeprefix("--")
+    if flag.endswith(".help"):
+        line.help.append((key.removesuffix(".help"), value))
+    elif flag in JSONARGPARSE:
+        line.problems.append(f"{flag} is not an option of rlkit: {JSONARGPARSE[flag]}")
+    elif value is not None and _SURROGATE.search(value):
+        line.problems.append(f"{flag!a} {_UNDECODED}")
+    elif value is None and key.rpartition(".")[2] in (*FOREIGN, *NO_OPTION):
+        line.overrides.append((key, "true"))  # a switch of another toolkit, which is then named
+    elif value is None:
+        line.problems.append(f"{flag} has no value; write {flag}=VALUE")
+    elif flag == "--recipe":
+        line.recipes.append(value)
+    elif keywords.get("action") == "append":
+        former = own_values[flag]
+        own_values[flag] = [*(former if isinstance(former, list) else ()), value]
+    elif flag in own_values:
+        own_values[flag] = value
     else:
-        raise PluginError(f"no package that comes with rlkit provides the verb {verb!r}; install rlkit again")
-    return run
+        line.overrides.append((key, value))
 
 
-def plugin_verbs() -> dict[str, str]:
-    """Return plugins' verbs and their distributions, from the metadata files of installed packages.
+def parse(
+    verb: str,
+    argv: Sequence[str],
+    own: OwnOptions = (),
+    *,
+    trains: bool = False,
+    run_of: Callable[[Namespace], Path | None] | None = None,
+) -> Parsed:
+    """Parse and check a recipe with its overrides, and build its parts.
 
-    This is for `rlkit --help`: it takes a twentieth of the time of `importlib.metadata`, which running a verb uses.
-    """
-    verbs: dict[str, str] = {}
-    for path in (path for folder in sys.path for path in Path(folder).glob("*.dist-info/entry_points.txt")):
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):  # `rlkit plugins list` reports broken plugins
-            continue
-        distribution = path.parent.name.partition("-")[0].replace("_", "-")
-        for name in _names(lines):
-            if name not in VERBS:
-                verbs.setdefault(name, distribution)
-    return dict(sorted(verbs.items()))
-
-
-def _names(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the names in the section of verbs."""
-    in_section = False
-    for line in map(str.strip, lines):
-        if line.startswith("["):
-            in_section = line == _SECTION
-        elif in_section and "=" in line:
-            yield line.partition("=")[0].strip()
-
-
-def run_plugin_verb(verb: str, argv: Sequence[str]) -> int:
-    """Run a plugin's verb, and return its exit status.
+    Args:
+        verb: The verb of the command line, for messages.
+        argv: The words after the verb.
+        own: The verb's own options.
+        trains: Whether the verb makes runs, so that recipe files may not set paths outside of the run folder.
+        run_of: Returns the run folder whose recipe is taken if none is given, by the verb's own options, of which
+            `ALLOW_CODE` is one.
 
     Raises:
-        RecipeError: The verb does not exist.
-        PluginError: The plugin is disabled, broken or made for another rlkit, or two plugins have the verb.
-        CommandError: The plugin's function raised an error that is not one of rlkit's.
+        RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
+        PluginError: A plugin is broken.
+        SystemExit: Help was asked for, and has been printed.
     """
-    plugin = _owner(verb)
-    name = f"the verb {verb!r} of {plugin}"
-    try:
-        function = plugin.commands[verb].load()
-    except (Exception, SystemExit) as error:  # a plugin's import may raise anything
-        raise PluginError(f"{name} cannot be loaded: importing it raised {explain_foreign(error)}") from error
-    try:
-        status = function(argv)
-    except (RlkitError, MemoryError):
-        raise
-    except Exception as error:
-        raise CommandError(f"{name} raised {explain_foreign(error)}; --debug shows the traceback") from error
-    if status is not None and not isinstance(status, int):
-        raise CommandError(f"{name} returned {show(status)}, expected an exit status, or None for 0")
-    return status or 0
+    registry = load_plugins()
+    registry.require_healthy()
+    for note in registry.notes:
+        print(f"note: {note}", file=sys.stderr)
+    line = split(argv, own)
+    if line.help:
+        key, name = line.help[0]
+        print_help(verb, key, name, own, registry)
+    home = None if line.recipes or run_of is None else run_of(line.options)
+    if home is not None:
+        line.recipes.append(_recipe_in(home, line.options.allow_code))
+    if not line.recipes:
+        line.problems.append(f"rlkit {verb} needs a recipe: --recipe FILE or a name (see rlkit recipe list)")
+        raise RecipeError("\n".join(line.problems))
+    composer = Composer(registry)
+    composer.problems.extend(line.problems)
+    for recipe_name in line.recipes:
+        composer.add(read(find(recipe_name, registry.recipes)), by_user=not trains)
+    for key, value in line.overrides:
+        composer.add({key: value})
+    planned = getattr(line.options, "gpu", None) is not None
+    recipe, recipe_yaml = build(composer, for_gpu=planned)
+    return Parsed(recipe, recipe_yaml, _run_name(line.recipes[0]), line, registry)
 
 
-def _owner(verb: str) -> Plugin:
-    from rlkit.base.installed import DISABLE_VARIABLE, installed
-
-    plugins = installed()
-    owners = [plugin for plugin in plugins if verb in plugin.commands]
-    enabled = sorted((plugin for plugin in owners if not plugin.disabled), key=lambda plugin: plugin.name)
-    if len(enabled) > 1:
-        raise PluginError(
-            f"the verb {verb!r} is offered by {enabled[0]} and by {enabled[1]}; uninstall one, or set "
-            f"{DISABLE_VARIABLE}={enabled[1].name}"
-        )
-    if enabled:
-        enabled[0].require_healthy()
-        return enabled[0]
-    if owners:
-        raise PluginError(f"{verb!r} is a verb of {owners[0]}, which {DISABLE_VARIABLE} disables; unset it")
-    raise RecipeError(_unknown_verb(verb, [*VERBS, *(name for plugin in plugins for name in plugin.commands)]))
+def _run_name(recipe: str) -> str:
+    """Return the run name: the recipe's, or that of the run folder that it is from, without a time."""
+    path = Path(recipe)
+    if path.name != "recipe.yaml":
+        return path.stem
+    return re.sub(r"-\d{8}-\d{6}(-\d+)?$", "", path.resolve().parent.name) or path.stem
 
 
-def _unknown_verb(verb: str, verbs: Sequence[str]) -> str:
-    from difflib import get_close_matches
+def with_recipe_of(home: Path, argv: Sequence[str]) -> list[str]:
+    """Return the arguments with the recipe of a run folder, which may be a stranger's.
 
-    if verb in SEPARATE:
-        from rlkit.base.installed import plugin_command
+    Raises:
+        RecipeError: The recipe runs code or names an address, and the user has not said that they trust it.
+    """
+    return ["--recipe", _recipe_in(home, ALLOW_CODE[0] in argv), *argv]
 
-        return f"{verb!r} is an unknown verb; {SEPARATE[verb]} provides it: {plugin_command(SEPARATE[verb])}"
-    near = [verb] if verb in SYNONYMS else get_close_matches(verb, [*verbs, *SEPARATE, *SYNONYMS], 1)
-    hint = f"did you mean {SYNONYMS.get(near[0], near[0])!r}?" if near else f"verbs: {', '.join(verbs)}"
-    return f"{verb!r} is no verb of rlkit; {hint}"
+
+def _recipe_in(home: Path, allows_code: bool) -> str:
+    path = home / "recipe.yaml"
+    if not allows_code:
+        composer = Composer(load_plugins())
+        composer.add(read(path))  # a part may be written as text
+        reason = risk(plain(composer.tree))
+        if reason is not None:
+            raise RecipeError(
+                f"{path} has {reason}; if you trust it, add {ALLOW_CODE[0]}, or name it yourself: --recipe {path}"
+            )
+    return str(path)
+
+
+def parse_part(key: str, overrides: Sequence[tuple[str, str]]) -> object:
+    """Return the part of one key as the data of a recipe, its options checked as a recipe's are.
+
+    Args:
+        key: That of a recipe, such as `reward`.
+        overrides: The key with the name of a class, then its options, as (dotted key, text).
+
+    Raises:
+        RecipeError: There is no such part, or an option is unknown, missing or of the wrong type.
+    """
+    composer = Composer(load_plugins())
+    for name, text in overrides:
+        composer.add({name: text})
+    node = composer.tree.get(key)
+    if not composer.problems:
+        hint = options(Recipe)[key].hint
+        composer.problems.extend(problem for _, problem in missing(key, hint, node, composer.registry))
+    if composer.problems:
+        raise RecipeError("\n".join(composer.problems))
+    return plain(node)

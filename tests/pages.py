@@ -38,7 +38,7 @@ def blocks(topic: str) -> Iterator[Block]:
         if found[2].startswith("python3 -m venv"):
             continue
         before = text[: found.start()].rstrip().rsplit("\n\n", 1)[-1]
-        named = re.search(r"`([\w.-]+\.(?:csv|jsonl|py|yaml|sh))`[,;]?(?: [^`]*(?:`path`[^`]*)?)?[:,]$", before)
+        named = re.search(r"`([\w.-]+\.(?:csv|jsonl|py|yaml|sh|toml))`[,;]?(?: [^`]*(?:`path`[^`]*)?)?[:,]$", before)
         yield Block(topic, found[1], found[2], named[1] if named else None)
 
 

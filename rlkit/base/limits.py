@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import threading
@@ -70,3 +71,14 @@ def memory_limit(size: int) -> Iterator[None]:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def limit_mb() -> float:
+    """Return the memory that this process may use, in MiB: the machine's, or its container's; 0 if unknown."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20]
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(name).read_text(encoding="utf-8")) / 2**20)
+        except (OSError, ValueError):
+            continue
+    return min(limits)

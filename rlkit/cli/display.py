@@ -1,24 +1,24 @@
-"""What rlkit shows: texts made safe for a terminal; of a run, a progress bar or lines, and a table at the end."""
+"""What is shown of a run: a progress bar or lines, and a table at the end."""
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from rich.console import Console, ConsoleOptions
 from rich.live import Live
 from rich.segment import Segment
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from rlkit.base.errors import shorten
-from rlkit.base.text import counted, safe
+from rlkit.base.terminal import cell, make_table, printable
+from rlkit.base.text import counted
 from rlkit.cli.samples import differing_prompts, sample_text
 from rlkit.records.rewards import RewardChange, mean_text, repeats
+from rlkit.records.validation_metrics import metric_rows
 from rlkit.records.verdict import Verdict, p_text
 from rlkit.types import JsonObject, Trajectory
 
@@ -48,66 +48,6 @@ BAR = 24
 
 SAMPLE_STEPS = 10
 """Steps between completions that are shown on a terminal, if the recipe does not say."""
-
-LONGEST = 20_000
-"""Characters of a text that are shown."""
-
-
-def echo(text: str, *, error: bool = False) -> None:
-    """Print a text as it is, whoever wrote it: no markup, no control codes, no credentials."""
-    print(printable(text), file=sys.stderr if error else sys.stdout)
-
-
-def printable(text: str) -> str:
-    """Escape a text for a terminal."""
-    return safe(shorten(text, LONGEST))
-
-
-CONTEXT, TRAINED = "cyan", "bold green"
-"""Styles of what a policy reads, and of what it is trained to write."""
-
-
-def echo_spans(spans: Iterable[JsonObject]) -> None:
-    """Print spans of a text that are trained or context in two colours; without colours, trained ones in ⟦brackets⟧."""
-    console, line = Console(highlight=False), Text()
-    for span in spans:
-        text = printable(span["text"])
-        in_brackets = span["trained"] and console.color_system is None
-        line.append(f"⟦{text}⟧" if in_brackets else text, TRAINED if span["trained"] else CONTEXT)
-    console.print(line, soft_wrap=True)
-
-
-def cell(text: str) -> Text:
-    """Return a text as a table's cell: no markup, no control codes, no credentials."""
-    return Text(printable(text))
-
-
-def show(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table."""
-    Console().print(make_table(header, rows))
-
-
-def show_list(rows: Iterable[tuple[str, str]]) -> None:
-    """Print names with their descriptions: a line each, which a terminal wraps beside the names."""
-    console, entries = Console(), [(printable(name), printable(text)) for name, text in rows]
-    if not console.is_terminal:
-        width = max((len(name) for name, _ in entries), default=0)
-        for name, text in entries:
-            print(f"{name:<{width}} {text}")
-        return
-    table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 1))
-    for name, text in entries:
-        table.add_row(Text(name), Text(text))
-    console.print(table)
-
-
-def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table whose texts are shown literally and whole: a word that is wider than its column is folded."""
-    table = Table(*(Column(name, overflow="fold") for name in header), show_edge=False)
-    for row in rows:
-        table.add_row(*map(cell, row))
-    return table
-
 
 SHOWN_WARNINGS = 10
 """Warnings that are shown again at the end of a run; `result.json` has all."""
@@ -290,31 +230,6 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
         if not name.endswith(("failed", "unscored")) or before[name] or after.get(name):
             rows.append((name, value, last.get(name, "-"), "" if p_value is None else p_text(p_value)))
     return make_table(("validation", "before", "after", "p-value"), rows)
-
-
-def by_checkpoint(metrics: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return the table of several checkpoints' validation metrics, with p-values of comparisons with the first."""
-    texts = {checkpoint: dict(metric_rows(own)) for checkpoint, own in metrics.items()}
-    rows = []
-    for name in dict.fromkeys(name for own in texts.values() for name in own):
-        if name.endswith(("failed", "unscored")) and not any(own.get(name) for own in metrics.values()):
-            continue
-        for number, (checkpoint, own) in enumerate(metrics.items()):
-            p_value = own.get(f"{name}_p_first")
-            shown_p = "" if p_value is None else p_text(p_value)
-            rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), shown_p))
-    return make_table(("validation", "checkpoint", "", "p-value"), rows)
-
-
-def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the names and texts of validation's metrics, with intervals or standard errors, and without p-values."""
-    rows = []
-    for name, value in metrics.items():
-        if not re.fullmatch(r"(sampled_)?(accuracy|reward)_(low|high|p_\w+)", name) and not name.endswith("_stderr"):
-            low, high, error = (metrics.get(f"{name}_{end}") for end in ("low", "high", "stderr"))
-            bounds = "" if low is None else f" ({low:.2f}-{high:.2f})"
-            rows.append((name, f"{value:.3f}{bounds}" if error is None else f"{value:.3f} ± {error:.3f}"))
-    return rows
 
 
 def _training_reward(change: RewardChange) -> str:

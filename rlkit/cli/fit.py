@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.garbage import permanent
-from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
-from rlkit.cli.parsing.parser import Parsed, parse, split
-from rlkit.cli.parsing.reader import structured
+from rlkit.base.signals import raised
+from rlkit.commands import ALLOW_CODE, Parsed, parse
 from rlkit.interfaces.launcher import LaunchedRun, is_launched
 from rlkit.recipe.credentials import withhold
+from rlkit.recipe.parsing.reader import structured
 from rlkit.registry import calling, require
-from rlkit.run.signals import raised
 
 OPTIONS = (
     ("--out", {"type": str, "help": "The run folder; default: runs/<recipe>-<time>, or the resumed run's."}),
@@ -28,7 +28,7 @@ OPTIONS = (
 def run(argv: Sequence[str]) -> int:
     """Train; return the exit status."""
     with raised():
-        parsed = parse("fit", _with_recipe(argv), OPTIONS, trains=True)
+        parsed = parse("fit", argv, OPTIONS, trains=True, run_of=_resumed)
         options, train = parsed.options, parsed.recipe.train
         with permanent():
             from rlkit.cli.display import Display
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         if launcher is not None and not is_launched():
             from rlkit.interfaces import outputs
 
-            launched_run = _launch_of(argv, parsed, job.folder)
+            launched_run = _launch_of(parsed, job.folder)
             with calling(launcher, "launch"):
                 status = launcher.launch(launched_run)
             require(launcher, "launch", outputs.of_launcher(status))
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     return INTERRUPTED if outcome.status == "interrupted" else 0
 
 
-def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun:
+def _launch_of(parsed: Parsed, folder: Path) -> LaunchedRun:
     """Return the command for a launcher: this one, with its recipes by absolute path, and without credentials.
 
     Scripts of jobs are kept, and others see command lines; the credentials are in the environment instead.
@@ -55,7 +55,7 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
     Raises:
         RecipeError: The number of devices is not said, or they are indices.
     """
-    line, fabric = split(_with_recipe(argv), OPTIONS), parsed.recipe.fabric
+    line, fabric = parsed.line, parsed.recipe.fabric
     if not isinstance(fabric.devices, int):
         raise RecipeError(
             f"fabric.devices is {fabric.devices!r} with a launcher, expected the number of devices of each node; "
@@ -85,21 +85,20 @@ def _launch_of(argv: Sequence[str], parsed: Parsed, folder: Path) -> LaunchedRun
     )
 
 
-def _with_recipe(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with a run folder's own recipe where it is resumed without one.
+def _resumed(options: Namespace) -> Path | None:
+    """Return the folder of the run that is resumed; None for a new run.
 
     Raises:
-        RecipeError: There is no run folder, or its recipe allows code, and the user has not.
+        RecipeError: There is none.
     """
-    command_line = split(argv, OPTIONS)
-    if command_line.options.resume is None or command_line.recipes:
-        return list(argv)
+    resume = options.resume
+    if resume is None:
+        return None
     from rlkit.base.files import nearby
     from rlkit.records.folder import home_of
 
-    resume = command_line.options.resume
     home = home_of(resume)
     if home is None and resume != "auto" and "://" not in resume:
         hint = "" if os.path.exists(resume) else f"; {nearby(Path(resume))}"
         raise RecipeError(f"--resume is {resume!r}, expected a run folder or one of its checkpoints{hint}")
-    return list(argv) if home is None else with_recipe_of(home, argv)
+    return home

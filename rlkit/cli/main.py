@@ -12,8 +12,8 @@ from rlkit import __version__
 from rlkit.base.errors import RlkitError, shorten
 from rlkit.base.garbage import permanent
 from rlkit.base.text import safe
+from rlkit.base.verbs import VERBS, own_verb, plugin_verbs, run_plugin_verb
 from rlkit.cli.streams import unfailing
-from rlkit.commands import VERBS, own_verb, plugin_verbs, run_plugin_verb
 
 LONGEST = 20_000
 """Characters of an error that are shown."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.installed import extra_command
-from rlkit.former import FormerFlag, FormerFlags
 from rlkit.interfaces.fields import Field
 from rlkit.interfaces.runtime import BoundPart
 from rlkit.ops.routes import ROUTES
@@ -49,7 +48,19 @@ class Capability(Flag):
     """It samples in validation alone: the run trains on recorded completions."""
 
 
-class RolloutEngine(BoundPart, FormerFlags):
+FORMER = {
+    "reads_policy": Capability.READS_POLICY,
+    "interruptible": Capability.INTERRUPT,
+    "beside": Capability.BESIDE,
+    "returns_candidates": Capability.CANDIDATES,
+    "resumes_structures": Capability.RESUMES_STRUCTURES,
+    "scores": Capability.TEACHER,
+    "recorded": Capability.VALIDATION_ONLY,
+}
+"""Booleans that engines had before `Capability`."""
+
+
+class RolloutEngine(BoundPart):
     """Continues token ids. A caller sends one request at a time; the engine batches them.
 
     Constructors store options only; models and servers are opened in `bind` and later.
@@ -57,13 +68,6 @@ class RolloutEngine(BoundPart, FormerFlags):
 
     may_fill: ClassVar[Sequence[str]] = ("token",)
     capabilities: Capability = Capability.NOTHING
-    reads_policy = FormerFlag(Capability.READS_POLICY)
-    interruptible = FormerFlag(Capability.INTERRUPT)
-    beside = FormerFlag(Capability.BESIDE)
-    returns_candidates = FormerFlag(Capability.CANDIDATES)
-    resumes_structures = FormerFlag(Capability.RESUMES_STRUCTURES)
-    scores = FormerFlag(Capability.TEACHER)
-    recorded = FormerFlag(Capability.VALIDATION_ONLY)
 
     routers: Routers | None = None
     """Whose choices completions hold; set by `return_routes`."""
@@ -88,6 +92,19 @@ class RolloutEngine(BoundPart, FormerFlags):
 
     packages: ClassVar[Mapping[str, Callable[[str], str]]] = MappingProxyType({})
     """Distributions that the engine needs, each with a description of an installed version, for `rlkit doctor`."""
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a boolean of before `Capability`, which would be ignored.
+
+        Raises:
+            TypeError: The class has one.
+        """
+        super().__init_subclass__()
+        for name, capability in FORMER.items():
+            value = vars(cls).get(name)
+            if isinstance(value, bool):
+                remedy = f"add {capability} to `capabilities`" if value else f"leave {capability} out of `capabilities`"
+                raise TypeError(f"{cls.__name__}.{name} is {value}, which no engine has; {remedy}")
 
     @classmethod
     def missing(cls) -> str | None:

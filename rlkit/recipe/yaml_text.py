@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import yaml
 
+MAX_BYTES = 1 << 20
+"""Of a recipe's file."""
 MAX_DEPTH, MAX_NODES = 20, 20_000
 """Limits of a text with aliases, and of any recipe: its depth, and its nodes with every alias expanded."""
 
@@ -22,6 +24,23 @@ def load_yaml(text: str) -> object:
     if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
         check_yaml(text)
     return yaml.safe_load(text)
+
+
+def load(text: str) -> object:
+    """Return the plain data in a YAML text in which surprises are refused: numbers may be written `1e-4`.
+
+    Raises:
+        ValueError: The text is not YAML, has a tag, a repeated key or a cyclic alias, or exceeds the limits.
+    """
+    from jsonargparse import get_loader
+
+    try:
+        check_yaml(text)
+        return get_loader("yaml")(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except TypeError as error:  # jsonargparse adds a colon to the only key of a mapping without a value
+        raise ValueError("its only key is not text, expected the name of an option") from error
 
 
 @dataclass

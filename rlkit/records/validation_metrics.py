@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -185,3 +186,14 @@ def _grouped(values: Iterable[tuple[int, float | None]]) -> dict[int, list[float
         if value is not None:
             grouped[prompt].append(value)
     return grouped
+
+
+def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the names and texts of validation's metrics, with intervals or standard errors, and without p-values."""
+    rows = []
+    for name, value in metrics.items():
+        if not re.fullmatch(r"(sampled_)?(accuracy|reward)_(low|high|p_\w+)", name) and not name.endswith("_stderr"):
+            low, high, error = (metrics.get(f"{name}_{end}") for end in ("low", "high", "stderr"))
+            bounds = "" if low is None else f" ({low:.2f}-{high:.2f})"
+            rows.append((name, f"{value:.3f}{bounds}" if error is None else f"{value:.3f} ± {error:.3f}"))
+    return rows

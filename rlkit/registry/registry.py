@@ -18,8 +18,7 @@ from rlkit import hooks
 from rlkit.base.errors import PartError, PluginError, RlkitError, explain_foreign, show, with_definition
 from rlkit.base.installed import DISABLE_VARIABLE, DISTRIBUTION, Plugin, disabled_names, installed
 from rlkit.base.text import part_name, similar, source_of
-from rlkit.commands import VERBS
-from rlkit.former import take_imported
+from rlkit.base.verbs import VERBS
 from rlkit.interfaces.runtime import RunPart
 from rlkit.registry import checks
 
@@ -147,7 +146,6 @@ def _load_entry_points(registry: Registry) -> None:
         if plugin.disabled or plugin.error is not None or plugin.hooks is None:
             registry.plugins.append(plugin)
             continue
-        take_imported()  # by others
         start = time.monotonic()
         try:
             module = plugin.hooks.load()
@@ -155,14 +153,12 @@ def _load_entry_points(registry: Registry) -> None:
             plugin.error = f"importing {plugin.module} raised {explain_foreign(error)}"
             registry.plugins.append(plugin)
         else:
-            seconds, former_paths = time.monotonic() - start, take_imported()
+            seconds = time.monotonic() - start
             if seconds > checks.SLOW_IMPORT:
                 plugin.warnings.append(
                     f"importing {plugin.module} took {seconds:.1f} s, which delays most commands; import heavy "
                     "packages in the functions that use them"
                 )
-            if former_paths is not None:
-                plugin.warnings.append(former_paths)
             _add(registry, plugin, module)
 
 

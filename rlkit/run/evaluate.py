@@ -35,6 +35,8 @@ from rlkit.train.sampling import score_group
 from rlkit.types import Prompt, RolloutBatch, Sampling, Score, Trajectory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rlkit.records.verdict import Metrics
     from rlkit.run.metrics_log import MetricsLog
     from rlkit.run.progress import Progress
@@ -148,6 +150,14 @@ class Evaluation:
     def trajectories(self) -> list[Trajectory]:
         """This rank's trajectories, the greedy ones first."""
         return [trajectory for trajectories in self.answers.values() for trajectory in trajectories]
+
+    def write(self, stem: Path) -> None:
+        """Write this rank's completions to `<stem>.jsonl.gz` and `<stem>.parquet`; see `rlkit.run.answers`.
+
+        Raises:
+            OSError: The files cannot be written.
+        """
+        write_answers(stem, self)
 
     def add(self, prefix: str, trajectories: list[Trajectory], completions: Sequence[GradedCompletion]) -> None:
         """Add completions of one kind: this rank's trajectories, and the completions of all ranks."""
@@ -269,7 +279,7 @@ class Validator:
         self._progress.validated(evaluation.metrics)
         if context.recipe.log.rollouts.every:
             name = f"validation-{when}"
-            record.attempt(f"rollouts/{name}", lambda: write_answers(record.folder.rollouts(name), evaluation))
+            record.attempt(f"rollouts/{name}", lambda: evaluation.write(record.folder.rollouts(name)))
         context.callbacks.emit("on_validation", ValidationEnd(step, evaluation.metrics, evaluation.trajectories))
         return evaluation.metrics
 

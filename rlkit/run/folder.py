@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
-import sys
 import uuid
 from collections.abc import Sequence
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
-from rlkit.base.installed import DISTRIBUTION
-from rlkit.base.text import redact_arguments
 from rlkit.interfaces.content import pictures_of
+from rlkit.records.environment import environment
 from rlkit.records.folder import ROLLOUT_FILE, json_lines, json_text, make_private, of_rank, write_atomically
 from rlkit.records.rows import as_row, picture_file
 from rlkit.registry import Registry
@@ -26,7 +20,6 @@ from rlkit.types import Trajectory
 RESERVED = "reserved"
 """A file that reserves disk space for `result.json` and the last metrics until the run ends."""
 RESERVED_BYTES = 16 * 2**10
-PACKAGES = (DISTRIBUTION, "torch", "lightning", "transformers", "peft", "datasets", "jsonargparse", "pluggy")
 
 
 class RunFolder:
@@ -130,28 +123,3 @@ class RunFolder:
 
     def _write(self, name: str, content: dict[str, object]) -> None:
         write_atomically(self.path / name, json_text(content))
-
-
-def environment(registry: Registry) -> dict[str, object]:
-    """Return the versions and the command that a run depends on besides its recipe."""
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": dict(_versions()),
-        "plugins": [{"name": p.name, "distribution": p.distribution, "version": p.version} for p in registry.plugins],
-        "command": redact_arguments(sys.argv),
-        "git_sha": _git_sha(),
-    }
-
-
-@cache
-def _versions() -> tuple[tuple[str, str], ...]:
-    return tuple((name, metadata.version(name)) for name in PACKAGES)
-
-
-def _git_sha() -> str | None:
-    try:
-        process = subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return process.stdout.strip() or None

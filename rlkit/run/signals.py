@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
+
+from rlkit.base.signals import is_handled
 
 PATIENCE = 15.0
 """Seconds that a run has to end at once; then a run that is blocked, for example in a collective, is ended."""
@@ -43,7 +44,7 @@ class Signals:
         self._note = note
         self._cut_short = cut_short
         self._raised = False
-        self._numbers = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_handled(s)]
+        self._numbers = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_handled(s)]
         self._main_thread = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
 
     def __enter__(self) -> Signals:
@@ -124,20 +125,3 @@ class Signals:
             self._start_interrupting()
         else:
             self._hook(unraisable)
-
-
-@contextmanager
-def raised() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, while a run is being prepared."""
-    main = threading.current_thread() is threading.main_thread()  # no other thread can handle signals
-    numbers = [s for s in (signal.SIGTERM, signal.SIGHUP) if main and _is_handled(s)]
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler or signal.SIG_DFL)
-
-
-def _is_handled(number: signal.Signals) -> bool:
-    return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN

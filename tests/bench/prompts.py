@@ -19,7 +19,7 @@ QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "gsm8k" / "train.jso
 
 def child(path: str) -> None:
     """Load a task's rows and drop the long ones, as `fit` does before a model is loaded; print the seconds."""
-    from rlkit.cli.parsing.parser import parse
+    from rlkit.commands import parse
     from rlkit.data.data import load_data
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as the command does

@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import load_data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.interfaces.loss import PolicyLoss

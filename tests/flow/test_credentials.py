@@ -18,7 +18,7 @@ import yaml
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.recipe.credentials import withhold
 from tests.conftest import FAST
 

@@ -13,9 +13,8 @@ from typing import ClassVar
 
 import pytest
 
-from rlkit import hookimpl
+from rlkit import commands, hookimpl
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.interfaces.callback import Callback, RolloutsEnd
 from rlkit.interfaces.interaction import Interaction, Reply
 from rlkit.interfaces.reward import RewardFunction, RewardManager
@@ -104,7 +103,7 @@ class PauseWhileScored(Callback):
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     parts = (SlowCalculator, SlowUser, SlowReward, SlowGrade, PauseWhileScored)
     made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: [register(p) for p in parts]))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("pauses", made)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("pauses", made)], entry_points=False))
     before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(PAUSE))
     Pauses.started.clear()
     Pauses.ended.clear()

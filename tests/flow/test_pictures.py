@@ -11,9 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from rlkit import hookimpl
+from rlkit import commands, hookimpl
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
 from rlkit.interfaces.tool import State, Tool, ToolReply
 from rlkit.models.source import SHIPPED
@@ -89,7 +88,7 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
             register(part)
 
     made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(rlkit_register))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("camera", made)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("camera", made)], entry_points=False))
 
 
 @pytest.mark.usefixtures("_plugin")

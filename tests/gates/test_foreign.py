@@ -34,14 +34,14 @@ ROOMS = (
     "plugins/rlkit-tasks/src/",
     "rlkit/rewards/",
     "plugins/rlkit-rewards/src/",
-    "rlkit/api.py",
-    "rlkit/result.py",
+    "rlkit/api/",
+    "rlkit/recipe/",
     "rlkit/loggers.py",
 )
 """What reads run folders, task folders, pictures of rows, and what commands leave."""
 FILES = {
     "plugins/rlkit-inspect/src/rlkit_inspect/docs.py": "rlkit's own pages",
-    "rlkit/cli/parsing/reader.py": "a recipe that the user names",
+    "rlkit/recipe/parsing/reader.py": "a recipe that the user names",
     "plugins/rlkit-authors/src/rlkit_authors/conformance.py": "the first line of a plugin's recipe",
     "plugins/rlkit-authors/src/rlkit_authors/plugins.py": "rlkit's own examples",
     "plugins/rlkit-inspect/src/rlkit_inspect/recipe.py": "a recipe that the user names",

@@ -24,18 +24,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit import Recipe, fit, recipe
 from rlkit.advantages import GAE, GRPO
+from rlkit.api.result import Result
 from rlkit.base.errors import RecipeError
 from rlkit.cli.display import Display
 from rlkit.cli.main import main
-from rlkit.cli.parsing.compose import Composer
-from rlkit.cli.parsing.objects import as_data
-from rlkit.cli.parsing.parser import build
 from rlkit.filters import ZeroSignal
 from rlkit.models.source import SHIPPED
 from rlkit.recipe import Fabric, KLLoss, Model, Rollout, Train, Validation
+from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.schema import as_data
 from rlkit.registry import load_plugins
-from rlkit.result import Result
 from rlkit.rewards import Composite, ExactReward
+from rlkit.run.build import build
 from rlkit.types import Sampling
 from tests.conftest import ROOT, read_jsonl
 from tests.unit.user_rewards import BONUS, Own, awaited, right, trl_style

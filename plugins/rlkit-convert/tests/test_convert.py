@@ -19,7 +19,7 @@ from verl_generated import VERL_GENERATED
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.compose import Composer
+from rlkit.recipe.parsing.compose import Composer
 from rlkit.registry import load_plugins
 from tests.conftest import ROOT, read_jsonl, write_metadata
 
@@ -755,11 +755,11 @@ def test_usage_is_explained(argv: list[str], capsys: pytest.CaptureFixture[str])
 def test_every_rule_names_an_option_of_rlkit(rules: dict) -> None:
     """With a class where the option is one of a class."""
     composer = Composer(load_plugins())
-    composer.override("task", "HFDataset")
+    composer.add({"task": "HFDataset"})
     before = len(composer.problems)
     for rule in rules.values():
         if isinstance(rule, Equivalent):
-            composer.override(rule.key, "\ue000")
+            composer.add({rule.key: "\ue000"})
     assert not [line for line in composer.problems[before:] if "has no option" in line or "unknown option" in line]
 
 

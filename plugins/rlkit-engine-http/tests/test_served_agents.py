@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from rlkit_engine_http import HttpEngine
 
-from rlkit import hookimpl
-from rlkit.cli.parsing import parser
+from rlkit import commands, hookimpl
 from rlkit.registry import load_plugins
 from rlkit.testing import random_model
 from tests.conftest import read_jsonl
@@ -45,7 +44,7 @@ SERVED = ("--rollout.engine=HttpEngine", "--rollout.engine.servers=2")
 @pytest.fixture(autouse=True)
 def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: register(HttpEngine)))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("http", made)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("http", made)], entry_points=False))
 
 
 def saved(folder: Path) -> list[dict[str, Any]]:

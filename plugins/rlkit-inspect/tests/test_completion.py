@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from rlkit_inspect.completion import script
 
+from rlkit.base.verbs import VERBS
 from rlkit.cli.main import main
-from rlkit.cli.parsing.suggest import known_keys
-from rlkit.commands import VERBS
+from rlkit.recipe.parsing.suggest import known_keys
 from rlkit.registry import load_plugins
 from rlkit.registry.builtin import rlkit_recipes
 

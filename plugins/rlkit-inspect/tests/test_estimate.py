@@ -12,7 +12,7 @@ from rlkit_inspect import estimate, footprint
 from rlkit_inspect.gpus import H100
 
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.measure import AnswerSizes
 from rlkit.models.config import load_config
 from rlkit.models.load import load_policy

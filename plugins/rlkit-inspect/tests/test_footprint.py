@@ -15,7 +15,7 @@ from rlkit_inspect.gpus import GPUS, H100, gpu_named
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.models.activations import token_limit
 from rlkit.models.size import find_config, known_shapes, kv_bytes, size_of
 from rlkit.ops import logps

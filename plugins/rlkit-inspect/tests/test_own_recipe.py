@@ -11,7 +11,7 @@ from rlkit_inspect.own_recipe import own_recipe
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model
 

@@ -11,7 +11,7 @@ from rlkit_inspect.script import as_python
 import rlkit
 from rlkit import Recipe
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.registry.builtin import rlkit_recipes
 from tests.conftest import FAST, read_jsonl
 

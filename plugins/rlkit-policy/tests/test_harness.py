@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rlkit_policy import harness
 
-from rlkit.cli.display import metric_rows
 from rlkit.cli.main import main
+from rlkit.records.validation_metrics import metric_rows
 
 
 def refused(*options: str) -> int:

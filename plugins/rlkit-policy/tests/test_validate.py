@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rlkit_policy import validate
 from rlkit_policy.folder import export
+from rlkit_policy.validate import by_checkpoint
 
+from rlkit.api import policy
 from rlkit.base.errors import EngineError
-from rlkit.cli.display import by_checkpoint
 from rlkit.cli.main import main
 from rlkit.recipe import Recipe
-from rlkit.run import sampling
 from rlkit.run.method import Procedure, procedure_of
 from tests.conftest import ROOT, read_jsonl
 
@@ -98,7 +98,7 @@ def test_a_failing_checkpoint_is_named_and_others_are_shown(
 ) -> None:
     """The policy of each is freed before the next one's is loaded, that of one that failed late too."""
     policies: list[weakref.ref[object]] = []
-    prepare = sampling.prepare_rollouts
+    prepare = policy.prepare_rollouts
 
     def prepared(*arguments: Any) -> Any:
         assert not [ref for ref in policies if ref() is not None]
@@ -114,8 +114,8 @@ def test_a_failing_checkpoint_is_named_and_others_are_shown(
     def procedure(recipe: Recipe) -> Procedure:
         return procedure_of(recipe)._replace(evaluate=validated)
 
-    monkeypatch.setattr(validate, "procedure_of", procedure)
-    monkeypatch.setattr(sampling, "prepare_rollouts", prepared)
+    monkeypatch.setattr(policy, "procedure_of", procedure)
+    monkeypatch.setattr(policy, "prepare_rollouts", prepared)
     (models / "late").symlink_to(models / "same")
     places = [str(models / name) for name in ("same", "broken", "late", "worse")]
     assert main(["validate", "quickstart", *(f"--checkpoint={place}" for place in places), *FEW]) == 2

@@ -22,7 +22,7 @@ from ray.util.placement_group import placement_group_table
 from rlkit_ray.agent import NodeAgent, RankProcess
 
 from rlkit.base.errors import LaunchError, RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.interfaces.launcher import LaunchedRun
 from rlkit.testing import check_plugin
 from tests.conftest import ROOT, write_metadata

@@ -14,7 +14,7 @@ from rlkit_report.sweep import OPTIONS, SweepRun, _runs, _show, name_of, values_
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse, split
+from rlkit.commands import parse, split
 from rlkit.types import JsonObject
 from tests.conftest import read_jsonl
 

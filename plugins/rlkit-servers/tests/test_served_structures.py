@@ -16,7 +16,7 @@ from rlkit_servers.sglang.launch import Launch, command
 from test_sglang_requests import StubServer, engine, meta, request, stubs
 
 from rlkit.base.errors import EngineError, RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.engines import SGLangServer
 from rlkit.interfaces.launcher import ServerSite
 from rlkit.types import Completion, Request, Sampling, StopReason, Structure

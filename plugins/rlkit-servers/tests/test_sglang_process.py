@@ -21,7 +21,7 @@ from rlkit_servers.retry import ServerRetryPolicy
 from rlkit_servers.sglang.engine import trainer_gpus
 from rlkit_servers.sglang.launch import Launch, adapter_arguments, command, environment
 
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.engines import SGLangEngine, SGLangServer
 from rlkit.interfaces.launcher import ServerSite
 from rlkit.models.load import load_policy

@@ -20,7 +20,7 @@ from rlkit_servers.sglang.launch import Launch
 from rlkit_servers.states import ServerState
 
 from rlkit.base.errors import EngineError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import load_data
 from rlkit.engines import SGLangServer
 from rlkit.rollout.conversation import Conversation, Limits

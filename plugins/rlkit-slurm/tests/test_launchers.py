@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.base.errors import LaunchError, RecipeError
-from rlkit.cli.fit import _with_recipe
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.interfaces.launcher import LAUNCHED, LaunchedRun
 from rlkit.launchers import Slurm
 
@@ -104,7 +103,7 @@ def test_a_job_that_resumes_a_run_with_code_asks_nobody(capsys: pytest.CaptureFi
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("srun")]
     words = shlex.split(line)[shlex.split(line).index("fit") + 1 :]
     assert "--allow-code" not in words
-    assert _with_recipe(words) == words
+    assert f"--recipe={run / 'recipe.yaml'}" in words
 
 
 def test_a_job_on_processors_asks_for_no_gpus() -> None:

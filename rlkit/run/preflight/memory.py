@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from rlkit.base.limits import limit_mb
+
 CLOSE = 0.9
 """The fraction of the limit above which the run warns."""
 
@@ -24,17 +26,6 @@ def rss_mb() -> float:
 def peak_rss_mb() -> float:
     """Return the peak resident memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
-def limit_mb() -> float:
-    """Return the memory that this process may use, in MiB: the machine's, or its container's; 0 if unknown."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20]
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int(Path(name).read_text(encoding="utf-8")) / 2**20)
-        except (OSError, ValueError):
-            continue
-    return min(limits)
 
 
 def metrics(device: torch.device) -> dict[str, float]:

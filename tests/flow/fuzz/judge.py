@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rlkit.base import text
 from rlkit.base.errors import LONGEST, RlkitError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import load_data
 from tests.flow.fuzz.cases import Case
 

@@ -105,23 +105,6 @@ def test_a_lazy_package_is_what_it_always_was(tmp_path: Path, monkeypatch: pytes
         del sys.modules[name]
 
 
-FORMER = """
-import warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    from rlkit.errors import RecipeError
-    from rlkit.ranges import PositiveInt
-    import rlkit.names
-from rlkit.base.errors import RecipeError as moved
-assert RecipeError is moved
-assert str(caught[0].message) == "rlkit.errors is now rlkit.base.errors, and ends in rlkit 0.2"
-"""
-
-
-def test_packages_may_import_by_former_paths() -> None:
-    assert "rlkit.base.errors" in loaded_by(FORMER)
-
-
 def test_a_submodule_of_a_kind_loads_no_package_of_the_shelf() -> None:
     loaded = loaded_by("from rlkit.rewards import overlong")
     assert "rlkit.rewards.overlong" in loaded

@@ -15,7 +15,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.names import FileName, source_name
 from rlkit.base.ranges import expected
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.rewards import Composite, ExactReward
 
 HOSTILE = [

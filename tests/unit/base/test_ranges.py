@@ -23,8 +23,8 @@ from rlkit.base.ranges import (
     outside,
 )
 from rlkit.cli.main import main
-from rlkit.cli.parsing.suggest import describe
 from rlkit.recipe import Train
+from rlkit.recipe.parsing.suggest import describe
 from rlkit.registry import Registry
 from rlkit.rewards import MathReward
 

@@ -11,7 +11,7 @@ import torch
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse, split
+from rlkit.commands import parse, split
 from rlkit.recipe import FSDP2, Train
 from rlkit.registry.builtin import rlkit_recipes
 

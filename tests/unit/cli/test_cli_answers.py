@@ -15,16 +15,15 @@ import pytest
 from rlkit_authors import plugins
 from rlkit_inspect import doctor
 
-from rlkit import hookimpl
+from rlkit import commands, hookimpl
 from rlkit.base import installed
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import Plugin
 from rlkit.cli.display import comparison
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
-from rlkit.cli.parsing.help import SECTIONS
-from rlkit.cli.parsing.suggest import PACKAGES, nearest
 from rlkit.recipe import Recipe
+from rlkit.recipe.parsing.help import SECTIONS
+from rlkit.recipe.parsing.suggest import PACKAGES, nearest
 from rlkit.registry import Registry, load_plugins
 from rlkit.rewards import MathReward
 from tests.conftest import ROOT, FakeDistribution
@@ -32,7 +31,7 @@ from tests.conftest import ROOT, FakeDistribution
 
 def refusal(*argv: str) -> str:
     with pytest.raises(RecipeError) as refused:
-        parser.parse("fit", argv)
+        commands.parse("fit", argv)
     return str(refused.value)
 
 
@@ -82,15 +81,15 @@ def test_no_more_than_three_near_options_are_named() -> None:
 
 
 def test_an_option_is_a_word_after_its_name_or_an_equals_sign() -> None:
-    one = parser.parse("fit", ["quickstart", "--train.lr", "0.5", "--advantage", "RLOO", "--save.every=3"])
-    other = parser.parse("fit", ["--train.lr=0.5", "--save.every", "3", "--recipe", "quickstart", "--advantage=RLOO"])
+    one = commands.parse("fit", ["quickstart", "--train.lr", "0.5", "--advantage", "RLOO", "--save.every=3"])
+    other = commands.parse("fit", ["--train.lr=0.5", "--save.every", "3", "--recipe", "quickstart", "--advantage=RLOO"])
     assert one.yaml == other.yaml
     assert one.name == other.name == "quickstart"
 
 
 def test_a_new_class_has_its_defaults_and_the_same_keeps_options(tmp_path: Path) -> None:
     def loss(*options: str) -> dict[str, Any]:
-        return vars(parser.parse("fit", ["quickstart", "--loss.clip_low=0.1", *options]).recipe.loss)
+        return vars(commands.parse("fit", ["quickstart", "--loss.clip_low=0.1", *options]).recipe.loss)
 
     assert loss("--loss=ClipLoss", "--loss.clip_high=0.3") == {"clip_low": 0.1, "clip_high": 0.3, "clip_dual": None}
     assert loss("--loss=GSPO")["clip_low"] != 0.1
@@ -117,7 +116,7 @@ def test_parts_of_plugins_that_are_not_there_are_named(monkeypatch: pytest.Monke
     assert "of the plugin 'length', which RLKIT_DISABLE_PLUGINS disables; unset it" in refusal("quickstart", path)
     assert "disabled by RLKIT_DISABLE_PLUGINS: length" in refusal("quickstart", "--reward=Zzz")
     monkeypatch.setattr(
-        parser, "load_plugins", lambda: load_plugins([("mine", sys.modules[__name__])], entry_points=False)
+        commands, "load_plugins", lambda: load_plugins([("mine", sys.modules[__name__])], entry_points=False)
     )
     unregistered = f"--reward={__name__}.Unregistered"
     assert "which the plugin 'mine' does not register; known rewards: " in refusal("quickstart", unregistered)

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from rlkit import hookimpl
+from rlkit import commands, hookimpl
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.interfaces.reward import RewardFunction
 from rlkit.registry import load_plugins
 from rlkit.rewards import MathReward
@@ -248,7 +247,7 @@ def test_an_option_names_registered_parts_alone(
 def test_options_of_any_type_take_data_alone(
     option: str, trap: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("curious", Plugin)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("curious", Plugin)], entry_points=False))
     value = fill("<FUNCTION>", trap)
     nested = f"{{x: [{value}]}}"
     for given in (value, nested):
@@ -259,7 +258,7 @@ def test_options_of_any_type_take_data_alone(
     else:  # text is data
         text = {"x": f"{MODULE}.touch"} if option == "table" else f"{MODULE}.touch"
         given = json.dumps(text) if option == "table" else text
-        parsed = parser.parse("fit", ["quickstart", "--reward=Curious", f"--reward.{option}={given}"])
+        parsed = commands.parse("fit", ["quickstart", "--reward=Curious", f"--reward.{option}={given}"])
         assert text in vars(parsed.recipe.reward)["given"]
         assert MODULE not in sys.modules
 
@@ -268,7 +267,7 @@ def test_environment_variables_say_nothing(trap: dict[str, Path], monkeypatch: p
     monkeypatch.setenv("JSONARGPARSE_DEFAULT_ENV", "true")
     for name in ("RLKIT_FIT_REWARD", "RLKIT FIT_REWARD", "RLKIT_REWARD", "REWARD"):
         monkeypatch.setenv(name, fill("<CLASS>", trap))
-    assert isinstance(parser.parse("fit", ["quickstart"]).recipe.reward, MathReward)
+    assert isinstance(commands.parse("fit", ["quickstart"]).recipe.reward, MathReward)
     assert not trap["imported"].exists()
 
 
@@ -291,7 +290,7 @@ def test_code_that_a_recipe_points_at_is_not_run_to_look_at_it(
 
 def test_a_part_is_known_by_its_name_and_by_its_paths() -> None:
     for name in ("GRPO", "rlkit.advantages.GRPO", "rlkit.advantages.grpo.GRPO"):
-        assert type(parser.parse("fit", ["quickstart", f"--advantage={name}"]).recipe.advantage).__name__ == "GRPO"
+        assert type(commands.parse("fit", ["quickstart", f"--advantage={name}"]).recipe.advantage).__name__ == "GRPO"
     for name in (
         "rlkit.GRPO",
         "rlkit.rewards.GRPO",
@@ -300,4 +299,4 @@ def test_a_part_is_known_by_its_name_and_by_its_paths() -> None:
         "rlkit.advantages.grpo.GRPO.x",
     ):
         with pytest.raises(RecipeError, match="GRPO"):
-            parser.parse("fit", ["quickstart", f"--advantage={name}"])
+            commands.parse("fit", ["quickstart", f"--advantage={name}"])

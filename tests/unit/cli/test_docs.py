@@ -26,12 +26,12 @@ from rlkit_inspect.docs import ORDER, PLUGINS, find, notebook, page, title, topi
 from rlkit.base.errors import RecipeError
 from rlkit.batch import Batch, RolloutBatch
 from rlkit.cli.main import main
-from rlkit.cli.parsing.compose import Composer
-from rlkit.cli.parsing.reader import load
 from rlkit.hooks import KINDS
 from rlkit.ops.correction import LogpMismatch
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
+from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.parsing.reader import load
 from rlkit.registry import load_plugins
 from rlkit.rewards import MathReward
 from rlkit.testing import ExampleRuntime, check_agent, check_reward, check_task
@@ -316,9 +316,9 @@ def test_keys_in_tables_exist() -> None:
     pattern = r"`((?:train|rollout|kl_loss|kl_reward|fabric|save|conversation)\.[\w.]+)`"
     for key in sorted({key for topic in ORDER for key in re.findall(pattern, page(topic))}):
         composer = Composer(registry())
-        composer.override("rollout.engine", "SGLangEngine")
+        composer.add({"rollout.engine": "SGLangEngine"})
         before = len(composer.problems)
-        composer.override(key, "\ue000")
+        composer.add({key: "\ue000"})
         assert not [p for p in composer.problems[before:] if "unknown option" in p or "has no option" in p], key
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from rlkit import fit
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
-from rlkit.cli.parsing.parser import parse
-from rlkit.cli.parsing.suggest import known_keys
+from rlkit.commands import parse
+from rlkit.recipe.parsing.foreign import FOREIGN, NO_OPTION
+from rlkit.recipe.parsing.suggest import known_keys
 from rlkit.registry import load_plugins
 
 TYPED = {

@@ -13,8 +13,8 @@ import pytest
 from rlkit_policy.checkpoint import with_checkpoint
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.checkpoint import with_recipe_of
 from rlkit.cli.main import main
+from rlkit.commands import with_recipe_of
 from rlkit.recipe.trust import risk
 from tests.conftest import FAST
 from tests.flow.fuzz.texts import bomb

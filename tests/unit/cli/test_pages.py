@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from rlkit_inspect.docs import PLUGINS, topics
 
+from rlkit.base.verbs import VERBS, plugin_verbs
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
-from rlkit.commands import VERBS, plugin_verbs
+from rlkit.commands import parse
 from rlkit.recipe import Recipe
 from tests import forks
 from tests.conftest import ROOT, read_jsonl, write_metadata
-from tests.pages import README, Block, blocks, commands
+from tests.pages import README, Block, blocks, commands, write_files
 
 PAGES = [topic for topic in [*topics(), README] if not topic.startswith(PLUGINS)]
 """The pages on a kind of plugin show the package that `plugins new` writes: test_docs compares and runs them."""
@@ -190,6 +190,7 @@ def check_options(words: list[str]) -> None:
 def test_recipes_and_options_of_commands_exist(topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of those that are not run here, or in slow tests only."""
     monkeypatch.chdir(tmp_path)
+    write_files(topic, tmp_path)
     reader = Reader(tmp_path)
     for words in map(shlex.split, lines_of(topic)):
         if words[:2] == ["pip", "install"] and not words[-1].startswith(".["):

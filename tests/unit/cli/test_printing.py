@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlkit.cli.display import Display, echo, show
+from rlkit.base.terminal import echo, show
+from rlkit.cli.display import Display
 from rlkit.cli.main import main
 from rlkit.cli.streams import UnfailingStream, unfailing
 from rlkit.records.rewards import MeanReward

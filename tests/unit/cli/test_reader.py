@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing import reader
 from rlkit.recipe import yaml_text
+from rlkit.recipe.parsing import reader
 
 TREES: st.SearchStrategy[Any] = st.recursive(
     st.integers(0, 9),

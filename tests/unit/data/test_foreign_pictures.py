@@ -10,7 +10,7 @@ import pytest
 from rlkit_tasks.rows import Rows
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data import picture_files as files
 from rlkit.data.prompts import make_prompt
 from rlkit.interfaces.rows import LocatedRow

@@ -10,7 +10,7 @@ from rlkit_engine_torch.decoder import Decoder
 from torch import nn
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.load import load_backbone, load_policy

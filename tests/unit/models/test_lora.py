@@ -14,7 +14,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from rlkit_servers.sglang.launch import Launch
 
 from rlkit.base.errors import EngineError, RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.distributed.ranks import Ranks
 from rlkit.engines import SGLangServer
 from rlkit.models.load import load_policy, load_tokenizer

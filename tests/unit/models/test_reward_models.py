@@ -13,7 +13,7 @@ from rlkit_policy.folder import export
 from torch import Tensor
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.models.actor import ScoreModel, ValueModel
 from rlkit.models.load import load_backbone, load_policy, load_tokenizer, stop_ids
 from rlkit.models.lora import has_lora, merge_adapters, score_head

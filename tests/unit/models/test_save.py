@@ -12,7 +12,7 @@ from rlkit_authors.models import build_tokenizer, random_model
 from transformers import GenerationConfig
 
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.models.save import model_card, save_policy
 
 FEW = ("--train.steps=2", "--train.prompts_per_step=2", "--validation.limit=4")

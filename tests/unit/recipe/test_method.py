@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.recipe.method import Method, NoEngine, ReinforcementLearning, RewardModelling, Supervised
 from rlkit.run.method import procedure_of
 from rlkit.train.rl import rl_step

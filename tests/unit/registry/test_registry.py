@@ -17,10 +17,10 @@ from rlkit.advantages import GRPO
 from rlkit.base import installed
 from rlkit.base.errors import PluginError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.schema import Choice
-from rlkit.cli.parsing.suggest import classes_at
 from rlkit.interfaces.callback import Callback
 from rlkit.interfaces.reward import RewardManager
+from rlkit.recipe.parsing.suggest import classes_at
+from rlkit.recipe.schema import Choice
 from rlkit.registry import checks, load_plugins
 from rlkit.rewards import ExactReward
 from rlkit.tools import Calculator

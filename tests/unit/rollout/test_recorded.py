@@ -17,7 +17,7 @@ from rlkit_tasks.rows import Rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import load_data
 from rlkit.data.measure import AnswerSizes, measure_answers
 from rlkit.engines import Recorded, TorchEngine

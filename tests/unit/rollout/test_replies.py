@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rlkit_authors.models import build_tokenizer
 
-from rlkit import hookimpl
+from rlkit import commands, hookimpl
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.tool import State, Tool
 from rlkit.recipe import ConversationLimits
@@ -184,7 +183,7 @@ def test_ten_megabytes_of_a_reply_cost_a_turn_and_no_run(
 ) -> None:
     """Through `rlkit fit`, with the default: the policy goes on after such replies, and is trained on what it reads."""
     made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: register(Archive)))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("archive", made)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("archive", made)], entry_points=False))
     options = (
         "--recipe=quick_tool", "--tools.calculator=Archive", "--validation=null", "--train.steps=1",
         "--train.prompts_per_step=4", "--rollout.group_size=2", "--conversation.check=strict",

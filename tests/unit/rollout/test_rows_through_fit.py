@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlkit import hookimpl
+from rlkit import commands, hookimpl
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.interfaces.tool import State
 from rlkit.registry import load_plugins
 from rlkit.tools import Calculator
@@ -37,7 +36,7 @@ class Rounding(Calculator):
 @pytest.fixture(autouse=True)
 def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: register(Rounding)))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("rounding", made)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("rounding", made)], entry_points=False))
 
 
 def rows(folder: Path, wrong: object) -> str:

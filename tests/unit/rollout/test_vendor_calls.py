@@ -12,9 +12,8 @@ import torch
 from rlkit_authors.models import build_tokenizer, random_model
 from transformers import GenerationConfig
 
-from rlkit import hookimpl
+from rlkit import commands, hookimpl
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.runtime import Runtime, WeightStream
 from rlkit.parsers import HermesParser
@@ -93,7 +92,7 @@ class Vendor(RolloutEngine):
 @pytest.fixture(autouse=True)
 def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: register(Vendor)))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("vendor", made)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("vendor", made)], entry_points=False))
 
 
 def save_model(folder: Path, name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.recipe import Recipe
 from rlkit.run.alarms import Alarms
 

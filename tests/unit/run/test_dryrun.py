@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import Data, load_data
 from rlkit.run.preflight.dryrun import _longest, dry_run
 from rlkit.train import update

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.display import comparison, metric_rows
+from rlkit.cli.display import comparison
 from rlkit.cli.main import main
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.recipe import Validation
-from rlkit.records.validation_metrics import GradedCompletion, metrics
+from rlkit.records.validation_metrics import GradedCompletion, metric_rows, metrics
 from rlkit.records.verdict import verdict_on
 from rlkit.run.evaluate import Evaluation, samplings
 from rlkit.run.progress import Progress

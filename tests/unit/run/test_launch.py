@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlkit.base.files import MANIFEST
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.records.folder import home_of
 from rlkit.run import launch
 from rlkit.run.launch import LAUNCHER, Job

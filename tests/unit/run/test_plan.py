@@ -13,7 +13,7 @@ from rlkit_authors.models import save_random_model
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import load_data
 from rlkit.models.load import load_policy, load_tokenizer
 from rlkit.models.save import save_policy

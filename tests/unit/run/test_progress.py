@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlkit.base.errors import TrainingError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.recipe import Recipe
 from rlkit.run.progress import Progress
 

@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 import pytest
 
-from rlkit.run.signals import INTERRUPT, PATIENCE, Signals, raised
+from rlkit.base.signals import raised
+from rlkit.run.signals import INTERRUPT, PATIENCE, Signals
 
 
 def wait_for(condition: Callable[[], object]) -> None:

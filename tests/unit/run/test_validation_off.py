@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from tests.conftest import FAST, read_jsonl
 
 QUESTIONS = [{"prompt": f"{a} + {b} = ?", "answer": str(a + b)} for a in range(3) for b in range(3)]

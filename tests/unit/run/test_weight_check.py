@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.base.errors import EngineError, PartError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import Data, load_data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.engines import TorchEngine

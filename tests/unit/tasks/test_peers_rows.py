@@ -10,10 +10,9 @@ from typing import Any
 import datasets
 import pytest
 
-from rlkit import hookimpl
+from rlkit import commands, hookimpl
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.interactions import InteractionRouter, Retry
 from rlkit.interfaces.tool import State
 from rlkit.registry import load_plugins
@@ -36,7 +35,7 @@ class Recorder(Calculator):
 def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     CREATED.clear()
     made = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: register(Recorder)))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("recorder", made)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("recorder", made)], entry_points=False))
 
 
 def verl_row(index: int, tools: dict[str, Any] | None = None, interaction: dict[str, Any] | None = None) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pytest
 
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.interfaces.reward import RewardManager
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers

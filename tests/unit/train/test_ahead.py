@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import Data
 from rlkit.models.checkpoints import open_checkpoint
 from rlkit.rollout.service import RolloutService

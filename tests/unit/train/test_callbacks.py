@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from rlkit import commands
 from rlkit.base.errors import CallbackError
 from rlkit.cli.main import main
-from rlkit.cli.parsing import parser
 from rlkit.interfaces.callback import Callback, RunEnd, RunStart, StepEnd
 from rlkit.registry import load_plugins
 from rlkit.train.callbacks import LONGEST_STATE, Callbacks
@@ -267,7 +267,7 @@ def with_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlkit import hookimpl
 
     plugin = SimpleNamespace(__name__="tests", rlkit_register=hookimpl(lambda register: register(Recorder)))
-    monkeypatch.setattr(parser, "load_plugins", lambda: load_plugins([("recorder", plugin)], entry_points=False))
+    monkeypatch.setattr(commands, "load_plugins", lambda: load_plugins([("recorder", plugin)], entry_points=False))
 
 
 BASE = (

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import rlkit
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.data.data import load_data
 from rlkit.data.mixtures import recipe_of
 from rlkit.interfaces.callback import TrainingBatch

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from rlkit import __version__
 from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.installed import DISTRIBUTION, Plugin
-from rlkit.commands import VERBS
+from rlkit.base.verbs import VERBS
 from rlkit.interfaces.environment import Environment
 from rlkit.interfaces.runtime import RunPart
 from rlkit.interfaces.task import Task

@@ -6,8 +6,8 @@ import shutil
 import textwrap
 
 from rlkit.base.installed import Plugin
-from rlkit.cli.display import echo
-from rlkit.commands import VERBS
+from rlkit.base.terminal import echo
+from rlkit.base.verbs import VERBS
 from rlkit.registry import Registry
 
 

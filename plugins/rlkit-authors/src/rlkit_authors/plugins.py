@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.base.installed import Plugin
+from rlkit.base.terminal import echo, show
 from rlkit.base.text import similar
-from rlkit.cli.display import echo, show
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.hooks import KINDS
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit_authors import reference

@@ -17,7 +17,7 @@ from string import Template
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError
-from rlkit.commands import VERBS
+from rlkit.base.verbs import VERBS
 from rlkit.hooks import KINDS
 from rlkit.registry import load_plugins
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, shorten
-from rlkit.cli.parsing.reader import MAX_BYTES, load
+from rlkit.recipe.yaml_text import MAX_BYTES, load
 
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*[\w.]+)(?:,(.*))?\}", re.DOTALL)
 """A reference to another option of a YAML file, and the default if that option is not set."""

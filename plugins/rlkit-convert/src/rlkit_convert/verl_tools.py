@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.cli.parsing.reader import load
+from rlkit.recipe.yaml_text import load
 from rlkit_convert.conversion import Conversion, boolean, integer, text
 from rlkit_convert.source import read_text
 from rlkit_convert.verl_runtime import ROLLOUT

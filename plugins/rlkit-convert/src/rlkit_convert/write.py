@@ -12,7 +12,7 @@ import yaml
 
 from rlkit.base.errors import RlkitError, shorten, show
 from rlkit.base.text import redact_option, safe
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 from rlkit.recipe import Recipe
 from rlkit_convert.conversion import Conversion
 

@@ -2,5 +2,5 @@
 
 What belongs here: the verbs `recipe`, `explain`, `data`, `doctor`, `docs`, `completion` and `replay`, and the estimates
 of time and memory. What does not: the checks with which a run starts (`rlkit.run.preflight`), reading a recipe
-(`rlkit.cli.parsing`), and pages and comparisons of runs (`rlkit_report`).
+(`rlkit.commands`), and pages and comparisons of runs (`rlkit_report`).
 """

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from rlkit.cli.parsing.objects import options_in
-from rlkit.cli.parsing.schema import Choice, DictOf, Section, descriptions, options, shape, summary
 from rlkit.hooks import KINDS
 from rlkit.recipe import Recipe
+from rlkit.recipe.schema import Choice, DictOf, Section, descriptions, options, options_in, shape, summary
 from rlkit.registry import Registry
 
 WIDTH = 110

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -11,22 +10,16 @@ from tempfile import TemporaryDirectory
 
 from lightning.fabric import Fabric
 
+from rlkit.api import checks
+from rlkit.api.policy import check_template
+from rlkit.api.prompts import Data, load_data
 from rlkit.base.errors import RecipeError, UnavailableError
+from rlkit.base.terminal import echo, show
 from rlkit.base.text import counted
-from rlkit.cli.display import echo, show
-from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.data.data import Data, load_data
+from rlkit.commands import Parsed, parse
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import Recipe
-from rlkit.rollout.scoring import score
-from rlkit.rollout.template_check import check_template
-from rlkit.rollout.workers import Workers
-from rlkit.run.preflight import plan
-from rlkit.run.preflight.adapter_check import check_adapters
-from rlkit.run.preflight.dryrun import dry_run
-from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
-from rlkit.train.setup import prepare_training
 from rlkit_inspect import estimate, footprint
 from rlkit_inspect.own_recipe import SAVINGS
 from rlkit_inspect.recipe import GPU
@@ -104,8 +97,7 @@ def _check(target: Target, data: Data) -> int:
     fabric = target.fabric()
     ranks, shards = _ranks(fabric)
     on_gpu = target.is_gpu(fabric)
-    model_lines = (*plan.large_model(recipe, on_gpu), *check_adapters(recipe.model))
-    for line in (*plan.lines(data, ranks, on_gpu), *model_lines):
+    for line in [*checks.describe_run(data, ranks, on_gpu)]:
         echo(line)
     template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:
@@ -115,9 +107,9 @@ def _check(target: Target, data: Data) -> int:
     prompt = _mean_tokens(data)
     misfit = _estimate(target, estimate.setting(recipe, prompt, data.longest, ranks, shards, answers=data.answers))
     if target.deep:  # agreed: from the command line
-        _measure(recipe, data, fabric)
+        _measure(data, fabric)
     elif recipe.trial_reward is not None:
-        _try_reward(recipe, recipe.trial_reward, data, fabric)
+        _try_reward(recipe.trial_reward, data, fabric)
     prompts = f"{counted(data.row_count, 'training row')}, {counted(len(data.validation), 'validation prompt')}"
     return _verdict(f"ok: {prompts}, context {data.dialogue.context}", misfit)
 
@@ -131,24 +123,12 @@ def _verdict(ok: str, misfit: str | None) -> int:
     return 1
 
 
-def _try_reward(recipe: Recipe, reward: RewardManager, data: Data, fabric: Fabric) -> None:
-    reason = next(filter(None, (part.effect() for part in plan.simple_rewards(reward))), None)
-    if reason is not None:
-        echo(f"reward: not tried, since it {reason}; add --deep to try it")
-        return
-    workers = Workers(1)
-    try:
-        reward.bind(RuntimeWithoutPolicy(recipe, fabric, workers))
-        structure = recipe.rollout.sampling.structure
-        trial = asyncio.run(
-            plan.try_reward(lambda t: score(reward, t, workers), data.examples(plan.TRIED_ROWS), structure)
-        )
-    except NoPolicyError as error:
-        echo(f"reward: not tried, since it asks for {error}; add --deep to try it")
-        return
-    finally:
-        workers.close()
-    _show(trial, recipe)
+def _try_reward(reward: RewardManager, data: Data, fabric: Fabric) -> None:
+    trial = checks.try_reward(data, reward, fabric)
+    if isinstance(trial, str):
+        echo(f"reward: not tried, since it {trial}; add --deep to try it")
+    else:
+        _show(trial, data.recipe)
 
 
 def _check_without_data(target: Target, missing: UnavailableError) -> int:
@@ -168,10 +148,10 @@ def _check_without_data(target: Target, missing: UnavailableError) -> int:
     except UnavailableError as error:
         unknown.add(str(error))
     on_gpu = target.is_gpu(fabric)
-    for line in (*plan.batches(recipe, rows, ranks, on_gpu), *plan.large_model(recipe, on_gpu)):
+    for line in [*checks.describe_batches(recipe, rows, ranks, on_gpu)]:
         echo(line)
     try:
-        for line in check_adapters(recipe.model):
+        for line in checks.check_adapters(recipe.model):
             echo(line)
         misfit = _estimate(target, estimate.setting(recipe, PROMPT, PROMPT, ranks, shards))
         echo(f"prompts were taken to have {PROMPT} tokens")
@@ -210,25 +190,19 @@ def _estimate(target: Target, setting: estimate.Setting) -> str | None:
     return footprint.misfit(setting)
 
 
-def _measure(recipe: Recipe, data: Data, fabric: Fabric) -> None:
+def _measure(data: Data, fabric: Fabric) -> None:
     """Load the models, try the reward and the longest rows."""
     fabric.launch()
-    context, reward, trial = prepare_training(recipe, data, fabric), recipe.trial_reward, None
-    try:
-        if reward is not None:
-            trial = plan.try_in_run(context.service, data, reward)
-        measured = dry_run(context)
-    finally:
-        context.service.close()
+    trial, measured = checks.measure_step(data, fabric)
     if fabric.is_global_zero:
         if trial is not None:
-            _show(trial, recipe)
+            _show(trial, data.recipe)
         for phase, size in measured.items():
             print(f"memory, measured: {size:,.0f} MiB at most, after {phase}")
 
 
-def _show(trial: plan.Trial, recipe: Recipe) -> None:
+def _show(trial: checks.Trial, recipe: Recipe) -> None:
     """Show what the reward did; refuse the recipe where a run would be refused."""
-    plan.require_reward(trial, recipe)
+    checks.require_reward(trial, recipe)
     for line in trial.lines:
         echo(f"warning: {line}" if trial.failed else line)

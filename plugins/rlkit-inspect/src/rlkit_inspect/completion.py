@@ -14,7 +14,7 @@ from contextlib import redirect_stdout, suppress
 import shtab
 
 from rlkit.base.errors import RecipeError, show
-from rlkit.commands import VERBS, own_verb, plugin_verbs
+from rlkit.base.verbs import VERBS, own_verb, plugin_verbs
 from rlkit.registry import Registry, load_plugins
 from rlkit_inspect.docs import topics
 from rlkit_inspect.keys import values_by_key

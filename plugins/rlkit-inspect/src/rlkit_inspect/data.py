@@ -7,19 +7,18 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
+from rlkit.api.policy import fabric_for, sample, sampling_service
+from rlkit.api.prompts import load_data, make_prompt, unchecked_data
 from rlkit.base.errors import RecipeError
-from rlkit.cli.display import echo
-from rlkit.cli.parsing.parser import parse
-from rlkit.data.data import Data, load_data, make_dialogue
-from rlkit.data.prompts import held_out, make_prompt
+from rlkit.base.terminal import echo
+from rlkit.commands import parse
 from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.task import Split, Task
 from rlkit.models.config import load_config
@@ -27,9 +26,6 @@ from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit.records.folder import output_path
 from rlkit.registry import calling, load_plugins
-from rlkit.rollout.participants import Participants
-from rlkit.run.sampling import sample, sampling_service
-from rlkit.train.setup import bound_without_policy, fabric_for
 from rlkit.types import JsonObject, Prompt
 from rlkit_inspect.data_report import show, stats
 from rlkit_inspect.new_file import new_file
@@ -97,28 +93,6 @@ def _sample(argv: Sequence[str]) -> int:
         table.writerows((row["question"], row["answer"]) for row in rows)
     echo(f"{argv[0]}: {len(rows)} rows with the columns question and total")
     return 0
-
-
-@contextmanager
-def unchecked_data(recipe: Recipe) -> Iterator[Data]:
-    """Load tokenizer and prompts as a run does, with its tools, but whatever their lengths; no weights are loaded.
-
-    Raises:
-        RecipeError: There are no rows, or a row cannot become a prompt.
-    """
-    with calling(recipe.task, "rows"):
-        rows = recipe.task.rows("train")
-    if len(rows) == 0:
-        raise RecipeError(f"task {type(recipe.task).__name__} has no train rows, expected at least one")
-    dialogue = make_dialogue(recipe, load_config(recipe.model))
-    pictures = dialogue.reader is not None
-    validation = held_out(recipe, pictures=pictures)
-    data = Data(recipe, dialogue, rows, validation, show=Console(stderr=True).is_terminal)
-    with ExitStack() as stack:
-        if recipe.tools:  # some describe themselves only once they are bound
-            stack.enter_context(bound_without_policy(recipe, *recipe.tools.values()))
-            dialogue.participants = Participants(recipe.tools, pictures=pictures)
-        yield data
 
 
 def sample_rewards(recipe: Recipe, samples: int, fabric: Fabric) -> dict[int, list[float]]:

@@ -14,13 +14,12 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.progress import track
 
+from rlkit.api.policy import ChatTemplate
+from rlkit.api.prompts import Data, recorded_answers
 from rlkit.base.errors import shorten
-from rlkit.cli.display import echo, echo_spans
-from rlkit.cli.display import show as show_table
-from rlkit.data.data import Data
+from rlkit.base.terminal import echo, echo_spans
+from rlkit.base.terminal import show as show_table
 from rlkit.recipe.unscorable import unscorable_training, unscorable_validation
-from rlkit.rollout.recorded import recorded_group
-from rlkit.rollout.template import ChatTemplate
 from rlkit.types import JsonObject, Prompt, Trajectory
 
 EXAMPLES = 3
@@ -82,7 +81,7 @@ def example(data: Data, index: int) -> JsonObject:
     prompt, template = data.prompt(index), data.dialogue.template
     ids = template.start(prompt.messages, prompt.tools)
     recorded = not data.recipe.method.samples and bool(prompt.recorded)
-    answers = recorded_group(template, prompt, 0, data.dialogue.context) if recorded else []
+    answers = recorded_answers(data, prompt) if recorded else []
     return {
         "row": index,
         "id": prompt.id,

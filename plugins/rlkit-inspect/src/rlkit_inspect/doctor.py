@@ -10,17 +10,16 @@ from importlib import metadata
 import torch
 from rlkit_authors.installed import show_plugins
 
+from rlkit.api.policy import chat_template, check_template
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
-from rlkit.cli.display import echo, show
+from rlkit.base.terminal import echo, show
 from rlkit.models.config import context_length, load_config
-from rlkit.models.load import is_reward_model, load_tokenizer, stop_ids
+from rlkit.models.load import is_reward_model
 from rlkit.models.size import size_of
 from rlkit.recipe import Model
+from rlkit.records.environment import PACKAGES
 from rlkit.registry import Registry, load_plugins
-from rlkit.rollout.template import ChatTemplate
-from rlkit.rollout.template_check import check_template
-from rlkit.run.folder import PACKAGES
 
 USAGE = """usage: rlkit doctor                 this machine and installation
        rlkit doctor --model PATH    a model: its size, and whether its chat template can be trained with
@@ -53,13 +52,11 @@ def _model(argv: Sequence[str]) -> str | None:
 
 def _examine(model: Model) -> int:
     """Check a model's chat template; exit 1 if a problem is found."""
-    config, tokenizer = load_config(model), load_tokenizer(model)
-    template = ChatTemplate(tokenizer, stop_ids(model, tokenizer))
-    ends = template.stop_ids
+    config, template = load_config(model), chat_template(model)
     weights = size_of(config, trust_remote_code=model.trust_remote_code, scores=is_reward_model(model)).base
     size = f"{weights:,} parameters, context {context_length(config)}"
     echo(f"{model.path}: {config.model_type}, {size}")
-    echo(f"a turn ends with: {', '.join(repr(tokenizer.decode([i])) for i in sorted(ends))}")
+    echo(f"a turn ends with: {', '.join(repr(template.tokenizer.decode([i])) for i in sorted(template.stop_ids))}")
     check = check_template(template)
     for fact in check.facts:
         echo(f"template: {fact}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlkit.base.text import counted
-from rlkit.data.measure import AnswerSizes
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import frozen_bytes, precision_of
@@ -15,6 +14,9 @@ from rlkit.models.config import context_length, naming
 from rlkit.models.size import Size, find_config, size_of
 from rlkit.recipe import Recipe
 from rlkit_inspect.gpus import H100, Gpu
+
+if TYPE_CHECKING:
+    from rlkit.api.prompts import AnswerSizes
 
 UTILISATION = 0.3
 """The assumed utilisation in training."""

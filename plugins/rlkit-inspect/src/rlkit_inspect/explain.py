@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rlkit.api.prompts import mixture_recipe
+from rlkit.base.terminal import echo
 from rlkit.base.text import counted
-from rlkit.cli.display import echo
-from rlkit.cli.parsing.parser import parse
-from rlkit.data.mixtures import recipe_of
+from rlkit.commands import parse
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Critic, Recipe, Teacher, Train
 
@@ -122,7 +122,7 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _mixtures(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for name, mixture in (recipe.mix or {}).items():
-        alone = recipe_of(mixture, recipe)
+        alone = mixture_recipe(mixture, recipe)
         loss = alone.loss
         rows = (
             "what tools, users and environments wrote in the step's own conversations"

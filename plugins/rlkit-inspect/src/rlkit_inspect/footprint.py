@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from rlkit.base.limits import limit_mb
 from rlkit.base.text import part_name
 from rlkit.interfaces.engine import COPIES_SHARE
 from rlkit.interfaces.loss import Inputs
@@ -16,7 +17,6 @@ from rlkit.models.size import PREFIX_SHARE, Size, cache_tokens, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.ops.quantization import BITS
 from rlkit.registry import calling
-from rlkit.run.preflight.memory import limit_mb
 from rlkit_inspect.estimate import Setting
 from rlkit_inspect.optimizer_state import state_size
 

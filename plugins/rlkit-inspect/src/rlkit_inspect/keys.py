@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal, get_args, get_origin
 
-from rlkit.cli.parsing.schema import UNIONS, Choice, Section, options, shape
 from rlkit.recipe import Recipe
+from rlkit.recipe.schema import UNIONS, Choice, Section, options, shape
 from rlkit.registry import Registry
 
 

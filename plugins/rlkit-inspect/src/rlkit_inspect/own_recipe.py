@@ -12,12 +12,8 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.base.files import nearby
 from rlkit.base.functions import missing_function
 from rlkit.base.text import counted
-from rlkit.cli.parsing.compose import Composer
-from rlkit.cli.parsing.objects import missing, plain
-from rlkit.cli.parsing.schema import options
+from rlkit.commands import parse_part
 from rlkit.interfaces.task import RowReader
-from rlkit.recipe import Recipe
-from rlkit.registry import load_plugins
 from rlkit.registry.shelf import provider
 
 PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "text")
@@ -128,17 +124,8 @@ def _function(function: str) -> str:
 
 def _named(reward: str, reward_options: Sequence[tuple[str, str]]) -> str:
     """Return a reward with a name and its options in YAML, checked as a recipe's are."""
-    composer = Composer(load_plugins())
-    for key, value in (("reward", reward), *reward_options):
-        composer.override(key, value)
-    node = composer.tree.get("reward")
-    if not composer.problems:
-        hint = options(Recipe)["reward"].hint
-        composer.problems.extend(problem for _, problem in missing("reward", hint, node, composer.registry))
-    if composer.problems:
-        raise RecipeError("\n".join(composer.problems))
+    data = parse_part("reward", [("reward", reward), *reward_options])
     names = {key.split(".")[1] for key, _ in reward_options}
-    data = plain(node)
     arguments = data.get("init_args", {}) if isinstance(data, dict) else {}
     chosen = {name: value for name, value in arguments.items() if name in names}
     return f"{{class_path: {reward}, init_args: {json.dumps(chosen, ensure_ascii=False)}}}" if chosen else reward

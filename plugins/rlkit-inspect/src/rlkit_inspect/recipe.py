@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import DISTRIBUTION
-from rlkit.cli.display import echo, show_list
-from rlkit.cli.parsing.parser import parse, split
+from rlkit.base.terminal import echo, show_list
+from rlkit.commands import parse, split
 from rlkit.registry import Registry, load_plugins
 from rlkit_inspect.annotate import annotated
 from rlkit_inspect.gpus import GPUS

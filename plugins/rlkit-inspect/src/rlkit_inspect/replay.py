@@ -9,10 +9,11 @@ from pathlib import Path
 from rlkit_engine_torch import TorchEngine
 from rlkit_report.comparison import compare, lines, recipe_of
 
+from rlkit.api.runs import Repeated, repeat_steps
 from rlkit.base.errors import INTERRUPTED, RecipeError
-from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
-from rlkit.cli.display import Display, echo
-from rlkit.cli.parsing.parser import Parsed, parse
+from rlkit.base.signals import raised
+from rlkit.base.terminal import echo
+from rlkit.commands import ALLOW_CODE, Parsed, parse, with_recipe_of
 from rlkit.engines import Recorded
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.runtime import Runtime
@@ -21,10 +22,6 @@ from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.vision import reads_pictures
 from rlkit.records.folder import default_folder, folder_of, output_path
 from rlkit.records.lines import step_metrics
-from rlkit.run.kept import KeptRollouts
-from rlkit.run.launch import Job, launch
-from rlkit.run.outcome import Replay
-from rlkit.run.signals import raised
 
 USAGE = """usage: rlkit replay RUN --step N [--phase learn] [--out FOLDER] [--allow-code] [--SECTION.OPTION=VALUE ...]
     makes a step of a run again, from the checkpoint before it and with all steps between, and compares metrics,
@@ -85,25 +82,19 @@ def run(argv: Sequence[str]) -> int:
             raise RecipeError(f"the first argument is {argv[0]!r}, expected a run folder: rlkit replay RUN --step N")
         home = folder_of(argv[0])
         parsed = parse("replay", [*with_recipe_of(home, argv[1:]), *STEP_ALONE], OPTIONS, trains=True)
-        job, reporters = _job(home, parsed), []
-
-        def display(first: bool) -> Display:
-            reporters.append(first)
-            return Display(parsed.recipe.train.total_steps, samples=0, quiet=not first)
-
-        outcome, folder = launch(job, display)
-        if outcome.status == "interrupted":
+        repeated = _repeat(home, parsed)
+        if repeated.status == "interrupted":
             return INTERRUPTED
-        if not all(reporters):
+        if not repeated.is_first:
             return 0
-        comparison = compare(home, folder, OTHERWISE)
+        comparison = compare(home, repeated.folder, OTHERWISE)
         for line in lines(comparison):
             echo(line)
     return 1 if comparison.step or comparison.answer or comparison.tensor else 0
 
 
-def _job(home: Path, parsed: Parsed) -> Job:
-    """Build the run that repeats the step from the newest checkpoint before it.
+def _repeat(home: Path, parsed: Parsed) -> Repeated:
+    """Make the step again from the newest checkpoint before it.
 
     Raises:
         RecipeError: The run has no such step, or nothing from which it can be reached.
@@ -133,13 +124,12 @@ def _job(home: Path, parsed: Parsed) -> Job:
         parsed.recipe.train.router_replay = any(REPLAYED in line for line in step_metrics(home))
     if learn and not isinstance(parsed.recipe.rollout.engine, TorchEngine | Recorded):
         parsed.recipe.rollout.engine = KeptEngine(parsed.recipe.rollout.engine)
-    replay = Replay(number, KeptRollouts(home)) if learn else Replay(number)
     resume = f"{store.url}/{name_of(start)}" if start else None
     out_option = parsed.options.out
     out = default_folder(f"{home.resolve().name}-step-{number:05d}") if out_option is None else output_path(out_option)
     if os.path.isdir(out) and any(out.iterdir()):
         raise RecipeError(f"--out is {str(out)!r}, which holds something; choose a new folder")
-    return Job(parsed.recipe, parsed.yaml, parsed.registry, parsed.name, str(out), resume, True, replay)
+    return repeat_steps(parsed, number, out, resume, kept=home if learn else None)
 
 
 def _number(text: str | None) -> int:

@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from rlkit.cli.parsing.objects import as_data, options_in
-from rlkit.cli.parsing.schema import DictOf, ListOf, import_paths, options, shape
 from rlkit.recipe import Recipe
+from rlkit.recipe.schema import DictOf, ListOf, as_data, import_paths, options, options_in, shape
 from rlkit.registry import Registry
 
 WIDTH = 100

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from lightning.fabric import Fabric
 
+from rlkit.api.checks import fabric_elsewhere
+from rlkit.api.policy import fabric_for
 from rlkit.base.errors import RecipeError, UnavailableError, show
-from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.models.activations import token_limit
 from rlkit.recipe import Recipe
-from rlkit.train.setup import fabric_for, require_divisible
 from rlkit_inspect.gpus import Gpu, gpu_named
 
 
@@ -53,13 +53,7 @@ class Target:
 
     def fabric(self) -> Fabric:
         """Return the recipe's Fabric, on this machine's CPU if it is planned for a GPU elsewhere."""
-        section = self.recipe.fabric
-        if self.gpu is None:
-            return fabric_for(self.recipe)
-        devices = len(section.devices) if isinstance(section.devices, list) else section.devices
-        elsewhere = replace(section, accelerator="cpu", devices=1 if devices == "auto" else devices)
-        require_divisible(self.recipe)
-        return make_fabric(elsewhere, self.recipe.train.deadline)
+        return fabric_for(self.recipe) if self.gpu is None else fabric_elsewhere(self.recipe)
 
     def is_gpu(self, fabric: Fabric) -> bool:
         """Whether a GPU would train: the one that is planned for, or this machine's."""

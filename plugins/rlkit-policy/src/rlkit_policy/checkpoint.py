@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.checkpoint import with_recipe_of
+from rlkit.commands import with_recipe_of
 from rlkit.models.source import locate
 from rlkit.records.folder import home_of
 

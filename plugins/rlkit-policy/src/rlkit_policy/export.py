@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.display import echo
+from rlkit.base.terminal import echo
 from rlkit.models.source import locate
 from rlkit.records.folder import home_of, new_folder, output_path, write_atomically
 from rlkit_policy.card import export_card

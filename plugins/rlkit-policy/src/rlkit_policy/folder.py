@@ -8,14 +8,14 @@ from typing import Literal
 
 import torch
 
+from rlkit.api.policy import chat_template
 from rlkit.base.errors import CheckpointError, RecipeError
-from rlkit.models.load import cast_weights, is_reward_model, load_policy, load_tokenizer, stop_ids
+from rlkit.models.load import cast_weights, is_reward_model, load_policy
 from rlkit.models.lora import has_lora, merge_adapters
 from rlkit.models.save import save_policy
 from rlkit.models.source import locate, merge_overrides
 from rlkit.recipe import Model
 from rlkit.recipe.model import Overrides
-from rlkit.rollout.template import ChatTemplate
 
 
 def export(
@@ -63,7 +63,6 @@ def export(
     if not has_lora(policy):
         policy = cast_weights(policy, getattr(torch, dtype))
     out.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer, overrides = load_tokenizer(model), merge_overrides(source.overrides, model.config)
-    ends = ChatTemplate(tokenizer, stop_ids(model, tokenizer)).ends
-    save_policy(policy, tokenizer, out, overrides=overrides, ends=ends)
+    template, overrides = chat_template(model), merge_overrides(source.overrides, model.config)
+    save_policy(policy, template.tokenizer, out, overrides=overrides, ends=template.ends)
     return source.location

@@ -8,13 +8,11 @@ from itertools import takewhile
 from rich.console import Console
 from rich.text import Text
 
+from rlkit.api.policy import fabric_for, sample, sampling_service
+from rlkit.api.prompts import load_data
 from rlkit.base.errors import RecipeError
 from rlkit.base.text import visible
-from rlkit.cli.checkpoint import ALLOW_CODE
-from rlkit.cli.parsing.parser import parse
-from rlkit.data.data import load_data
-from rlkit.run.sampling import sample, sampling_service
-from rlkit.train.setup import fabric_for
+from rlkit.commands import ALLOW_CODE, parse
 from rlkit.types import Prompt, Trajectory
 from rlkit_policy.checkpoint import CHECKPOINT, with_checkpoint
 

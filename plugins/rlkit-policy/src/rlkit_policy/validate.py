@@ -5,28 +5,26 @@ from __future__ import annotations
 import gc
 import json
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from lightning.fabric import Fabric
 from rich.console import Console
+from rich.table import Table
 
+from rlkit.api.policy import Evaluation, fabric_for, sampling_service, samplings, validate
+from rlkit.api.prompts import Data, load_data
 from rlkit.base.errors import CheckpointError, RecipeError, RlkitError, explain
-from rlkit.cli.checkpoint import ALLOW_CODE
-from rlkit.cli.display import by_checkpoint, echo, metric_rows, show
-from rlkit.cli.parsing.parser import Parsed, parse
-from rlkit.data.data import Data, load_data
+from rlkit.base.terminal import echo, make_table, show
+from rlkit.commands import ALLOW_CODE, Parsed, parse
 from rlkit.distributed.offload import free_cached
 from rlkit.recipe import Recipe
+from rlkit.records.environment import environment
 from rlkit.records.folder import as_data, json_text, new_folder, of_rank, write_atomically
-from rlkit.run.answers import write_answers
-from rlkit.run.evaluate import Evaluation, samplings
-from rlkit.run.folder import environment
-from rlkit.run.method import procedure_of
-from rlkit.run.sampling import sampling_service
-from rlkit.train.setup import fabric_for
+from rlkit.records.validation_metrics import metric_rows
+from rlkit.records.verdict import p_text
 from rlkit_policy.checkpoint import CHECKPOINT, each_checkpoint
 from rlkit_policy.harness import Harness
 
@@ -113,6 +111,20 @@ class Report:
             show(("validation", header), metric_rows(metrics[name]))
 
 
+def by_checkpoint(metrics: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return the table of several checkpoints' validation metrics, with p-values of comparisons with the first."""
+    texts = {checkpoint: dict(metric_rows(own)) for checkpoint, own in metrics.items()}
+    rows = []
+    for name in dict.fromkeys(name for own in texts.values() for name in own):
+        if name.endswith(("failed", "unscored")) and not any(own.get(name) for own in metrics.values()):
+            continue
+        for number, (checkpoint, own) in enumerate(metrics.items()):
+            p_value = own.get(f"{name}_p_first")
+            shown_p = "" if p_value is None else p_text(p_value)
+            rows.append(("" if number else name, checkpoint, texts[checkpoint].get(name, "-"), shown_p))
+    return make_table(("validation", "checkpoint", "", "p-value"), rows)
+
+
 def run(argv: Sequence[str]) -> int:
     """Validate and print the metrics; return the exit status.
 
@@ -197,12 +209,12 @@ def _run(job: ValidationJob, name: str, fabric: Fabric) -> Validated:
         return Validated(entry, Evaluation(metrics=result.metrics), [], result.write)
     evaluation, prompts = _validate(job.parsed.recipe, work, fabric), [prompt.id for prompt in work.validation]
     entry |= {"prompts": len(prompts), "metrics": evaluation.metrics}
-    return Validated(entry, evaluation, prompts, lambda stem: write_answers(stem, evaluation))
+    return Validated(entry, evaluation, prompts, evaluation.write)
 
 
 def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:
     with sampling_service(recipe, data, fabric) as service:
-        return procedure_of(recipe).evaluate(service, data.validation)
+        return validate(service, data.validation)
 
 
 def _attempt(stem: Path, write: Callable[[Path], None]) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.display import echo, show
+from rlkit.base.terminal import echo, show
 from rlkit.records.folder import folder_of
 from rlkit_report.comparison import RunComparison, compare, lines, value_text
 

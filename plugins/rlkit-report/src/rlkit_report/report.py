@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.display import echo
+from rlkit.base.terminal import echo
 from rlkit.records.folder import folder_of
 from rlkit_report.files import MOST_STEPS, RunFiles
 from rlkit_report.page import MARK, write_page

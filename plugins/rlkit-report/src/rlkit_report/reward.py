@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from io import FileIO
@@ -13,13 +14,12 @@ from rich.console import Console
 from rich.progress import track
 
 from rlkit.base.errors import RecipeError, explain
-from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
-from rlkit.cli.display import echo
-from rlkit.cli.parsing.parser import parse
+from rlkit.base.terminal import echo
+from rlkit.commands import ALLOW_CODE, parse
 from rlkit.records.folder import home_of
-from rlkit.run.rescore import rescoring
 from rlkit.types import JsonObject
 from rlkit_report.agreement import Agreement
+from rlkit_report.rescore import rescoring
 from rlkit_report.reward_comparison import RescoredGroup, RewardComparison, report
 
 USAGE = """usage: rlkit reward try --rollouts PATH [--recipe NAME] [--reward X] [overrides]
@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     if argv[0] != "try":
         raise RecipeError(f"rlkit reward has no verb {argv[0]!r}, expected try")
-    parsed = parse("reward try", _with_recipe(argv[1:]), OWN)
+    parsed = parse("reward try", argv[1:], OWN, run_of=_scored_run)
     if parsed.options.rollouts is None:
         raise RecipeError("rlkit reward try needs --rollouts PATH: a run folder, or a file of rollouts")
     files, comparison = rollout_files(parsed.options.rollouts), RewardComparison()
@@ -74,6 +74,11 @@ def run(argv: Sequence[str]) -> int:
     return 0 if comparison.scored else 1
 
 
+def _scored_run(options: Namespace) -> Path | None:
+    """Return the folder of the run that the rollouts are of."""
+    return None if options.rollouts is None else home_of(options.rollouts)
+
+
 def rollout_files(location: str) -> list[Path]:
     """Return the files of rollouts: those of a run's steps, or of its validations if there are no others.
 
@@ -92,22 +97,6 @@ def rollout_files(location: str) -> list[Path]:
     raise RecipeError(
         f"--rollouts is {location!r}, {what}; expected a run folder, or a .jsonl or .jsonl.gz of rollouts"
     )
-
-
-def _with_recipe(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with the recipe of the run that the rollouts are of, if none is given."""
-    own = list(argv)
-    has_recipe = any(word.partition("=")[0] == "--recipe" for word in own) or (own and not own[0].startswith("-"))
-    words = enumerate(own, 1)
-    locations = [word.partition("=")[2] or "".join(own[i : i + 1]) for i, word in words if _is_rollouts(word)]
-    home = None if has_recipe or not locations else home_of(locations[-1])
-    if home is None:
-        return own
-    return with_recipe_of(home, own)
-
-
-def _is_rollouts(word: str) -> bool:
-    return word.partition("=")[0] == "--rollouts"
 
 
 def _open(stack: ExitStack, out: str | None, inputs: Sequence[Path]) -> FileIO | None:

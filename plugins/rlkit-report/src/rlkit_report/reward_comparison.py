@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlkit_math.answers import form_of_completion, form_of_reference
 
 from rlkit.base.errors import shorten
-from rlkit.cli.display import echo, show
+from rlkit.base.terminal import echo, show
 from rlkit.interfaces.parser import after_thinking
 from rlkit.ops.statistics import rank_correlation
 from rlkit.records.rows import SavedRow

@@ -16,8 +16,8 @@ from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, RlkitError, explain
-from rlkit.cli.display import echo
-from rlkit.run.signals import raised
+from rlkit.base.signals import raised
+from rlkit.base.terminal import echo
 from rlkit_report.files import RunFiles
 from rlkit_report.page import write
 

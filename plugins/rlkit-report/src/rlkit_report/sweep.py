@@ -18,11 +18,12 @@ from types import FrameType
 
 from rlkit.base.errors import INTERRUPTED, RecipeError
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
+from rlkit.base.terminal import echo, show
 from rlkit.base.text import redact, redact_option
-from rlkit.cli.display import echo, metric_rows, show
-from rlkit.cli.parsing.parser import CommandLine, parse, split
+from rlkit.commands import CommandLine, parse, split
 from rlkit.records.folder import output_path
 from rlkit.records.rewards import mean_text
+from rlkit.records.validation_metrics import metric_rows
 from rlkit.records.verdict import VERDICT_METRICS
 from rlkit.types import JsonObject
 

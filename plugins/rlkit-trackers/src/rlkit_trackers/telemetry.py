@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 
 from rlkit.base.ranges import NUMBER
 from rlkit.interfaces.callback import LoggedRun
-from rlkit.loggers import PackagedLogger
+from rlkit_trackers.packaged import PackagedLogger
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, _Gauge

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing.parser import parse
+from rlkit.commands import parse
 
 FIRST = ("--first", {"metavar": "COUNT", "default": "1", "help": "How many rows are printed."})
 

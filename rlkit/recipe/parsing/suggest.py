@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from rlkit.base.installed import DISABLE_VARIABLE, plugin_command
 from rlkit.base.ranges import expected
 from rlkit.base.text import HIDDEN, is_credential
-from rlkit.cli.parsing.foreign import FOREIGN, NO_OPTION
-from rlkit.cli.parsing.reader import parse_text
-from rlkit.cli.parsing.schema import UNIONS, Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.recipe import Recipe
+from rlkit.recipe.parsing.foreign import FOREIGN, NO_OPTION
+from rlkit.recipe.parsing.reader import parse_text
+from rlkit.recipe.schema import UNIONS, Choice, DictOf, ListOf, Section, import_paths, options, shape
 from rlkit.registry import Registry
 
 NOT_OPTIONS = {

@@ -10,10 +10,10 @@ from textwrap import fill
 from typing import NoReturn
 
 from rlkit.base.errors import RecipeError
-from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, Structure, descriptions, options, shape, summary
 from rlkit.hooks import KINDS
 from rlkit.recipe import Recipe
+from rlkit.recipe.parsing import suggest
+from rlkit.recipe.schema import Choice, DictOf, ListOf, Section, Structure, descriptions, options, shape, summary
 from rlkit.registry import Registry
 
 ALL = "all"

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from rlkit.api.policy import Bound, ChatTemplate, bound_without_policy
 from rlkit.base.errors import RolloutError
 from rlkit.base.tasks import run_concurrently
 from rlkit.recipe import Recipe
 from rlkit.records.rows import SavedRow, read_rows
-from rlkit.rollout.scoring import score
-from rlkit.rollout.template import ChatTemplate
-from rlkit.train.setup import Bound, bound_without_policy
 from rlkit.types import Message, Score
 
 
@@ -68,7 +66,7 @@ class Rescorer:
             async with at_once:
                 try:
                     trajectories = [row.trajectory for row in rows]
-                    return await score(self.recipe.scorer, trajectories, self.bound.workers) if rows else []
+                    return await self.bound.runtime.score(self.recipe.scorer, trajectories) if rows else []
                 except RolloutError as error:  # of a reward whose on_error is raise
                     return [Score(None, error=str(error))] * len(rows)
 

@@ -15,12 +15,12 @@ from rlkit.base.errors import with_definition
 from rlkit.base.names import is_user_only
 from rlkit.base.ranges import expected, is_checked, outside
 from rlkit.base.text import part_name
-from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.objects import as_data, is_described, missing
-from rlkit.cli.parsing.reader import convert, parse_text, structured
-from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Option, Section, Shape, import_paths, options, shape
 from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
+from rlkit.recipe.parsing import suggest
+from rlkit.recipe.parsing.objects import is_described, missing
+from rlkit.recipe.parsing.reader import convert, parse_text, structured
+from rlkit.recipe.schema import Choice, DictOf, ListOf, Option, Section, Shape, as_data, import_paths, options, shape
 from rlkit.registry import Part, Registry
 
 Tree = dict[str, object]
@@ -87,7 +87,7 @@ class Composer:
         self.problems = Problems()
         self._by_user = True
         self._set_by_files: Tree = {}
-        self.override("rollout.engine", "TorchEngine")
+        self.add({"rollout.engine": "TorchEngine"})
         self._default_engine = self._engine()
 
     @property
@@ -101,14 +101,15 @@ class Composer:
         return rollout["engine"]
 
     def add(self, sections: Mapping[str, object], by_user: bool = True) -> None:
-        """Lay a recipe's sections over the tree; `by_user` allows options that no recipe file may set."""
+        """Lay sections over the tree, or single options by their dotted keys, whose values may be texts.
+
+        Args:
+            sections: Of a recipe.
+            by_user: Whether options are allowed that no recipe file may set.
+        """
         self._by_user = by_user
         self.tree = self._fill(Recipe, "", self.tree, sections)
         self._by_user = True
-
-    def override(self, key: str, value: str) -> None:
-        """Set one option, named by its dotted key, to the value that a text represents."""
-        self.add(SingleOption(key, value))
 
     def finish(self) -> Tree:
         """Return the tree, after noting the problems of the recipe as a whole."""

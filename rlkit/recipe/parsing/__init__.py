@@ -6,6 +6,7 @@
 3. `objects`: required options that are missing are reported; the tree becomes sections and parts.
 4. `rlkit.recipe.check`: relations between options.
 
-`parser` drives them for the command line, and `rlkit.api` for Python. The types come from `schema`, messages from
-`suggest`. Mistakes are collected, and reported at once. Nothing here trains, reads data or imports what a recipe names.
+`rlkit.commands` drives them for the command line, and `rlkit.api` for Python. The types come from
+`rlkit.recipe.schema`, messages from `suggest`. Mistakes are collected, and reported at once. Nothing here trains, reads
+data or imports what a recipe names.
 """

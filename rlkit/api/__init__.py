@@ -24,14 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit import recipe as sections
+from rlkit.api.result import Result
 from rlkit.base.errors import RecipeError
 from rlkit.base.files import check_run_folder
+from rlkit.base.signals import raised
 from rlkit.cli.display import Display
-from rlkit.cli.parsing.compose import Composer
-from rlkit.cli.parsing.objects import as_data
-from rlkit.cli.parsing.parser import build
-from rlkit.cli.parsing.reader import find, read
-from rlkit.cli.parsing.suggest import known_keys, near_keys, nearest
 from rlkit.cli.streams import unfailing
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.agent import Agent
@@ -44,11 +41,14 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.task import Curriculum, RowReader, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.recipe import Recipe as BuiltRecipe
+from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.parsing.reader import find, read
+from rlkit.recipe.parsing.suggest import known_keys, near_keys, nearest
+from rlkit.recipe.schema import as_data
 from rlkit.registry import Registry, load_plugins
 from rlkit.registry.shelf import provider
-from rlkit.result import Result
 from rlkit.rewards.python import AsyncFunctionReward, FunctionReward
-from rlkit.run.signals import raised
+from rlkit.run.build import build
 from rlkit.tools import tool
 
 if TYPE_CHECKING:

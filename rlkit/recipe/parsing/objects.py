@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import fields, is_dataclass
 from enum import Enum
 
 from rlkit.base.errors import RecipeError, RlkitError, explain_foreign, with_definition
 from rlkit.base.text import part_name
-from rlkit.cli.parsing import suggest
-from rlkit.cli.parsing.schema import Choice, DictOf, ListOf, Section, Structure, options, shape
 from rlkit.hooks import kinds_of
+from rlkit.recipe.parsing import suggest
+from rlkit.recipe.schema import Choice, DictOf, ListOf, Section, options, options_in, shape
 from rlkit.registry import Registry
 
 PYTHON = "python object: "
@@ -20,34 +19,6 @@ PYTHON = "python object: "
 def is_described(value: object) -> bool:
     """Whether a value is the text that stands for a Python object."""
     return isinstance(value, str) and value.startswith(PYTHON)
-
-
-def as_data(value: object, registry: Registry) -> object:
-    """Return sections and parts as the data of a recipe; parts that no recipe can name are returned as they are."""
-    if kinds_of(type(value)):
-        return _part(value, registry)
-    if is_dataclass(value) and not isinstance(value, type):
-        hints = {name: option.hint for name, option in options(type(value)).items()}
-        values = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        return {
-            name: as_data(field_value, registry)
-            for name, field_value in values.items()
-            if field_value is not None or shape(hints[name], registry).optional
-        }
-    if isinstance(value, Mapping):
-        return {name: as_data(child, registry) for name, child in value.items()}
-    return [as_data(child, registry) for child in value] if isinstance(value, list | tuple) else value
-
-
-def _part(part: object, registry: Registry) -> object:
-    """Return a registered part's class and options, as it keeps them; any other part as it is."""
-    cls: type = type(part)
-    registered = registry.parts[kinds_of(cls)[0]].get(cls.__name__)
-    names = options(cls)
-    if registered is None or registered.cls is not cls or not all(hasattr(part, name) for name in names):
-        return part
-    arguments = {name: as_data(getattr(part, name), registry) for name in names}
-    return {"class_path": cls.__name__, "init_args": arguments}
 
 
 def plain(value: object) -> object:
@@ -69,14 +40,6 @@ def describe(part: object) -> str:
     cls = type(part)
     has_repr = cls.__repr__ is not object.__repr__
     return PYTHON + (repr(part) if has_repr else f"{cls.__qualname__} of {cls.__module__}")
-
-
-def options_in(structure: Structure | None, node: object) -> tuple[type, Mapping[str, object]] | None:
-    """Return the class that a node of a section or part describes, and its options; None for any other node."""
-    if isinstance(structure, Section) and isinstance(node, Mapping):
-        return structure.cls, node
-    part = structure.find(node["class_path"]) if isinstance(structure, Choice) and isinstance(node, Mapping) else None
-    return None if part is None else (part.cls, node.get("init_args") or {})  # type: ignore[attr-defined]
 
 
 def missing(key: str, hint: object, node: object, registry: Registry) -> Iterator[tuple[str, str]]:

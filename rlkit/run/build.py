@@ -1,4 +1,7 @@
-"""The choices of a rollout engine and a precision for this machine; no product is named here."""
+"""A composed recipe, built: the engine and the precision that it leaves open are chosen for this machine.
+
+No engine's product is named here.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from rlkit.base.errors import RlkitError
+from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.interfaces.engine import RolloutEngine
-from rlkit.recipe import FSDP2, Fabric, Recipe
+from rlkit.recipe import FSDP2, Fabric, Recipe, check
+from rlkit.recipe.credentials import as_yaml, expand
+from rlkit.recipe.parsing.compose import Composer, Tree
+from rlkit.recipe.parsing.objects import instantiate, plain
 
 if TYPE_CHECKING:
     from rlkit.models.size import Size
@@ -27,6 +33,47 @@ BESIDE_WEIGHTS = 3 * GIB
 
 BFLOAT16 = ("avx512_bf16", "amx_bf16")
 """Features of a CPU that multiplies bfloat16 about twice as fast as float32, by their names in `lscpu`."""
+
+
+def build(composer: Composer, *, for_gpu: bool = False) -> tuple[Recipe, str]:
+    """Return a composed recipe, its parts built and checked, and as YAML with every option filled in.
+
+    Args:
+        composer: All recipe files and options.
+        for_gpu: Whether the recipe is planned for a GPU that this machine may lack; all of `GPUS` have bfloat16.
+
+    Raises:
+        RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
+    """
+    recipe, tree = _instantiate(composer)
+    if recipe.fabric.precision == "auto":
+        precision = "bf16-mixed" if for_gpu else choose_precision(recipe.fabric.accelerator)
+        composer.add({"fabric": {"precision": precision}})
+        recipe, tree = _instantiate(composer)
+    if composer.has_default_engine:
+        parts = composer.registry.parts["engines"].values()
+        engine, reason = choose_engine(recipe, [part.cls for part in parts])
+        if engine is not None:
+            spec = {"class_path": engine.__name__, "init_args": engine.default_options}
+            composer.add({"rollout": {"engine": spec}})
+            recipe, tree = _instantiate(composer)
+        recipe.rollout.engine.chosen = reason
+    check(recipe)
+    return recipe, as_yaml(plain(tree))
+
+
+def _instantiate(composer: Composer) -> tuple[Recipe, Tree]:
+    """Return the recipe that is composed, and its tree.
+
+    Raises:
+        RecipeError: There are problems, or the environment lacks what the recipe refers to.
+    """
+    tree = composer.finish()
+    if composer.problems:
+        raise RecipeError("\n".join(composer.problems))
+    recipe = instantiate(Recipe, expand(tree), composer.registry)
+    assert isinstance(recipe, Recipe)
+    return recipe, tree
 
 
 def choose_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:

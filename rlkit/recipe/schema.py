@@ -201,6 +201,42 @@ def import_paths(cls: type) -> list[str]:
     return [*(f"rlkit.{kind}.{cls.__name__}" for kind in kinds_of(cls)), *paths]
 
 
+def options_in(structure: Structure | None, node: object) -> tuple[type, Mapping[str, object]] | None:
+    """Return the class that a node of a section or part describes, and its options; None for any other node."""
+    if isinstance(structure, Section) and isinstance(node, Mapping):
+        return structure.cls, node
+    part = structure.find(node["class_path"]) if isinstance(structure, Choice) and isinstance(node, Mapping) else None
+    return None if part is None else (part.cls, node.get("init_args") or {})  # type: ignore[attr-defined]
+
+
+def as_data(value: object, registry: Registry) -> object:
+    """Return sections and parts as the data of a recipe; parts that no recipe can name are returned as they are."""
+    if kinds_of(type(value)):
+        return _part(value, registry)
+    if is_dataclass(value) and not isinstance(value, type):
+        hints = {name: option.hint for name, option in options(type(value)).items()}
+        values = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        return {
+            name: as_data(field_value, registry)
+            for name, field_value in values.items()
+            if field_value is not None or shape(hints[name], registry).optional
+        }
+    if isinstance(value, Mapping):
+        return {name: as_data(child, registry) for name, child in value.items()}
+    return [as_data(child, registry) for child in value] if isinstance(value, list | tuple) else value
+
+
+def _part(part: object, registry: Registry) -> object:
+    """Return a registered part's class and options, as it keeps them; any other part as it is."""
+    cls: type = type(part)
+    registered = registry.parts[kinds_of(cls)[0]].get(cls.__name__)
+    names = options(cls)
+    if registered is None or registered.cls is not cls or not all(hasattr(part, name) for name in names):
+        return part
+    arguments = {name: as_data(getattr(part, name), registry) for name in names}
+    return {"class_path": cls.__name__, "init_args": arguments}
+
+
 def summary(cls: type) -> str:
     """Return the first sentence of a class's docstring."""
     return parse_docstring(cls.__doc__ or "", DocstringStyle.GOOGLE).short_description or ""

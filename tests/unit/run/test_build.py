@@ -14,10 +14,10 @@ from rlkit_inspect import recipe as recipe_verb
 from rlkit_servers.engine import DeviceEngine, names_model
 from rlkit_servers.sglang import engine as sglang
 
-from rlkit.cli.parsing.parser import parse
-from rlkit.engine_choice import GIB, choose_engine, choose_precision
+from rlkit.commands import parse
 from rlkit.engines import SGLangEngine, TorchEngine
 from rlkit.recipe import FSDP2, Fabric, Model, Recipe
+from rlkit.run.build import GIB, choose_engine, choose_precision
 from rlkit.run.preflight.plan import batches
 from rlkit.testing import random_model
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
-from rlkit.cli.parsing.suggest import nearest
+from rlkit.recipe.parsing.suggest import nearest
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:

@@ -14,16 +14,12 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser, get_loader
+from jsonargparse import ArgumentError, ArgumentParser
 
 from rlkit.base.errors import RecipeError, shorten
-from rlkit.cli.parsing.schema import union_members
-from rlkit.recipe.yaml_text import check_yaml
+from rlkit.recipe.schema import union_members
+from rlkit.recipe.yaml_text import MAX_BYTES, load
 from rlkit.registry import RecipeFile
-
-MAX_BYTES = 1 << 20
-"""Of a recipe's file."""
 
 
 def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
@@ -64,21 +60,6 @@ def read(path: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
     return content
-
-
-def load(text: str) -> object:
-    """Return the plain data in a YAML text.
-
-    Raises:
-        ValueError: The text is not YAML, has a tag, a repeated key or a cyclic alias, or exceeds the limits.
-    """
-    try:
-        check_yaml(text)
-        return get_loader("yaml")(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-    except TypeError as error:  # jsonargparse adds a colon to the only key of a mapping without a value
-        raise ValueError("its only key is not text, expected the name of an option") from error
 
 
 def parse_text(value: object) -> object:
