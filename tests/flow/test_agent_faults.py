@@ -6,7 +6,6 @@ import copy
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from rlkit.engines import TorchEngine
 from tests.conftest import read_jsonl
+from tests.events import wait_until
 from tests.flow.test_agents import ASK, SHORT, agent_file, command_agent, python_agent, read_command
 from tests.flow.test_conversations import fit
 from tests.flow.test_faults import start
@@ -57,13 +57,6 @@ def agents(script: Path) -> list[str]:
     """Return the commands of the processes that run an agent, those of its supervisor included."""
     commands = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc")) if int(pid) != os.getpid()]
     return [command for command in commands if str(script) in command and "rlkit\0fit" not in command]
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
