@@ -1,5 +1,5 @@
-"""Tests of plugins leave the environment as they found it, and have the shared rows, too."""
+"""Tests of plugins leave the environment as they found it, and have the shared fixtures, too."""
 
-from tests.conftest import gsm8k_like, same_environment
+from tests.conftest import gsm8k_like, same_environment, workers
 
-__all__ = ["gsm8k_like", "same_environment"]
+__all__ = ["gsm8k_like", "same_environment", "workers"]

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,9 @@ from hypothesis import settings
 from rlkit.base.garbage import THRESHOLD
 from rlkit.base.imports import import_lazily
 from tests import forks
+
+if TYPE_CHECKING:
+    from rlkit.rollout.workers import Workers
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads that fight are slower than one
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -112,6 +116,15 @@ def same_environment() -> Iterator[None]:
     if dict(os.environ) != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """A process in which rewards are graded."""
+    from rlkit.rollout.workers import Workers
+
+    with closing(Workers(1)) as pool:
+        yield pool
 
 
 FAST = (

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,22 @@ async def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "what is waited for does not come"
         await asyncio.sleep(0.001)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process does."""
+    end = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < end, "what is waited for does not come"
+        time.sleep(0.005)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 class Gate:

@@ -2,62 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rlkit_agents.forest import Forest
 
 from rlkit.engines import TorchEngine
 from tests.conftest import read_jsonl
+from tests.events import wait_until
 from tests.flow.test_agents import ASK, SHORT, agent_file, command_agent, python_agent, read_command
 from tests.flow.test_conversations import fit
 from tests.flow.test_faults import start
 
 pytestmark = pytest.mark.slow
-
-STREAMED = """
-import os, signal, sys
-if int.from_bytes(os.environ["OPENAI_API_KEY"].encode(), "big") % 2:
-    body["stream"] = True
-    body["messages"] = [{"role": "user", "content": "2 + 2 = ?"}]
-    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head))  # it samples now
-    open(os.path.join(sys.argv[1], os.environ["OPENAI_API_KEY"]), "w").close()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_an_agent_killed_in_a_request_loses_that_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = TorchEngine.generate
-
-    begun = set()
-
-    async def held(engine: TorchEngine, request: Any) -> Any:
-        """Answer an agent's first request only: its second one waits until it is dropped."""
-        if request.session in begun:
-            await asyncio.Event().wait()
-        begun.add(request.session)
-        return await generate(engine, request)
-
-    monkeypatch.setattr(TorchEngine, "generate", held)
-    (tmp_path / "killed").mkdir()
-    agent = command_agent(
-        f"{sys.executable} {agent_file(tmp_path, ASK + STREAMED)} {tmp_path / 'killed'}", sandbox=False
-    )
-    [row], _ = fit("--recipe=quickstart", agent, *SHORT, "--train.steps=1", "--rollout.group_size=6", cwd=tmp_path)
-    killed = len(list((tmp_path / "killed").iterdir()))
-    assert (row["rollout/samples"], row["rollout/failed"]) == (12, 0)
-    assert row["conversation/agent_failed"] == row["conversation/requests_dropped"] == killed
-    assert row["conversation/branches"] == 0  # nothing of the dropped requests is trained on
-
 
 TURNS = """
 import asyncio
@@ -69,41 +32,6 @@ async def run(client, task):
         messages.append({"role": "user", "content": text})
         messages.append(await client.chat(messages))
 """
-ENDING = (
-    TURNS
-    + """
-    if task.seed % 2:
-        asyncio.get_running_loop().call_soon(sys.exit)
-    sys.exit(3)
-"""
-)
-
-
-def test_a_defect_of_the_gateway_costs_its_rollout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, commits = Forest.commit, []
-
-    def broken(forest: Forest, *args: Any, **options: Any) -> Any:
-        commits.append(args)
-        if len(commits) % 7 == 0:
-            raise ZeroDivisionError
-        return commit(forest, *args, **options)
-
-    monkeypatch.setattr(Forest, "commit", broken)
-    rows, _ = fit("--recipe=quickstart", python_agent(agent_file(tmp_path, TURNS)), *SHORT, cwd=tmp_path)
-    assert sum(row["rollout/failed"] for row in rows) == len(commits) // 7 > 0
-    assert sum(row["rollout/samples"] for row in rows) == 8
-    saved = [row for n in (1, 2) for row in read_jsonl(tmp_path / "run" / "rollouts" / f"step-0000{n}.jsonl.gz")]
-    errors = [row["error"] for row in saved if row["error"]]
-    assert errors == ["the gateway failed: ZeroDivisionError: "] * (len(commits) // 7)
-
-
-def test_the_gateways_loop_outlives_what_ends_it(tmp_path: Path) -> None:
-    """SystemExit from agents, in their task and in a callback of the loop that the gateway runs on."""
-    rows, _ = fit("--recipe=quickstart", python_agent(agent_file(tmp_path, ENDING)), *SHORT, cwd=tmp_path)
-    assert [row["conversation/agent_failed"] for row in rows] == [4, 4]
-    assert [row["rollout/failed"] for row in rows] == [0, 0]
-
-
 STAYING = """
 import time
 open(os.path.join(os.environ["STARTED"], os.environ["OPENAI_API_KEY"]), "w").close()
@@ -129,13 +57,6 @@ def agents(script: Path) -> list[str]:
     """Return the commands of the processes that run an agent, those of its supervisor included."""
     commands = [read_command(pid) for pid in filter(str.isdecimal, os.listdir("/proc")) if int(pid) != os.getpid()]
     return [command for command in commands if str(script) in command and "rlkit\0fit" not in command]
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -184,36 +183,6 @@ def test_a_command_that_never_asks_is_reported(tmp_path: Path) -> None:
     done = rlkit_in_process("fit", "--recipe=quickstart", *options, "--out=run", cwd=tmp_path)
     assert "it asked the policy for no turn and ended with status 127" in done.stdout + done.stderr
     assert "no-such-program: No such file or directory" in done.stdout + done.stderr
-
-
-def test_a_command_verifies_what_an_agent_has_left(tmp_path: Path) -> None:
-    """Its tests see the answer and the expected one, which the agent does not; half of the agents cheat."""
-    solve = "import os\nseed = int(os.environ['RLKIT_SEED'])\nopen('answer', 'w').write('12' if seed % 2 else '7')\n"
-    cheat = "os.path.exists('expected') and open('answer', 'w').write(open('expected').read())\n"
-    check = "import sys\nsys.exit(open('answer').read() != open('expected').read())"
-    rows = [
-        {
-            "prompt": f"{n} + {n} = ?",
-            "files": {"agent.py": ASK + solve + cheat, "check.py": ""},
-            "tests": {"check.py": check, "expected": "7"},
-        }
-        for n in range(8)
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    reward = "{class_path: CommandReward, init_args: {command: 'python check.py', allow_code: true}}"
-    task = f"--task={{class_path: Jsonl, init_args: {{path: {tmp_path / 'rows.jsonl'}, answer_field: null}}}}"
-    options = (command_agent("python agent.py"), task, f"--reward={reward}", "--train.prompts_per_step=4")
-    metrics, _ = fit("--recipe=quickstart", *options, "--train.steps=1", "--validation=null", cwd=tmp_path)
-    assert metrics[0]["reward/failed"] == metrics[0]["rollout/failed"] == 0
-    assert 0 < metrics[0]["accuracy"] == metrics[0]["reward/mean"] < 1
-
-
-def test_a_command_verifies_completions_without_an_agent(tmp_path: Path) -> None:
-    reward = agent_file(tmp_path, "import sys\nsys.exit('7' not in open('COMPLETION.txt').read())", "check.py")
-    option = f"--reward={{class_path: CommandReward, init_args: {{command: 'python {reward}', allow_code: true}}}}"
-    fit("--recipe=quickstart", option, *SHORT, cwd=tmp_path)
-    rows = read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz")
-    assert [row["reward"] for row in rows] == [float("7" in row["text"]) for row in rows]
 
 
 def test_a_reward_reads_the_folder_and_the_status(tmp_path: Path) -> None:

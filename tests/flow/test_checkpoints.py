@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -89,23 +88,6 @@ def test_the_last_and_the_best_stay(tmp_path: Path) -> None:
     assert store.state(store.names()[0]).best == (best["reward/mean"], best["step"])
 
 
-def test_a_changed_recipe_is_shown_refused_or_forced(run: Path) -> None:
-    resume = (*BASE, "--out", "run", "--resume", "auto", "--train.steps=4")
-    changed = rlkit_in_process(*resume, "--train.epochs=2", cwd=run.parent)
-    assert changed.returncode == 2
-    assert "train.epochs: 1 in the checkpoint, 2 now" in changed.stderr
-    assert "--force" in changed.stderr
-    broken = rlkit_in_process(*resume, "--model.lora.rank=4", "--force", cwd=run.parent)
-    assert broken.returncode == 2
-    assert "does not fit" in broken.stderr
-    assert "model.lora.rank: None in the checkpoint, 4 now" in broken.stderr
-    forced = rlkit_in_process(*resume, "--train.lr=0.0005", "--train.epochs=2", "--force", cwd=run.parent)
-    assert forced.returncode == 0, forced.stderr
-    assert "changed: train.lr" in forced.stdout
-    assert "changed: train.steps: 3 in the checkpoint, 4 now" in forced.stdout
-    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4]
-
-
 def test_a_run_folder_is_enough_to_resume(tmp_path: Path) -> None:
     assert rlkit_in_process(*BASE, "--out=run", cwd=tmp_path).returncode == 0
     done = rlkit_in_process("fit", "--resume", "run", "--train.steps=4", cwd=tmp_path)
@@ -118,24 +100,6 @@ def test_a_run_folder_is_enough_to_resume(tmp_path: Path) -> None:
     assert (where.returncode, "--resume auto needs --out" in where.stderr) == (2, True)
     other = rlkit_in_process("fit", "--recipe=quickstart", "--out=run", cwd=tmp_path)
     assert (other.returncode, "holds another run" in other.stderr) == (2, True)
-
-
-def test_a_run_in_progress_is_not_resumed_beside_itself(tmp_path: Path) -> None:
-    args = (*BASE, "--out=run", "--resume=auto", "--train.steps=100000")
-    first = subprocess.Popen((sys.executable, "-m", "rlkit", *args), cwd=tmp_path, stdout=subprocess.DEVNULL)
-    try:
-        while not (tmp_path / "run" / "checkpoints" / "step-000002").exists():
-            assert first.poll() is None
-            time.sleep(0.05)
-        second = rlkit_in_process(*args, cwd=tmp_path)
-        assert second.returncode == 2
-        assert f"'run' is in use by process {first.pid} on " in second.stderr
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.wait()
-    done = rlkit_in_process(*BASE, "--out=run", "--resume=auto", "--train.steps=1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_checkpoint_of_another_model_or_damaged_is_refused(tmp_path: Path) -> None:
@@ -177,14 +141,7 @@ def test_an_unwritable_place_costs_checkpoints_then_the_run(tmp_path: Path, rank
 
 
 def test_checkpoints_may_be_elsewhere(tmp_path: Path) -> None:
-    """Any fsspec URL: here one of the local file system, and one in memory within a process."""
-    url = f"file://{tmp_path}/elsewhere"
-    assert rlkit_in_process(*BASE, "--out=run", f"--save.folder={url}", cwd=tmp_path).returncode == 0
-    done = rlkit_in_process(
-        *BASE, "--out=run", f"--save.folder={url}", "--resume=auto", "--train.steps=4", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"resumed from {url}/step-000003" in done.stdout
+    """Any fsspec URL: here one in memory within a process."""
     script = (
         "from rlkit.cli.main import main; from rlkit.models.store import Store\n"
         "if __name__ == '__main__':\n"
@@ -252,44 +209,3 @@ def test_a_killed_sharded_run_resumes_without_optimizer_state(tmp_path: Path) ->
     assert f"resumed from run/checkpoints/{newest}" in resumed.stdout
     assert resumed.stdout.count("warning: the checkpoint has no optimizer state") == 1
     assert store.names() == ["step-000004"]
-
-
-POISON = """
-import sys
-from rlkit.cli.main import main
-from rlkit.train.objective import Objective
-
-original, calls = Objective.share, [0]
-
-def poisoned(*args):
-    calls[0] += 1
-    share = original(*args)
-    return share._replace(loss=share.loss * (float("nan") if calls[0] in {steps} else 1.0))
-
-if __name__ == "__main__":
-    Objective.share = poisoned
-    sys.exit(main(sys.argv[1:]))
-"""
-
-
-def poisoned(folder: Path, steps: set[int], *args: str) -> subprocess.CompletedProcess[str]:
-    (folder / "poison.py").write_text(POISON.replace("{steps}", repr(steps)))
-    return forks.run(("poison.py", *BASE, *args), folder)
-
-
-def test_a_gradient_that_is_not_finite_is_skipped_and_kept(tmp_path: Path) -> None:
-    done = poisoned(tmp_path, {2}, "--out=run")
-    assert done.returncode == 0, done.stderr
-    assert [row["update/not_finite"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 0]
-    batch = load_file(tmp_path / "run" / "not-finite-00002.rank0.safetensors")
-    assert batch["tokens"].shape[0] == 16
-    weights = load_file(tmp_path / "run" / "final" / "model.safetensors")
-    assert all(tensor.isfinite().all() for tensor in weights.values())
-
-
-def test_three_in_a_row_name_the_last_checkpoint(tmp_path: Path) -> None:
-    done = poisoned(tmp_path, {3, 4, 5}, "--out=run", "--train.steps=9", "--save.every=2")
-    assert done.returncode == 1
-    assert "3 steps in a row, up to step 5, taught nothing: no gradient was finite" in done.stderr
-    assert "the run is in run\nto continue: rlkit fit --resume run" in done.stdout
-    assert Store(str(tmp_path / "run" / "checkpoints")).names()

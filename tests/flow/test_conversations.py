@@ -127,17 +127,3 @@ def test_conversations_on_two_ranks_are_those_of_one(tmp_path: Path) -> None:
     [both], _ = fit(*args, "--fabric.devices=2", "--fabric.strategy=fsdp2", cwd=two)
     for name in ("reward/mean", "rollout/tokens", "policy/loss", "grad_norm", "conversation/tool_calls"):
         assert both[name] == pytest.approx(alone[name], abs=1e-4), name
-
-
-def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
-    for args, message in (
-        (("--conversation.turns=3",), "all its conversations have a single turn"),
-        (("--parser=HermesParser",), "no `tools:`"),
-    ):
-        done = rlkit_in_process("recipe", "check", "quickstart", *args, cwd=tmp_path)
-        assert done.returncode == 2
-        assert message in done.stderr
-    (tmp_path / "tools.yaml").write_text("tools: {calculator: Calculator}\n")
-    done = rlkit_in_process("fit", "--recipe=quickstart", "--recipe=tools.yaml", "--train.steps=1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "does not show how the model writes tool calls; set parser: HermesParser" in done.stderr

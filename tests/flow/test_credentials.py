@@ -7,9 +7,7 @@ import json
 import re
 import shlex
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +19,24 @@ from rlkit.cli.main import main
 from rlkit.commands import parse
 from rlkit.recipe.credentials import withhold
 from tests.conftest import FAST
+from tests.stubs import Stub, serving
 
 LOGIN = "me:hunter2"
 
 
-class Service(BaseHTTPRequestHandler):
+class Service(Stub):
     """Scores by length whoever knows the password."""
 
     def do_POST(self) -> None:
-        items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
+        items = self.read()["items"]
         allowed = self.headers["Authorization"] == f"Basic {base64.b64encode(LOGIN.encode()).decode()}"
-        self.send_response(200 if allowed else 401)
-        self.end_headers()
-        self.wfile.write(json.dumps({"scores": [len(item["text"]) for item in items]}).encode())
-
-    def log_message(self, *args: Any) -> None:
-        pass
+        self.answer({"scores": [len(item["text"]) for item in items]}, 200 if allowed else 401)
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = HTTPServer(("127.0.0.1", 0), Service)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Service) as url:
+        yield int(url.rpartition(":")[2])
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from rlkit.train.setup import TrainContext
 from rlkit.types import Batch
 from tests import forks
 from tests.conftest import FAST, ROOT, read_jsonl
+from tests.events import gone
 
 FIT = ("fit", "--recipe=quickstart", *FAST, "--validation.limit=2", "--validation.samples=0")
 
@@ -244,14 +245,6 @@ def wait_for(condition: Callable[[], bool], process: forks.Started) -> None:
 
 def pids(folder: Path) -> list[int]:
     return [json.loads((folder / "out" / "ranks" / f"{rank}.json").read_text())["pid"] for rank in (0, 1)]
-
-
-def gone(process_id: int) -> bool:
-    try:
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"
 
 
 def ended(process: forks.Started, ranks: list[int], seconds: float = 300) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -92,19 +91,6 @@ def test_steps_go_on_where_every_reward_fails(tmp_path: Path, advantage: str) ->
         assert row["update/empty"] == 1
 
 
-@pytest.mark.slow
-def test_a_reward_may_be_told_to_end_the_run(tmp_path: Path, site: str) -> None:
-    reward = ("--reward=Moody", "--reward.how=raise", "--reward.on_error=raise")
-    done = rlkit("fit", "--recipe=quickstart", *FAST, *reward, "--out=out", cwd=tmp_path, site=site)
-    assert done.returncode == 1
-    assert "error: the reward failed on prompt" in done.stderr
-    assert "Moody of plugin 'moody' (rlkit-moody 1.0): ValueError: bad mood" in done.stderr
-    assert "Traceback" not in done.stderr
-    outcome = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert outcome["status"] == "failed"
-    assert outcome["error"]["type"] == "RolloutError"
-
-
 def start(tmp_path: Path, *options: str) -> forks.Started:
     """Start a long run in a process group of its own, as a shell does."""
     words = ("-m", "rlkit", "fit", "--recipe=quickstart", *FAST, "--train.steps=100000", *options, "--out=out")
@@ -125,40 +111,3 @@ def ended(process: forks.Started) -> str:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def group_is_gone(pid: int) -> bool:
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [(), ("--fabric.devices=2", "--fabric.strategy=ddp")], ids=["one process", "two processes"]
-)
-def test_ctrl_c_keeps_what_was_learned(tmp_path: Path, options: tuple[str, ...]) -> None:
-    from transformers import AutoModelForCausalLM
-
-    process = start(tmp_path, *options)
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, process)
-    os.killpg(process.pid, signal.SIGINT)
-    printed = ended(process)
-    assert process.returncode == 130, printed
-    outcome = json.loads((tmp_path / "out" / "result.json").read_text())
-    rows = read_jsonl(metrics)
-    assert outcome["status"] == "interrupted"
-    assert outcome["steps"] == len(rows) == rows[-1]["step"] >= 2
-    assert outcome["validation"]["before"]
-    assert outcome["validation"]["after"] is None
-    assert (tmp_path / "out" / "rollouts" / f"step-{len(rows):05d}.jsonl.gz").exists()
-    AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "final")
-    assert "finishing this step" in printed
-    assert "Traceback" not in printed
-    wait_for_group = time.monotonic() + 120
-    while not group_is_gone(process.pid):
-        assert time.monotonic() < wait_for_group, "a process of the run is left"
-        time.sleep(0.1)

@@ -54,16 +54,6 @@ def test_validate_answers_as_the_run_did(run: Path, place: str, capsys: pytest.C
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == validated(run, "after")
 
 
-def test_generate_takes_a_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = []
-    for place in ("final", CHECKPOINT):
-        assert main(["generate", "--checkpoint", str(run / place), "--prompt", "12 + 30 = ?"]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
-    assert main(["generate", "--recipe=quick_lora", "--checkpoint", str(run / "nothing")]) == 2
-    assert "expected a run folder, its final/ or a checkpoint" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("place", ["final", CHECKPOINT])
 def test_fit_goes_on_from_the_adapter(
     run: Path, tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]

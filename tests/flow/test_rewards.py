@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +13,7 @@ import yaml
 
 from rlkit.cli.main import main
 from tests.conftest import FAST, read_jsonl
-from tests.unit.rewards.test_rewards import Service, classifier
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Service)
-    Service.failures = 0
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+from tests.unit.rewards.test_rewards import classifier, url  # noqa: F401 (a fixture)
 
 
 def fit(tmp_path: Path, reward: dict[str, Any], *more: str) -> list[dict[str, Any]]:
@@ -39,7 +24,7 @@ def fit(tmp_path: Path, reward: dict[str, Any], *more: str) -> list[dict[str, An
     return read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
 
 
-def test_model_service_router_and_batch_in_one_reward(tmp_path: Path, url: str) -> None:
+def test_model_service_router_and_batch_in_one_reward(tmp_path: Path, url: str) -> None:  # noqa: F811 (a fixture)
     path, _ = classifier(tmp_path / "rm", None)
     rewards = {
         "learned": {"class_path": "ModelReward", "init_args": {"path": path}},

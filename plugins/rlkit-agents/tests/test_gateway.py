@@ -61,6 +61,23 @@ def test_the_chat_client_reads_texts_calls_and_results(stream: bool) -> None:
     run(test, CALLS, "done! and more")
 
 
+@pytest.mark.parametrize(
+    ("options", "counted"),
+    [({}, []), ({"stream_options": {"include_usage": True}}, [(len("[]user:go\x03assistant:"), len("done!"))])],
+)
+def test_a_stream_of_chat_ends_with_the_number_of_tokens_if_asked(options: Any, counted: list[tuple[int, int]]) -> None:
+    async def test(gateway: ChatGateway, session: AgentSession) -> None:
+        async with chat_client(gateway, session.id) as client:
+            messages: list[Any] = [{"role": "user", "content": "go"}]
+            chunks: Any = await client.chat.completions.create(
+                model="m", messages=messages, stop="!", stream=True, **options
+            )
+            usages = [chunk.usage async for chunk in chunks if chunk.usage is not None]
+        assert [(usage.prompt_tokens, usage.completion_tokens) for usage in usages] == counted
+
+    run(test, "done! and more")
+
+
 def test_ids_of_answers_show_nothing_of_the_key() -> None:
     async def test(gateway: ChatGateway, session: AgentSession) -> None:
         async with chat_client(gateway, session.id) as client:

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -490,28 +489,3 @@ def test_the_built_in_parts_conform(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"TorchEngine +│ contract +│ ok", out)
     assert re.search(r"CISPO +│ golden vector +│ ok", out)
     assert re.search(r"Composite +│ contract +│ not run +│ it needs options: rewards", out)
-
-
-@pytest.mark.slow
-def test_an_installed_package_is_listed_tested_and_trains(packages: Path, tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    subprocess.run((sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(venv)), check=True)
-    [site] = venv.glob("lib/python*/site-packages")
-    parent = sysconfig.get_path("purelib")  # a venv inherits from the system, but not from the venv that made it
-    (site / "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
-    python = str(venv / "bin" / "python")
-
-    def run(*command: str) -> str:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    package = str(packages / "rlkit-my-advantage")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation", package)
-    assert "MyAdvantage" in run(python, "-m", "rlkit", "plugins", "list")
-    assert re.search(r"MyAdvantage +│ contract +│ ok", run(python, "-m", "rlkit", "plugins", "test", "my-advantage"))
-    options = ("--train.steps=2", "--train.prompts_per_step=4", "--validation.limit=4", "--out=out")
-    run(python, "-m", "rlkit", "fit", "--recipe", "quickstart", "--advantage", "MyAdvantage", *options)
-    assert "MyAdvantage" in (tmp_path / "out" / "recipe.yaml").read_text()
-    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import chdir
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from rlkit.hooks import KINDS
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Model
 from tests.conftest import ROOT, read_jsonl
+from tests.stubs import Stub, serving
 
 TINY = ROOT / "rlkit" / "models" / "tiny"
 SHORT = ("--train.prompts_per_step=4", "--rollout.group_size=4")
@@ -56,20 +54,13 @@ def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The address of a server, and the JSON that was posted to it."""
     bodies: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Stub):
         def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
+            bodies.append(self.read())
+            self.answer()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", bodies
-    server.shutdown()
-    server.server_close()
+    with serving(Handler) as url:
+        yield url, bodies
 
 
 def fit(*options: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

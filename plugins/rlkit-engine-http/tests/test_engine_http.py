@@ -9,8 +9,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import time
 from array import array
 from collections import Counter
@@ -404,42 +402,6 @@ def test_sampling_goes_on_while_the_trainer_learns(site: str, tmp_path: Path) ->
     for row in read_jsonl(tmp_path / "out" / "metrics.jsonl"):
         assert row["staleness/max"] <= 2
         assert row["rollout/failed"] == row["engine/retried"] == row["engine/stale"] == 0
-
-
-SYNCHRONOUS = """
-import sys
-import rlkit.run.method as method
-from rlkit.cli.main import main
-from rlkit.train.ahead.stream import BesideStream
-from rlkit.train.ahead.stream import TrainedGroups
-
-def obtain(data, service, number, meter):
-    streams[:] = streams or [BesideStream(data, service, TrainedGroups())]
-    return streams[0](data, service, number, meter)
-
-if __name__ == "__main__":
-    streams = []
-    assert main([*sys.argv[1:], "--out=plain"]) == 0
-    method.sample = obtain
-    assert main([*sys.argv[1:], "--out=ahead"]) == 0
-"""
-
-
-@pytest.mark.slow
-def test_at_staleness_0_a_stream_is_the_synchronous_trainer(site: str, tmp_path: Path) -> None:
-    """Completions and weights are equal bit for bit; log-probs differ by the noise of a server's batch."""
-    (tmp_path / "script.py").write_text(SYNCHRONOUS)
-    words = ("--recipe=quickstart", *FAST, "--validation=null", "--log.rollouts.limit=null")
-    command = (sys.executable, "script.py", "fit", *words, "--rollout.engine=HttpEngine")
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": site}, check=True)
-    plain, ahead = (read_jsonl(tmp_path / out / "rollouts" / "step-00002.jsonl.gz") for out in ("plain", "ahead"))
-    assert [(row["prompt"], row["tokens"], row["versions"]) for row in plain] == [
-        (row["prompt"], row["tokens"], row["versions"]) for row in ahead
-    ]
-    assert (tmp_path / "plain/final/model.safetensors").read_bytes() == (
-        tmp_path / "ahead/final/model.safetensors"
-    ).read_bytes()
-    assert all("staleness/max" in row for row in read_jsonl(tmp_path / "ahead" / "metrics.jsonl"))
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from rlkit.base.errors import EngineError, RolloutError
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.types import Completion, Request, SampleKey, Sampling
-from tests.events import until
+from tests.events import gone, until, wait_until
 
 T = TypeVar("T")
 VOCABULARY = 5
@@ -156,21 +155,6 @@ def pid_of(server: InferenceServer) -> int:
     )
     [pid] = map(int, path.read_text().split())
     return pid
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture

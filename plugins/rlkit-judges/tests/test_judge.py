@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,13 +25,6 @@ from tests.unit.clock import SkippingLoop
 from tests.unit.rewards.test_rewards import scored
 
 ONCE_MORE = RetryPolicy(retries=1, request_seconds=300.0, attempt_seconds=120.0)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    pool = Workers(1)
-    yield pool
-    pool.close()
 
 
 def server(stand_in: StandIn, **options: Any) -> JudgeServer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,13 +21,6 @@ RUBRIC = [
     {"criterion": "contains b", "points": 1, "reward": None},
     {"criterion": "contains c", "weight": -2},
 ]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    pool = Workers(1)
-    yield pool
-    pool.close()
 
 
 def of_row(text: str, rubric: object) -> Trajectory:

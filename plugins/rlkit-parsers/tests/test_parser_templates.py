@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlkit_authors.models import build_tokenizer
+from test_parsers import check, damaged
 
 from rlkit.interfaces.parser import ToolCall, ToolParser, opened_thinking, parse_after_thinking
 from rlkit.parsers import (
@@ -140,6 +141,15 @@ def test_calls_that_a_template_writes_are_read_back(name: str, data: st.DataObje
     ]
     text = data.draw(st.sampled_from(["", "Let me see."])) if name not in WITHOUT_TEXT else ""
     assert read(name, *written(name, calls, text), calls) == calls
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_a_written_turn_that_was_damaged_is_parsed(name: str, data: st.DataObject) -> None:
+    call = ToolCall(*data.draw(st.tuples(NAMES, st.dictionaries(NAMES, JSON, max_size=3))))
+    text, _ = written(name, [call])
+    check(PARSERS[name], damaged(data, text))
 
 
 @pytest.mark.parametrize("name", PARSERS)

@@ -17,12 +17,8 @@ from hypothesis import strategies as st
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser, parse_after_thinking
 from rlkit.parsers import (
     DeepSeekParser,
-    GemmaParser,
-    GlmParser,
-    HarmonyParser,
     HermesParser,
     JsonBlockParser,
-    LfmParser,
     LlamaJsonParser,
     MistralParser,
     PythonicParser,
@@ -331,19 +327,6 @@ def test_an_error_says_what_was_given_and_what_was_expected() -> None:
     assert f"'{'x' * 160}...'" in (long.error or "")
 
 
-def render_qwen_coder(calls: list[Call]) -> str:
-    def parameters(arguments: dict[str, Any]) -> str:
-        return "".join(f"<parameter={k}>\n{json.dumps(v)}\n</parameter>\n" for k, v in arguments.items())
-
-    return "\n".join(f"<tool_call>\n<function={n}>\n{parameters(a)}</function>\n</tool_call>" for n, a in calls)
-
-
-def render_deepseek(calls: list[Call]) -> str:
-    one = "<|tool_call_begin|>{}<|tool_sep|>{}<|tool_call_end|>"
-    whole = deepseek(f"<|tool_calls_begin|>{one * len(calls)}<|tool_calls_end|>")
-    return whole.format(*(part for n, a in calls for part in (n, json.dumps(a, ensure_ascii=False))))
-
-
 def render_deepseek_r1(calls: list[Call]) -> str:
     one = "<|tool_call_begin|>function<|tool_sep|>{}\n```json\n{}\n```<|tool_call_end|>"
     whole = deepseek(f"<|tool_calls_begin|>{chr(10).join([one] * len(calls))}<|tool_calls_end|>")
@@ -357,32 +340,8 @@ def render_pythonic(calls: list[Call]) -> str:
     return f"[{', '.join(f'{n}({arguments(a)})' for n, a in calls)}]"
 
 
-def render_glm(calls: list[Call]) -> str:
-    def arguments(given: dict[str, Any]) -> str:
-        return "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{json.dumps(v)}</arg_value>\n" for k, v in given.items())
-
-    return "\n".join(f"<tool_call>{n}\n{arguments(a)}</tool_call>" for n, a in calls)
-
-
-def render_gemma(calls: list[Call]) -> str:
-    def value(given: Any) -> str:
-        if isinstance(given, dict):
-            return f"{{{','.join(f'{json.dumps(k)}:{value(v)}' for k, v in given.items())}}}"
-        if isinstance(given, list):
-            return f"[{','.join(map(value, given))}]"
-        own = isinstance(given, str) and '<|"|>' not in given  # what ends a string has no escape
-        return f'<|"|>{given}<|"|>' if own else json.dumps(given)
-
-    return "".join(f"<|tool_call>call:{n}{value(a)}<tool_call|>" for n, a in calls)
-
-
-def render_harmony(calls: list[Call]) -> str:
-    header = "<|start|>assistant<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
-    return "".join(f"{header.format(n)}{json.dumps(a, ensure_ascii=False)}<|call|>" for n, a in calls)
-
-
-def objects(calls: list[Call], key: str = "arguments") -> list[str]:
-    return [json.dumps({"name": n, key: a}, ensure_ascii=False) for n, a in calls]
+def objects(calls: list[Call]) -> list[str]:
+    return [json.dumps({"name": n, "arguments": a}, ensure_ascii=False) for n, a in calls]
 
 
 MARKS = [
@@ -407,30 +366,22 @@ MARKS = [
         "[f(",
         ")]",
     ),
-    *(
-        deepseek(f"<|{t}|>")
-        for t in ("tool_calls_begin", "tool_call_begin", "tool_sep", "tool_call_end", "tool_calls_end")
-    ),
+    *map(deepseek, ("<|tool_calls_begin|>", "<|tool_call_begin|>", "<|tool_sep|>", "<|tool_call_end|>")),
     *("<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>f", "<|tool_call>call:f{", "a:", '<|"|>'),
     *("<tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>", "a='", "<|start|>assistant", "<|channel|>"),
-    *("analysis", "commentary", " to=functions.f", "<|message|>", "<|end|>", "<|call|>", "<think>", "</think>"),
     *(
-        '{"name": "f", ',
-        '"arguments": ',
-        '"parameters": ',
-        "{",
-        "}",
-        "[",
-        "]",
-        '"',
-        "'",
-        "\\",
-        ";",
-        ",",
-        ":",
-        "\n",
-        "1e999",
+        "[f(a=",
+        ")]",
+        "analysis",
+        "commentary",
+        " to=functions.f",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<think>",
+        "</think>",
     ),
+    *('{"name": "f", ', '"arguments": ', '"parameters": ', "1e999", *"{}[]\"'\\;,:\n"),
 ]
 IDENTIFIERS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda n: not keyword.iskeyword(n))
 WORDS = st.text(st.characters(exclude_characters="<>[]{}`\n", exclude_categories=("C", "Z")), min_size=1, max_size=8)
@@ -445,39 +396,15 @@ JSON = st.recursive(
     max_leaves=6,
 )
 
-# how calls are written in each form, what may name them, and what may name their arguments
+# how calls are written in the forms without a vendor's template, what may name them, and what may name their arguments
 FORMS: dict[str, tuple[type[ToolParser], Callable[[list[Call]], str], Any, Any]] = {
-    "hermes": (
-        HermesParser,
-        lambda calls: "\n".join(f"<tool_call>\n{o}\n</tool_call>" for o in objects(calls)),
-        STRINGS.filter(bool),
-        STRINGS,
-    ),
-    "qwen_coder": (QwenCoderParser, render_qwen_coder, WORDS, WORDS),
-    "llama": (LlamaJsonParser, lambda c: "; ".join(objects(c, "parameters")), STRINGS.filter(bool), STRINGS),
     "pythonic": (PythonicParser, render_pythonic, IDENTIFIERS, IDENTIFIERS),
-    "glm": (GlmParser, render_glm, WORDS, WORDS),
-    "gemma": (GemmaParser, render_gemma, WORDS, STRINGS),
-    "harmony": (HarmonyParser, render_harmony, IDENTIFIERS, STRINGS),
-    "lfm": (
-        LfmParser,
-        lambda calls: f"<|tool_call_start|>{render_pythonic(calls)}<|tool_call_end|>",
-        IDENTIFIERS,
-        IDENTIFIERS,
-    ),
-    "mistral": (
-        MistralParser,
-        lambda calls: f"[TOOL_CALLS][{', '.join(objects(calls))}]",
-        STRINGS.filter(bool),
-        STRINGS,
-    ),
     "mistral_args": (
         MistralParser,
         lambda calls: "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls),
         WORDS,
         STRINGS,
     ),
-    "deepseek": (DeepSeekParser, render_deepseek, WORDS, STRINGS),
     "deepseek_r1": (DeepSeekParser, render_deepseek_r1, WORDS, STRINGS),
     "json_block": (
         JsonBlockParser,
@@ -522,19 +449,19 @@ def test_any_text_is_parsed(parser: type[ToolParser], text: str) -> None:
     check(parser, text)
 
 
+def damaged(data: st.DataObject, text: str) -> str:
+    """Return a text that is cut off, that has lost a part, or that has a part twice."""
+    start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
+    return data.draw(st.sampled_from([text[:end], text[:start] + text[end:], text[:end] + text[start:]]))
+
+
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_valid_text_that_was_damaged_is_parsed(form: str, data: st.DataObject) -> None:
     parser, render, _, _ = FORMS[form]
     text = render(data.draw(calls_of(form)))
-    start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
-    damaged = {
-        "truncated": text[:end],
-        "deleted": text[:start] + text[end:],
-        "duplicated": text[:end] + text[start:],
-    }
-    check(parser, damaged[data.draw(st.sampled_from(sorted(damaged)))])
+    check(parser, damaged(data, text))
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -546,38 +473,23 @@ def test_a_turn_that_repeats_itself_takes_no_long_time(parser: type[ToolParser])
         assert time.process_time() - started < 2
 
 
-QWEN = r"""{%- if tools %}
-{{- "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>" }}{%- endif %}
-{{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}\n</tool_call>' }}"""
 QWEN_CODER = r"""{{- '<tool_call>\n<function=' + call.name + '>\n' }}
 {%- for k, v in call["arguments"] | items %}{{- '<parameter=' + k + '>\n' + v + '\n</parameter>\n' }}{%- endfor %}"""
-LLAMA = """{{- '<|start_header_id|>assistant<|end_header_id|>' }}{{- '<|python_tag|>' + call.name + '.call(' }}
-{{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}' }}"""
 LLAMA_4 = """{{- '<|header_start|>user<|header_end|>' }}
 {{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}"""
 PYTHONIC = """{{- '<|start_header_id|>system<|end_header_id|>' }}
 {{- 'Respond in the format [func_name1(params_name1=params_value1, ...), func_name2(params)]' }}"""
-MISTRAL = """{{- '[TOOL_CALLS] [{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}]' }}"""
 MISTRAL_ARGS = """{{- '[TOOL_CALLS]' + call['function']['name'] + '[ARGS]' + call['function']['arguments'] }}"""
-DEEPSEEK = deepseek(
-    """{{ '<|tool_calls_begin|><|tool_call_begin|>' + call['type'] + '<|tool_sep|>' + call.name + '\\n```json' }}"""
-)
-GLM = """<tool_call>{{ call.name }}{% for k, v in call.arguments %}<arg_key>{{ k }}</arg_key>{% endfor %}</tool_call>"""
 CHATML = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}{% endfor %}"""
 
 
 @pytest.mark.parametrize(
     ("template", "parser"),
     [
-        (QWEN, HermesParser),
         (QWEN_CODER, QwenCoderParser),
-        (LLAMA, LlamaJsonParser),
         (LLAMA_4, LlamaJsonParser),
         (PYTHONIC, PythonicParser),
-        (MISTRAL, MistralParser),
         (MISTRAL_ARGS, MistralParser),
-        (DEEPSEEK, DeepSeekParser),
-        (GLM, GlmParser),
         (CHATML, None),
         ("", None),
     ],

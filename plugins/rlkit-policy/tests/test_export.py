@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import redirect_stderr
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from huggingface_hub import ModelCard, constants
 from huggingface_hub.utils import close_session
 
 from rlkit.cli.main import main
+from tests.stubs import Stub, serving
 
 FEW = ("--train.steps=2", "--train.prompts_per_step=2", "--validation.limit=4", "--save.every=1")
 
@@ -36,17 +37,9 @@ class Hub(ThreadingHTTPServer):
         self.faults: dict[str, int | str] = {}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Stub):
     server: Hub
     protocol_version = "HTTP/1.1"
-
-    def reply(self, content: object, status: int = 200) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
     def body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -71,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             return False
         if faults:
             self.body()
-            self.reply({"error": "as the test asks"}, int(faults[0]))
+            self.answer({"error": "as the test asks"}, int(faults[0]))
         return bool(faults)
 
     def do_POST(self) -> None:
@@ -80,27 +73,27 @@ class Handler(BaseHTTPRequestHandler):
         body, hub = self.body(), self.server
         hub.tokens.add(self.headers.get("Authorization", ""))
         if self.path == "/api/validate-yaml":
-            self.reply({"errors": [], "warnings": []})
+            self.answer({"errors": [], "warnings": []})
         elif self.path == "/api/repos/create":
             asked = json.loads(body)
             name = f"{asked.get('organization') or 'me'}/{asked['name']}"
             is_new = name not in hub.repositories
             hub.repositories.setdefault(name, (asked.get("visibility") == "private" or asked.get("private"), []))
-            self.reply({"url": f"{hub.url}/{name}", "error": "it exists"}, 200 if is_new else 409)
+            self.answer({"url": f"{hub.url}/{name}", "error": "it exists"}, 200 if is_new else 409)
         elif "/preupload/" in self.path:
             files = json.loads(body)["files"]
             modes = [
                 {"path": f["path"], "uploadMode": "lfs" if f["path"].endswith("tensors") else "regular"} for f in files
             ]
-            self.reply({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
+            self.answer({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
         elif self.path.endswith("/objects/batch"):
             objects = json.loads(body)["objects"]
             actions = [{**o, "actions": {"upload": {"href": f"{hub.url}/lfs/{o['oid']}"}}} for o in objects]
-            self.reply({"transfer": "basic", "objects": actions})
+            self.answer({"transfer": "basic", "objects": actions})
         elif "/commit/" in self.path:
             name = self.path.removeprefix("/api/models/").partition("/commit/")[0]
             hub.repositories[name][1].append(dict(map(self.file_of, filter(None, map(json.loads, body.splitlines())))))
-            self.reply({"commitUrl": f"{hub.url}/{name}/commit/c1", "commitOid": "c1"})
+            self.answer({"commitUrl": f"{hub.url}/{name}/commit/c1", "commitOid": "c1"})
 
     def file_of(self, line: dict[str, Any]) -> tuple[str, bytes]:
         value = line["value"]
@@ -113,27 +106,21 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         if not self.fault():
             self.server.objects[self.path.removeprefix("/lfs/")] = self.body()
-            self.reply({})
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+            self.answer({})
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server = Hub()
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between attempts
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     close_session()
-    yield server
-    close_session()
-    server.shutdown()
-    server.server_close()
+    with serving(server):
+        yield server
+        close_session()
 
 
 @pytest.fixture(scope="module")

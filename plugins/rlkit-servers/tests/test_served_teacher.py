@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +25,7 @@ from rlkit.train.teacher import check_servers, logps_on_servers, top_on_servers
 from rlkit.types import RolloutBatch
 from tests.conftest import rlkit_in_process
 from tests.served import DISTILL, save_teacher, served_as_loaded
+from tests.stubs import Stub, serving
 from tests.unit.phases import LocalRanks, scored
 
 Answer = Callable[..., Any]
@@ -36,47 +36,26 @@ to a response or an HTTP status."""
 class Server:
     """Serves `/generate` as SGLang does, and counts requests."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, stack: ExitStack) -> None:
         counter = self
         self.asked = 0
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Stub):
             def do_POST(self) -> None:
                 counter.asked += 1
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.read()
                 assert body["sampling_params"] == {"max_new_tokens": 0}
                 top = (body["top_logprobs_num"],) if "top_logprobs_num" in body else ()
                 response = answer(body["input_ids"], body["logprob_start_len"], *top)
-                text = json.dumps(response).encode()
-                self.send_response(response if isinstance(response, int) else 200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+                self.answer(response, response if isinstance(response, int) else 200)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        self.url = stack.enter_context(serving(Handler))
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Answer], Server]]:
-    servers: list[Server] = []
-
-    def start(answer: Answer) -> Server:
-        servers.append(Server(answer))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+    with ExitStack() as stack:
+        yield lambda answer: Server(answer, stack)
 
 
 def token_response(

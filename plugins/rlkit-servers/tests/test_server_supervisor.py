@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
 from rlkit_servers.process import SUPERVISOR, TemporaryFolder, kill_supervised
+
+from tests.events import gone, wait_until
 
 LIMIT_SECONDS = 60
 """Only a failing test takes as long."""
@@ -27,23 +27,8 @@ def supervised(log: Path, grace: float = 0.0, folder: str = "") -> tuple[str, ..
 def start(log: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Return a supervisor, and the process ids of its server and the server's child."""
     supervisor = subprocess.Popen((*supervised(log), sys.executable, "-c", SLEEPER), stdin=subprocess.PIPE)
-    assert wait_until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    wait_until(lambda: log.exists() and len(log.read_text().split()) == 2)
     return supervisor, [int(word) for word in log.read_text().split()]
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + LIMIT_SECONDS
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 @pytest.mark.parametrize("how", ["trainer ends", "server crashes", "supervisor is killed"])
@@ -55,9 +40,9 @@ def test_nothing_is_left_whoever_ends_first(tmp_path: Path, how: str) -> None:
     else:
         os.kill(supervisor.pid if how == "supervisor is killed" else pids[0], signal.SIGKILL)
     supervisor.wait(LIMIT_SECONDS)
-    assert wait_until(lambda: gone(pids[0]))
+    wait_until(lambda: gone(pids[0]))
     if how != "supervisor is killed":
-        assert wait_until(lambda: gone(pids[1]))
+        wait_until(lambda: gone(pids[1]))
     else:
         os.kill(pids[1], signal.SIGKILL)
     if how == "server crashes":
@@ -70,7 +55,7 @@ def test_a_byte_is_a_signal_for_the_server(tmp_path: Path) -> None:
     supervisor.stdin.write(bytes([signal.SIGTERM]))
     supervisor.stdin.flush()
     assert supervisor.wait(LIMIT_SECONDS) == 256 - signal.SIGTERM
-    assert wait_until(lambda: all(map(gone, pids)))
+    wait_until(lambda: all(map(gone, pids)))
     assert "exit code -15" in (tmp_path / "log").read_text()
 
 
@@ -80,7 +65,7 @@ def test_once_a_supervisor_has_ended_its_server_is_gone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     words = (*supervised(log), sys.executable, "-c", code)
     supervisor = subprocess.Popen(words, stdin=subprocess.PIPE)
-    assert wait_until(lambda: log.exists() and log.read_text().strip().isdigit())
+    wait_until(lambda: log.exists() and log.read_text().strip().isdigit())
     assert supervisor.stdin is not None
     supervisor.stdin.close()
     supervisor.wait(LIMIT_SECONDS)
@@ -127,7 +112,7 @@ def test_a_server_leaves_no_memory_and_no_files(tmp_path: Path, how: str) -> Non
         stdin=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(folder)},
     )
-    assert wait_until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    wait_until(lambda: log.exists() and len(log.read_text().split()) == 2)
     pid, memory = log.read_text().split()
     assert Path("/dev/shm", memory).exists()
     assert list(folder.iterdir())
@@ -157,7 +142,7 @@ def test_a_temporary_folder_does_not_outlive_its_process(tmp_path: Path) -> None
     )
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "True"], done.stderr
-    assert wait_until(lambda: not list(tmp_path.iterdir()))
+    wait_until(lambda: not list(tmp_path.iterdir()))
 
 
 def test_no_folder_is_left_without_a_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,4 +164,4 @@ def test_a_buckets_file_does_not_outlive_the_trainer(tmp_path: Path) -> None:
     )
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=False)
     assert done.stdout == "True\n", done.stderr
-    assert wait_until(lambda: not list(tmp_path.iterdir()))
+    wait_until(lambda: not list(tmp_path.iterdir()))

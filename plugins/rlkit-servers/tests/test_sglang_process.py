@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import tomllib
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +26,7 @@ from rlkit.models.load import load_policy
 from rlkit.recipe import Lora, Model
 from rlkit.train.setup import fabric_for
 from tests.conftest import ROOT
+from tests.stubs import Stub, serving
 
 TORCHRUN = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1",
@@ -65,24 +64,19 @@ def test_a_probe_may_take_as_long_as_a_server_may_hang(monkeypatch: pytest.Monke
 def test_calls_within_the_machine_pass_by_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    class Server(BaseHTTPRequestHandler):
+    class Server(Stub):
         def do_POST(self) -> None:
             asked.append(self.path)
-            self.send_response(200 if self.path == "/well" else 500)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None: ...
+            self.answer(status=200 if self.path == "/well" else 500)
 
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("no_proxy", "internal.example")
     monkeypatch.delenv("NO_PROXY", raising=False)
-    with HTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = Client(f"http://127.0.0.1:{server.server_port}")
+    with serving(Server) as url:
+        client = Client(url)
         client.post_now("/well", {}, 10.0)
         with pytest.raises(Fault, match="500"):
             client.post_now("/ill", {}, 10.0)
-        server.shutdown()
     assert asked == ["/well", "/ill"]
     assert server_environment()["no_proxy"] == "internal.example,127.0.0.1,localhost"
     assert server_environment()["NO_PROXY"] == "127.0.0.1,localhost"

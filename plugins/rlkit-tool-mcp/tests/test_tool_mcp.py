@@ -23,6 +23,7 @@ from rlkit_tool_mcp.tool import as_text
 
 from rlkit.base.errors import RecipeError
 from rlkit.registry import load_plugins
+from rlkit.rollout.participants import Participants
 
 SCRIPT = str(Path(__file__).with_name("calculator.py"))
 ENV = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -80,6 +81,19 @@ def test_a_tool_is_described_as_the_server_describes_it() -> None:
         assert add.parameters["required"] == ["a", "b"]
         assert run(add.call({"a": 2, "b": 3}, {})) == ["5"]
         assert run(add.call({"a": -2, "b": 3}, {})) == ["1"]  # of another event loop
+
+
+def test_the_policy_may_call_it_by_another_name() -> None:
+    """As in the README, where `weather` is the server's `forecast`: a recipe's name is given before or after `bind`."""
+    early = McpTool("add", timeout=300.0, start_timeout=300.0, **STDIO)
+    with tools("add", **STDIO) as [late]:
+        Participants({"total": late, "sum": early})
+        assert (late.name, early.name) == ("total", "sum")
+        early.bind(None)  # type: ignore[arg-type]
+        try:
+            assert run(early.call({"a": 2, "b": 3}, {}), late.call({"a": 2, "b": 4}, {})) == ["5", "6"]
+        finally:
+            early.close()
 
 
 def test_an_error_is_the_servers_own() -> None:

@@ -11,10 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ from rlkit_tool_search.tool import cut
 from rlkit.base.errors import RecipeError
 from rlkit.base.retry import ServiceError
 from rlkit.registry import load_plugins
+from tests.stubs import Stub, serving
 
 DOCS = [
     {"id": "a", "title": "Cats", "text": "The cat sleeps on the warm mat."},
@@ -222,19 +220,6 @@ def stop(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-@contextmanager
-def serving(server: ThreadingHTTPServer) -> Iterator[str]:
-    """Serve in a thread; give the address."""
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 def post(url: str, body: bytes) -> tuple[int, Any]:
     try:
         with urllib.request.urlopen(url, body, timeout=10) as answer:
@@ -321,20 +306,15 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(corpus: Path) -> N
         )
 
 
-class Odd(BaseHTTPRequestHandler):
+class Odd(Stub):
     """Answers with what `answers` holds, in turn; the last one stays."""
 
     answers: list[tuple[int, bytes]]
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.read()
         status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+        self.answer(body, status)
 
 
 GOOD = (200, b'{"passages": [{"id": "x", "title": "X", "text": "y", "score": 1.0}]}')
@@ -343,13 +323,13 @@ GOOD = (200, b'{"passages": [{"id": "x", "title": "X", "text": "y", "score": 1.0
 @pytest.mark.parametrize("first", [(200, b"not json"), (200, b'{"passages": [{"a": 1}]}'), (503, b"busy"), (200, b"1")])
 def test_a_client_tries_again_after_a_bad_answer(first: tuple[int, bytes]) -> None:
     handler = type("Handler", (Odd,), {"answers": [first, GOOD]})
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+    with serving(handler) as url:
         assert ask(SearchTool(url=url), "q") == ["[1] X\ny"]
 
 
 def test_a_client_does_not_repeat_what_is_refused() -> None:
     handler = type("Handler", (Odd,), {"answers": [(400, b'{"error": "no such corpus"}'), GOOD]})
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+    with serving(handler) as url:
         with pytest.raises(ValueError, match="refused the search: answered 400: .*no such corpus"):
             ask(SearchTool(url=url), "q")
         assert handler.answers == [GOOD]  # type: ignore[attr-defined]

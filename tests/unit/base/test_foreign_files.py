@@ -71,6 +71,22 @@ def test_what_is_no_file_inside_is_an_error(folder: Path, name: str, message: st
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_a_file_that_is_replaced_while_it_is_opened_is_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opens = os.open
+
+    def late(part: str, flags: int, *, dir_fd: int | None = None) -> int:
+        if part == "a.txt":
+            (folder / "in" / "a.txt").unlink()
+            os.mkfifo(folder / "in" / "a.txt")
+        return opens(part, flags, dir_fd=dir_fd)
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(ForeignFileError, match="expected a regular file"):
+        read_inside(folder, "in/a.txt", 9)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 def test_names_are_relative_to_the_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert relative_to(Path("folder"), Path("folder/in/a.txt")) == "in/a.txt"

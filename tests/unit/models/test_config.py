@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from rlkit.models.load import load_backbone, load_policy, load_tokenizer
 from rlkit.models.size import find_config
 from rlkit.models.source import SHIPPED, locate
 from rlkit.recipe import Lora, Model
+from rlkit.recipe.check_model import refused_keys
 from rlkit.types import JsonObject
 from tests.conftest import read_jsonl
 
@@ -299,3 +301,22 @@ def test_the_context_of_a_run_is_the_one_that_is_set(capsys: pytest.CaptureFixtu
     few = [*FEW, "--train.steps=1", f"--out={tmp_path / 'run'}", "--model.config.max_position_embeddings=12"]
     assert main(few) == 2
     assert "12" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"a": [None, True, 3, "b", 0.5, [1]], "rope_parameters": {"rope_theta": 1e4}}, None),
+        (
+            {"a": {"b": float("inf")}},
+            "model.config.a.b is inf, expected null, true or false, a finite number, text, or",
+        ),
+        ({"a": [1, {2}]}, "model.config.a is [1, {2}], expected null, true or false, a finite number, text, "),
+        ({"max_position_embeddings": 0}, "model.config.max_position_embeddings is 0, expected a whole number from 1"),
+        ({"pad_token_id": 3}, "model.config.pad_token_id is 3, but this key cannot be set: ids of tokens are those of"),
+    ],
+)
+def test_keys_and_values_that_no_configuration_takes_are_named(config: dict[str, Any], problem: str | None) -> None:
+    found = [*refused_keys(config)]
+    assert len(found) == (problem is not None)
+    assert problem is None or found[0].startswith(problem)

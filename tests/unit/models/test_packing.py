@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.distributed.fsdp2 import checkpoint_activations
+from rlkit.media import Media, MediaSegment
 from rlkit.models.actor import Actor, ScoreModel, ValueModel
 from rlkit.models.packing import PackedPasses, Packing
 from rlkit.ops.attention import WASTE, divide_by_length, packed_attention
@@ -269,6 +271,15 @@ def test_beginnings_that_save_little_are_not_shared(
     prompts: list[int], answers: list[list[int]], common: int, shared: list[tuple[int, int, int]]
 ) -> None:
     assert Packing(*beginning_alike(prompts, answers, common)).shared == shared
+
+
+def test_beginnings_with_other_pictures_are_not_shared() -> None:
+    """Their tokens are alike, but a picture stands in the first ten of each row."""
+    tokens, mask = beginning_alike([2, 3], [[3], [2]], 20)
+    pictures: list[Any] = [SimpleNamespace(digest=digest) for digest in "ab"]
+    packing = Packing(tokens, mask, [Media([MediaSegment({}, (picture,), 10)]) for picture in pictures])
+    assert packing.shared == []
+    assert [segment.pictures for segment in packing.media] == [(picture,) for picture in pictures]
 
 
 @given(st.lists(st.integers(0, 50), max_size=30))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,15 +40,9 @@ from rlkit.tasks import HFDataset
 from rlkit.testing import check_reward, example_trajectory
 from rlkit.tools import Calculator
 from rlkit.types import Score, Trajectory
+from tests.stubs import Stub, serving
 from tests.unit.clock import SkippingLoop
 from tests.unit.rollout.test_conversation import call, hold, tools
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    pool = Workers(1)
-    yield pool
-    pool.close()
 
 
 def scored(
@@ -465,40 +458,28 @@ def test_python_reward_runs_code_only_where_it_is_allowed(tmp_path: Path) -> Non
         PythonReward("mine.py", allow_code=True)
 
 
-class Service(BaseHTTPRequestHandler):
+class Service(Stub):
     """Scores by length; fails as often as it is told."""
 
     failures, status = 0, 500
     sizes: list[int] = []  # noqa: RUF012
 
     def do_POST(self) -> None:
-        items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
+        items = self.read()["items"]
         Service.sizes.append(len(items))
         if Service.failures:
             Service.failures -= 1
             self.send_error(Service.status)
             return
         scores = [{"reward": len(i["text"]), "components": {"n": 1.0}} if i["text"] else 0.5 for i in items]
-        body = json.dumps({"scores": scores}).encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None:
-        pass
+        self.answer({"scores": scores})
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Service)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    Service.sizes = []
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-    Service.failures = 0
+    Service.sizes, Service.failures = [], 0
+    with serving(Service) as url:
+        yield f"{url}/"
 
 
 def test_remote_reward_sends_batches_and_tries_again(url: str, workers: Workers) -> None:
@@ -523,16 +504,12 @@ def test_remote_reward_asks_for_all_prompts_at_once() -> None:
     class Roomy(ThreadingHTTPServer):
         request_queue_size = 2 * groups  # connections that wait to be accepted
 
-    server = Roomy(("127.0.0.1", 0), Patient)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    reward = RemoteReward(f"http://127.0.0.1:{server.server_port}/", retry=RetryPolicy(retries=0))
-
-    async def all_groups() -> list[list[Score]]:
+    async def all_groups(reward: RemoteReward) -> list[list[Score]]:
         return await asyncio.gather(*(reward.score([example_trajectory("abc")]) for _ in range(groups)))
 
-    assert [score.reward for [score] in asyncio.run(all_groups())] == [3] * groups
-    server.shutdown()
-    server.server_close()
+    with serving(Roomy(("127.0.0.1", 0), Patient)) as url:
+        scores = asyncio.run(all_groups(RemoteReward(f"{url}/", retry=RetryPolicy(retries=0))))
+    assert [score.reward for [score] in scores] == [3] * groups
 
 
 def test_remote_reward_that_stays_away_is_an_error(url: str, workers: Workers) -> None:

@@ -20,9 +20,9 @@ def test_values_that_were_used_last_are_kept() -> None:
         return key
 
     cache: SizedCache[str] = SizedCache(5, len)
-    for key in ("aa", "bb", "aa", "cc", "aa", "bb", "eeeeeeee", "eeeeeeee", "aa"):
+    for key in ("aa", "bb", "aa", "cc", "aa", "bb", "eeeeeeee", "eeeeeeee", "aa", "eeeeeeee"):
         assert cache.get(key, lambda key=key: make(key)) == key  # type: ignore[misc]
-    assert made == ["aa", "bb", "cc", "bb", "eeeeeeee", "aa"]
+    assert made == ["aa", "bb", "cc", "bb", "eeeeeeee", "aa", "eeeeeeee"]
 
 
 def test_an_error_is_not_kept() -> None:

@@ -259,6 +259,12 @@ def tools(**named: Tool) -> Participants:
     return Participants(dict(named), HermesParser())
 
 
+def test_a_tool_is_called_as_the_recipe_names_it() -> None:
+    participants = tools(add=Calculator(), count=Calculator())
+    assert [tool.name for tool in participants.tools.values()] == ["add", "count"]
+    assert [schema["function"]["name"] for schema in participants.schemas()] == ["add", "count"]
+
+
 def replies(trajectory: Trajectory) -> str:
     """What the policy was told after its first turn, as text."""
     spans = [t for t in trajectory.turns[1:] if t.role != "assistant"]

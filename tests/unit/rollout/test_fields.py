@@ -8,7 +8,7 @@ import gzip
 import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -55,13 +55,6 @@ ROUTES = Field("routes", "int16", "token", (2,), padding=-1)
 EFFORT = Field("effort", by="turn")
 LEVEL = Field("level", "uint8", "row")
 BY_NAME = {field.name: field for field in (ROUTES, EFFORT, LEVEL)}
-
-
-@pytest.fixture
-def workers() -> Iterator[Workers]:
-    pool = Workers(1)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("options", [{"name": "a b"}, {"name": "X"}, {"dtype": "float64"}, {"by": "step"}], ids=str)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from rlkit.rollout.workers import WorkerError, Workers
 from rlkit.testing import example_trajectory
 from rlkit.train.metrics import Meter, describe_rollouts
 from rlkit.types import Score
+from tests.events import wait_until
 from tests.unit.hostile import (
     Fragile,
     Helped,
@@ -58,17 +59,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until it holds; that takes a moment, longer on a busy machine."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def started(folder: Path, count: int) -> list[int]:
     """Wait until so many processes have left their numbers."""
-    wait_for(lambda: len(os.listdir(folder)) >= count)
+    wait_until(lambda: len(os.listdir(folder)) >= count)
     return [int(path.name) for path in folder.iterdir()]
 
 
@@ -244,7 +237,7 @@ def test_no_process_outlives_the_deadline_of_its_call(tmp_path: Path, hours: Pat
     with pytest.raises(WorkerError, match="did not finish within 600 s and was killed"):
         asyncio.run(one.call(start_and_hang, (how, str(folder), str(hours)), 600))
     pids = started(folder, 2)
-    wait_for(lambda: not any(map(alive, pids)))
+    wait_until(lambda: not any(map(alive, pids)))
     assert asyncio.run(one.call(double, 4, 30)) == 8
 
 
@@ -252,7 +245,7 @@ def test_no_process_outlives_a_watcher_that_is_killed(tmp_path: Path, one: Worke
     with pytest.raises(WorkerError, match=r"took its worker process down \(exit code -9\)"):
         asyncio.run(one.call(start_and_hang, ("orphan of a killed watcher", str(tmp_path)), 600))
     pids = started(tmp_path, 1)
-    wait_for(lambda: not any(map(alive, pids)))
+    wait_until(lambda: not any(map(alive, pids)))
     assert asyncio.run(one.call(double, 4, 30)) == 8
 
 
@@ -286,7 +279,7 @@ def test_no_process_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
         pids = started(folder, 2)
         trainer.send_signal(signal.SIGKILL)
         _, printed = trainer.communicate()
-    wait_for(lambda: not any(map(alive, pids)))
+    wait_until(lambda: not any(map(alive, pids)))
     assert printed.splitlines() == ["imported as __main__"]
 
 

@@ -14,9 +14,9 @@ from rlkit.cli.main import main
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store
-from rlkit.recipe import KLReward, Shaping
+from rlkit.recipe import GroupReplay, KLReward, Rollout, Shaping
 from rlkit.records.folder import as_data
-from rlkit.run.checkpoint.resume import compare
+from rlkit.run.checkpoint.resume import compare, rollout_differences
 from rlkit.run.checkpoint.state import numbers, restore
 from rlkit.train.credit import RewardTransforms
 from tests.conftest import FAST
@@ -164,6 +164,25 @@ def test_a_state_without_what_the_run_needs_is_refused(tmp_path: Path, name: str
     setattr(saved, name, None)
     with pytest.raises(CheckpointError, match=f"its state has no {name}, which its recipe needs"):
         restore(transforms(), checkpoint(tmp_path, saved))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "reasons"),
+    [
+        (Rollout(), []),
+        (Rollout(max_staleness=2, lead=0), []),
+        (Rollout(max_staleness=2, lead=0, replay=GroupReplay(8)), ["rollout.replay starts empty"]),
+        (
+            Rollout(max_staleness=2, lead=1, replay=GroupReplay(8)),
+            [
+                "groups that were sampled ahead are sampled again, with the checkpoint's weights",
+                "rollout.replay starts empty",
+            ],
+        ),
+    ],
+)
+def test_what_a_checkpoint_lacks_of_rollouts_is_said(rollout: Rollout, reasons: list[str]) -> None:
+    assert rollout_differences(rollout) == reasons
 
 
 def test_a_recipe_is_kept_without_aliases_and_what_json_lacks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.base.errors import RankError
 from rlkit.cli.main import main
 from rlkit.interfaces.callback import RunEnd
 from rlkit.models.store import Store
@@ -107,6 +109,16 @@ def test_the_end_is_written_and_all_is_closed_whatever_fails(
     result = json.loads((session.record.folder.path / "result.json").read_text())
     assert (result["status"], result["steps"]) == (status, 0)
     assert result["error"] == (None if failure is None else {"type": "ValueError", "message": "bad"})
+
+
+def test_ranks_that_cannot_meet_leave_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def peers(*_: object) -> None:
+        raise RankError("rank 1 cannot write")
+
+    monkeypatch.setattr(importlib.import_module("rlkit.run.fit"), "Peers", peers)
+    assert main([*SHORT, f"--out={tmp_path / 'out'}"]) == 1
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["status"], result["error"]) == ("failed", {"type": "RankError", "message": "rank 1 cannot write"})
 
 
 def test_memory_that_runs_out_is_warned_of_once(session: Session, notes: list[str]) -> None:

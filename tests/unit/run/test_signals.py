@@ -14,19 +14,13 @@ import pytest
 
 from rlkit.base.signals import raised
 from rlkit.run.signals import INTERRUPT, PATIENCE, Signals
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from tests.events import wait_until
 
 
 def send(number: signal.Signals, until: Callable[[], object]) -> None:
     """Send this process a signal, and wait for what it does."""
     os.kill(os.getpid(), number)
-    wait_for(until)
+    wait_until(until)
 
 
 def interrupt(number: signal.Signals) -> None:
@@ -39,7 +33,7 @@ def test_the_first_signal_asks_for_the_end(number: signal.Signals) -> None:
     notes: list[str] = []
     with Signals(notes.append, notes.append) as signals:
         send(number, lambda: signals.asked)
-        wait_for(lambda: notes)
+        wait_until(lambda: notes)
         assert (signals.asked, signals.at_once) == (number.name, False)
     assert notes == [f"{number.name}: finishing this step, then saving; press Ctrl-C again to stop at once"]
 
@@ -64,7 +58,7 @@ def test_a_run_that_hangs_after_the_second_signal_is_cut_short(leaves: bool) -> 
     with patch("threading.Timer") as timer, Signals(lambda _: None, cut.append) as signals:
         send(signal.SIGINT, lambda: signals.asked)
         interrupt(signal.SIGINT)
-        wait_for(lambda: timer.return_value.start.called)
+        wait_until(lambda: timer.return_value.start.called)
         seconds, overdue, name = timer.call_args.args
         assert (seconds, cut) == (PATIENCE, [])
         signals.leaving = leaves
@@ -123,7 +117,7 @@ def test_an_interrupt_that_python_drops_comes_again() -> None:
 
     def hang() -> None:
         Slow()
-        wait_for(lambda: False)
+        wait_until(lambda: False)
 
     with Signals(lambda _: None, lambda _: None) as signals:
         send(signal.SIGINT, lambda: signals.asked)

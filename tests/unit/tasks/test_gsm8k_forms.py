@@ -1,4 +1,4 @@
-"""GSM8K in every form that data come in: the same prompts, in one file or two, and a step of `fit` on each.
+"""GSM8K in every form that data come in: the same prompts, in one file or two.
 
 It is the real one where it is beside the repository, else a dozen problems in its form.
 """
@@ -14,9 +14,8 @@ from typing import Any
 import datasets
 import pytest
 
-from rlkit.cli.main import main
 from rlkit.tasks import GSM8K, HFDataset
-from tests.conftest import ROOT, read_jsonl
+from tests.conftest import ROOT
 
 REAL = ROOT.parent / "shared" / "data" / "gsm8k"
 KINDS = ("parquet", "jsonl", "csv")
@@ -73,19 +72,3 @@ def test_each_form_has_the_same_prompts(
     task = HFDataset(str(folder / f"{files}.{kind}"), template=f"{{question}}\n{instruction}")
     assert list(prompts(task)) == expected
     assert list(prompts(GSM8K(str(whole)))) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_on_two_files_of_each_kind(folder: Path, tmp_path: Path, kind: str) -> None:
-    options = (
-        "--recipe=quickstart", "--task=HFDataset", f"--task.path={folder / f'part-*.{kind}'}",
-        "--task.prompt_field=question", "--task.validation_split=0.01", "--validation.limit=2", "--train.steps=1",
-        "--train.prompts_per_step=3", "--rollout.group_size=2", "--train.schedule=Constant",
-        "--rollout.max_prompt_tokens=250", "--rollout.overlong=drop",
-    )  # fmt: skip
-    assert main(["fit", *options, f"--out={tmp_path / 'out'}"]) == 0
-    sampled = read_jsonl(tmp_path / "out" / "rollouts" / "step-00001.jsonl.gz")
-    assert len({row["prompt"] for row in sampled}) == 3
-    assert max(row["mask"].index(1) for row in sampled) <= 250
-    assert all("####" in row["answer"] for row in sampled)

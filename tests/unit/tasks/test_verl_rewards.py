@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,13 +41,6 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> RewardManager:
     path = tmp_path_factory.mktemp("page") / "reward.yaml"
     path.write_text([block.text for block in blocks("from-verl") if block.language == "yaml"][-1])
     return parse("fit", ["--recipe=quickstart", f"--recipe={path}"]).recipe.scorer
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    workers = Workers(1)
-    yield workers
-    workers.close()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -87,21 +87,6 @@ def test_staleness_0_is_the_synchronous_trainer_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_with_tools_it_is_repeatable_bit_for_bit(tmp_path: Path) -> None:
-    """Conversations of one and two turns: some are interrupted, and go on with the weights of the next step."""
-    words = ("--train.steps=6", "--rollout.max_staleness=2")
-    rows = fit(tmp_path / "one", *words, recipe="quick_tool")
-    fit(tmp_path / "other", *words, recipe="quick_tool")
-    assert not compare(tmp_path / "one", tmp_path / "other").differs
-    assert all(row["staleness/max"] <= 2 for row in rows)
-    assert rows[-1]["staleness/running"] == 0  # nothing is begun that would not be trained on
-    answers = [row for n in range(1, 7) for row in read_jsonl(tmp_path / "one" / "rollouts" / f"step-{n:05d}.jsonl.gz")]
-    mixed = [row for row in answers if len(set(row["versions"]) - {-1}) > 1]
-    assert mixed
-    assert all(sorted(v for v in row["versions"] if v >= 0) == [v for v in row["versions"] if v >= 0] for row in mixed)
-
-
-@pytest.mark.slow
 def test_a_resumed_run_trains_on_each_prompt_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At its checkpoint groups of later places have been trained on, and some of earlier ones have not."""
     words = (
@@ -144,15 +129,6 @@ def test_without_a_lead_a_filter_replaces_the_same_prompts(tmp_path: Path) -> No
             for path in (tmp_path / f"{name}/rollouts/{step}.jsonl.gz" for name in ("plain", "ahead"))
         ]
         assert found[0] == found[1]
-
-
-@pytest.mark.slow
-def test_without_a_lead_greedy_completions_are_synchronous(tmp_path: Path) -> None:
-    words = ("--train.steps=3", "--train.prompts_per_step=16")
-    fit(tmp_path / "plain", *words, recipe="quick_remax")
-    fit(tmp_path / "ahead", *words, "--rollout.max_staleness=2", "--rollout.lead=0", recipe="quick_remax")
-    found = compare(tmp_path / "plain", tmp_path / "ahead", ("staleness/",))
-    assert (found.step, found.answer, found.tensor) == (None, None, None)
 
 
 def trained_rows(out: Path, steps: range) -> list[list[dict[str, Any]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from math import nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,13 +47,6 @@ def listed(completions):
 def broken(text):
     return float("nan")
 """
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    pool = Workers(1)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

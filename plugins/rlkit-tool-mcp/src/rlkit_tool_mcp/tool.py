@@ -56,7 +56,7 @@ class McpTool(Tool):
             )
         if url and not url.startswith(("http://", "https://")):
             raise RecipeError(f"McpTool {tool!r} has url={url!r}, expected http://… or https://…")
-        self.name = tool
+        self.name = self._tool = tool
         self.server = Server(tuple(command or ()), tuple(sorted((env or {}).items())), url)
         self.retries = retries
         self.start_timeout = start_timeout
@@ -67,11 +67,11 @@ class McpTool(Tool):
     def bind(self, runtime: Runtime) -> None:
         session = acquire(self.server, self.start_timeout)
         try:
-            described = find(self.name, session.tools(), self.server)
+            described = find(self._tool, session.tools(), self.server)
         except BaseException as error:
             release(session)
             if isinstance(error, ConnectionError):
-                raise RecipeError(f"McpTool {self.name!r}: {error}; start the server by hand to see why") from error
+                raise RecipeError(f"McpTool {self._tool!r}: {error}; start the server by hand to see why") from error
             raise
         self._session = session
         self.description = described.description or ""
@@ -79,8 +79,8 @@ class McpTool(Tool):
 
     async def call(self, arguments: dict[str, Any], state: State, **kwargs: Any) -> ToolReply | str:
         if self._session is None:
-            raise RuntimeError(f"McpTool {self.name!r} was called before `bind` or after `close`")
-        result = await self._session.call(self.name, arguments, self.retries, 0.9 * self.timeout)
+            raise RuntimeError(f"McpTool {self._tool!r} was called before `bind` or after `close`")
+        result = await self._session.call(self._tool, arguments, self.retries, 0.9 * self.timeout)
         text = "\n".join(as_text(block) for block in result.content)
         if result.is_error:
             raise ToolError(text)
