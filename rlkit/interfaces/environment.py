@@ -46,7 +46,11 @@ class Environment(BoundPart):
 
     @abstractmethod
     async def step(self, action: str, state: State) -> Observation:
-        """Return the observation that follows the policy's turn."""
+        """Return the observation that follows the policy's turn.
+
+        If the chat template begins the policy's thinking, the turn begins with the template's opening, such as
+        `<think>`: `rlkit.interfaces.parser.after_thinking` removes thoughts.
+        """
 
     async def finish(self, state: State) -> None:
         """Free what the episode holds; always called once."""

@@ -45,7 +45,11 @@ class Interaction(BoundPart):
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message], state: State) -> Reply:
-        """Reply to the last of the messages, which is the policy's."""
+        """Reply to the last of the messages, which is the policy's.
+
+        If the chat template begins the policy's thinking, its messages begin with the template's opening, such as
+        `<think>`: `rlkit.interfaces.parser.after_thinking` removes thoughts.
+        """
 
     async def finish(self, state: State) -> None:
         """Free what the conversation holds; always called once."""

@@ -209,13 +209,13 @@ async def _turn(
     )
     with queued():  # time in the engine would end the conversations that are answered last or at length
         answer = await ask_engine(setup, request)
-    opened = setup.template.codec.opened_thinking(conversation.tokens) if setup.participants.tools else ""
+    opened = setup.template.codec.opened_thinking(conversation.tokens)
     conversation.sampled(answer)
     if not answer.tokens:
         return
     texts.append(setup.template.codec.turn(answer.tokens, special=False))
     raw = setup.template.codec.turn(answer.tokens, special=True) if setup.participants.tools else texts[-1]
-    session.messages.append({"role": "assistant", "content": raw})
+    session.add_turn(raw, opened)
     if conversation.over:
         return
     turn = session.read(raw, opened)
@@ -226,7 +226,7 @@ async def _turn(
         messages, over = await session.call(turn.calls), False
     else:
         conversation.interact()
-        messages, over = await session.answer(texts[-1])
+        messages, over = await session.answer(opened + texts[-1])
     if over or not messages:
         conversation.complete(StopReason.STOP)
         return

@@ -82,12 +82,13 @@ class ParticipantSession:
         self.conversation = conversation
         self.key = key
         self.messages: list[Message] = list(conversation.prompt.messages)
+        self._openings: dict[int, str] = {}
         chosen = conversation.prompt.tool_names
         self.tools = {n: tool for n, tool in participants.tools.items() if chosen is None or n in chosen}
         self._states: dict[str, State] = {}
         self._user: State = {}
         self._episode: State = {}
-        self._started: list[str] = []
+        self._releases: list[tuple[Callable[[], Awaitable[None]], Tool | Interaction | Environment]] = []
 
     async def __aenter__(self) -> ParticipantSession:
         return self
@@ -105,23 +106,29 @@ class ParticipantSession:
         prompt = self.conversation.prompt
         for name, tool in self.tools.items():
             state = self._states[name] = {}
+            self._releases.append((partial(self._enter, name, "release", tool.release, state), tool))
             try:
                 await guard(partial(self._enter, name, "create", tool.create, state), tool, method="create")
             except GuardError as error:
                 raise RolloutError(f"tool {name!r} cannot begin for prompt {prompt.id!r}: {error.problem}") from error
         user = self.participants.interaction
         if user is not None:
-            self._started.append("interaction")
+            self._releases.append((partial(user.finish, self._user), user))
             await _participant(user, "start", lambda: user.start(prompt, self._user))
         environment = self.participants.environment
         if environment is not None:
-            self._started.append("environment")
+            self._releases.append((partial(environment.finish, self._episode), environment))
             seed = SampleKey(self.key.seed, self.key.step, self.key.prompt, 0).hash()
             expected = object if self.participants.pictures else str
             reset = partial(environment.reset, prompt, seed, self._episode)
             observed = await _participant(environment, "reset", reset, expected)
             return self._observation(environment, observed)
         return []
+
+    def add_turn(self, content: str, opened: str) -> None:
+        """Add the policy's turn to the messages; `opened` is what the prompt has begun its thinking with, or empty."""
+        self._openings[len(self.messages)] = opened
+        self.messages.append({"role": "assistant", "content": content})
 
     def read(self, text: str, opened: str = "") -> ParsedTurn:
         """Return the calls of the policy's turn; those in its thinking do not count.
@@ -162,6 +169,8 @@ class ParticipantSession:
     async def answer(self, text: str) -> tuple[list[Message], bool]:
         """Return the answer of the environment or the user to the policy's turn, and whether it is the last.
 
+        They read each turn with the opening of its thinking, even if the prompt has begun it.
+
         Raises:
             ParticipantError: It failed.
         """
@@ -175,7 +184,11 @@ class ParticipantSession:
         user = self.participants.interaction
         if user is None:
             return [], True
-        reply = await _participant(user, "reply", partial(user.reply, self.messages, self._user), Reply)
+        messages = [
+            {**message, "content": opened + message["content"]} if (opened := self._openings.get(i)) else message
+            for i, message in enumerate(self.messages)
+        ]
+        reply = await _participant(user, "reply", partial(user.reply, messages, self._user), Reply)
         self.conversation.reward(_number(reply.reward, user, "reply"))
         self._take(user, "reply", "interaction", reply)
         return _messages(user, reply.messages, self.participants.pictures), reply.done
@@ -205,16 +218,7 @@ class ParticipantSession:
 
     async def close(self) -> None:
         """Release all states; errors are counted."""
-        work: list[tuple[Callable[[], Awaitable[None]], Tool | Interaction | Environment]] = []
-        for name, state in self._states.items():
-            tool = self.tools[name]
-            work.append((partial(self._enter, name, "release", tool.release, state), tool))
-        user, environment = self.participants.interaction, self.participants.environment
-        if user is not None and "interaction" in self._started:
-            work.append((partial(user.finish, self._user), user))
-        if environment is not None and "environment" in self._started:
-            work.append((partial(environment.finish, self._episode), environment))
-        for release, part in work:
+        for release, part in self._releases:
             try:
                 await guard(release, part)
             except GuardError:

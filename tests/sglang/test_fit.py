@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from rlkit_servers.weight_check import TOLERANCES
 
 from rlkit.engines import SGLangServer
 from tests.conftest import FAST, read_jsonl, rlkit
+from tests.ends import WAYS, leaves_nothing, supervisors, wait_for_steps
 from tests.served import Trainer, children, fit_structured_at
 
 pytestmark = pytest.mark.timeout(1800)  # each start of a server takes minutes on a busy machine
@@ -54,19 +51,6 @@ def fit_and_kill(folder: Path, steps: int, step: int, *words: str) -> dict[str, 
     check_versions(folder / "out", steps)
     validation: dict[str, Any] = json.loads((folder / "out" / "result.json").read_text())["validation"]
     return validation
-
-
-def command_line(pid: int) -> bytes:
-    """Return the words of a process, each with a NUL after it; nothing of one that has ended."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def supervisors(pid: int) -> list[int]:
-    """Return the supervisors of a run's servers, those of rank 0 first; weights that are shared may have one, too."""
-    direct = [p for p in children(pid) if b"/server.log\0" in command_line(p)]
-    return direct + [s for p in children(pid) if p not in direct for s in supervisors(p)]
 
 
 def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None:
@@ -105,15 +89,6 @@ def fit_while_a_server_is_dead(folder: Path, engine: str) -> None:
 
 def test_steps_go_on_while_one_of_two_servers_is_dead(tmp_path: Path) -> None:
     fit_while_a_server_is_dead(tmp_path, "SGLangServer")
-
-
-def wait_for_steps(run: subprocess.Popen[bytes], folder: Path, steps: int) -> list[dict[str, Any]]:
-    """Return the metrics of a run once it has made so many steps."""
-    metrics = folder / "out" / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < steps:
-        assert run.poll() is None
-        time.sleep(0.05)
-    return read_jsonl(metrics)
 
 
 def new_server(run: subprocess.Popen[bytes], supervisors_before: list[int]) -> int:
@@ -238,55 +213,6 @@ def test_what_is_stopped_by_over_sampling_costs_no_other_request(tmp_path: Path)
     assert "tensors: the same in step-000004" in again.stdout
 
 
-ENDS = ("normal", "Ctrl-C", "trainer killed", "server killed")
-
-
-def leaves_nothing(folder: Path, end: str, *engine: str) -> None:
-    """Run `fit` until it ends in one way; no file, shared memory, process or port is left of it."""
-    temporary = Path(tempfile.mkdtemp(prefix="rlkit-"))  # short enough for sockets
-    memory = set(os.listdir("/dev/shm"))
-    steps = 2 if end == "normal" else 500
-    options = ("--recipe=quickstart", f"--train.steps={steps}", "--validation=null", "--out=out", *engine)
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    run = subprocess.Popen((sys.executable, "-m", "rlkit", "fit", *options), cwd=folder, env=environment)
-    try:
-        wait_for_steps(run, folder, 1)
-        ports = {port for process in processes_in(folder) for port in listening(process)}
-        assert ports
-        if end == "server killed":
-            os.kill(children(supervisors(run.pid)[-1])[0], signal.SIGKILL)
-            steps = len(wait_for_steps(run, folder, 1))
-            wait_for_steps(run, folder, steps + 2)  # with the server that was started again
-        if end != "normal":
-            run.send_signal(signal.SIGKILL if end == "trainer killed" else signal.SIGINT)
-        run.wait(300)
-    finally:
-        run.kill()
-    deadline = time.monotonic() + 60  # a supervisor survives its trainer for as long as its server has to end
-    while (left := leftovers(folder, temporary, memory, ports)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
-    shutil.rmtree(temporary)
-
-
-def leftovers(folder: Path, temporary: Path, memory: set[str], ports: set[int]) -> list[object]:
-    """Return what is left of a run, besides what later compilations read."""
-    files = [name for name in os.listdir(temporary) if not name.startswith("torchinductor_")]
-    return [*set(os.listdir("/dev/shm")) - memory, *files, *processes_in(folder), *ports & listening(psutil)]
-
-
-def processes_in(folder: Path) -> list[psutil.Process]:
-    """Return the processes that were started in a folder."""
-    return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)]
-
-
-def listening(source: Any) -> set[int]:
-    """Return the ports on which a process listens, or all processes of the machine."""
-    with suppress(psutil.NoSuchProcess):
-        return {c.laddr.port for c in source.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-    return set()
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_a_server_leaves_no_files_and_no_memory(tmp_path: Path, end: str) -> None:
-    leaves_nothing(tmp_path, end, "--rollout.engine=SGLangServer")
+@pytest.mark.parametrize(("end", "moment"), WAYS)
+def test_a_server_leaves_no_files_and_no_memory(tmp_path: Path, end: str, moment: str) -> None:
+    leaves_nothing(tmp_path, end, moment, "--rollout.engine=SGLangServer")

@@ -8,12 +8,11 @@ import pytest
 from rlkit_engine_vllm import VllmServer
 
 from tests.conftest import read_jsonl
+from tests.ends import WAYS, leaves_nothing
 from tests.served import Trainer, fit_structured_at, save_teacher, served_as_loaded
 from tests.sglang.test_fit import (
-    ENDS,
     fit_and_kill,
     fit_while_a_server_is_dead,
-    leaves_nothing,
     run_ahead,
     send_changes,
     sharded_lora,
@@ -56,9 +55,9 @@ def test_structured_answers_train_on_a_running_server(tmp_path: Path, trainer: T
     fit_structured_at(trainer, engine, tmp_path)
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_a_server_leaves_no_files_and_no_memory(tmp_path: Path, end: str) -> None:
-    leaves_nothing(tmp_path, end, "--rollout.engine=VllmServer")
+@pytest.mark.parametrize(("end", "moment"), WAYS)
+def test_a_server_leaves_no_files_and_no_memory(tmp_path: Path, end: str, moment: str) -> None:
+    leaves_nothing(tmp_path, end, moment, "--rollout.engine=VllmServer")
 
 
 @pytest.mark.parametrize("loss", ["PolicyGradient", "Distillation"])

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from rlkit_engine_http import HttpEngine
+from rlkit_servers.process import LOCAL_HOST
 from rlkit_servers.retry import ServerRetryPolicy
 from rlkit_servers.server import InferenceServer
 from rlkit_servers.states import ServerState
@@ -270,6 +273,94 @@ def test_a_server_that_cannot_start_is_named_with_its_log(trainer: Trainer, monk
     monkeypatch.setattr(StubEngine, "broken", True)
     with pytest.raises(EngineError, match=r"(?s)could not start: its process ended.*there is no room for the model"):
         trainer.engine(ServerRetryPolicy(restarts=0))
+
+
+class Stranger(ThreadingHTTPServer):
+    """Another process's server on the port of rlkit's."""
+
+    def __init__(self, port: int, status: int) -> None:
+        super().__init__((LOCAL_HOST, port), StrangersHandler)
+        self.status = status
+        self.bodies: list[bytes] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class StrangersHandler(BaseHTTPRequestHandler):
+    server: Stranger
+
+    def do_GET(self) -> None:
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def strangers() -> Iterator[list[Stranger]]:
+    strangers: list[Stranger] = []
+    yield strangers
+    for stranger in strangers:
+        stranger.shutdown()
+        stranger.server_close()
+
+
+def test_a_server_whose_port_was_taken_meanwhile_gets_another(trainer: Trainer, strangers: list[Stranger]) -> None:
+    engine = trainer.engine()
+    [server] = engine.fleet.owned
+    before = server.url
+    os.kill(pid_of(server), signal.SIGKILL)
+    wait_until(lambda: server.ended)
+    strangers.append(Stranger(int(before.rpartition(":")[2]), 200))
+    trainer.sync(engine, 3)
+    assert all_written(trainer.ask(engine, 4), 3, trainer.version)
+    assert (server.url != before, server.first_url, strangers[0].bodies) == (True, before, [])
+
+
+def test_a_server_whose_port_is_taken_in_its_start_gets_another(
+    trainer: Trainer, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = StubEngine.command
+
+    def late(engine: StubEngine, number: int) -> ServerCommand:
+        def words(site: ServerSite) -> list[str]:
+            if not strangers:
+                strangers.append(Stranger(site.port, 404))
+            return list(original.words(site))
+
+        original = command(engine, number)
+        return replace(original, words=words)
+
+    monkeypatch.setattr(StubEngine, "command", late)
+    engine = trainer.engine()
+    assert all_written(trainer.ask(engine, 4), 1, trainer.version)
+    assert engine.fleet.owned[0].url != f"http://{LOCAL_HOST}:{strangers[0].server_port}"
+    assert strangers[0].bodies == []
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, r"; the disk of .* is full \(.* are left\); free some space, or set TMPDIR"),
+        (errno.EACCES, "$"),
+    ],
+)
+def test_a_server_whose_files_cannot_be_written_is_not_started(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, advice: str
+) -> None:
+    def write(folder: Path) -> None:
+        raise OSError(code, os.strerror(code), str(folder / "model"))
+
+    command = StubEngine.command
+    monkeypatch.setattr(StubEngine, "command", lambda engine, n: replace(command(engine, n), write_files=write))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    problem = f"the files of the engine-http server cannot be written: .*{os.strerror(code)}: '.*/model'{advice}"
+    with pytest.raises(EngineError, match=problem):
+        trainer.engine()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_stale_weights_are_noticed_and_replaced(trainer: Trainer) -> None:

@@ -282,3 +282,17 @@ def test_they_register() -> None:
     registry.require_healthy()
     assert {"GuessNumber", "CalculatorMaze"} <= set(registry.parts["environments"])
     assert {"GuessTask", "MazeTask"} <= set(registry.parts["tasks"])
+
+
+@pytest.mark.parametrize(
+    ("game", "meta", "right"),
+    [
+        (GuessNumber(max_turns=2), {"low": 1, "high": 1}, "1"),
+        (CalculatorMaze(), {"moves": ["+1"], "low": 0, "high": 1, "distance": 1}, "+1"),
+    ],
+    ids=["guess", "maze"],
+)
+def test_a_move_in_thinking_is_none(game: Environment, meta: Mapping[str, Any], right: str) -> None:
+    _, seen = play(game, meta, 0, scripted(f"<think>{right}", f"<think>9</think>\n{right}"))
+    assert [answer.done for answer in seen] == [False, True]
+    assert seen[0].text != seen[1].text == "correct"

@@ -120,9 +120,11 @@ def test_an_episode_has_the_servers_rewards() -> None:
 
 
 def test_three_unreadable_turns_end_an_episode() -> None:
-    """The second is refused by the server: it has another field."""
+    """The first is thinking that never ends; the second is refused by the server: it has another field."""
     with serve(echo) as url:
-        answers = asyncio.run(play(bound(url, unreadable_reward=-0.5), "left", '{"move": 1, "turn": 2}', "3", "{}"))
+        answers = asyncio.run(
+            play(bound(url, unreadable_reward=-0.5), "<think><action>3</action>", '{"move": 1, "turn": 2}', "3", "{}")
+        )
     refused = Observation("That is no action, expected an integer.", -0.5)
     assert answers == [refused, refused, Observation("moved 3", 1.0), refused._replace(done=True)]
 

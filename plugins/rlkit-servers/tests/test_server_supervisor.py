@@ -133,6 +133,21 @@ def test_a_server_leaves_no_memory_and_no_files(tmp_path: Path, how: str) -> Non
     assert ("exit code -15" in log.read_text()) == (how in ("trainer ends", "server is closed"))
 
 
+def test_a_server_leaves_nothing_on_a_full_disk(tmp_path: Path) -> None:
+    """Its log cannot be written."""
+    folder, started = tmp_path / "folder", tmp_path / "started"
+    folder.mkdir()
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
+    words = (*supervised(Path("/dev/full"), 0.5, str(folder)), sys.executable, "-c", code, str(started))
+    supervisor = subprocess.Popen(words, stdin=subprocess.PIPE)
+    assert wait_until(lambda: started.exists() and started.read_text().isdigit())
+    assert supervisor.stdin is not None
+    supervisor.stdin.close()
+    assert supervisor.wait(LIMIT_SECONDS) == 256 - signal.SIGTERM
+    assert gone(int(started.read_text()))
+    assert not folder.exists()
+
+
 def test_a_temporary_folder_does_not_outlive_its_process(tmp_path: Path) -> None:
     code = (
         "import os; from rlkit_servers.process import TemporaryFolder\n"

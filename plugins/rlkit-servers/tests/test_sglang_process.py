@@ -110,7 +110,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int | None]]:
     monkeypatch.setattr("rlkit_servers.sglang.engine.command", words)
     monkeypatch.setattr("rlkit_servers.sglang.engine.write_model", lambda folder, *_: None)
     monkeypatch.setattr("rlkit_servers.sglang.engine.require_sglang", lambda: None)
-    monkeypatch.setattr("rlkit_servers.process.ServerProcess.start", lambda _: None)
+    monkeypatch.setattr("rlkit_servers.process.SupervisedProcess.run", lambda *_: None)
     return launches
 
 
@@ -185,6 +185,18 @@ def test_the_end_of_a_log_has_the_last_errors_before_it() -> None:
     last = [f"line {number}" for number in range(TAIL_LINES)]
     process.log_file.write_text("\n".join([*early, "an Error in a sentence", *last]))
     assert process.tail().splitlines() == [*early[1:], *last]
+    process.close()
+
+
+def test_the_end_of_a_log_says_that_its_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SupervisedProcess("a server")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=8192))
+    process.log_file.write_text("Loading\n")
+    assert process.tail().splitlines() == [
+        "Loading",
+        f"[rlkit] the disk of {process.folder} is full (8,192 bytes are left); free some space, or set TMPDIR to a "
+        "folder of another disk",
+    ]
     process.close()
 
 

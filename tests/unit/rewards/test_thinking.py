@@ -1,24 +1,34 @@
-"""No reward that looks for an answer pays one in thinking, also where the prompt has begun it."""
+"""No reward or user takes an answer in thinking for one, also where the prompt has begun the thinking."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rlkit_authors.models import TEMPLATE, build_tokenizer
+from rlkit_judges.prompts import response_of
 
+from rlkit.interactions import Retry
+from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.interaction import Interaction, Reply
+from rlkit.interfaces.tool import State
 from rlkit.records.folder import json_lines
 from rlkit.records.rows import as_row, read_rows
 from rlkit.rewards import CodeReward, ExactReward, MathReward, QAReward, RemoteReward
 from rlkit.rollout.collect import ConversationSetup, collect
+from rlkit.rollout.conversation import Limits
+from rlkit.rollout.participants import Participants
 from rlkit.rollout.template import ChatTemplate
-from rlkit.testing import FakeEngine, example_trajectory
-from rlkit.types import Prompt, Sampling, Trajectory
+from rlkit.testing import ExampleRuntime, FakeEngine, example_trajectory
+from rlkit.types import Message, Prompt, Sampling, Trajectory
 
+PROMPT = Prompt("p", [{"role": "user", "content": "?"}], "4")
 REWARDS = [
     (ExactReward(), "4"),
     (MathReward(), r"\boxed{4}"),
@@ -74,20 +84,27 @@ def test_a_program_in_thinking_is_not_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert programs == ["", "x = 4\n", ""]
 
 
-def sampled(text: str, begin: str, special: list[str]) -> Trajectory:
+def sampled(
+    text: str,
+    begin: str,
+    special: Sequence[str] = (),
+    participants: Participants | None = None,
+    prompt: Prompt = PROMPT,
+) -> Trajectory:
     """Return a sample by a policy whose template begins thinking, and whose tokenizer has further special tokens."""
     tokenizer = build_tokenizer()
-    tokenizer.add_tokens(special, special_tokens=True)
+    tokenizer.add_tokens(list(special), special_tokens=True)
     tokenizer.chat_template = TEMPLATE.replace("assistant\n{% endif", f"assistant\n{begin}{{% endif")
     engine = FakeEngine([text])
     engine.bind(SimpleNamespace(tokenizer=tokenizer))  # type: ignore[arg-type]
     template = ChatTemplate(tokenizer, {tokenizer.eos_token_id})
-    setup = ConversationSetup(engine, template, Sampling(max_tokens=99), 1, seed=0, step=0)
+    talk: dict[str, Any] = {} if participants is None else {"participants": participants, "limits": Limits(turns=2)}
+    setup = ConversationSetup(engine, template, Sampling(max_tokens=99), 1, seed=0, step=0, **talk)
 
     async def finish(group: list[Trajectory]) -> None:
         return None
 
-    [trajectory] = asyncio.run(collect(setup, [(0, Prompt("p", [{"role": "user", "content": "?"}], "4"))], finish))
+    [trajectory] = asyncio.run(collect(setup, [(0, PROMPT)], finish))
     return trajectory
 
 
@@ -110,3 +127,49 @@ def test_a_prompt_and_special_tokens_begin_thinking(tmp_path: Path, begin: str, 
     [row] = read_rows(tmp_path / "rows.jsonl.gz")
     assert "<|end|>" not in trajectory.text
     assert [MathReward().grade(sample).reward for sample in (trajectory, row.trajectory)] == [paid, paid]
+
+
+class Attentive(Interaction):
+    """Notes the texts that it reads, and speaks of thinking."""
+
+    def __init__(self) -> None:
+        self.read: list[list[object]] = []
+
+    async def reply(self, messages: Sequence[Message], state: State) -> Reply:
+        self.read.append([message["content"] for message in messages])
+        return Reply([{"role": "user", "content": "Sure?"}], done=False)
+
+
+class Player(Environment):
+    """Notes the actions."""
+
+    def __init__(self) -> None:
+        self.actions: list[str] = []
+
+    async def reset(self, prompt: Prompt, seed: int, state: State) -> str:
+        return "?"
+
+    async def step(self, action: str, state: State) -> Observation:
+        self.actions.append(action)
+        return Observation("Again.")
+
+
+def test_users_and_environments_read_where_thinking_has_begun() -> None:
+    user, game = Attentive(), Player()
+    sample = sampled("so 4", "<think>\n", participants=Participants(interaction=user))
+    assert user.read == [["?", "<think>so 4"], ["?", "<think>so 4", "Sure?", "<think>so 4"]]
+    assert sample.messages[-2]["content"] == sample.text == "so 4"  # what the policy wrote
+    assert response_of(sample) == "[assistant]\n\n\n[user]\nSure?\n\n[assistant]\n\n\n[user]\nSure?"
+    sampled("5</think>4", "<think>\n", participants=Participants(environment=game))
+    assert game.actions == ["<think>5</think>4"] * 2
+
+
+@pytest.mark.parametrize(
+    ("begin", "text", "turns"),
+    [("", "#### 4", 1), ("<think>\n", "#### 4", 2), ("<think>\n", "5</think>#### 4", 1), ("[THINK]", "#### 4", 2)],
+)
+def test_an_answer_in_thinking_is_answered_as_wrong(begin: str, text: str, turns: int) -> None:
+    user = Retry()
+    user.bind(ExampleRuntime())
+    sample = sampled(text, begin, participants=Participants(interaction=user))
+    assert len(sample.turn_rewards) == turns

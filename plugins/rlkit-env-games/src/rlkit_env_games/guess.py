@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import Count, FiniteInt, NonNegativeFloat
 from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.tool import State
 from rlkit.types import Prompt
 from rlkit_env_games.game import GameTask, Rows, draw, read_meta
@@ -34,8 +35,8 @@ class GuessTask(GameTask):
 class GuessNumber(Environment):
     """Hides a number from `low` to `high` of the prompt's meta data (see `GuessTask`), chosen by the episode's seed.
 
-    An action is a number and nothing else; anything else, or a number out of range, is told so and costs a turn.
-    Finding the number at turn k is worth max(0, 1 - guess_cost * (k - 1)), not finding it 0.
+    An action is a number and nothing else, besides thinking; anything else, or a number out of range, is told so and
+    costs a turn. Finding the number at turn k is worth max(0, 1 - guess_cost * (k - 1)), not finding it 0.
 
     Args:
         max_turns: After so many turns the episode is over; null allows as many as halving may need.
@@ -94,7 +95,7 @@ def most_guesses(low: int, high: int) -> int:
 
 def read_guess(action: str, low: int, high: int) -> int | None:
     """Return the number that the action is, or None if it is not one from `low` to `high`."""
-    if not re.fullmatch(r"-?[0-9]{1,18}", text := action.strip()):
+    if not re.fullmatch(r"-?[0-9]{1,18}", text := after_thinking(action).strip()):
         return None
     return int(text) if low <= int(text) <= high else None
 

@@ -10,6 +10,7 @@ from itertools import takewhile
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import Count, FiniteInt, NonNegativeFloat, Repeats
 from rlkit.interfaces.environment import Environment, Observation
+from rlkit.interfaces.parser import after_thinking
 from rlkit.interfaces.tool import State
 from rlkit.types import Prompt
 from rlkit_env_games.game import GameTask, Rows, draw, read_meta
@@ -73,8 +74,8 @@ class CalculatorMaze(Environment):
     """Asks for the way from one number to another, both chosen by the episode's seed (see `MazeTask`).
 
     The first observation is such as `5>13 +3 *2 -1`, those after a move are such as `8>13`. An action is one of the
-    moves and nothing else; anything else, or a move out of the range, is told so and costs a turn. Reaching the
-    target is worth max(0, 1 - detour_cost * turns beyond the shortest way), not reaching it 0.
+    moves and nothing else, besides thinking; anything else, or a move out of the range, is told so and costs a turn.
+    Reaching the target is worth max(0, 1 - detour_cost * turns beyond the shortest way), not reaching it 0.
 
     Args:
         spare_turns: Turns beyond the shortest way, after which the episode is over.
@@ -96,12 +97,13 @@ class CalculatorMaze(Environment):
         state["turn"] += 1
         maze: Maze = state["maze"]
         detour = state["turn"] - state["shortest"]
-        value = maze.after(state["value"], action.strip())
+        move = after_thinking(action).strip()
+        value = maze.after(state["value"], move)
         if value == maze.target:
             return Observation("correct", self.reward_at(detour), done=True)
         over = detour >= self.spare_turns
         if value is None:
-            known = action.strip() in maze.moves
+            known = move in maze.moves
             wrong = f"not {maze.low}..{maze.high}" if known else f"not {' '.join(maze.moves)}"
             return Observation(wrong, done=over)
         state["value"] = value

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlkit.base.errors import RecipeError
+from rlkit.interfaces.parser import after_thinking
 from rlkit.types import JsonObject
 
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
@@ -41,7 +42,7 @@ class ActionReader:
 
         It is the content of the last `<action>`, else all of the text after the policy's thinking.
         """
-        text = text.rpartition("</think>")[2]
+        text = after_thinking(text)
         marked = ACTION.findall(text)
         text = (marked[-1] if marked else text).strip()
         try:

@@ -91,8 +91,10 @@ def response_of(trajectory: Trajectory) -> str:
     messages = trajectory.messages[len(trajectory.prompt.messages) :]
     if len(messages) == 1:
         return after_thinking(trajectory.opened_thinking + trajectory.text)
-    last = len(messages) - 1
-    opened = [trajectory.opened_thinking if i == last else "" for i in range(len(messages))]
+    sampled = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(sampled) != sum(turn.role == "assistant" for turn in trajectory.turns):  # an agent has written others
+        sampled = sampled[-1:]
+    opened = [trajectory.opened_thinking if i in sampled else "" for i in range(len(messages))]
     return _rendered([_without_thinking(message, begin) for message, begin in zip(messages, opened, strict=True)])
 
 

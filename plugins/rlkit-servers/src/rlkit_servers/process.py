@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import os
 import random
 import re
@@ -38,6 +39,10 @@ TRAINER_VARIABLES = re.compile(
 
 With torchrun's `TORCHELASTIC_USE_AGENT_STORE`, a server would wait for a store that does not exist.
 """
+
+CONNECT_SECONDS = 1.0
+LITTLE_BYTES = 1 << 20
+"""Free space of a disk that counts as full."""
 
 LOCAL_HOST = "127.0.0.1"
 LOCAL_HOSTS = f"{LOCAL_HOST},localhost"
@@ -138,6 +143,11 @@ class TemporaryFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+def _full_disk(folder: Path, free: int) -> str:
+    left = f"({free:,} bytes are left)"
+    return f"the disk of {folder} is full {left}; free some space, or set TMPDIR to a folder of another disk"
+
+
 class SupervisedProcess:
     """A process of this machine under its supervisor, with a folder of its own for its log and temporary files.
 
@@ -165,11 +175,14 @@ class SupervisedProcess:
 
     def tail(self) -> str:
         """Return the end of the log, after the last exceptions that were logged before it."""
-        if not os.path.exists(self.log_file):
+        if not os.path.exists(self.folder):
             return ""
-        lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = self.log_file.read_text(encoding="utf-8", errors="replace") if os.path.exists(self.log_file) else ""
+        lines = text.splitlines()
         raised = [line for line in lines[-1000:-TAIL_LINES] if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        return "\n".join([*raised[-3:], *lines[-TAIL_LINES:]])
+        free = shutil.disk_usage(self.folder).free
+        full = [f"[rlkit] {_full_disk(self.folder, free)}"] if free < LITTLE_BYTES else []
+        return "\n".join([*raised[-3:], *lines[-TAIL_LINES:], *full])
 
     def kill(self) -> None:
         """Kill the process and all its children."""
@@ -188,23 +201,45 @@ class ServerProcess(HostedServer):
 
     Args:
         command: How the server is started.
+
+    Raises:
+        EngineError: Its files cannot be written.
     """
 
     def __init__(self, command: ServerCommand) -> None:
         self.supervised = SupervisedProcess(command.product)
         self.log = str(self.supervised.log_file)
-        site = ServerSite(self.supervised.folder, LOCAL_HOST, free_port(), first_gpu=command.first_gpu)
-        self.url = f"http://{site.host}:{site.port}"
         self.environment = {**server_environment(), **command.environment}
-        command.write_files(site.folder)
-        self._command = command.words(site)
+        self._command = command
+        self._port = 0
+        try:
+            command.write_files(self.supervised.folder)
+        except OSError as error:
+            free = shutil.disk_usage(self.supervised.folder).free
+            self.close()
+            full = (
+                f"; {_full_disk(self.supervised.folder, free)}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            )
+            raise EngineError(f"the files of the {command.product} server cannot be written: {error}{full}") from error
 
     def start(self) -> None:
-        self.supervised.run(self._command, self.environment)
+        if not self._port or self.is_lost():
+            self._port = free_port()
+            self.url = f"http://{LOCAL_HOST}:{self._port}"
+        site = ServerSite(self.supervised.folder, LOCAL_HOST, self._port, first_gpu=self._command.first_gpu)
+        self.supervised.run(self._command.words(site), self.environment)
 
     @property
     def alive(self) -> bool:
         return self.supervised.running()
+
+    def is_lost(self) -> bool:
+        """Whether the server has ended and another process listens on its port, so that `start` takes another port."""
+        if self.alive:
+            return False
+        with contextlib.suppress(OSError), socket.create_connection((LOCAL_HOST, self._port), timeout=CONNECT_SECONDS):
+            return True
+        return False
 
     def tail(self) -> str:
         return self.supervised.tail()

@@ -115,6 +115,15 @@ class InferenceServer:
         """Whether rlkit started the server's process and it is no longer running."""
         return self.process is not None and not self.process.alive
 
+    def require_running(self) -> None:
+        """Check that the server's process has not ended.
+
+        Raises:
+            Fault: It has.
+        """
+        if self.ended:
+            raise Fault("its process ended")
+
     @property
     def lost(self) -> bool:
         """Whether the server has ended or has no weights, so that requests to it wait until it is restored."""
@@ -154,7 +163,7 @@ class InferenceServer:
         if self._inspected:
             return
         start, noticed = time.monotonic(), ""
-        while fault := await _problem(self.api, READY_SECONDS):
+        while (fault := await _problem(self.api, READY_SECONDS)) or self.ended:  # another one may answer in its place
             waited = time.monotonic() - start
             if self.ended:
                 if self.process is None or not await asyncio.to_thread(self.process.is_lost):
@@ -181,11 +190,12 @@ class InferenceServer:
 
     async def healthy(self, deadline: float) -> bool:
         """Check whether the server responds that it is healthy."""
-        return await _problem(self.api, deadline) is None
+        return not self.ended and await _problem(self.api, deadline) is None
 
     async def weight_version(self) -> str | None:
         """Return the label of the server's weights; None if it does not respond."""
         try:
+            self.require_running()
             return await self.api.weight_version()
         except Fault:
             return None
@@ -238,6 +248,7 @@ class InferenceServer:
         Raises:
             Fault: The request failed, or the server stopped responding to health checks.
         """
+        self.require_running()
         with self._watch.request() as hung:
             call = asyncio.create_task(self.api.generate(request))
             try:

@@ -104,7 +104,7 @@ def main(log: str, grace: float, folder: str, command: "list[str]") -> None:
             code = process.wait(interval)
         mapped |= _mapped(process.pid)
         interval = min(2 * interval, LONGEST_INTERVAL)
-    with open(log, "a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as file:  # its disk may be full
         file.write(f"\n[rlkit] the process ended with exit code {code}\n")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -26,12 +26,15 @@ T = TypeVar("T")
 async def perform(server: InferenceServer, step: UpdateStep, call: Callable[[], Awaitable[T]]) -> T:
     """Run a step within its deadline; a failure leaves the server broken.
 
+    A server whose process has ended is sent nothing: another one may listen at its address.
+
     Raises:
         EngineError: The step is out of order, or failed.
     """
     next_state = state_after(server.state, step)
     seconds = DEADLINES[step]
     try:
+        server.require_running()
         result = await asyncio.wait_for(call(), seconds)
     except (TimeoutError, Fault) as error:
         fault = error if isinstance(error, Fault) else Fault(f"there was no answer within {seconds:g} s")
