@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from rlkit.base.errors import RecipeError, explain
+from rlkit.base.files import nearby
 from rlkit.cli.checkpoint import ALLOW_CODE, with_recipe_of
 from rlkit.cli.display import echo
 from rlkit.cli.parsing.parser import parse
@@ -88,9 +89,11 @@ def rollout_files(location: str) -> list[Path]:
         files = sorted(folder.glob(pattern))
         if files:
             return files
-    what = "a folder without rollouts" if os.path.isdir(path) else "neither a file nor a folder"
+    if not os.path.isdir(path):
+        raise RecipeError(f"--rollouts is {location!r}, neither a file nor a folder; {nearby(path)}")
     raise RecipeError(
-        f"--rollouts is {location!r}, {what}; expected a run folder, or a .jsonl or .jsonl.gz of rollouts"
+        f"--rollouts is {location!r}, a folder without rollouts; expected a run folder, or a .jsonl or .jsonl.gz of "
+        "rollouts"
     )
 
 
@@ -100,7 +103,10 @@ def _with_recipe(argv: Sequence[str]) -> list[str]:
     has_recipe = any(word.partition("=")[0] == "--recipe" for word in own) or (own and not own[0].startswith("-"))
     words = enumerate(own, 1)
     locations = [word.partition("=")[2] or "".join(own[i : i + 1]) for i, word in words if _is_rollouts(word)]
-    home = None if has_recipe or not locations else home_of(locations[-1])
+    if has_recipe or not locations:
+        return own
+    rollout_files(locations[-1])  # a misspelt path, before the recipe that it should bring
+    home = home_of(locations[-1])
     if home is None:
         return own
     return with_recipe_of(home, own)
