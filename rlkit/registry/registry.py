@@ -126,8 +126,7 @@ def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = 
 
     registry = Registry()
     version = metadata.version(DISTRIBUTION)
-    builtin_plugin = Plugin("builtin", DISTRIBUTION, version, "rlkit.registry.builtin", made_for=f"=={version}")
-    _add(registry, builtin_plugin, builtin)
+    _add(registry, Plugin("builtin", DISTRIBUTION, version, "rlkit.registry.builtin", made_for=f"=={version}"), builtin)
     if entry_points:
         _load_entry_points(registry)
     for name, module in extra:
@@ -205,18 +204,20 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
 
 
 def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes: Iterable[str]) -> bool:
-    """Whether a plugin provides a name that is taken; then neither it nor the other plugin is registered."""
-    clashes: list[tuple[Plugin, str]] = [
-        (registry.parts[part.kind][part.name].plugin, f"{part.name} among {part.kind}")
-        for part in parts
-        if part.name in registry.parts[part.kind]
+    """Whether a plugin provides a name twice, or one that is taken; then neither plugin is registered."""
+    registered = [part for of_kind in registry.parts.values() for part in of_kind.values()]
+    clashes: list[tuple[Plugin, str, object]] = [
+        (other.plugin, f"{part.name} among {part.kind}", part.cls)
+        for index, part in enumerate(parts)
+        for other in (*registered, *parts[:index])
+        if (other.kind, other.name) == (part.kind, part.name)
     ]
-    clashes += [(registry.recipes[name].plugin, f"a recipe {name!r}") for name in recipes if name in registry.recipes]
-    for owner, name in clashes:
-        problem = (
-            f"plugins {owner.name!r} ({owner.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer "
-            f"{name}; uninstall one, or disable one"
-        )
+    clashes += [
+        (registry.recipes[name].plugin, f"a recipe {name!r}", 0) for name in recipes if name in registry.recipes
+    ]
+    for owner, name, cls in clashes:
+        both = f"plugins {owner.name!r} ({owner.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer"
+        problem = with_definition(f"{both} {name}; rename it, or disable one of them", cls)
         plugin.error = plugin.error or problem
         if owner.distribution != DISTRIBUTION:
             owner.error = owner.error or problem

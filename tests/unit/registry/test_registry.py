@@ -124,6 +124,15 @@ def test_two_plugins_with_one_class_name_are_refused_naming_both() -> None:
     assert registry.plugins[0].error is None
 
 
+def test_two_parts_of_one_name_in_a_plugin_are_refused_with_their_line() -> None:
+    twin = type("Other", (Other,), {})
+    registry = load_plugins([plugin("mine", twin, Other)], entry_points=False)
+    assert registry.plugins[-1].error is not None
+    assert "'mine' (mine) both offer Other among rewards; rename it, or" in registry.plugins[-1].error
+    assert f"({__file__}, line " in registry.plugins[-1].error
+    assert "Other" not in registry.parts["rewards"]
+
+
 def test_a_part_called_like_rlkit_s_own_breaks_its_plugin_alone() -> None:
     twin = type("ExactReward", (Other,), {})
     registry = load_plugins([plugin("mine", twin)], entry_points=False)
