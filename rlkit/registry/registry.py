@@ -258,9 +258,9 @@ def _kind_of(cls: type) -> str:
         problem = f"{registered}, which subclasses {subclassed}, expected exactly one of: {interfaces}"
         raise PluginError(with_definition(problem, cls))
     if inspect.isabstract(cls):
-        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        problem = f"{registered}, which does not implement {missing} of {hooks.KINDS[kinds[0]].interface.__name__}"
-        raise PluginError(with_definition(problem, cls))
+        names = sorted(getattr(cls, "__abstractmethods__", ()))
+        missing = ", ".join(getattr(getattr(cls, name), "__qualname__", name) for name in names)
+        raise PluginError(with_definition(f"{registered}, which does not implement {missing}", cls))
     problems = checks.method_problems(cls)
     if problems:
         raise PluginError(f"{registered}: {'; '.join(problems)}")

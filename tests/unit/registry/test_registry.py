@@ -87,7 +87,7 @@ KNOWN = "expected exactly one of: AdvantageEstimator, PolicyLoss, RewardManager"
         ([str], f"registers str, which subclasses no interface of rlkit, {KNOWN}"),
         ([Both], f"registers Both, which subclasses the interfaces RewardManager and Tool, {KNOWN}"),
         ([3], "registers 3, expected a class"),
-        ([Other, Abstract], "registers Abstract, which does not implement score of RewardManager"),
+        ([Other, Abstract], "registers Abstract, which does not implement RewardManager.score"),
     ],
 )
 def test_a_broken_plugin_is_listed_and_refused_by_name(classes: list[Any], message: str) -> None:
