@@ -151,7 +151,7 @@ def _load_entry_points(registry: Registry) -> None:
         try:
             module = plugin.hooks.load()
         except (Exception, SystemExit) as error:  # a plugin's import may raise anything
-            plugin.error = f"importing {plugin.module} raised {explain_foreign(error)}"
+            plugin.error = f"importing {plugin.module} (entry point in pyproject.toml) raised {explain_foreign(error)}"
             registry.plugins.append(plugin)
         else:
             seconds, former_paths = time.monotonic() - start, take_imported()
