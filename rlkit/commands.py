@@ -213,7 +213,8 @@ def _recipe_in(home: Path, allows_code: bool) -> str:
         reason = risk(plain(composer.tree))
         if reason is not None:
             raise RecipeError(
-                f"{path} has {reason}; if you trust it, add {ALLOW_CODE[0]}, or name it yourself: --recipe {path}"
+                f"{path} has {reason}; rlkit asks for every run folder, as it may be a stranger's: if you trust it, "
+                f"add {ALLOW_CODE[0]}, or name it yourself: --recipe {path}"
             )
     return str(path)
 

@@ -64,10 +64,8 @@ def load_function(function: str) -> Callable[..., object]:
     return getattr(module, name)  # type: ignore[no-any-return]
 
 
-@cache
-def load_once(function: str) -> Callable[..., object]:
-    """Import a function once per process, since its module may keep state; see `load_function`."""
-    return load_function(function)
+load_once = cache(load_function)
+"""Imports a function once per process, since its module may keep state."""
 
 
 def missing_function(function: str) -> str | None:
@@ -90,7 +88,9 @@ def missing_function(function: str) -> str | None:
     functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     functions += [node.asname or node.name for node in nodes if isinstance(node, ast.alias)]
     assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    if name in functions or name in assigned or "*" in functions or _is_dynamic(tree):
+    words = (getattr(node, "id", getattr(node, "name", None)) for node in ast.walk(tree))
+    is_dynamic = not DYNAMIC.isdisjoint(words) or any(isinstance(node, ast.Global) for node in ast.walk(tree))
+    if is_dynamic or name in functions or name in assigned or "*" in functions:
         return None
     return no_function(path, name, functions)
 
@@ -154,11 +154,3 @@ def _module_level(node: ast.AST) -> Iterator[ast.AST]:
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             yield from _module_level(child)
-
-
-def _is_dynamic(tree: ast.AST) -> bool:
-    """Whether the file may define names that its syntax tree does not show."""
-    return any(
-        isinstance(node, ast.Global) or getattr(node, "id", getattr(node, "name", None)) in DYNAMIC
-        for node in ast.walk(tree)
-    )

@@ -34,7 +34,7 @@ VERBS = {
 }
 """rlkit's own verbs, which no plugin can replace."""
 
-SEPARATE = {"convert": "rlkit-convert"}
+SEPARATE = {"convert": "rlkit-convert", "serve": "rlkit-tinker"}
 """Verbs that a distribution of this project provides, by name."""
 
 SYNONYMS = {

@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from rlkit.base.errors import RecipeError, UnavailableError, explain, shorten, show, unreachable
 from rlkit.base.hub import work_offline_without_network
 from rlkit.distributed.sequence import LENGTH_DEPENDENT, rope_sections
+from rlkit.models import SHIPPED
 from rlkit.models.source import Source, merge_overrides, source_of
 from rlkit.models.vision import reads_pictures
 from rlkit.ops.routes import EXPERT_COUNTS
@@ -348,7 +350,9 @@ def explained(model: Model, source: Source) -> Iterator[None]:
         raise
     except Exception as error:  # transformers may raise anything if a configuration is malformed or unsupported
         first_line = shorten(str(error).strip().split("\n")[0], 300)
-        subject = "which" if source.base is None else f"{source}, which"
+        names = [] if os.path.isdir(source.location) else [*SHIPPED, *map(str, Path(model.path).parent.glob("*/"))]
+        near = get_close_matches(model.path, names, 1, 0.5)
+        subject = f"did you mean {near[0]!r}? It" if near else "which" if source.base is None else f"{source}, which"
         if unreachable(error):
             raise UnavailableError(
                 f"model.path is {show(model.path)}, {subject} cannot be loaded: it is no folder here, and the hub "

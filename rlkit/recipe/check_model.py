@@ -6,8 +6,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 from rlkit.base.errors import show
+from rlkit.base.files import nearby
 from rlkit.base.installed import extra_command
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs
@@ -110,10 +112,7 @@ def _check_path(key: str, path: object) -> Iterator[str]:
         return
     looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
     if looks_local and not os.path.isdir(os.path.expanduser(path)):
-        yield (
-            f"{key} is {show(path)}, which is no folder; use a folder of a model, an adapter or a run, a hub name, or "
-            "`tiny`"
-        )
+        yield f"{key} is {show(path)}, which is no folder; {nearby(Path(os.path.expanduser(path)))}"
 
 
 UNSCORED = (

@@ -125,8 +125,7 @@ def load_plugins(extra: Iterable[tuple[str, object]] = (), entry_points: bool = 
 
     registry = Registry()
     version = metadata.version(DISTRIBUTION)
-    builtin_plugin = Plugin("builtin", DISTRIBUTION, version, "rlkit.registry.builtin", made_for=f"=={version}")
-    _add(registry, builtin_plugin, builtin)
+    _add(registry, Plugin("builtin", DISTRIBUTION, version, "rlkit.registry.builtin", made_for=f"=={version}"), builtin)
     if entry_points:
         _load_entry_points(registry)
     for name, module in extra:
@@ -150,7 +149,7 @@ def _load_entry_points(registry: Registry) -> None:
         try:
             module = plugin.hooks.load()
         except (Exception, SystemExit) as error:  # a plugin's import may raise anything
-            plugin.error = f"importing {plugin.module} raised {explain_foreign(error)}"
+            plugin.error = f"importing {plugin.module} (entry point in pyproject.toml) raised {explain_foreign(error)}"
             registry.plugins.append(plugin)
         else:
             seconds = time.monotonic() - start
@@ -201,23 +200,25 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
 
 
 def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes: Iterable[str]) -> bool:
-    """Whether a plugin provides a name that is taken; then neither it nor the other plugin is registered."""
-    clashes: list[tuple[Plugin, str]] = [
-        (registry.parts[part.kind][part.name].plugin, f"{part.name} among {part.kind}")
-        for part in parts
-        if part.name in registry.parts[part.kind]
+    """Whether a plugin provides a name twice, or one that is taken; then neither plugin is registered."""
+    registered = [part for of_kind in registry.parts.values() for part in of_kind.values()]
+    clashes: list[tuple[Plugin, str, object]] = [
+        (other.plugin, f"{part.name} among {part.kind}", part.cls)
+        for index, part in enumerate(parts)
+        for other in (*registered, *parts[:index])
+        if (other.kind, other.name) == (part.kind, part.name)
     ]
-    clashes += [(registry.recipes[name].plugin, f"a recipe {name!r}") for name in recipes if name in registry.recipes]
-    for owner, name in clashes:
-        problem = (
-            f"plugins {owner.name!r} ({owner.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer "
-            f"{name}; uninstall one, or disable one"
-        )
+    clashes += [
+        (registry.recipes[name].plugin, f"a recipe {name!r}", 0) for name in recipes if name in registry.recipes
+    ]
+    for owner, name, cls in clashes:
+        both = f"plugins {owner.name!r} ({owner.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer"
+        problem = with_definition(f"{both} {name}; rename it, or disable one of them", cls)
         plugin.error = plugin.error or problem
         if owner.distribution != DISTRIBUTION:
             owner.error = owner.error or problem
-            for kind, registered in registry.parts.items():
-                registry.parts[kind] = {n: part for n, part in registered.items() if part.plugin is not owner}
+            for kind, of_kind in registry.parts.items():
+                registry.parts[kind] = {n: part for n, part in of_kind.items() if part.plugin is not owner}
             registry.recipes = {n: recipe for n, recipe in registry.recipes.items() if recipe.plugin is not owner}
     return bool(clashes)
 
@@ -253,9 +254,9 @@ def _kind_of(cls: type) -> str:
         problem = f"{registered}, which subclasses {subclassed}, expected exactly one of: {interfaces}"
         raise PluginError(with_definition(problem, cls))
     if inspect.isabstract(cls):
-        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        problem = f"{registered}, which does not implement {missing} of {hooks.KINDS[kinds[0]].interface.__name__}"
-        raise PluginError(with_definition(problem, cls))
+        names = sorted(getattr(cls, "__abstractmethods__", ()))
+        missing = ", ".join(getattr(getattr(cls, name), "__qualname__", name) for name in names)
+        raise PluginError(with_definition(f"{registered}, which does not implement {missing}", cls))
     problems = checks.method_problems(cls)
     if problems:
         raise PluginError(f"{registered}: {'; '.join(problems)}")

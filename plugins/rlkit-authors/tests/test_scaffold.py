@@ -477,7 +477,7 @@ def test_plugins_test_prints_what_failed_and_exits_1(
     assert main(["plugins", "test", "none"]) == 1
     assert "is a hook marked with @hookimpl?" in capsys.readouterr().out
     assert main(["plugins", "test", "sick"]) == 1
-    assert "importing sick raised KeyError" in capsys.readouterr().out
+    assert "importing sick (entry point in pyproject.toml) raised KeyError" in capsys.readouterr().out
     assert main(["plugins", "test", "mixd"]) == 2
     assert "no plugin or distribution is named 'mixd'; did you mean 'mixed'?" in capsys.readouterr().err
 

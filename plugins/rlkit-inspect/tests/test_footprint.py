@@ -195,7 +195,7 @@ def test_a_gpu_is_named_by_its_memory(name: str, gib: int) -> None:
     assert gpu_named(name).memory == gib * 2**30
 
 
-@pytest.mark.parametrize("name", ["9" * 5000, "0", "1GB", "-5", "24TB", "nan"])
+@pytest.mark.parametrize("name", ["9" * 5000, "0", "24", "1GB", "-5", "24TB", "nan"])
 def test_what_is_no_memory_is_refused(name: str) -> None:
     with pytest.raises(RecipeError, match="or its memory, such as 24GB"):
         gpu_named(name)

@@ -131,7 +131,7 @@ def test_a_step_that_was_sampled_ahead_is_learned_again(tmp_path: Path, said: Sa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "--step is None, expected one from 1 to 4"),
+        ((), "--step is missing, expected one from 1 to 4"),
         (("--step=0",), "--step is 0, expected one from 1 to 4"),
         (("--step=5",), "--step is 5, expected one from 1 to 4"),
         (("--step=1e400",), "--step is 1e400, expected one from 1 to 4"),

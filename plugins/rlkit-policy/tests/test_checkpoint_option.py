@@ -38,6 +38,11 @@ def test_the_last_one_counts(run: Path) -> None:
         with_checkpoint([f"--checkpoint={run}", "--checkpoint=nowhere"])
 
 
+def test_a_run_in_the_place_of_a_recipe_is_refused_with_the_option(run: Path) -> None:
+    with pytest.raises(RecipeError, match=f"^'{run}' is a run, expected a recipe; .* write --checkpoint {run}$"):
+        with_checkpoint([str(run), "--json"])
+
+
 @pytest.mark.parametrize("given", [["--checkpoint"], ["--checkpoint="], ["--checkpoint", "--json"]])
 def test_without_a_path_it_is_refused(given: list[str]) -> None:
     with pytest.raises(RecipeError, match="--checkpoint has no value, expected a run folder"):

@@ -203,6 +203,7 @@ def test_a_reward_that_needs_the_policy_is_refused_by_name(
         (["try", "--recipe=quickstart"], "rlkit reward try needs --rollouts PATH"),
         (["try", "--recipe=quickstart", "--rollouts=nowhere"], "--rollouts is 'nowhere', neither a file nor a folder"),
         (["try", "--recipe=quickstart", "--rollouts=empty"], "--rollouts is 'empty', a folder without rollouts"),
+        (["try", "--rollouts=emty"], "--rollouts is 'emty', neither a file nor a folder; did you mean 'empty'?"),
         (["try", "--rollouts=bad.jsonl"], "rlkit reward try needs a recipe"),
         (["try", "--recipe=quickstart", "--rollouts=bad.jsonl"], "bad.jsonl, line 1 is not JSON"),
         (["try", "--recipe=quickstart", "--rollouts=bad.jsonl", "--out=./bad.jsonl"], "which is a file to read"),

@@ -9,7 +9,7 @@ NAMES = {
     "advantage.scale_by_std": "scale_rewards",
     "critic.clip": "cliprange_value",
     "critic.lr": "critic_learning_rate",
-    "fabric.devices": "n_gpus_per_node",
+    "fabric.devices": "gpus n_gpus_per_node",
     "fabric.num_nodes": "nnodes",
     "fabric.precision": "bf16",
     "fabric.strategy": "deepspeed fsdp",

@@ -153,9 +153,9 @@ def test_code_of_a_run_folder_needs_a_flag(
     (tmp_path / "r.py").write_text("open('ran', 'w')\ndef f(completions): return [0.0]\n")
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
-    assert "run/recipe.yaml has reward.init_args.allow_code: true, so that code which it names would run; if you" in (
-        capsys.readouterr().err
-    )
+    error = capsys.readouterr().err
+    assert "run/recipe.yaml has reward.init_args.allow_code: true, so that 'r.py:f' would run; rlkit asks for" in error
+    assert "as it may be a stranger's: if you trust it, add --allow-code, or name it yourself: --recipe run/" in error
     assert not (tmp_path / "ran").exists()
 
 
@@ -223,7 +223,7 @@ def test_an_address_of_a_run_folder_needs_the_flag(
     for argv in (["fit", f"--resume={run}"], ["validate", f"--checkpoint={run}"], ["replay", str(run), "--step=1"]):
         assert main(argv) == 2
         assert f"recipe.yaml has {key}: '" in (error := capsys.readouterr().err)
-        assert "', so that samples and credentials would be sent there; if you trust it, add --allow-code" in error
+        assert "', so that samples and credentials would be sent there; rlkit asks for every run folder" in error
     assert with_recipe_of(run, ["--allow-code"])[-1] == "--allow-code"
 
 
@@ -231,7 +231,7 @@ def test_code_of_a_part_that_is_written_as_text_needs_the_flag(tmp_path: Path) -
     run = write_run(tmp_path / "run")
     reward = "{class_path: PythonReward, init_args: {function: 'r.py:f', allow_code: true}}"
     (run / "recipe.yaml").write_text(RECIPE.replace("MathReward", f'"{reward}"'))
-    with pytest.raises(RecipeError, match=r"has reward\.init_args\.allow_code: true, so that code"):
+    with pytest.raises(RecipeError, match=r"has reward\.init_args\.allow_code: true, so that 'r\.py:f' would run"):
         with_recipe_of(run, [])
 
 
@@ -246,3 +246,6 @@ def test_risks_are_found_at_any_depth() -> None:
     ):
         assert (risk(tree) or "").startswith(f"{key}: ")
     assert "s3cret" not in (risk({"url": "http://me:s3cret@h"}) or "")
+    assert risk({"allow_code": True}) == "allow_code: true, so that code which it names would run"
+    command = {"allow_code": True, "command": "python run.py --token s3cret"}
+    assert risk(command) == "allow_code: true, so that 'python run.py --token ***' would run"

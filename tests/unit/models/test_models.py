@@ -184,6 +184,22 @@ def test_a_model_that_is_not_there_or_has_no_template_says_so(tmp_path: Path) ->
         load_tokenizer(Model(str(folder)))
 
 
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [("tyni", "tiny"), ("tiny-tool", "tiny-tools"), ("mymodle", "mymodel"), ("Qwen/m-0.5", "Qwen/m-0.5B")],
+)
+def test_a_misspelt_model_is_answered_with_the_nearest(
+    path: str, near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is no folder could be one of the hub; a file is no model."""
+    for name in ("mymodel", "Qwen/m-0.5B"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "mymodle.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=rf"^model.path is '{path}', did you mean '{near}'\? It cannot be loaded: "):
+        load_policy(Model(path))
+
+
 @pytest.mark.parametrize("file", [False, True])
 def test_a_recipe_gives_a_base_model_its_template(tmp_path: Path, file: bool) -> None:
     folder = save_random_model(tmp_path / "m")

@@ -87,7 +87,7 @@ KNOWN = "expected exactly one of: AdvantageEstimator, PolicyLoss, RewardManager"
         ([str], f"registers str, which subclasses no interface of rlkit, {KNOWN}"),
         ([Both], f"registers Both, which subclasses the interfaces RewardManager and Tool, {KNOWN}"),
         ([3], "registers 3, expected a class"),
-        ([Other, Abstract], "registers Abstract, which does not implement score of RewardManager"),
+        ([Other, Abstract], "registers Abstract, which does not implement RewardManager.score"),
     ],
 )
 def test_a_broken_plugin_is_listed_and_refused_by_name(classes: list[Any], message: str) -> None:
@@ -122,6 +122,15 @@ def test_two_plugins_with_one_class_name_are_refused_naming_both() -> None:
             broken.require_healthy()
     assert "Other" not in registry.parts["rewards"]
     assert registry.plugins[0].error is None
+
+
+def test_two_parts_of_one_name_in_a_plugin_are_refused_with_their_line() -> None:
+    twin = type("Other", (Other,), {})
+    registry = load_plugins([plugin("mine", twin, Other)], entry_points=False)
+    assert registry.plugins[-1].error is not None
+    assert "'mine' (mine) both offer Other among rewards; rename it, or" in registry.plugins[-1].error
+    assert f"({__file__}, line " in registry.plugins[-1].error
+    assert "Other" not in registry.parts["rewards"]
 
 
 def test_a_part_called_like_rlkit_s_own_breaks_its_plugin_alone() -> None:
@@ -306,7 +315,8 @@ def test_errors_are_listed_in_the_terminal_s_width(
     monkeypatch.setattr(installed, "entry_points", lambda group: entries if group == "rlkit" else VERBS)
     assert main(["plugins", "list"]) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert "  BROKEN: importing bad raised ImportError: no module named 'left_pad'" in lines
+    broken = "BROKEN: importing bad (entry point in pyproject.toml) raised ImportError: no module named 'left_pad'"
+    assert broken in " ".join(line.strip() for line in lines)
     assert max(map(len, lines)) <= 80
 
 

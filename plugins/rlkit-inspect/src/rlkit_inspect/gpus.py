@@ -55,8 +55,8 @@ def gpu_named(text: str) -> Gpu:
     size = SIZE.fullmatch(text)
     if size is not None and 0 < int(size[1]) < 2**24:
         number = int(size[1])
-        if not size[2]:
+        if not size[2] and number >= 1024:
             return Gpu(f"a GPU of {number:,} MiB", number * 2**20)
-        if number > 1:
+        if size[2] and number > 1:
             return Gpu(f"a GPU of {number} GB", (number - 1) * GIB)
     raise RecipeError(f"--gpu is {show(text)}, expected {', '.join(GPUS)} or its memory, such as 24GB or 24000 MiB")

@@ -115,7 +115,7 @@ def _repeat(home: Path, parsed: Parsed) -> Repeated:
     steps = [line["step"] for line in step_metrics(home)]
     if number not in steps:
         expected = f"one from {steps[0]} to {steps[-1]}" if steps else "a run with steps"
-        raise RecipeError(f"--step is {parsed.options.step}, expected {expected}, as {home} has them")
+        raise RecipeError(f"--step is {parsed.options.step or 'missing'}, expected {expected}, as {home} has them")
     store = Store(str(recipe_of(home).get("save.folder", home / "checkpoints")))
     start = max((step for step in map(step_of, store.names()) if step < number), default=0)
     if not start and steps[0] > 1:

@@ -62,6 +62,8 @@ def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     other_arguments: list[str] = []
     paths: list[str] = []
     words = list(argv)
+    if words and os.path.isdir(words[0]) and home_of(words[0]) is not None:
+        raise RecipeError(f"{words[0]!r} is a run, expected a recipe; to use its policy, write {FLAG} {words[0]}")
     while words:
         word = words.pop(0)
         flag, joined, path = word.partition("=")

@@ -35,6 +35,10 @@ def run(argv: Sequence[str]) -> int:
         options, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise RecipeError(f"rlkit export: {error}") from error
+    if unknown and os.path.isdir(unknown[0]):
+        raise RecipeError(
+            f"{unknown[0]!r} is a folder, expected an option; a run is given by --checkpoint {unknown[0]}"
+        )
     if unknown:
         raise RecipeError(
             f"rlkit export has no option {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype, "

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from rlkit.base.errors import RecipeError, explain
+from rlkit.base.files import nearby
 from rlkit.base.terminal import echo
 from rlkit.commands import ALLOW_CODE, parse
 from rlkit.records.folder import home_of
@@ -76,7 +77,10 @@ def run(argv: Sequence[str]) -> int:
 
 def _scored_run(options: Namespace) -> Path | None:
     """Return the folder of the run that the rollouts are of."""
-    return None if options.rollouts is None else home_of(options.rollouts)
+    if options.rollouts is None:
+        return None
+    rollout_files(options.rollouts)  # a misspelt path, before the recipe that it should bring
+    return home_of(options.rollouts)
 
 
 def rollout_files(location: str) -> list[Path]:
@@ -93,9 +97,11 @@ def rollout_files(location: str) -> list[Path]:
         files = sorted(folder.glob(pattern))
         if files:
             return files
-    what = "a folder without rollouts" if os.path.isdir(path) else "neither a file nor a folder"
+    if not os.path.isdir(path):
+        raise RecipeError(f"--rollouts is {location!r}, neither a file nor a folder; {nearby(path)}")
     raise RecipeError(
-        f"--rollouts is {location!r}, {what}; expected a run folder, or a .jsonl or .jsonl.gz of rollouts"
+        f"--rollouts is {location!r}, a folder without rollouts; expected a run folder, or a .jsonl or .jsonl.gz of "
+        "rollouts"
     )
 
 

@@ -3,6 +3,7 @@
 const MOST_ANSWERS = 5;
 const RIGHT = 0.5;
 const MOST_BINS = 10;
+const RECORDED = "recorded answers"; // at the end of a method that samples nothing in its steps: rewards are the data's
 
 /** Return the rows of a run that are of a kind: `step`, `greedy` or `sampled`. */
 function rowsOf(index, run, kind) {
@@ -104,8 +105,9 @@ function histogram(periods) {
 }
 
 function answers(root, state) {
-  const parts = state.runs.map((_, run) => {
-    const [pairs, periods] = [answerPairs(state.index, run), rewardPeriods(state.index, run)];
+  const parts = state.runs.map(({ headline: { facts } }, run) => {
+    const isRecorded = (facts.method ?? "").endsWith(RECORDED);
+    const [pairs, periods] = [answerPairs(state.index, run), isRecorded ? [] : rewardPeriods(state.index, run)];
     if (pairs.length === 0 && periods.length === 0) return null;
     const content = [pairs.length > 0 ? answerColumns(state, pairs) : null, periods.length > 0 ? histogram(periods) : null];
     return state.runs.length === 1 ? content : el("details", { class: "fold" }, el("summary", {}, state.labels[run]), content);

@@ -57,7 +57,7 @@ function change({ name, before, after, p_value: pValue }) {
   const text = ({ value, bounds }) => [el("b", {}, shown(value)),
     bounds ? el("span", { class: "muted" }, ` (${bounds.map((x) => number(x).toFixed(3)).join(" to ")})`) : null];
   const smallest = Math.abs(pValue - 1 / 4001) < 1e-12; // of a resampling test
-  const p = pValue === null || pValue === undefined ? "" : smallest ? "p < 0.0003" : `p = ${number(pValue).toPrecision(2)}`;
+  const p = pValue === null || pValue === undefined ? "" : smallest ? "p < 0.0003" : `p = ${pValue < 1e-3 ? number(pValue).toExponential(1) : number(pValue).toPrecision(2)}`;
   const values = [before, after].filter((side) => side);
   const onLine = values.every(({ value, bounds }) => [value, ...(bounds ?? [])].every((x) => x >= 0 && x <= 1));
   return el("div", { class: "change" }, el("span", { class: "name" }, name.replaceAll("_", " ")),
