@@ -88,7 +88,7 @@ run loads them, parts bound without a policy, a policy that samples and its vali
 """
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-MOST_CORE_LINES = 24_428
+MOST_CORE_LINES = 24_423
 """It may only fall; the aim is 25,000."""
 
 
