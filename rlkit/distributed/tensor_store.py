@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch import Tensor
@@ -29,11 +30,8 @@ def save_tensors(tensors: dict[str, Tensor], writer: StorageWriter, group: Proce
     Raises:
         TensorFilesError: A rank could not write.
     """
-    _ignore_missing_group()
-    try:
+    with _torch_files():
         save(_in_chunks(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
-    except CheckpointException as error:  # it is a BaseException
-        raise TensorFilesError(str(_first_cause(error))) from error
 
 
 def load_tensors(into: dict[str, Tensor], reader: StorageReader) -> None:
@@ -42,7 +40,8 @@ def load_tensors(into: dict[str, Tensor], reader: StorageReader) -> None:
     Raises:
         TensorFilesError: A rank could not read.
     """
-    _load(into, reader, no_dist=not dist.is_initialized())
+    with _torch_files():
+        load(_in_chunks(into), storage_reader=reader, no_dist=not dist.is_initialized())
 
 
 def load_tensors_alone(into: dict[str, Tensor], reader: StorageReader) -> None:
@@ -51,15 +50,18 @@ def load_tensors_alone(into: dict[str, Tensor], reader: StorageReader) -> None:
     Raises:
         TensorFilesError: They could not be read.
     """
-    _load(into, reader, no_dist=True)
+    with _torch_files():
+        load(_in_chunks(into), storage_reader=reader, no_dist=True)
 
 
-def _load(into: dict[str, Tensor], reader: StorageReader, no_dist: bool) -> None:
-    _ignore_missing_group()
+@contextmanager
+def _torch_files() -> Iterator[None]:
+    """Raise the first rank's error, and silence torch's warning that there is no process group: one device has none."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     try:
-        load(_in_chunks(into), storage_reader=reader, no_dist=no_dist)
-    except CheckpointException as error:
-        raise TensorFilesError(str(_first_cause(error))) from error
+        yield
+    except CheckpointException as error:  # it is a BaseException
+        raise TensorFilesError(str(next(cause for cause, _ in error.failures.values()))) from error
 
 
 def _in_chunks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -80,12 +82,3 @@ def _parts(tensor: DTensor) -> Tensor:
     rows, offset = tensor.shape[PACKED.dim], offsets[PACKED.dim]
     starts = [(offsets[0], (part * rows + offset) // STACKED, *offsets[2:]) for part in range(len(parts))]
     return DTensor(LocalShardsWrapper([*parts], starts), tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def _ignore_missing_group() -> None:
-    """Silence torch's warning about a missing process group, which is normal with one device."""
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-
-
-def _first_cause(error: CheckpointException) -> BaseException:
-    return next(cause for cause, _ in error.failures.values())

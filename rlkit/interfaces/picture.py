@@ -92,7 +92,7 @@ class Picture:
         Raises:
             ValueError: It is not accepted; the message says why.
         """
-        self._read(_nothing)
+        self._read(lambda _: None)
 
     def decode(self) -> Image:
         """Return the picture in RGB, upright as its EXIF data says.
@@ -191,10 +191,6 @@ def _upright(image: Image) -> Image:
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
     return as_rgb(image)
-
-
-def _nothing(_: Image) -> None:
-    pass
 
 
 def _check_size(image: Image) -> None:
