@@ -29,7 +29,9 @@ MAX_CONSTANTS = 3
 """Maximum number of constants of integration that are compared up to their letters."""
 _CONSTANT_TERM = ExpressionNode("variable", value="C")
 _ONE = ExpressionNode("number", value=Fraction(1))
-_FUNCTION = re.compile(r"\w+'*\([a-z]\)")
+_OTHERWISE = Words("otherwise")
+_ZERO = ExpressionNode("number", value=Fraction(0))
+_FUNCTION = re.compile(r"\w+'*(?:\^-1)?\([a-z]\)")
 
 
 def same(actual: Answer, expected: Answer) -> bool:
@@ -65,8 +67,8 @@ def same(actual: Answer, expected: Answer) -> bool:
             return is_ratio and any(terms) and any(expected_terms) and is_equal
         case (Digits("time" | "ratio"), Digits("time" | "ratio")):
             return _same_time(actual, expected) or _same_time(expected, actual)
-        case (Digits(), Digits()):
-            return actual == expected
+        case (Digits() as digits, other) | (other, Digits() as digits) if isinstance(other, Digits | Formula):
+            return digits == other or (isinstance(other, Formula) and _runs_over(other.node, digits))
         case (Relation(("=",), (left, right)), Number()) if len(left.variables()) > 1 and not right.variables():
             return same(as_quantity(right), expected)  # `m + n = 73`, which no unknown but the question can mean
         case (MatrixRows(), MatrixRows()):
@@ -80,15 +82,20 @@ def _same_named(actual: Answer, expected: Answer) -> bool:
     if assigned and values:
         return assigned.keys() == values.keys() and all(same(value, values[name]) for name, value in assigned.items())
     match actual, expected:
+        case (Named(_, Number()), Relation(_, sides)) | (Relation(_, sides), Named(_, Number())) if _ZERO not in sides:
+            return False  # 2x = 10 is not solved
         case (Named(), Relation()) | (Relation(), Named()):
             return _same_relation(_as_relation(actual), _as_relation(expected))
         case (Named(name), Words(text)) | (Words(text), Named(name)) if name == f"({text})":
             return True
+        case (Named("y"), Named(name)) | (Named(name), Named("y")) if _FUNCTION.fullmatch(name):
+            return same(actual.value, expected.value)
         case (Named(name, Formula(node)), Named(other_name, Formula() as formula)) if _FUNCTION.fullmatch(other_name):
             function, argument = other_name[:-3], other_name[-2]
-            if name == "y" or (_FUNCTION.fullmatch(name) and name[:-3] == function):
-                return same(Formula(node if name == "y" else node.renamed({name[-2]: argument})), formula)
-            return False
+            is_same = _FUNCTION.fullmatch(name) is not None and name[:-3].removesuffix("^-1") == function.removesuffix(
+                "^-1"
+            )
+            return is_same and same(Formula(node.renamed({name[-2]: argument})), formula)
         case (Named(), Named()) if actual.name != expected.name:
             return _same_relation(_as_relation(actual), _as_relation(expected))
     return same(*(answer.value if isinstance(answer, Named) else answer for answer in (actual, expected)))
@@ -118,19 +125,25 @@ def _same_time(first: Digits, second: Digits) -> bool:
 
 def _same_items(actual: Answer, expected: Answer) -> bool:
     """Compare lists, sets, tuples and intervals."""
-    if not {type(actual), type(expected)}.isdisjoint({Words, Formula}):
-        return bool(_choices(actual)) and _choices(actual) == _choices(expected)
+    if not {type(actual), type(expected)}.isdisjoint({Words, Formula}) and _choices(actual):
+        return _choices(actual) == _choices(expected)
     match actual, expected:
-        case (Number(), Digits("time" | "ratio" as kind, (above, below), "")) if (
-            int(below) >= {"time": 10, "ratio": 1}[kind]  # 9:16 may be 9/16, but 10:05 is a time
-        ):
-            return same(actual, Number((Fraction(int(above), int(below)),)))
+        case (Number(), Digits("time" | "ratio" as kind, (above, below), "") as digits) | (
+            Digits("time" | "ratio" as kind, (above, below), "") as digits,
+            Number(),
+        ) if int(below) >= {"time": 10, "ratio": 1}[kind]:  # 9:16 may be 9/16, but 10:05 is a time
+            number, quotient = (expected if actual is digits else actual), Fraction(int(above), int(below))
+            return (actual is not digits or quotient.denominator > 1) and same(number, Number((quotient,)))
     items, expected_items = _unordered(actual), _unordered(expected)
     if items is not None and expected_items is not None:
         return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, expected_items)
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
+        if actual.brackets == expected.brackets == "if" and _OTHERWISE in (actual.items[1], expected.items[1]):
+            return same(actual.items[0], expected.items[0])
         return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
-    if isinstance(actual, BracketedItems) or isinstance(expected, BracketedItems):
+    if {type(actual), type(expected)} == {MatrixRows, UnorderedItems}:
+        return False
+    if not {BracketedItems, MatrixRows}.isdisjoint({type(actual), type(expected)}):
         coordinates, expected_coordinates = _coordinates(actual), _coordinates(expected)
         return (
             coordinates is not None
@@ -160,11 +173,51 @@ def _coordinates(answer: Answer) -> tuple[Answer, ...] | None:
             return tuple(assigned[name] for name in sorted(assigned, key=str.casefold)) or None
         case BracketedItems("()", items):
             return items
+        case Formula(node, ""):
+            return _components(node)
+        case Formula(node, ""):
+            return _components(node)
         case MatrixRows((row,)):
             return row
         case MatrixRows(rows) if len(rows[0]) == 1:
             return tuple(cell for (cell,) in rows)
     return None
+
+
+def _components(node: ExpressionNode) -> tuple[Answer, ...] | None:
+    """Return the coordinates of `2i + 3j - k`; None for other formulae."""
+    terms = [_component(term) for term in (node.operands if node.name == "sum" else (node,))]
+    components = {name: amount for name, amount in terms if name}
+    if len(components) < len(terms) or {"j", "k"}.isdisjoint(components):
+        return None
+    return tuple(as_quantity(components.get(name, _ZERO)) for name in ("ijk" if "k" in components else "ij"))
+
+
+def _component(term: ExpressionNode) -> tuple[str, ExpressionNode]:
+    """Return the unit vector of a term and its factor; an empty name if there is none."""
+    match term:
+        case ExpressionNode("negative", (positive,)):
+            name, amount = _component(positive)
+            return name, ExpressionNode("negative", (amount,))
+        case ExpressionNode("product", (*factors, ExpressionNode("variable", value="i" | "j" | "k" as name))):
+            return str(name), factors[0] if len(factors) == 1 else ExpressionNode("product", tuple(factors))
+        case ExpressionNode("variable", value="i" | "j" | "k" as name):
+            return str(name), _ONE
+    return "", term
+
+
+def _runs_over(formula: ExpressionNode, digits: Digits) -> bool:
+    """Whether the values of `5k + 2` are the integers of a residue."""
+    letters = formula.variables()
+    if digits.kind != "residue":
+        return False
+    residue, modulus = map(int, digits.numbers)
+    try:
+        first, second, third = (evaluate.value_of(formula, dict.fromkeys(letters, Fraction(n))) for n in range(3))
+    except evaluate.UndefinedError:
+        return False
+    is_linear = len(letters) == 1 and second - first == third - second and abs(second - first) == modulus
+    return is_linear and isinstance(first, Fraction) and (first - residue) % modulus == 0
 
 
 def _assigned(answer: Answer) -> dict[str, Answer] | None:
@@ -310,9 +363,14 @@ def _as_relation(answer: Answer) -> Relation | None:
     """Return a relation, or the equation of a named formula; None for all other answers."""
     if isinstance(answer, Relation):
         return answer
-    if isinstance(answer, Named) and isinstance(answer.value, Formula):
-        return Relation(("=",), (ExpressionNode("variable", value=answer.name), answer.value.node))
+    if isinstance(answer, Named) and isinstance(answer.value, Formula | Number):
+        name = "y" if _FUNCTION.fullmatch(answer.name) else answer.name
+        return Relation(("=",), (ExpressionNode("variable", value=name), _node_of(answer.value)))
     return None
+
+
+def _node_of(answer: Number | Formula) -> ExpressionNode:
+    return answer.node if isinstance(answer, Formula) else ExpressionNode("number", value=answer.readings[0])
 
 
 def _same_relation(actual: Relation | None, expected: Relation | None) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from rlkit_math.answers.number_words import number_in_words
-from rlkit_math.answers.values import Digits, UnorderedItems
+from rlkit_math.answers.values import Digits, Number, UnorderedItems
 
 _ORDINAL = re.compile(r"([0-9]+) ?\^?\{? ?(st|nd|rd|th) ?\}?", re.I)
 _BASE = re.compile(
-    r"(\()?([0-9A-Za-z]+)(?(1)\))(?:_ ?\{? ?\(?([0-9]{1,2}|[A-Za-z]{3,7})\)? ?\}?"
+    r"(?:\\overline ?)?([({])?([0-9A-Za-z]+)(?(1)[)}])(?:_[{(]*(?:base)?([0-9]{1,2}|[A-Za-z]{3,7})[)}]*"
     r"|(?: in)? \(?base ([0-9]{1,2}|[A-Za-z]{3,7})\)?)"
 )
 _COLONS = re.compile(r"([0-9]+)((?: ?: ?[0-9]+)+)(?: ?([ap])\.? ?m\.?)?", re.I)
@@ -18,14 +19,14 @@ _HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
 _RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
 _RESIDUES = re.compile(
     r"(?:[A-Za-z] ?(?:\\equiv|=) ?)?((?:-|\\pm ?)?[0-9]+(?:(?:, ?|,? ?(?:and|or) ?)(?:-|\\pm ?)?[0-9]+)*)"
-    r" ?\(?(?:\\[pb]?)?mod ?\{? ?([0-9]+) ?\}? ?\)?"
+    r" ?\(? ?(?:\\[pb]?)?mod ?\{? ?([0-9]+) ?\}? ?\)?"
 )
 """Classes of residues: `n \\equiv 1, 5 \\pmod 6`, `3 (mod 7)`."""
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june"),
     *("july", "august", "september", "october", "november", "december"),
 )
-_DAY = r"([0-9]{1,2})(?:st|nd|rd|th)?"
+_DAY = r"(?:the )?([0-9]{1,2})(?:\^? ?\{? ?(?:st|nd|rd|th) ?\}?)?"
 _MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in _MONTHS)})\.?"
 _DATE = re.compile(rf"(?:{_MONTH} {_DAY}|{_DAY} (?:of )?{_MONTH})(?:,? ([0-9]{{4}}))?", re.I)
 
@@ -52,12 +53,14 @@ def parse_residues(text: str) -> Digits | UnorderedItems | None:
     return classes[0] if len(classes) == 1 else UnorderedItems(tuple(classes))
 
 
-def parse_digits(text: str) -> Digits | None:
+def parse_digits(text: str) -> Digits | Number | None:
     """Parse a number with its base, an ordinal, a time of day or a ratio; None for any other text."""
     base = _BASE.fullmatch(text.replace(" ", "") if "_" in text else text)
     if base is not None and any(map(str.isdigit, base[2])):
         name = base[3] or base[4]
         value = name if name.isdigit() else number_in_words(name)
+        if str(value) == "10" and base[2].isdigit():
+            return Number((Fraction(base[2]),))
         return None if value is None else Digits("base", (base[2].upper().lstrip("0"), str(value)))
     ordinal = _ORDINAL.fullmatch(text)
     if ordinal is not None:

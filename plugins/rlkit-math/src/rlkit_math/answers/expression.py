@@ -12,12 +12,27 @@ MAX_DEPTH = 40
 """Maximum depth of nested brackets, exponents and arguments."""
 GREEK = frozenset(
     {"alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "rho", "sigma", "tau", "phi", "psi"}
-    | {"omega", "infty"}
+    | {
+        "omega",
+        "infty",
+        "zeta",
+        "eta",
+        "xi",
+        "chi",
+        "kappa",
+        "Gamma",
+        "Delta",
+        "Theta",
+        "Lambda",
+        "Sigma",
+        "Phi",
+        "Psi",
+    }
 )
 """Commands that stand for a variable or a set."""
 FUNCTIONS = frozenset(
     {"arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "lg"}
-    | {"exp", "sqrt", "pi", "abs", "max", "min"}
+    | {"exp", "sqrt", "cbrt", "pi", "abs", "max", "min"}
 )
 """Names of functions and constants, with or without a backslash."""
 
@@ -25,12 +40,18 @@ _TEN = ExpressionNode("number", value=Fraction(10))
 _MINUS_ONE = ExpressionNode("negative", (ExpressionNode("number", value=Fraction(1)),))
 _DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)(?:\\overline ?(?:\{ ?([0-9]+) ?\}|([0-9]))|\(([0-9]+)\))")
+_REPEATING = re.compile(
+    r"(?P<start>[0-9]*)\.(?P<head>[0-9]*?)"
+    r"(?P<period>(?:\\overline ?(?:\{ ?[0-9]+ ?\}|[0-9]) ?)+|\([0-9]+\)|(?:([0-9])\4{2,}|([0-9]{2,6}?)\5+) ?\.\.\.)"
+)
+"""A repeating decimal: `0.\\overline{45}`, `0.(45)`, `0.4545...`."""
 _POWER_AFTER = re.compile(r"[A-Za-z)][0-9]+ ?\^")
 _CHOOSE = re.compile(r"C ?\((?=[^()]*,)")
 """A binomial coefficient as a function: `C(n, k)`."""
 _SUBSCRIPT = re.compile(r"_(?:\{ ?([A-Za-z0-9+-]{1,8}) ?\}|([A-Za-z0-9]))")
-_WORD = re.compile("|".join(sorted(FUNCTIONS, key=len, reverse=True)))
+_SPELLED = {"alpha", "beta", "gamma", "theta", "lambda", "sigma", "omega", "phi"}
+"""Greek letters that programming notation spells out."""
+_WORD = re.compile("|".join(sorted(FUNCTIONS | _SPELLED, key=len, reverse=True)))
 _NAMES = re.compile(rf"\\[A-Za-z]+|(?<![A-Za-z])(?:{_WORD.pattern})(?![A-Za-z])")
 _PROSE = re.compile(r"(?<=[\w)}\]!%~] )[A-Za-z]*[a-z]{2}|[A-Za-z]{4}")
 """Words, as opposed to products of variables: four letters, or two after a blank."""
@@ -274,8 +295,10 @@ class _Parser(_Scanner):
         """Parse the operands of a function: a bracket, or all factors up to the next sign."""
         if name == "pi":
             return ExpressionNode("pi")
-        if name == "sqrt":
-            return self.root()
+        if name in _SPELLED:
+            return self.variable(f"\\{name}")
+        if name in ("sqrt", "cbrt"):
+            return self.root(2 if name == "sqrt" else 3)
         if name in ("max", "min", "abs"):
             raise _Invalid
         base = self.nested(self.argument) if name == "log" and self.accept("_") else None
@@ -288,8 +311,8 @@ class _Parser(_Scanner):
         node = ExpressionNode(name, operands)
         return node if power is None else ExpressionNode("power", (node, power))
 
-    def root(self) -> ExpressionNode:
-        degree = ExpressionNode("number", value=Fraction(2))
+    def root(self, index: int) -> ExpressionNode:
+        degree = ExpressionNode("number", value=Fraction(index))
         if self.peek() == "[":
             degree = self.nested(self.group)
         argument = self.nested(self.group) if self.peek() in _BRACKETS else self.nested(self.radicand)
@@ -317,10 +340,9 @@ def _product(factors: list[ExpressionNode]) -> ExpressionNode:
 
 
 def _repeating(match: re.Match[str]) -> Fraction:
-    start = match[1] or "0"
-    digits = match[2]
-    period = match[3] or match[4] or match[5]
-    head = Fraction(f"{start}.{digits or 0}")
+    digits = match["head"]
+    period = match[4] or match[5] or re.sub(r"[^0-9]", "", match["period"])
+    head = Fraction(f"{match['start'] or 0}.{digits or 0}")
     return head + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(digits))
 
 

@@ -27,10 +27,14 @@ _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
     r"|[A-Za-z](?![A-Za-z])"
 )
+_APPROXIMATION = re.compile(
+    r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost)|\bnot:)\s*\$?\s*$"
+)
 _PERCENT = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)")
 _LAST_NUMBER = re.compile(
-    r"(?<![0-9A-Za-z.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
+    r"[0-9]+(?::[0-9]+)+(?: ?[ap]\.?m\b\.?)?|(?<![0-9A-Za-z.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])"
+    r"|[0-9]+,[0-9]{1,2}(?= ?(?:€|[a-zA-Z]{1,3}\b))|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
 )
 _RETRACTION = re.compile(
     r"\b(?:no,? wait|wait,? no|scratch that)\b"
@@ -58,14 +62,21 @@ _ANNOUNCED = re.compile(
 _DOUBT = re.compile(r"(?:^|[\s.!?])(?:no[.,:!]|wait\b|oops\b|wrong\b|so it(?: i|')s\b)", re.I)
 """Words after an announced answer with which it is checked and found wrong."""
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
-_CLAUSE = re.compile(r"[.!?=]|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b", re.I)
+_CLAUSE = re.compile(
+    r"[.!?=]|,(?= (?:the|so|we|it|then)\b)|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b",
+    re.I,
+)
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
 """Ends of sentences and labels, and conditions such as `$x = 5$,`."""
 _INTRODUCTIONS = (
-    re.compile(r".*(?:\b(?:is|are|equals?)\b|[为是]):? ?(?=\S)"),
+    re.compile(r".*(?:\b(?:is|are|equals?|ist|beträgt|est|vaut|es|é|равна|равно|равен|составляет)\b|[为是]):? ?(?=\S)"),
     re.compile(r".*(?=\$[^$]+\$|\\\(.*\\\))"),
 )
 """What is before the last value of a sentence: `the area is`, or all before the last formula."""
+_CIRCUMSTANCE = re.compile(
+    r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
+)
+_LABEL = re.compile(r"(?:([A-Za-z']+)|[^A-Za-z'\s]) ?:[* ]*$")
 _WORD = re.compile("[A-Za-z']+")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
 _OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
@@ -88,6 +99,13 @@ class FinalAnswer(NamedTuple):
 
     text: str | None
     marked: bool
+
+
+class Statement(NamedTuple):
+    """A value that a line states, and its position in the line."""
+
+    text: str
+    start: int
 
 
 def final_answer(text: str) -> FinalAnswer:
@@ -153,7 +171,8 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         content = _content(text, box, end)
         start = box.start()
         contents = contents if content in contents else [content, *contents]
-    return _line_of(text, start, end_of_last) if _is_changed(text, start, end_of_last) else ", ".join(contents)
+    is_changed = _is_changed(text, start, end_of_last, boxed=True)
+    return _line_of(text, start, end_of_last) if is_changed else ", ".join(contents)
 
 
 def _end_of_box(text: str, box: re.Match[str]) -> int | None:
@@ -173,15 +192,17 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
     return content + "%" * bool(_PERCENT.match(text, end))
 
 
-def _is_changed(text: str, start: int, end: int) -> bool:
-    """Whether a sign, an operator or a word beside a span changes its meaning."""
+def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
+    """Whether a sign, an operator or a word beside a span changes its meaning; a box may be an approximation."""
     line_before = text[max(text.rfind("\n", 0, start) + 1, start - CONTEXT_LENGTH) : start]
     before = _OPEN.sub("", _TAG.split(line_before)[-1])
+    before = _APPROXIMATION.sub("", before) if boxed else before
     bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
     listed = _LIST_BEFORE.search(_OPEN.sub("", _SENTENCE.split(line_before)[-1]))
     if (_CHANGED_BEFORE.search(before) and not bullet) or listed:
         return True
-    words = _WORD.findall(_CLAUSE.split(before)[-1])[-3:]
+    label = _LABEL.search(before)
+    words: list[str | None] = [label[1]] if label is not None else _WORD.findall(_CLAUSE.split(before)[-1])[-3:]
     after = text[end : end + CONTEXT_LENGTH]
     percent = _PERCENT.match(after) if text[end - 1] == "}" else None
     close = _CLOSE.match(after)
@@ -191,7 +212,7 @@ def _is_changed(text: str, start: int, end: int) -> bool:
         return True
     following = _WORDS_AFTER.match(after)
     if following and not _OTHER_THAN.match(after):
-        words += following.groups()
+        words.extend(following.groups())
     multiplied = following is not None and multiplies_number(following[1])
     return multiplied or any(changes_number(name) for name in words if name)
 
@@ -237,7 +258,8 @@ def _unmarked(text: str) -> str | None:
         return line
     stated = _stated(end_of_line)
     if stated is not None:
-        return line if _is_changed(text, len(text) - len(stated), len(text)) else stated
+        start = len(text) - len(end_of_line) + stated.start
+        return line if _is_changed(text, start, start + len(stated.text)) else stated.text
     numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
     if not numbers:
         return text
@@ -260,10 +282,11 @@ def _announced(text: str) -> str | None:
     return match["answer"] if is_marked(match["answer"]) or not (match["label"] or "").endswith(" is") else None
 
 
-def _stated(line: str) -> str | None:
-    """Return the end of a line that states a value, such as `the area is $25\\pi$`; None if none does."""
+def _stated(line: str) -> Statement | None:
+    """Return what the end of a line states, such as `the area is $25\\pi$`; None if it states no value."""
     for introduction in _INTRODUCTIONS:
         match = introduction.match(line)
-        if match is not None and is_marked(line[match.end() :]):
-            return line[match.end() :]
+        value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :])
+        if match is not None and is_marked(value):
+            return Statement(value, match.end())
     return None

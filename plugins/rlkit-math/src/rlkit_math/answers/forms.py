@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -11,14 +11,17 @@ from itertools import pairwise, permutations
 from typing import TypeGuard
 
 from rlkit_math.answers import evaluate
+from rlkit_math.answers.brackets import CLOSING, OPENING, closing, depth_of, separators, split
+from rlkit_math.answers.conditions import split_condition
 from rlkit_math.answers.digits import parse_date, parse_digits, parse_residues
 from rlkit_math.answers.expression import FUNCTIONS, MAX_DEPTH, parse
-from rlkit_math.answers.intervals import parse_inequality, reals_without
+from rlkit_math.answers.intervals import intersection, parse_inequality, reals_without
 from rlkit_math.answers.markup import without_markup
+from rlkit_math.answers.names import NAME, plain_name
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 from rlkit_math.answers.number_words import number_in_words
 from rlkit_math.answers.phrases import without_phrases
-from rlkit_math.answers.quantities import parse_compound, parse_formula, parse_number
+from rlkit_math.answers.quantities import parse_compound, parse_decimal_comma, parse_formula, parse_number
 from rlkit_math.answers.values import (
     Answer,
     BracketedItems,
@@ -37,6 +40,7 @@ MAX_ITEMS = 40
 """Maximum number of items of a list, a set or a tuple."""
 
 _NO_SOLUTION = re.compile(
+    r"(?:the )?(?:empty|null) set|"
     r"(?:there (?:is|are|exists?) )?no (?:real |such |integer |valid |possible )?(?:solution|root|value|number)s?"
     r"(?: exists?)?",
     re.I,
@@ -59,33 +63,28 @@ _ROUNDED = re.compile(r"(?:(.*[^ ]) ?)?\\approx ?((-?[0-9]*\.([0-9]+)).*)")
 _CASES = re.compile(r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}")
 _IF = re.compile(r"^(?:if|when|for|where) ")
 _MIXED = re.compile(r"(-?¤?[0-9]+) and (?=[0-9]+ ?/ ?[0-9]|\\frac)")
-_CONDITION = re.compile(r"[a-z](?: ?\\in ?\(-\\infty ,\\infty \))? ?(?:\||:|\\mid(?![A-Za-z])) ?")
+_CONDITION = re.compile(r"[a-z](?: ?\\in ?\\R)? ?(?:\||:|\\mid(?![A-Za-z])) ?")
 """What is before the condition of a set: `x \\mid`."""
-_FAMILY = re.compile(r" ?(?:\||:|\\mid) ?(?=[a-z] ?\\in ?[ZN]$)")
-"""What is between the values and the integers of a set: `k\\pi \\mid k \\in Z`."""
-_PARAMETER = re.compile(r" ?(?:\||:|\\mid) ?[a-z] ?\\in ?\(-\\infty ,\\infty \)$")
+_OF_REALS = re.compile(
+    r"([a-z]) ?\\in ?\\R ?(?:,|:|\||\\mid(?![a-z])|and|with|where|such that) ?(?=.*\1.*[<>\\]|.*[<>\\].*\1)"
+)
 _SUCH_THAT = re.compile(r"\||:|\\mid(?![A-Za-z])")
 _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
 _COMMAS = re.compile("[,;]")
-_RELATION = re.compile(r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])")
-_SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!="}
-_ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers)", re.I)
-_REALS_WITHOUT = re.compile(r"\(-\\infty ,\\infty \) ?(?:\\setminus|\\backslash|-) ?\{(.*)\}")
-_NAME = re.compile(
-    r"[A-Za-z](?:_(?:\w|\{ ?\\?\w+ ?\}))?'*(?:\^ ?\{-1\})?(?: ?\([A-Za-z0-9, =<>+-]*\))?|[A-Z]{2,4}|\|[A-Z][^|=]*\|"
-    r"|(?:\\Pr|\\mathbb ?\{? ?[PE] ?\}?) ?[(\[][^()\[\]]*[)\]]|[A-Z]_ ?\{ ?\\triangle [A-Z]{3} ?\}"
-    r"|\\overline ?\{ ?[A-Z]{2} ?\}|\[[A-Z]{3,4}\]|\\m(?:ax|in)"
-    r"|\\(?:alpha|beta|gamma|theta|lambda|phi|omega)"
-    r"|\\(?:vec|mathbf) ?\{? ?[a-z] ?\}?|\\(?:sin|cos|tan) ?\(?\\?[A-Za-z]+ ?\)?|\\(?:sum|prod|int|lim)(?![a-z]).*"
-    r"|dy ?/ ?dx|\\frac ?\{ ?dy ?\} ?\{ ?dx ?\}"
-    r"|m? ?\\angle ?[A-Z]{1,3}|\( ?\\?[A-Za-z]\w*(?: ?, ?\\?[A-Za-z]\w*)+ ?\)"
+_RELATION = re.compile(
+    r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])|\\equiv(?![A-Za-z])"
 )
-_MILD = re.compile(
-    r"(?<=[\w)}\]])(?:,|,? ?\(| (?=[fwi])) ?(?:(?:for|where|with|if|when) )?(?:(?:all|any|every|each) )?(?:integers? )?"
-    r"(?=[a-z] ?(?:\\ne|!=)|[kmn] ?(?:\\ge|>))([a-z]) ?(\\[gn]e|[>!]=|>) ?(-?[0-9]+)\)?$"
+_POINT = re.compile(r"^[ABD-Z](?= ?\([^()]*,)")
+_TRANSPOSED = re.compile(r"^[(\[](.*)[)\]] ?\^ ?(?:\{ ?T ?\}|T)$")
+_SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\equiv": "="}
+_INEQUALITY = re.compile(r"[<>]|!=|\\(?:[lgn]e)(?![a-z])")
+_EXCLUDED = re.compile(r"[a-z] ?(?:\\ne|!=) ?")
+_LONE_LETTER = re.compile(r"(?<![\\A-Za-z])[a-z](?![A-Za-z])")
+_ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers?| [a-z]| values of [a-z])|\\R", re.I)
+_REALS_WITHOUT = re.compile(
+    r"(?:(?:the set of )?all real(?:s| numbers| values)(?: of)?(?: [a-z])?|\\R|\(-\\infty ?, ?\+?\\infty ?\)) ?"
+    r"(?:(?:\\setminus|\\backslash|-) ?\{(.*)\}|(?:except|besides|excluding|other than) (?:for )?(?:[a-z] ?= ?)?(.*))"
 )
-"""What restricts a formula to where it is defined: `x \\ne 1`, `n \\ge 1`."""
-_OPENING, _CLOSING = "([{", ")]}"
 
 
 @lru_cache(2048)  # the samples of a prompt have one reference, and often one answer
@@ -97,7 +96,7 @@ def parse_answer(text: str) -> Answer | None:
     """
     if len(text) > MAX_LENGTH:
         raise UngradableError(f"the answer {text[:100]!r} is longer than {MAX_LENGTH} characters")
-    if text.count("(") + text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+    if text.count("(") + text.count("[") + text.count("{") > MAX_DEPTH and depth_of(text) > MAX_DEPTH:
         raise UngradableError(f"the answer {text[:100]!r} is nested too deeply to be compared")
     number = parse_number(text)
     if number is not None:
@@ -109,12 +108,17 @@ def parse_answer(text: str) -> Answer | None:
 
 
 def _conditional(text: str) -> Answer | None:
-    """Parse a value with a condition that only says where it is defined, or any other answer."""
-    condition = _MILD.search(text)
-    value = None if condition is None else _statement(text[: condition.start()])
-    if condition is None or not isinstance(value, Formula | Named) or condition[1] not in text[: condition.start()]:
+    """Parse an answer with conditions after it; those that hold for every real value are left out."""
+    text = _OF_REALS.sub("", text)
+    core, condition = split_condition(text)
+    if condition is None:
         return _statement(text)
-    return UnorderedItems((value, Words("".join(condition.groups("")).replace(" ", ""))))
+    value = _conditional(core)
+    if value is None or not condition.domain:
+        return value
+    items = value.items if isinstance(value, UnorderedItems) else (value,)
+    is_restricted = isinstance(items[0] if items else None, Formula | Named) and condition.letters[0] in core
+    return UnorderedItems((*items, Words(condition.domain))) if is_restricted else _statement(text)
 
 
 def _statement(text: str) -> Answer | None:
@@ -124,8 +128,8 @@ def _statement(text: str) -> Answer | None:
         return None
     cases = _CASES.fullmatch(text)
     if cases is not None and (pieces := _piecewise(cases[3])) is not None:
-        return _named(re.sub("[ {}]", "", cases[1] or ""), pieces)
-    complete = parse_date(text) or parse_compound(text) or parse_residues(text)
+        return _named(plain_name(cases[1] or ""), pieces)
+    complete = parse_date(text) or parse_compound(text) or parse_residues(text) or parse_decimal_comma(text)
     if complete is not None:
         return complete
     permuted = _PERMUTED.fullmatch(text)
@@ -135,15 +139,23 @@ def _statement(text: str) -> Answer | None:
     value = None if choice is None else _statement(choice[2])
     if choice is not None and value is not None and not _is_letter(value):
         return Named(f"({choice[1]})", value)
-    items = list(_split(text, _SEPARATOR))
+    items = list(split(text, _SEPARATOR))
     if len(items) == 1:
         return _item(text)
     if len(items) > MAX_ITEMS:
         return None
     if "..." in items[1:]:
         return _progression(items)
-    either = any("or" in separator[0] for separator in _separators(text, _SEPARATOR))
-    answer = _unordered([_item(item) for item in items], either)
+    joints = [separator[0] for separator in separators(text, _SEPARATOR)]
+    excluded = _EXCLUDED.match(text)
+    if excluded is not None:
+        items[1:] = [item if _EXCLUDED.match(item) else excluded[0] + item for item in items[1:]]
+    answers, either = [_item(item) for item in items], any("or" in joint for joint in joints)
+    if not either and all(map(_INEQUALITY.search, items)) and len(set(_LONE_LETTER.findall(text))) == 1:
+        shared = intersection(answers)
+        if shared is not None or any("and" in joint for joint in joints):
+            return shared
+    answer = _unordered(answers, either)
     return answer if answer is None or not _MIXED.match(text) else replace(answer, mixed=_mixed(text))
 
 
@@ -195,7 +207,7 @@ def _item(text: str) -> Answer | None:
     """Parse a union, an equation, an inequality or a value."""
     if not text:
         return None
-    members = list(_split(text, re.compile(r"\\cup(?![A-Za-z])")))
+    members = list(split(text, re.compile(r"\\cup(?![A-Za-z])")))
     if len(members) > 1:
         return _unordered([_item(member) for member in members])
     residues = parse_residues(text)
@@ -203,15 +215,15 @@ def _item(text: str) -> Answer | None:
         return residues
     reals = _REALS_WITHOUT.fullmatch(text)
     if reals is not None:
-        return reals_without([parse(number) for number in _split(reals[1], _COMMAS) if number])
-    signs = [_SIGNS.get(match[0], match[0]) for match in _separators(text, _RELATION)]
-    sides = list(_split(text, _RELATION))
+        return reals_without([parse(number) for number in split(reals[1] or reals[2], _SEPARATOR) if number])
+    signs = [_SIGNS.get(match[0], match[0]) for match in separators(text, _RELATION)]
+    sides = list(split(text, _RELATION))
     if not signs:
         return _value(text)
-    if set(signs) == {"="}:
+    if set(signs) == {"="} and (sides[0] or "\\equiv" not in text):
         return _equation(sides)
     if signs == ["\\in"]:
-        return _item(sides[1]) if _NAME.fullmatch(sides[0]) else None
+        return _item(sides[1]) if NAME.fullmatch(sides[0]) else None
     return parse_inequality(signs, sides)
 
 
@@ -220,8 +232,10 @@ def _equation(sides: list[str]) -> Answer | None:
     if not sides[0] and len(sides) == 2:
         return _value(sides[1])
     names = []
-    while len(sides) > 1 and _NAME.fullmatch(sides[0]):
-        names.append(re.sub("[ {}]", "", sides[0]))
+    while len(sides) > 1 and NAME.fullmatch(sides[0]):
+        names.append(plain_name(sides[0]))
+        sides = sides[1:]
+    if len(sides) > 1 and "..." in sides[0]:  # 1 + 2 + ... + n = n(n + 1)/2
         sides = sides[1:]
     if len(sides) > 2 and len(_variables(_item(sides[0]))) > 1:  # m + n = 64 + 9 = 73
         sides = sides[1:]
@@ -315,7 +329,7 @@ def _exact(rounded: re.Match[str]) -> Answer | None:
     approximation = _value(rounded[2])
     if not isinstance(approximation, Number):
         return None
-    if not rounded[1] or _NAME.fullmatch(rounded[1]):
+    if not rounded[1] or NAME.fullmatch(rounded[1]):
         return _named((rounded[1] or "").replace(" ", ""), approximation)
     exact = _value(rounded[1])
     value = _number_value(exact)
@@ -349,20 +363,20 @@ def _words(text: str) -> Words | Number | None:
 
 def _bracketed(text: str) -> Answer | None:
     """Parse the content of brackets: several items as a collection, a single item as itself."""
+    text = _TRANSPOSED.sub(r"(\1)", _POINT.sub("", text))
     if len(text) > 2 and (text[0] == "]" or text[-1] == "["):  # open ends in French
         text = text[0].replace("]", "(") + text[1:-1] + text[-1].replace("[", ")")
-    if text[0] not in _OPENING or text[-1] not in _CLOSING or _closing(text) != len(text) - 1:
+    if text[0] not in OPENING or text[-1] not in CLOSING or closing(text) != len(text) - 1:
         return None
     content = text[1:-1].strip()
     if text[0] == "{" and text[-1] == "}":
-        content = _FAMILY.sub(", ", _PARAMETER.sub("", content))
-        members = list(_split(content, _SUCH_THAT))
-        if len(members) == 2 and not _CONDITION.match(content):
+        members = list(split(content, _SUCH_THAT))
+        if len(members) == 2 and not _CONDITION.match(content) and split_condition(content)[1] is None:
             described = [answer for answer in map(_statement, members) if answer is not None]
             return BracketedItems("{|}", tuple(described)) if len(described) == 2 else None
         condition = _CONDITION.match(content)
         content = content if condition is None else content[condition.end() :]
-        answer = _statement(content) if content else UnorderedItems(())
+        answer = _conditional(content) if content else UnorderedItems(())
         if condition is not None and isinstance(answer, Number | Formula | Words):
             return None
         if isinstance(answer, UnorderedItems) and answer.items[-1:] == (Words("Z"),):
@@ -370,11 +384,14 @@ def _bracketed(text: str) -> Answer | None:
         if answer == BracketedItems("{}", ()):
             return BracketedItems("{}", (answer,))
         if isinstance(answer, UnorderedItems) and not answer.either:
-            return BracketedItems("{}", answer.items)
+            return BracketedItems("{}", tuple(dict.fromkeys(answer.items)))
         return answer
-    items = list(_split(content, _COMMAS))
+    items = list(split(content, _COMMAS))
+    rows = [_bracketed(item) for item in items if text[0] == item[:1] == "["]
+    if rows and all(isinstance(row, BracketedItems) and row.brackets == "[]" for row in rows):
+        return _matrix_of([list(row.items) for row in rows if isinstance(row, BracketedItems)])
     if len(items) == 1:
-        matches = _CLOSING[_OPENING.index(text[0])] == text[-1]
+        matches = CLOSING[OPENING.index(text[0])] == text[-1]
         answer = _statement(content) if matches and content else None
         return None if isinstance(answer, BracketedItems) else answer
     answers = [_item(item) for item in items]
@@ -389,6 +406,11 @@ def _matrix(text: str) -> MatrixRows | None:
         return None
     lines = [line for line in match[2].split("¶") if line.strip()]
     rows = [[_value(cell.strip()) if cell.strip() else None for cell in line.split("&")] for line in lines]
+    return _matrix_of(rows)
+
+
+def _matrix_of(rows: Sequence[Sequence[Answer | None]]) -> MatrixRows | None:
+    """Return a matrix of complete rows of the same length; None if there is none."""
     if not rows or len({len(row) for row in rows}) > 1:
         return None
     complete = [tuple(cell for cell in row if isinstance(cell, Number | Formula | Words)) for row in rows]
@@ -397,40 +419,3 @@ def _matrix(text: str) -> MatrixRows | None:
 
 def _variables(answer: Answer | None) -> set[str]:
     return answer.node.variables() if isinstance(answer, Formula) else set()
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for character in text:
-        depth += (character in _OPENING) - (character in _CLOSING)
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _closing(text: str) -> int:
-    """Return the position at which the first bracket is closed, by any closing bracket."""
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character in _OPENING) - (character in _CLOSING)
-        if depth == 0:
-            return position
-    return -1
-
-
-def _separators(text: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    """Yield the separators of a text that are outside brackets."""
-    depth = last = 0
-    for match in pattern.finditer(text):
-        between = text[last : match.start()]
-        depth += sum(map(between.count, _OPENING)) - sum(map(between.count, _CLOSING))
-        last = match.start()
-        if depth == 0:
-            yield match
-
-
-def _split(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
-    start = 0
-    for match in _separators(text, pattern):
-        yield text[start : match.start()].strip()
-        start = match.end()
-    yield text[start:].strip()

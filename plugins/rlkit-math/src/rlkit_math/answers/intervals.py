@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
+from fractions import Fraction
+from functools import reduce
+from itertools import pairwise, product
 
 from rlkit_math.answers import evaluate
 from rlkit_math.answers.expression import parse
 from rlkit_math.answers.nodes import ExpressionNode
 from rlkit_math.answers.quantities import as_quantity
-from rlkit_math.answers.values import BracketedItems, Relation, UnorderedItems
+from rlkit_math.answers.values import Answer, BracketedItems, Formula, Number, Relation, UnorderedItems
 
 _REVERSED = {">": "<", ">=": "<="}
 _INFINITY = ExpressionNode("variable", value="\\infty")
@@ -60,3 +63,44 @@ def reals_without(numbers: Sequence[ExpressionNode | None]) -> BracketedItems | 
     ends = [_MINUS_INFINITY, *sorted(values, key=lambda node: values[node].real), _INFINITY]
     intervals = [BracketedItems("()", (as_quantity(low), as_quantity(high))) for low, high in pairwise(ends)]
     return UnorderedItems(tuple(intervals)) if numbers else intervals[0]
+
+
+def intersection(sets: Sequence[Answer | None]) -> BracketedItems | UnorderedItems | None:
+    """Return what intervals, or unions of them, have in common; None if that is nothing, or one is no interval."""
+    unions = [part.items if isinstance(part, UnorderedItems) else (part,) for part in sets]
+    intervals = [tuple(part for part in union if isinstance(part, BracketedItems)) for union in unions]
+    if any(len(union) < len(parts) for union, parts in zip(intervals, unions, strict=True)):
+        return None
+    try:
+        common = reduce(_common, intervals)
+    except (evaluate.UndefinedError, ValueError):
+        return None
+    return common[0] if len(common) == 1 else UnorderedItems(common) if common else None
+
+
+def _common(first: tuple[BracketedItems, ...], second: tuple[BracketedItems, ...]) -> tuple[BracketedItems, ...]:
+    common = []
+    for pair in product(first, second):
+        low = max(pair, key=lambda interval: (_position(interval.items[0]), interval.brackets[0] == "("))
+        high = min(pair, key=lambda interval: (_position(interval.items[1]), interval.brackets[1] == "]"))
+        if _position(low.items[0]) < _position(high.items[1]):
+            common.append(BracketedItems(low.brackets[0] + high.brackets[1], (low.items[0], high.items[1])))
+    return tuple(common)
+
+
+def _position(end: Answer) -> Fraction | float:
+    """Return the value of an end of an interval.
+
+    Raises:
+        ValueError: The end is no real number.
+    """
+    if isinstance(end, Number):
+        return end.readings[0]
+    if not isinstance(end, Formula):
+        raise ValueError("the end of an interval is no number")
+    if end.node in (_INFINITY, _MINUS_INFINITY):
+        return math.inf if end.node == _INFINITY else -math.inf
+    value = evaluate.value_of(end.node) if not end.node.variables() else 1j
+    if value.imag:
+        raise ValueError("the end of an interval is no real number")
+    return value if isinstance(value, Fraction) else value.real

@@ -18,7 +18,6 @@ _COLOR = re.compile(r"\\(?:text)?color ?\{[A-Za-z]+\}")
 _DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:left|right) ?\.")
 _SPACES = re.compile(
     r"\\[,;: ]|\\(?:q?quad|enspace|thinspace|space|hfill)(?![A-Za-z])|\\(?:hspace|[hv]?phantom|tag)\*? ?\{[^{}]*\}"
-    r"|(?<=[\w{}\])])~"
 )
 _ROWS = re.compile(
     r"(?P<brace>\\left ?\\\{ ?)?\\begin ?\{(?P<name>array|aligned|align\*?|gathered|split|cases)\}"
@@ -29,18 +28,32 @@ _ROWS = re.compile(
 _ALIGNED = re.compile(r"\s*&\s*(?==)|(?<==)\s*&|^\s*&")
 _TEXT = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|bold(?:symbol)?|[mh]box|emph|rm|num|boxed|fbox"
-    r"|operatorname)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+    r"|operatorname)(?:\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}|\s+([A-Za-z])(?![A-Za-z]))"
 )
+_BASIS = re.compile(
+    r"\\(?:hat|widehat|vec|overrightarrow|bar) ?(?:\{\s*\\?([ijk])(?:math)?\s*\}|\\?([ijk])(?:math)?(?![A-Za-z]))"
+)
+"""Unit vectors: `\\hat{\\imath}`."""
 _UNIT_FRACTION = re.compile(
     r"\\[dt]?frac ?\{ ?(\\(?:text|mathrm) ?\{[^{}]*\}) ?\} ?\{ ?(\\(?:text|mathrm) ?\{[^{}]*\}(?:\^\{?[23]\}?)?) ?\}"
 )
-_BEFORE_UNITS = re.compile(r"(?:[0-9)\]/*!~]|(?<!circ)(?<!circ )\}|[0-9}!~][A-Za-z ]{1,16})$")
+_BEFORE_UNITS = re.compile(r"(?:[0-9)\]/*!~]|\\pi|(?<!circ)(?<!circ )\}|[0-9}!~][A-Za-z ]{1,16})$")
 """What may stand before a unit: a number and other units; no degree sign, after which C and F are temperatures."""
 _WORD_GOES_ON = re.compile(r"\w")
-_REALS = re.compile(r"\\(?:mathbb|Bbb) ?(?:\{ ?R ?\}|R)|\\R(?![A-Za-z])")
+_REALS = re.compile(r"\\(?:mathbb|Bbb|mathbf) ?(?:\{ ?R ?\}|R)")
 _ITEM = r" ?(?:\{ ?([0-9a-z]+) ?\}|([0-9a-z]))"
-_COMBINATION = re.compile(rf"(?:\{{ ?\}} ?)?_{_ITEM} ?C ?_{_ITEM}|\bC_{_ITEM} ?\^{_ITEM}")
-"""Binomial coefficients: `{}_{10}C_3`, `C_{10}^3`."""
+_COMBINATION = re.compile(
+    rf"(?:(?:\{{ ?\}} ?)?_|(?<![\w)\]}}])\^){_ITEM} ?C ?_{_ITEM}|\bC_{_ITEM} ?\^{_ITEM}"
+    r"|(?<![\w.])([0-9]+) ?C ?([0-9]+)(?![\w.])"
+)
+"""Binomial coefficients: `{}_{10}C_3`, `C_{10}^3`, `10C3`."""
+_NOT_EQUAL = re.compile(r"\\not ?=")
+_UNION = re.compile(r"(?<=[)\]]) ?U ?(?=[(\[])")
+_DEGREE = re.compile(r"(?<=[0-9]) ?\^ ?(?:\{ ?o ?\}|o\b)")
+_ANGLES = re.compile(r"<([^<>]*,[^<>]*)>")
+_OVERLINED = re.compile("(?:[0-9]\u0305)+")
+_SPACE = re.compile(r"(?<=[\w{}\])$%]) ?~(?=.)")
+"""A tie between words; before a number, it is `about`."""
 _SETS = re.compile(r"\\mathbb ?\{? ?([CNQZ]) ?\}?(?: ?(?<=[Z} ])[\^_] ?\{? ?(\+|> ?0|\\geq? ?0) ?\}?)?")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
 _EMPHASIS = (
@@ -83,31 +96,40 @@ def without_markup(text: str) -> str:
         text = emphasis.sub(r" \1 ", text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SHIFTED)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SHIFTED)}}}", text)
+    text = _OVERLINED.sub(lambda match: f"\\overline{{{match[0].replace(chr(0x305), '')}}}", text)
     text = _AFTER_NUMBER.sub(lambda match: _CHINESE[match[1]], text)
-    text = _MIXED_GLYPH.sub(" ", text).translate(_CHARACTERS)
+    text = _SPACE.sub(" ", _MIXED_GLYPH.sub(" ", text)).translate(_CHARACTERS)
     if "\\" in text:
         text = _without_latex(text)
+    text = _DEGREE.sub(r"^\\circ", _UNION.sub(r" \\cup ", text))
     text = _COMBINATION.sub(lambda match: "\\binom {{{}}}{{{}}}".format(*filter(None, match.groups())), text)
     text = text.replace("$", " " if text.count("$") % 2 == 0 else CURRENCY)
     text = " ".join(text.replace("**", "^").replace("+/-", "\\pm ").split())
     text = text if text.endswith("..") and not text.endswith(".m..") else text.rstrip(" .,;:\\")
     text = _DECIMAL_COMMA.sub(".", text.lstrip(" :").replace(" ^", "^")).replace("{,}", ",").replace("{:}", ":")
-    quoted = _QUOTED.fullmatch(text)
-    text = quoted[2].strip(" .") if quoted else text
+    quoted, angles = _QUOTED.fullmatch(text), _ANGLES.fullmatch(text)
+    text = quoted[2].strip(" .") if quoted else f"({angles[1]})" if angles else text
     text = _EUROPEAN.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
     text = _GROUPS.sub(lambda match: match[0].replace(",", "").replace("'", ""), text)
     return _TIMES_POWER.sub(" * ", text)
 
 
 def _without_latex(text: str) -> str:
-    text = _NEW_ROW.sub("¶", text).replace("\\$", CURRENCY).replace("\\%", "%").replace("\\! ", "").replace("\\!", "")
+    text = (
+        _NEW_ROW.sub("¶", _NOT_EQUAL.sub(r"\\ne ", text))
+        .replace("\\$", CURRENCY)
+        .replace("\\%", "%")
+        .replace("\\! ", "")
+        .replace("\\!", "")
+    )
     text = _DELIMITERS.sub(" ", _ROWS.sub(_without_rows, _COLOR.sub("", text)))
     text = _UNIT_FRACTION.sub(r"\1/\2", _SPACES.sub(" ", text).replace("{}^", "^"))
     for _ in range(3):
         text, count = _TEXT.subn(_without_font, text)
         if not count:
             break
-    text = _SETS.sub(lambda match: f" {'N' if match[2] else match[1]} ", _REALS.sub(r"(-\\infty ,\\infty )", text))
+    text = _BASIS.sub(lambda match: f" {match[1] or match[2]} ", text)
+    text = _SETS.sub(lambda match: f" {'N' if match[2] else match[1]} ", _REALS.sub(r"\\R ", text))
     text = text.replace("\\{", "{").replace("\\}", "}")
     return _COMMAND.sub(lambda match: _NOTATION.get(match[1], f"\\{match[1]} "), text)
 
@@ -116,8 +138,9 @@ def _without_font(match: re.Match[str]) -> str:
     """Return a text without its font; a letter after other text is a unit."""
     before = match.string[: match.start()].rstrip()
     is_unit = _BEFORE_UNITS.search(before) and not _WORD_GOES_ON.match(match.string, match.end())
-    unit = UNITS_BY_LETTER.get(match[1].strip()) if is_unit else None
-    return f" {unit or match[1]} "
+    content = match[1] or match[2] or ""
+    unit = UNITS_BY_LETTER.get(content.strip()) if is_unit else None
+    return f" {unit or content} "
 
 
 def _without_rows(match: re.Match[str]) -> str:

@@ -26,6 +26,8 @@ _SCALE = re.compile(r" ?(k|hundred|thousand|million|billion|trillion|dozen|gross
 _DEGREES = re.compile(r" ?\^ ?(?:\{ ?)?\\circ ?\}? ?[CF]?")
 _PART = re.compile(r"¤[0-9]+(?![0-9])|(?<![0-9.])[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+")
 _COMPOUND = re.compile(rf"(?:{_PART.pattern})(?:,? ?(?:and )?(?:{_PART.pattern})){{1,3}}")
+_HOURS = re.compile(r"([0-9]+) ?h ?([0-9]{1,2}) ?m(?:in)?")
+_DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,}) ?([A-Za-z%€£].*)")
 _NOUN = re.compile(" [A-Za-z]{3}| sq | per | of (?:the|an?) ")
 
 
@@ -38,8 +40,16 @@ def parse_number(text: str) -> Number | None:
     return None if value is None else _with_unit(value, text[match.end() :], match["currency"])
 
 
+def parse_decimal_comma(text: str) -> Number | None:
+    """Parse a decimal number with a comma, such as `2,5 m`; only with a known unit, for `2,5` is a list."""
+    match = _DECIMAL_COMMA.fullmatch(text)
+    number = None if match is None else parse_number(f"{match[1]}.{match[2]} {match[3]}")
+    return number if number is not None and number.unit else None
+
+
 def parse_compound(text: str) -> Number | None:
     """Parse a quantity in several units, such as `2 hours 30 minutes`, in the first unit; None for any other text."""
+    text = _HOURS.sub(r"\1 h \2 min", text)
     if not _COMPOUND.fullmatch(text):
         return None
     parts = [parse_number(part) for part in _PART.findall(text)]
@@ -129,7 +139,7 @@ def as_quantity(node: ExpressionNode, unit: str = "") -> Number | Formula:
     if _is_temperature(node) and not unit:
         return as_quantity(node.operands[0].operands[0], f"degree/{node.operands[1].value}")
     if not is_finished(node):
-        return Formula(node, unit)
+        return Formula(node, "" if unit == "radian" and node.has(("pi",)) else unit)
     try:
         value = evaluate.value_of(node)
     except evaluate.UndefinedError:
