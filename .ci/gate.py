@@ -35,7 +35,7 @@ MOST_RETRIED = 10
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SSE41 = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-NUMBERS = ("tests/unit/ops", "tests/unit/models", "plugins/rlkit-engine-torch", "tests/contract")
+NUMBERS = ("tests/unit/ops", "tests/unit/models", "tests/unit/engines", "tests/contract")
 TESTING = {
     **AVX2,  # the same instructions on every machine
     "PYTHONHASHSEED": "0",
