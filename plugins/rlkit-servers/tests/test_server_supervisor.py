@@ -82,6 +82,7 @@ def test_a_crash_that_kills_its_parent_spares_the_trainer(tmp_path: Path) -> Non
 
 SERVER = """
 import os, signal, sys, tempfile
+from _multiprocessing import SemLock
 from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
 
@@ -92,6 +93,7 @@ def hold(name):
 
 if __name__ == "__main__":
     memory, shared = SharedMemory(create=True, size=1 << 20), SharedMemory(sys.argv[2])
+    lock = SemLock(1, 1, 1, f"/{memory.name}", False)  # no resource tracker knows it
     open(tempfile.mkstemp()[1], "w").close()
     if sys.argv[1] == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -115,6 +117,7 @@ def test_a_server_leaves_no_memory_and_no_files(tmp_path: Path, how: str) -> Non
     wait_until(lambda: log.exists() and len(log.read_text().split()) == 2)
     pid, memory = log.read_text().split()
     assert Path("/dev/shm", memory).exists()
+    assert Path("/dev/shm", f"sem.{memory}").exists()
     assert list(folder.iterdir())
     if how == "server crashes":
         os.kill(int(pid), signal.SIGKILL)
@@ -126,6 +129,7 @@ def test_a_server_leaves_no_memory_and_no_files(tmp_path: Path, how: str) -> Non
     else:
         kill_supervised(supervisor)
     assert not Path("/dev/shm", memory).exists()
+    assert not Path("/dev/shm", f"sem.{memory}").exists()
     assert Path("/dev/shm", shared.name).exists()
     shared.close()
     shared.unlink()

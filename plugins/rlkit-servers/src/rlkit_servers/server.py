@@ -20,6 +20,8 @@ POLL_SECONDS = 0.2
 WATCH_SECONDS = 2.0
 READY_SECONDS = 10.0
 """Time limit of a health check of a server that is waited for."""
+TAIL_SECONDS = 2.0
+"""Time limit of reading the log of a server that is restarted; its machine may be dead."""
 NOTICE_SECONDS = 3.0
 """After which a wait for a server at a url is said, and why it takes."""
 
@@ -211,7 +213,7 @@ class InferenceServer:
             fault = Fault(f"it failed {self.restarts + 1} times since the last sync: {self.trouble}")
             raise await self.error("go on", fault)
         self.restarts += 1
-        remedy = "waiting for it" if self.process is None else "restarting it"
+        remedy = "waiting for it" if self.process is None else f"restarting it{await self._last_line()}"
         warnings.warn(f"{self.api.product} server {self.url} {self.trouble}; {remedy}", stacklevel=2)
         self._inspected = False
         if self.process is None:
@@ -220,6 +222,14 @@ class InferenceServer:
             await _start_again(self.api, self.process)
         await self.wait_ready()
         self.state = ServerState.COLD
+
+    async def _last_line(self) -> str:
+        """Return the end of the log for a sentence; nothing if it is empty, or on a machine that does not answer."""
+        assert self.process is not None
+        lines: list[str] = []
+        with contextlib.suppress(TimeoutError):
+            lines = (await asyncio.wait_for(asyncio.to_thread(self.process.tail), TAIL_SECONDS)).splitlines()
+        return f". The last line of its log {self.process.log}: {lines[-1]}" if lines else ""
 
     async def _reset(self) -> None:
         """Close whatever a failed sync left open, once the server responds."""

@@ -31,18 +31,25 @@ def _die_with_parent() -> None:
 def _mapped(group: int, inside: bool = True) -> "set[str]":
     """Return the files of shared memory that are mapped by the processes of a group, or by all others.
 
-    Files of the trainer's are left out, which other servers may still have to read.
+    Files are told by device and inode: a semaphore is mapped under a name that it has no more. Files of the trainer's
+    are left out, which other servers may still have to read.
     """
-    files = set()
+    mapped = set()
     for name in filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ()):
         with contextlib.suppress(OSError, IndexError):
             with open(f"/proc/{name}/stat", "rb") as stat:
                 in_group = int(stat.read().rpartition(b")")[2].split()[2]) == group
             if in_group == inside:
                 with open(f"/proc/{name}/maps", encoding="utf-8", errors="surrogateescape") as maps:
-                    files |= {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if SHARED_MEMORY in line}
-    names = {path.removeprefix(SHARED_MEMORY) for path in files}
-    return {SHARED_MEMORY + name for name in names if "/" not in name and not name.startswith("rlkit-")}
+                    mapped |= {tuple(line.split()[3:5]) for line in maps if SHARED_MEMORY in line}
+    files = set()
+    for name in os.listdir(SHARED_MEMORY) if mapped else ():
+        with contextlib.suppress(OSError):
+            status = os.lstat(SHARED_MEMORY + name)
+            device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+            if (device, str(status.st_ino)) in mapped and not name.startswith("rlkit-"):
+                files.add(SHARED_MEMORY + name)
+    return files
 
 
 class _Pipe(threading.Thread):
