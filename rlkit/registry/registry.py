@@ -201,11 +201,11 @@ def _add(registry: Registry, plugin: Plugin, module: object) -> None:
 
 def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes: Iterable[str]) -> bool:
     """Whether a plugin provides a name twice, or one that is taken; then neither plugin is registered."""
-    registered = [part for of_kind in registry.parts.values() for part in of_kind.values()]
+    taken = [part for of_kind in registry.parts.values() for part in of_kind.values()]
     clashes: list[tuple[Plugin, str, object]] = [
         (other.plugin, f"{part.name} among {part.kind}", part.cls)
         for index, part in enumerate(parts)
-        for other in (*registered, *parts[:index])
+        for other in (*taken, *parts[:index])
         if (other.kind, other.name) == (part.kind, part.name)
     ]
     clashes += [
