@@ -74,7 +74,7 @@ PRIVATE = "rlkit.recipe.parsing"
 """What only the core may import of a public room: `rlkit.commands` and `rlkit.api` have what it does."""
 SERVED = {f"rlkit.{kind}" for kind in KINDS}
 """Modules that serve parts of the shelf by their names, to recipes and scripts."""
-MOST_CORE_LINES = 27_163
+MOST_CORE_LINES = 27_154
 """It may only fall; the aim is 25,000."""
 
 
