@@ -18,10 +18,9 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.recipe import Recipe
-from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.parsing.compose import Composer, missing, plain
 from rlkit.recipe.parsing.foreign import FOREIGN, JSONARGPARSE, NO_OPTION
 from rlkit.recipe.parsing.help import ALL, OwnOptions, print_help
-from rlkit.recipe.parsing.objects import missing, plain
 from rlkit.recipe.parsing.reader import find, read
 from rlkit.recipe.schema import options
 from rlkit.recipe.trust import risk

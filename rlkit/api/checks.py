@@ -5,27 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import Recipe
-from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
+from rlkit.run.preflight import plan
 from rlkit.run.preflight.adapter_check import check_adapters
 from rlkit.run.preflight.dryrun import dry_run
-from rlkit.run.preflight.plan import (
-    TRIED_ROWS,
-    Trial,
-    batches,
-    large_model,
-    lines,
-    require_reward,
-    simple_rewards,
-    try_in_run,
-)
-from rlkit.run.preflight.plan import try_reward as try_scorer
+from rlkit.run.preflight.plan import Trial, require_reward
 from rlkit.train.runtime import NoPolicyError, RuntimeWithoutPolicy
 from rlkit.train.setup import prepare_training, require_divisible
 
@@ -44,15 +35,15 @@ def describe_run(data: Data, ranks: int, on_gpu: bool) -> Iterator[str]:
     Raises:
         RecipeError: The adapters cannot be used.
     """
-    yield from lines(data, ranks, on_gpu)
-    yield from large_model(data.recipe, on_gpu)
+    yield from plan.lines(data, ranks, on_gpu)
+    yield from plan.large_model(data.recipe, on_gpu)
     yield from check_adapters(data.recipe.model)
 
 
 def describe_batches(recipe: Recipe, rows: int | None, ranks: int, on_gpu: bool) -> Iterator[str]:
     """Yield batch sizes and warnings about a recipe, of whose data at most the number of training rows is known."""
-    yield from batches(recipe, rows, ranks, on_gpu)
-    yield from large_model(recipe, on_gpu)
+    yield from plan.batches(recipe, rows, ranks, on_gpu)
+    yield from plan.large_model(recipe, on_gpu)
 
 
 def fabric_elsewhere(recipe: Recipe) -> Fabric:
@@ -79,14 +70,15 @@ def try_reward(data: Data, reward: RewardManager, fabric: Fabric) -> Trial | str
     Returns:
         The trial; or why the reward was not tried, after "it": it does more than compute, or needs the policy.
     """
-    effect = next(filter(None, (part.effect() for part in simple_rewards(reward))), None)
+    effect = next(filter(None, (part.effect() for part in plan.simple_rewards(reward))), None)
     if effect is not None:
         return effect
     workers = Workers(1)
     try:
-        reward.bind(RuntimeWithoutPolicy(data.recipe, fabric, workers))
-        structure = data.recipe.rollout.sampling.structure
-        return asyncio.run(try_scorer(lambda t: score(reward, t, workers), data.examples(TRIED_ROWS), structure))
+        runtime = RuntimeWithoutPolicy(data.recipe, fabric, workers)
+        reward.bind(runtime)
+        prompts, structure = data.examples(plan.TRIED_ROWS), data.recipe.rollout.sampling.structure
+        return asyncio.run(plan.try_reward(partial(runtime.score, reward), prompts, structure))
     except NoPolicyError as error:
         return f"asks for {error}"
     finally:
@@ -107,7 +99,7 @@ def measure_step(data: Data, fabric: Fabric) -> tuple[Trial | None, dict[str, fl
     context, reward, trial = prepare_training(data.recipe, data, fabric), data.recipe.trial_reward, None
     try:
         if reward is not None:
-            trial = try_in_run(context.service, data, reward)
+            trial = plan.try_in_run(context.service, data, reward)
         return trial, dry_run(context)
     finally:
         context.service.close()

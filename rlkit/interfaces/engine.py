@@ -48,15 +48,9 @@ class Capability(Flag):
     """It samples in validation alone: the run trains on recorded completions."""
 
 
-FORMER = {
-    "reads_policy": Capability.READS_POLICY,
-    "interruptible": Capability.INTERRUPT,
-    "beside": Capability.BESIDE,
-    "returns_candidates": Capability.CANDIDATES,
-    "resumes_structures": Capability.RESUMES_STRUCTURES,
-    "scores": Capability.TEACHER,
-    "recorded": Capability.VALIDATION_ONLY,
-}
+FORMER = (
+    "reads_policy", "interruptible", "beside", "returns_candidates", "resumes_structures", "scores", "recorded",
+)  # fmt: skip
 """Booleans that engines had before `Capability`."""
 
 
@@ -100,11 +94,9 @@ class RolloutEngine(BoundPart):
             TypeError: The class has one.
         """
         super().__init_subclass__()
-        for name, capability in FORMER.items():
-            value = vars(cls).get(name)
-            if isinstance(value, bool):
-                remedy = f"add {capability} to `capabilities`" if value else f"leave {capability} out of `capabilities`"
-                raise TypeError(f"{cls.__name__}.{name} is {value}, which no engine has; {remedy}")
+        former = [name for name in FORMER if isinstance(vars(cls).get(name), bool)]
+        if former:
+            raise TypeError(f"{cls.__name__} has {', '.join(former)}, expected flags of Capability in `capabilities`")
 
     @classmethod
     def missing(cls) -> str | None:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from rlkit.base.errors import RecipeError, RlkitError
+from rlkit.base.errors import RlkitError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.recipe import FSDP2, Fabric, Recipe, check
-from rlkit.recipe.credentials import as_yaml, expand
-from rlkit.recipe.parsing.compose import Composer, Tree
-from rlkit.recipe.parsing.objects import instantiate, plain
+from rlkit.recipe.credentials import as_yaml
+from rlkit.recipe.parsing.compose import Composer, plain
 
 if TYPE_CHECKING:
     from rlkit.models.size import Size
@@ -45,35 +44,21 @@ def build(composer: Composer, *, for_gpu: bool = False) -> tuple[Recipe, str]:
     Raises:
         RecipeError: Something is unknown, missing, of the wrong type, or does not fit the rest.
     """
-    recipe, tree = _instantiate(composer)
+    recipe = composer.finish()
     if recipe.fabric.precision == "auto":
         precision = "bf16-mixed" if for_gpu else choose_precision(recipe.fabric.accelerator)
         composer.add({"fabric": {"precision": precision}})
-        recipe, tree = _instantiate(composer)
+        recipe = composer.finish()
     if composer.has_default_engine:
         parts = composer.registry.parts["engines"].values()
         engine, reason = choose_engine(recipe, [part.cls for part in parts])
         if engine is not None:
             spec = {"class_path": engine.__name__, "init_args": engine.default_options}
             composer.add({"rollout": {"engine": spec}})
-            recipe, tree = _instantiate(composer)
+            recipe = composer.finish()
         recipe.rollout.engine.chosen = reason
     check(recipe)
-    return recipe, as_yaml(plain(tree))
-
-
-def _instantiate(composer: Composer) -> tuple[Recipe, Tree]:
-    """Return the recipe that is composed, and its tree.
-
-    Raises:
-        RecipeError: There are problems, or the environment lacks what the recipe refers to.
-    """
-    tree = composer.finish()
-    if composer.problems:
-        raise RecipeError("\n".join(composer.problems))
-    recipe = instantiate(Recipe, expand(tree), composer.registry)
-    assert isinstance(recipe, Recipe)
-    return recipe, tree
+    return recipe, as_yaml(plain(composer.tree))
 
 
 def choose_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:

@@ -238,11 +238,10 @@ def _close_rows(actor: Actor, data: Data) -> None:
 
 @dataclass(frozen=True)
 class Bound:
-    """What parts are bound to, the event loop that they run on, and the workers for plain code."""
+    """What parts are bound to, and the event loop that they run on."""
 
     runtime: RuntimeWithoutPolicy
     loop: EventLoop
-    workers: Workers
 
 
 @contextmanager
@@ -269,4 +268,4 @@ def bound_without_policy(recipe: Recipe, *used: BoundPart) -> Iterator[Bound]:
                 raise RecipeError(
                     f"{part_name(part)} asks for {error}, the policy of a run, which is not loaded here; choose another"
                 ) from error
-        yield Bound(runtime, loop, workers)
+        yield Bound(runtime, loop)

@@ -1,29 +1,44 @@
-"""Composes recipe files and options into one tree of plain data that names only registered parts.
+"""Composes recipe files and options into one tree of plain data that names only registered parts, and builds these.
 
-Nothing that a recipe names is imported, called or built here: a name is looked up among the registered parts of the
-key's kind, a value is converted to its option's type. All mistakes are collected, to be reported at once.
+Nothing that a recipe names is imported: a name is looked up among the registered parts of the key's kind, a value is
+converted to its option's type. All mistakes are collected, and reported at once before anything is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from copy import copy
 from dataclasses import MISSING
+from enum import Enum
 from typing import Any
 
-from rlkit.base.errors import with_definition
+from rlkit.base.errors import RecipeError, RlkitError, explain_foreign, with_definition
 from rlkit.base.names import is_user_only
 from rlkit.base.ranges import expected, is_checked, outside
 from rlkit.base.text import part_name
 from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
+from rlkit.recipe.credentials import expand
 from rlkit.recipe.parsing import suggest
-from rlkit.recipe.parsing.objects import is_described, missing
 from rlkit.recipe.parsing.reader import convert, parse_text, structured
-from rlkit.recipe.schema import Choice, DictOf, ListOf, Option, Section, Shape, as_data, import_paths, options, shape
+from rlkit.recipe.schema import (
+    Choice,
+    DictOf,
+    ListOf,
+    Option,
+    Section,
+    Shape,
+    as_data,
+    import_paths,
+    options,
+    options_in,
+    shape,
+)
 from rlkit.registry import Part, Registry
 
 Tree = dict[str, object]
+PYTHON = "python object: "
+"""The prefix, in a written recipe, of the text that stands for an object that no recipe can name."""
 SPEC = ("class_path", "init_args")
 
 
@@ -111,8 +126,12 @@ class Composer:
         self.tree = self._fill(Recipe, "", self.tree, sections)
         self._by_user = True
 
-    def finish(self) -> Tree:
-        """Return the tree, after noting the problems of the recipe as a whole."""
+    def finish(self) -> Recipe:
+        """Return the recipe that the tree describes, its parts built.
+
+        Raises:
+            RecipeError: There are problems, or the environment lacks what the recipe refers to.
+        """
         unset = [name for name, option in options(Recipe).items() if option.required and name not in self.tree]
         absent = [name for name in unset if not self.problems.concern(name)]
         if absent:
@@ -127,7 +146,11 @@ class Composer:
             for key, problem in missing(name, options(Recipe)[name].hint, node, self.registry):
                 if not self.problems.concern(key):
                     self.problems.note(key, problem)
-        return self.tree
+        if self.problems:
+            raise RecipeError("\n".join(self.problems))
+        recipe = instantiate(Recipe, expand(self.tree), self.registry)
+        assert isinstance(recipe, Recipe)
+        return recipe
 
     def _fill(self, cls: type, key: str, old: object, values: Mapping[str, object], part: Part | None = None) -> Tree:
         """Return a complete node of a section, or of a part, with values laid over it."""
@@ -334,3 +357,77 @@ def _without_type(name: str, cls: type) -> str:
     """Return the message about an argument of a class that has no type."""
     problem = f"the argument {name!r} of {part_name(cls)} has no type; annotate it"
     return with_definition(problem, cls, "__init__")
+
+
+def is_described(value: object) -> bool:
+    """Whether a value is the text that stands for a Python object."""
+    return isinstance(value, str) and value.startswith(PYTHON)
+
+
+def plain(value: object) -> object:
+    """Return a recipe's tree as data that YAML can hold; a text stands for each Python object."""
+    if isinstance(value, Mapping):
+        is_bare = "class_path" in value and not value.get("init_args")
+        return {name: plain(child) for name, child in value.items() if not (is_bare and name == "init_args")}
+    if isinstance(value, list | tuple | Set):
+        return [plain(child) for child in value]
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    return describe(value) if kinds_of(type(value)) else str(value)
+
+
+def describe(part: object) -> str:
+    """Return the text that stands for an object: its `repr`, or its class if the `repr` is an address in memory."""
+    cls = type(part)
+    has_repr = cls.__repr__ is not object.__repr__
+    return PYTHON + (repr(part) if has_repr else f"{cls.__qualname__} of {cls.__module__}")
+
+
+def missing(key: str, hint: object, node: object, registry: Registry) -> Iterator[tuple[str, str]]:
+    """Yield key and problem of each required option that is not set, and each object that only Python can provide."""
+    structure = shape(hint, registry).structure
+    if isinstance(structure, Choice) and is_described(node):
+        name = str(node).removeprefix(PYTHON)
+        problem = f"{key} is the Python object {name}, which no recipe can name: run it from Python, where "
+        yield key, f"{problem}fit(recipe, resume=FOLDER) goes on with a run, or pass --{key}"
+    if isinstance(structure, DictOf | ListOf) and isinstance(node, Mapping | list):
+        children: Iterable[tuple[object, object]] = node.items() if isinstance(node, Mapping) else enumerate(node)
+        for index_or_name, child in children:
+            yield from missing(f"{key}.{index_or_name}", structure.hint, child, registry)
+    described = options_in(structure, node)
+    if described is None:
+        return
+    cls, values = described
+    owner = key if isinstance(structure, Section) else f"{key} {cls.__name__}"
+    for name, option in options(cls).items():
+        if name in values:
+            yield from missing(f"{key}.{name}", option.hint, values[name], registry)
+        elif option.required:
+            words = suggest.describe(option.hint, registry)
+            problem = f"{owner} needs {name!r}, which is not given; expected --{key}.{name} with {words}"
+            yield f"{key}.{name}", problem
+
+
+def instantiate(hint: object, node: object, registry: Registry) -> object:
+    """Return the section, the part or the plain value that a node describes."""
+    structure = shape(hint, registry).structure
+    if isinstance(structure, ListOf) and isinstance(node, list):
+        return [instantiate(structure.hint, child, registry) for child in node]
+    if isinstance(structure, DictOf) and isinstance(node, Mapping):
+        return {name: instantiate(structure.hint, child, registry) for name, child in node.items()}
+    described = options_in(structure, node)
+    if described is None:
+        return node
+    cls, values = described
+    arguments = {name: instantiate(options(cls)[name].hint, child, registry) for name, child in values.items()}
+    try:
+        return cls(**arguments)
+    except RlkitError:
+        raise
+    except Exception as error:  # a plugin's constructor may raise anything
+        problem = f"the recipe cannot be built: {part_name(cls)} raised {explain_foreign(error)}"
+        raise RecipeError(
+            f"{with_definition(problem, cls, '__init__')}; its constructor only stores options"
+        ) from error
