@@ -55,7 +55,7 @@ _ANNOUNCED = re.compile(
     r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?!不)[\u4e00-\u9fff，,]){0,9}(?:答案|选(?=\W*[A-H]))"
     r"[是为：: ]*)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)(?:[.。]?[*_]{0,2}\.?$|[*_]{0,2}\.[*_]{0,2} |。"
-    r"|(?: \(|[,;] )(?:the|this|since|because|note|check|after|using|see)\b)",
+    r"|(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b)",
     re.I | re.M,
 )
 """An answer that the start of a sentence or a heading announces, up to the end of its sentence."""
@@ -283,7 +283,7 @@ def _announced(text: str) -> str | None:
 
 
 def _stated(line: str) -> Statement | None:
-    """Return what the end of a line states, such as `the area is $25\\pi$`; None if it states no value."""
+    """Return the statement at the end of a line, such as `the area is $25\\pi$`; None if it states no value."""
     for introduction in _INTRODUCTIONS:
         match = introduction.match(line)
         value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :])

@@ -50,6 +50,8 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*\.?(?: [A-Za-z][A-Za-z'-]*\.?){0,4}")
 _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
 _INFINITELY = re.compile(r"infinitely many [a-z]+", re.I)
+_CLASS = re.compile(r"(?<=[a-z]{3}) (?:triangle|function|number|series|sequence)s?$")
+"""What an adjective describes: `isosceles triangle`."""
 _ABBREVIATIONS = {"dne": "does not exist"}
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 _MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)\\end ?\{\1\} ?[)\]]?")
@@ -81,6 +83,9 @@ _INEQUALITY = re.compile(r"[<>]|!=|\\(?:[lgn]e)(?![a-z])")
 _EXCLUDED = re.compile(r"[a-z] ?(?:\\ne|!=) ?")
 _LONE_LETTER = re.compile(r"(?<![\\A-Za-z])[a-z](?![A-Za-z])")
 _ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers?| [a-z]| values of [a-z])|\\R", re.I)
+_POSITIVE = re.compile(
+    r"(?:all )?(?:non-?negative|positive|(negative)) real(?:s| numbers?)|\\R ?[_^] ?(?:\{ ?(?:\+|> ?0) ?\}|\+)", re.I
+)
 _REALS_WITHOUT = re.compile(
     r"(?:(?:the set of )?all real(?:s| numbers| values)(?: of)?(?: [a-z])?|\\R|\(-\\infty ?, ?\+?\\infty ?\)) ?"
     r"(?:(?:\\setminus|\\backslash|-) ?\{(.*)\}|(?:except|besides|excluding|other than) (?:for )?(?:[a-z] ?= ?)?(.*))"
@@ -294,6 +299,10 @@ def _value(text: str) -> Answer | None:
     text = text.strip()
     if not text:
         return None
+    positive = _POSITIVE.fullmatch(text)
+    if positive is not None:
+        sign = "<" if positive[1] else ">="[: 1 + text.lower().startswith(("non", "all non"))]
+        return parse_inequality([sign], ["x", "0"])
     if _ALL_REALS.fullmatch(text):
         return reals_without([])
     if text == "\\emptyset" or _NO_SOLUTION.fullmatch(text):
@@ -356,6 +365,7 @@ def _words(text: str) -> Words | Number | None:
         return None
     runs = re.findall(r"[A-Za-z]+", text)
     if any((len(run) > 2 and run not in FUNCTIONS) or run.lower() in _TWO_LETTERS for run in runs):
+        text = _CLASS.sub("", text)
         text = _ABBREVIATIONS.get(text.lower(), text)
         return Words(_INFINITELY.sub("infinitely many", _ARTICLE.sub("", text)).replace(".", ""))
     return None

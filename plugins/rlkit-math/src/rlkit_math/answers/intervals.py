@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import reduce
 from itertools import pairwise, product
 
 from rlkit_math.answers import evaluate
@@ -66,13 +65,15 @@ def reals_without(numbers: Sequence[ExpressionNode | None]) -> BracketedItems | 
 
 
 def intersection(sets: Sequence[Answer | None]) -> BracketedItems | UnorderedItems | None:
-    """Return what intervals, or unions of them, have in common; None if that is nothing, or one is no interval."""
+    """Return the intersection of intervals, or of unions of them; None if that is nothing, or one is no interval."""
     unions = [part.items if isinstance(part, UnorderedItems) else (part,) for part in sets]
     intervals = [tuple(part for part in union if isinstance(part, BracketedItems)) for union in unions]
     if any(len(union) < len(parts) for union, parts in zip(intervals, unions, strict=True)):
         return None
+    common, *others = intervals
     try:
-        common = reduce(_common, intervals)
+        for other in others:
+            common = _common(common, other)
     except (evaluate.UndefinedError, ValueError):
         return None
     return common[0] if len(common) == 1 else UnorderedItems(common) if common else None

@@ -6,7 +6,7 @@ import re
 
 from rlkit_math.answers.expression import GREEK
 
-_LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(GREEK)}|ell)(?![A-Za-z]))"
+_LETTER = rf"(?:(?!e ?\^)[A-Za-z]|\\(?:{'|'.join(GREEK)}|ell)(?![A-Za-z]))"
 _ACCENTED = r"\\(?:vec|hat|bar|overline|tilde|widehat|overrightarrow|mathbf|mathcal|mathbb) ?\{? ?[A-Za-z]{1,3} ?\}?"
 _INDEX = r"(?: ?_ ?(?:\w|\{[^{}]*\}))? ?'*(?: ?\^ ?\{ ?(?:-1|\( ?\w+ ?\)) ?\}| ?\^ ?[T*])?"
 _SYMBOL = rf"(?:{_LETTER}|{_ACCENTED}){_INDEX}"
