@@ -37,10 +37,10 @@ def activation_bytes(config: ModelConfig, computes: str, adapters: bool, dora: b
     intermediate_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     layers = int(config.num_hidden_layers)
     a, b = (ADAPTED if adapters else FULL)[computes]
-    each = a * config.hidden_size + b * intermediate_size
+    token_bytes = a * config.hidden_size + b * intermediate_size
     if dora:
-        each += DORA[computes] * (3 * config.hidden_size + kv_bytes(config, 1, 1) // layers + 2 * intermediate_size)
-    return each, layers
+        token_bytes += DORA[computes] * (3 * config.hidden_size + kv_bytes(config, 1, 1) // layers + 2 * intermediate_size)
+    return token_bytes, layers
 
 
 MAX_TOKENS_ON_CPU = 1280

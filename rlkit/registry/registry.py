@@ -212,8 +212,8 @@ def _clashes(registry: Registry, plugin: Plugin, parts: Sequence[Part], recipes:
         (registry.recipes[name].plugin, f"a recipe {name!r}", 0) for name in recipes if name in registry.recipes
     ]
     for owner, name, cls in clashes:
-        both = f"plugins {owner.name!r} ({owner.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer"
-        problem = with_definition(f"{both} {name}; rename it, or disable one of them", cls)
+        owners = f"plugins {owner.name!r} ({owner.distribution}) and {plugin.name!r} ({plugin.distribution}) both offer"
+        problem = with_definition(f"{owners} {name}; rename it, or disable one of them", cls)
         plugin.error = plugin.error or problem
         if owner.distribution != DISTRIBUTION:
             owner.error = owner.error or problem

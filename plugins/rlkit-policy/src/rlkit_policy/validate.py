@@ -54,7 +54,7 @@ class Validated:
     """What came of it: its entry in `results.json`, metrics, the ids of the prompts, and what writes the answers."""
 
     entry: dict[str, object]
-    found: Evaluation
+    evaluation: Evaluation
     prompts: list[str]
     write: Callable[[Path], None]
 
@@ -83,14 +83,14 @@ class Report:
         first = self.done.get(self.checkpoints[0])
         self.done[name] = validated
         if first is not None and first.prompts == validated.prompts:
-            validated.found.compare("first", first.found.accuracies)
+            validated.evaluation.compare("first", first.evaluation.accuracies)
         elif first is not None and rank == 0:
             echo(f"note: {name} is not compared with {self.checkpoints[0]}, which had other prompts", error=True)
         if self.out is not None:
             answers = f"answers-{self.checkpoints.index(name) + 1}" if self.several else "answers"
             _attempt(self.out / of_rank(answers, rank), validated.write)
             validated.entry["answers"] = answers
-        validated.found.answers.clear()
+        validated.evaluation.answers.clear()
         if self.out is not None and rank == 0:
             content = {"results": [validated.entry for validated in self.done.values()], **self.about}
             try:
@@ -100,7 +100,7 @@ class Report:
 
     def show(self) -> None:
         """Print the metrics."""
-        metrics = {name: validated.found.metrics for name, validated in self.done.items()}
+        metrics = {name: validated.evaluation.metrics for name, validated in self.done.items()}
         name, first = next(iter(self.done.items()))
         if self.json:
             print(json.dumps(metrics if self.several else metrics[name]))

@@ -70,10 +70,10 @@ def intersection(sets: Sequence[Answer | None]) -> BracketedItems | UnorderedIte
     intervals = [tuple(part for part in union if isinstance(part, BracketedItems)) for union in unions]
     if any(len(union) < len(parts) for union, parts in zip(intervals, unions, strict=True)):
         return None
-    common, *others = intervals
+    common, *remaining = intervals
     try:
-        for other in others:
-            common = _common(common, other)
+        for union in remaining:
+            common = _common(common, union)
     except (evaluate.UndefinedError, ValueError):
         return None
     return common[0] if len(common) == 1 else UnorderedItems(common) if common else None
