@@ -39,7 +39,8 @@ def activation_bytes(config: ModelConfig, computes: str, adapters: bool, dora: b
     a, b = (ADAPTED if adapters else FULL)[computes]
     token_bytes = a * config.hidden_size + b * intermediate_size
     if dora:
-        token_bytes += DORA[computes] * (3 * config.hidden_size + kv_bytes(config, 1, 1) // layers + 2 * intermediate_size)
+        outputs = 3 * config.hidden_size + kv_bytes(config, 1, 1) // layers + 2 * intermediate_size
+        token_bytes += DORA[computes] * outputs
     return token_bytes, layers
 
 
