@@ -306,6 +306,7 @@ TEMPLATE: Any = SimpleNamespace(
         plain=lambda message: message,
         count=len,
         turn=lambda tokens, special: "x" * len(tokens),
+        opened_thinking=lambda prompt: "",
     ),
 )
 """Renders each message as one token."""

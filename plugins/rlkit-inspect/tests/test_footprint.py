@@ -79,7 +79,8 @@ def test_a_gpu_that_is_too_small_says_what_helps(check: Callable[..., str]) -> N
     [excess] = re.findall(r"fits a GPU of 8,000 MiB, 8 GiB: no, ([\d.]+ GiB too much)", output)
     assert output.endswith(
         f"error: the run does not fit a GPU of 8,000 MiB: {excess}; to make it fit: model.lora, "
-        "train.checkpoint_activations: true, fabric.strategy: fsdp2 on more GPUs\n"
+        "train.checkpoint_activations: true, fabric.precision: bf16-true with train.optimizer: AdamW8bit, "
+        "fabric.strategy: fsdp2 on more GPUs\n"
     )
     assert "\nok" not in output
     assert check("quickstart", "--gpu=1100").startswith("1 ")  # with the data, too

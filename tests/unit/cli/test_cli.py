@@ -103,7 +103,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "--model.lora 3",
             "model.lora is 3, expected a section with: alpha, rank, targets, use_dora, use_rslora, or null",
         ),
-        ("--fabric.precision bf16-true", "set fabric.precision to 'bf16-mixed'"),
+        ("--fabric.precision bf16-true", "or fabric.precision: bf16-mixed"),
         ("--model.path ./nope", "model.path is './nope', which is no folder; "),
         ("--loss.clip_low 3", "loss.clip_low is 3, expected a number from 0 to 1"),
         (

@@ -131,7 +131,7 @@ LORA = "--model.lora.rank=4"
         ("quick_grpo", ["--fabric.precision=bf16-true", "--train.ema=0.99"], "train.ema is 0.99, but"),
         (
             "quick_grpo",
-            ["--fabric.precision=bf16-true", "--kl_loss.coef=0.1", "--reference.mix=0.5"],
+            ["--fabric.precision=bf16-true", "--kl_loss.coef=0.1", "--reference={refresh_every: 1, mix: 0.5}"],
             "reference.mix is 0.5, but",
         ),
         (
