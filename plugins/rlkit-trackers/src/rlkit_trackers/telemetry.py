@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Literal
-from wsgiref.simple_server import WSGIServer
 
 from annotated_types import Ge, Le
 
@@ -16,6 +15,8 @@ from rlkit.interfaces.callback import LoggedRun
 from rlkit_trackers.packaged import PackagedLogger
 
 if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
     from opentelemetry.metrics import Meter, _Gauge
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
