@@ -134,9 +134,18 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
         ) if int(below) >= {"time": 10, "ratio": 1}[kind]:  # 9:16 may be 9/16, but 10:05 is a time
             number, quotient = (expected if actual is digits else actual), Fraction(int(above), int(below))
             return (actual is not digits or quotient.denominator > 1) and same(number, Number((quotient,)))
+        case (Number() as number, Digits(is_remainder=True) as digits) | (
+            Digits(is_remainder=True) as digits,
+            Number() as number,
+        ):
+            return same(number, Number((Fraction(digits.numbers[0]),)))
     items, expected_items = _unordered(actual), _unordered(expected)
     if items is not None and expected_items is not None:
         return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, expected_items)
+    if isinstance(actual, Number | Formula) and isinstance(expected, UnorderedItems) and expected.decimal is not None:
+        return same(actual, expected.decimal)
+    if BracketedItems in (type(actual), type(expected)) and ":" in (_brackets(actual), _brackets(expected)):
+        return _same_ratio(actual, expected)
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         if actual.brackets == expected.brackets == "if" and _OTHERWISE in (actual.items[1], expected.items[1]):
             return same(actual.items[0], expected.items[0])
@@ -152,6 +161,32 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
         )
     first, second = _mixed_number(actual), _mixed_number(expected)
     return first is not None and second is not None and same(first, second)
+
+
+def _brackets(answer: Answer) -> str:
+    return answer.brackets if isinstance(answer, BracketedItems) else ""
+
+
+def _same_ratio(actual: Answer, expected: Answer) -> bool:
+    """Compare a ratio with another, or with its value; `x:1` is no answer to `x`."""
+    match actual, expected:
+        case (Number() | Formula(), BracketedItems(_, (quotient,))):
+            return same(actual, quotient)
+        case (BracketedItems(_, (Formula(ExpressionNode("ratio", (_, below))) as quotient,)), Number() | Formula()):
+            return below != _ONE and same(expected, quotient)
+    quotients, expected_quotients = _quotients(actual), _quotients(expected)
+    return bool(quotients) and _same_in_order(quotients, expected_quotients)
+
+
+def _quotients(answer: Answer) -> tuple[Answer, ...]:
+    """Return the terms of a ratio divided by the last term, but the last; empty for other answers."""
+    match answer:
+        case Digits("time" | "ratio", (*above, below), "") if int(below):
+            terms = [ExpressionNode("number", value=Fraction(term)) for term in (*above, below)]
+            return tuple(Formula(ExpressionNode("ratio", (term, terms[-1]))) for term in terms[:-1])
+        case BracketedItems(":", items):
+            return items
+    return ()
 
 
 def _without_domain(answer: Answer) -> tuple[Answer, str]:
@@ -173,8 +208,6 @@ def _coordinates(answer: Answer) -> tuple[Answer, ...] | None:
             return tuple(assigned[name] for name in sorted(assigned, key=str.casefold)) or None
         case BracketedItems("()", items):
             return items
-        case Formula(node, ""):
-            return _components(node)
         case Formula(node, ""):
             return _components(node)
         case MatrixRows((row,)):

@@ -18,7 +18,7 @@ _MINUTES = re.compile("(?: ?: ?[0-5][0-9]){1,2}")
 _HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
 _RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
 _RESIDUES = re.compile(
-    r"(?:[A-Za-z] ?(?:\\equiv|=) ?)?((?:-|\\pm ?)?[0-9]+(?:(?:, ?|,? ?(?:and|or) ?)(?:-|\\pm ?)?[0-9]+)*)"
+    r"([A-Za-z] ?(?:\\equiv|=) ?)?((?:-|\\pm ?)?[0-9]+(?:(?:, ?|,? ?(?:and|or) ?)(?:-|\\pm ?)?[0-9]+)*)"
     r" ?\(? ?(?:\\[pb]?)?mod ?\{? ?([0-9]+) ?\}? ?\)?"
 )
 """Classes of residues: `n \\equiv 1, 5 \\pmod 6`, `3 (mod 7)`."""
@@ -41,14 +41,20 @@ def parse_date(text: str) -> Digits | None:
 
 
 def parse_residues(text: str) -> Digits | UnorderedItems | None:
-    """Parse classes of residues, each with its modulus; None for any other text."""
+    """Parse classes of residues, each with its modulus; None for any other text.
+
+    `4 (mod 9)` is the remainder 4 as well as its class; `x = 4 (mod 9)`, `13 (mod 9)` and `4 mod 9` are not.
+    """
     match = _RESIDUES.fullmatch(text)
-    modulus = int(match[2]) if match is not None else 0
+    modulus = int(match[3]) if match is not None else 0
     if match is None or modulus == 0:
         return None
-    signed = re.findall(r"(-|\\pm)? ?([0-9]+)", match[1])
+    signed = re.findall(r"(-|\\pm)? ?([0-9]+)", match[2])
     values = [int(digits) for sign, digits in signed if sign != "-"]
     values += [-int(digits) for sign, digits in signed if sign]
+    if match[2].isdigit() and values[0] < modulus:
+        is_remainder = not match[1] and re.search(r"\\pmod|\(", text) is not None
+        return Digits("residue", (str(values[0]), str(modulus)), is_remainder=is_remainder)
     classes = [Digits("residue", (str(value), str(modulus))) for value in {value % modulus for value in values}]
     return classes[0] if len(classes) == 1 else UnorderedItems(tuple(classes))
 

@@ -30,7 +30,9 @@ _CHANGED_AFTER = re.compile(
 _APPROXIMATION = re.compile(
     r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost)|\bnot:)\s*\$?\s*$"
 )
-_PERCENT = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)")
+_SUFFIX = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)|(_ ?(?:[0-9]{1,2}|\{(?:[^{}]|\{[^{}]*\})*\}))")
+"""What follows a box and belongs to its content: a percent sign, a base."""
+_REASON = r"(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b"
 _LAST_NUMBER = re.compile(
     r"[0-9]+(?::[0-9]+)+(?: ?[ap]\.?m\b\.?)?|(?<![0-9A-Za-z.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])"
@@ -47,15 +49,17 @@ _RETRACTION = re.compile(
 )
 """What takes an answer back, not within a sentence about something else."""
 _STATED_LATER = re.compile(
-    r"\b(?:answer (?:is|should be|must be|was)|should (?:actually |really |instead )?(?:be|have been))"
-    r"[: ]*([^\n]{1,80}?)(?:[.!?]?$|[.!?] )",
+    r"\b(?:(?P<answer>answer (?:is|should be|must be|was)|(?:final|correct|corrected|right|actual) answer[*_]{0,2}:)"
+    r"|should (?:actually |really |instead )?(?:be|have been))(?: (?:actually|really|instead|now|therefore|thus)\b)?"
+    rf"[: *_]*(?=(?P<value>[^\n]{{1,80}}?)(?:[*_]{{0,2}}[.!?]?[*_]{{0,2}}$|[*_]{{0,2}}[.!?][*_]{{0,2}} |{_REASON}))",
     re.I | re.M,
 )
+"""A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
     r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?!不)[\u4e00-\u9fff，,]){0,9}(?:答案|选(?=\W*[A-H]))"
-    r"[是为：: ]*)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)(?:[.。]?[*_]{0,2}\.?$|[*_]{0,2}\.[*_]{0,2} |。"
-    r"|(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b)",
+    r"[是为：: ]*)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
+    rf"(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
     re.I | re.M,
 )
 """An answer that the start of a sentence or a heading announces, up to the end of its sentence."""
@@ -189,7 +193,8 @@ def _end_of_box(text: str, box: re.Match[str]) -> int | None:
 
 def _content(text: str, box: re.Match[str], end: int) -> str:
     content = text[box.end() : end - box[0].endswith("{")].strip()
-    return content + "%" * bool(_PERCENT.match(text, end))
+    suffix = _SUFFIX.match(text, end)
+    return content if suffix is None else content + (suffix[2] or "%")
 
 
 def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
@@ -204,9 +209,9 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     label = _LABEL.search(before)
     words: list[str | None] = [label[1]] if label is not None else _WORD.findall(_CLAUSE.split(before)[-1])[-3:]
     after = text[end : end + CONTEXT_LENGTH]
-    percent = _PERCENT.match(after) if text[end - 1] == "}" else None
-    close = _CLOSE.match(after)
-    after = after[percent.end() if percent else close.end() if close else 0 :]
+    suffix = _SUFFIX.match(after) if text[end - 1] == "}" else None
+    close = _CLOSE.match(after, suffix.end() if suffix else 0)
+    after = after[close.end() if close else suffix.end() if suffix else 0 :]
     is_closed = close is not None and close[0].strip("} ") != ""
     if _CHANGED_AFTER.match(after) and not is_closed:
         return True
@@ -219,14 +224,20 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
 
 def _is_withdrawn(marked: str, following: str) -> bool:
     """Whether what follows a marked answer states another, or takes it back without stating it again."""
-    statements = _STATED_LATER.findall(following)
-    later, answer = (_parse_or_none(text) for text in (statements[-1] if statements else "", marked))
-    if later is None or answer is None or not (_is_value(later) and _is_value(answer)):
+    statements = list(_STATED_LATER.finditer(following))
+    statements = [statement for statement in statements if statement["answer"]] or statements
+    later, answer = (_parse_or_none(text) for text in (statements[-1]["value"] if statements else "", marked))
+    if later is None or answer is None or not _are_comparable(later, answer):
         return _RETRACTION.search(following) is not None
     try:
         return not same(answer, later)
     except UngradableError:
         return True
+
+
+def _are_comparable(*answers: Answer) -> bool:
+    """Whether answers are all words, or all values."""
+    return all(isinstance(answer, Words) for answer in answers) or all(map(_is_value, answers))
 
 
 def _is_value(answer: Answer) -> bool:
@@ -279,7 +290,9 @@ def _announced(text: str) -> str | None:
     following = text[match.end() :]
     if _DOUBT.search(following) or _is_withdrawn(match["answer"], following):
         return None
-    return match["answer"] if is_marked(match["answer"]) or not (match["label"] or "").endswith(" is") else None
+    is_name = not match["answer"][0].islower() or text[match.start("answer") - 1] in "*_"
+    is_stated = is_marked(match["answer"]) or is_name or not (match["label"] or "").endswith(" is")
+    return match["answer"] if is_stated else None
 
 
 def _stated(line: str) -> Statement | None:

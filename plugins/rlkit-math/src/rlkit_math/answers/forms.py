@@ -19,7 +19,7 @@ from rlkit_math.answers.intervals import intersection, parse_inequality, reals_w
 from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.names import NAME, plain_name
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
-from rlkit_math.answers.number_words import number_in_words
+from rlkit_math.answers.number_words import fraction_in_words, number_in_words
 from rlkit_math.answers.phrases import without_phrases
 from rlkit_math.answers.quantities import parse_compound, parse_decimal_comma, parse_formula, parse_number
 from rlkit_math.answers.values import (
@@ -63,8 +63,10 @@ _PERMUTED = re.compile(
 _CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
 _ROUNDED = re.compile(r"(?:(.*[^ ]) ?)?\\approx ?((-?[0-9]*\.([0-9]+)).*)")
 _CASES = re.compile(r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}")
-_IF = re.compile(r"^(?:if|when|for|where) ")
+_IF = re.compile(r"^(?:if|when|for|where) |(?<=\b[a-z]) is(?: an)?(?= )|(?:(?<=odd)|(?<=even)) integers?$")
+_PARITY = re.compile(r"^(odd|even) ([a-z])$")
 _MIXED = re.compile(r"(-?¤?[0-9]+) and (?=[0-9]+ ?/ ?[0-9]|\\frac)")
+_DECIMAL_COMMA = re.compile("-?[0-9]+,[0-9]+")
 _CONDITION = re.compile(r"[a-z](?: ?\\in ?\\R)? ?(?:\||:|\\mid(?![A-Za-z])) ?")
 """What is before the condition of a set: `x \\mid`."""
 _OF_REALS = re.compile(
@@ -73,6 +75,7 @@ _OF_REALS = re.compile(
 _SUCH_THAT = re.compile(r"\||:|\\mid(?![A-Za-z])")
 _SEPARATOR = re.compile(r",? ?\b(?:and|or)\b|[,;]")
 _COMMAS = re.compile("[,;]")
+_TO = re.compile(r":| to (?=\S)")
 _RELATION = re.compile(
     r"<=|>=|!=|=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|\\in(?![A-Za-z])|\\equiv(?![A-Za-z])"
 )
@@ -161,6 +164,8 @@ def _statement(text: str) -> Answer | None:
         if shared is not None or any("and" in joint for joint in joints):
             return shared
     answer = _unordered(answers, either)
+    if answer is not None and _DECIMAL_COMMA.fullmatch(text):
+        return replace(answer, decimal=parse_number(text.replace(",", ".")))
     return answer if answer is None or not _MIXED.match(text) else replace(answer, mixed=_mixed(text))
 
 
@@ -312,7 +317,7 @@ def _value(text: str) -> Answer | None:
     rounded = _ROUNDED.fullmatch(text)
     if rounded is not None:
         return _exact(rounded)
-    for parse_form in (parse_number, _words, parse_digits, _bracketed):
+    for parse_form in (parse_number, _words, parse_digits, _bracketed, _ratio):
         answer = parse_form(text)
         if answer is not None:
             return answer
@@ -321,12 +326,23 @@ def _value(text: str) -> Answer | None:
     return parse_formula(text)
 
 
+def _ratio(text: str) -> BracketedItems | None:
+    """Parse a ratio of numbers such as `2:\\sqrt3`: its other terms, divided by the last term."""
+    parts = list(split(text, _TO))
+    if len(parts) < 2 or _LONE_LETTER.search(text):
+        return None
+    terms = [term for term in map(parse, parts) if term is not None and not term.variables()]
+    quotients = (Formula(ExpressionNode("ratio", (term, terms[-1]))) for term in terms[:-1])
+    return BracketedItems(":", tuple(quotients)) if len(terms) == len(parts) else None
+
+
 def _piecewise(content: str) -> BracketedItems | None:
     """Parse rows of values with conditions; None if a row has no condition."""
     pieces: list[Answer] = []
     for row in filter(str.strip, content.split("¶")):
         value, _, condition = row.partition("&")
-        answer, case = _statement(value.strip(" ,")), _statement(_IF.sub("", condition.strip(" ,.")))
+        condition = _PARITY.sub(r"\2 \1", _IF.sub("", condition.strip(" ,.")))
+        answer, case = _statement(value.strip(" ,")), _statement(condition)
         if answer is None or not isinstance(case, BracketedItems | Relation | UnorderedItems | Named | Words):
             return None
         pieces.append(BracketedItems("if", (answer, case)))
@@ -352,9 +368,11 @@ def _exact(rounded: re.Match[str]) -> Answer | None:
 
 
 def _words(text: str) -> Words | Number | None:
-    number = number_in_words(text)
+    number, fraction = number_in_words(text), fraction_in_words(text)
     if number is not None:
         return Number((Fraction(number),))
+    if fraction is not None:
+        return Number((fraction,))
     letter = _LETTER.fullmatch(text)
     if letter is not None:
         return Words(letter[1] or text)

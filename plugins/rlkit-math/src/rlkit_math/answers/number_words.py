@@ -1,8 +1,9 @@
-"""Whole numbers in English words: `eighty-four`, `two hundred and five`."""
+"""Numbers in English words: `eighty-four`, `two hundred and five`, `three quarters`."""
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _TO_TEN = "one two three four five six seven eight nine ten "
 _TO_NINETEEN = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -11,6 +12,10 @@ _VALUES = {word: value for value, word in enumerate((_TO_TEN + _TO_NINETEEN).spl
 _VALUES |= {"zero": 0} | {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
 _THOUSANDS = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 NUMBER_WORDS = frozenset({*_VALUES, *_THOUSANDS, "hundred"})
+_PARTS = {f"{word}th": value for word, value in (_VALUES | _THOUSANDS | {"hundred": 100}).items() if value > 3}
+_PARTS |= {f"{word[:-1]}ieth": _VALUES[word] for word in _TENS.split()}
+_PARTS |= {"half": 2, "third": 3, "quarter": 4, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12}
+_FRACTION = re.compile(r"(.+)[- ](?:([a-z]+?)(s?))")
 
 _DIGIT = "|".join(_TO_TEN.split()[:9])
 _TEENS = "|".join(_TO_NINETEEN.split())
@@ -37,3 +42,19 @@ def number_in_words(text: str) -> int | None:
         elif word != "and":
             group += _VALUES[word]
     return total + group
+
+
+def fraction_in_words(text: str) -> Fraction | None:
+    """Return the value of a fraction in words; None for any other text.
+
+    >>> fraction_in_words("three quarters"), fraction_in_words("one-third"), fraction_in_words("three quarter")
+    (Fraction(3, 4), Fraction(1, 3), None)
+    """
+    match = _FRACTION.fullmatch(text.lower().replace("halves", "halfs"))
+    if match is None:
+        return None
+    above = 1 if match[1] in ("a", "an") else number_in_words(match[1])
+    below = _PARTS.get(match[2])
+    if above is None or below is None or (above != 1) is not bool(match[3]):
+        return None
+    return Fraction(above, below)

@@ -42,6 +42,8 @@ class Digits:
     kind: str
     numbers: tuple[str, ...]
     half: str = ""
+    is_remainder: bool = field(default=False, compare=False)
+    """Whether a residue is its remainder as well: `4 (mod 9)`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class UnorderedItems:
     """Whether only one of the items is meant: words, or letters of choices, joined by `or`."""
     mixed: Number | None = None
     """The number that the text is as well: `5 and 1/2`."""
+    decimal: Number | None = field(default=None, compare=False)
+    """The number that a reference such as `3,5` may be as well, if its comma is a decimal one."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ def form_of(answer: Answer | None) -> str:
             return _form_of_number(readings[0], unit)
         case Relation(signs):
             return "equation" if signs == ("=",) else "inequality"
+        case BracketedItems(":"):
+            return "ratio"
         case BracketedItems(brackets):
             return "set" if brackets == "{}" else "tuple or interval"
         case Words(text):
