@@ -56,8 +56,9 @@ def _own(name: str, *more: str) -> tuple[str, ...]:
 SUITES = {
     "hubs": Suite(
         (
-            "rlkit/loggers.py", "plugins/rlkit-trackers/src/**/*.py", "rlkit/ops/quantization.py",
-            "rlkit/models/load.py", "rlkit/agents.py",
+            "rlkit/loggers.py",
+            "plugins/rlkit-trackers/src/**/*.py", "plugins/rlkit-optimizers/src/**/*.py", "rlkit/ops/quantization.py",
+            "rlkit/models/load.py", "rlkit/models/optimizer_state.py", "rlkit/distributed/fsdp2.py", "rlkit/agents.py",
             "plugins/rlkit-agents/src/rlkit_agents/**/*.py", "rlkit/rollout/recorded.py", "rlkit/rollout/rendering.py",
             "rlkit/rollout/template.py", "rlkit/losses/dpo.py", "tests/vendors.py",
             "plugins/rlkit-env-verifiers/src/**/*.py", "plugins/rlkit-env-openenv/src/**/*.py", "tests/hubs/**/*.py",
@@ -66,6 +67,8 @@ SUITES = {
         ("tests/hubs",),
         (
             "tests/hubs/test_quantization.py", "tests/hubs/test_trackers.py", "tests/hubs/test_trl.py",
+            "tests/hubs/test_adamw_8bit.py::test_large_weights_are_those_of_bitsandbytes",
+            "tests/hubs/test_adamw_8bit.py::test_a_resumed_run_ends_with_the_same_bits",
             "tests/hubs/test_verifiers.py::test_several_turns_are_one_sample",
             "tests/hubs/test_openenv.py::test_equal_seeds_play_equal_episodes",
         ),

@@ -120,6 +120,8 @@ def _set_flag(
     key = flag.removeprefix("--")
     if flag.endswith(".help"):
         line.help.append((key.removesuffix(".help"), value))
+    elif _is_switch(keywords):
+        line.problems.append(f"{flag} takes no value; write {flag} alone, or leave it out")
     elif flag in JSONARGPARSE:
         line.problems.append(f"{flag} is not an option of rlkit: {JSONARGPARSE[flag]}")
     elif value is not None and _SURROGATE.search(value):
@@ -152,7 +154,7 @@ def parse(
     Args:
         verb: The verb of the command line, for messages.
         argv: The words after the verb.
-        own: The verb's own options.
+        own: The verb's own options. With a value of `--gpu`, the recipe is planned for a GPU that this machine may lack.
         trains: Whether the verb makes runs, so that recipe files may not set paths outside of the run folder.
         run_of: Returns the run folder whose recipe is taken if none is given, by the verb's own options, of which
             `ALLOW_CODE` is one.

@@ -138,7 +138,8 @@ class HalfWeights(Precision):
     """Keeps weights in bfloat16, without casting inputs or outputs.
 
     Args:
-        trained: Whether to round trained weights too, which are float32 otherwise.
+        trained: Whether to round trained weights too, which are float32 otherwise. Heads with one output stay float32:
+            scores and values are compared with small differences.
     """
 
     precision = "bf16-true"  # type: ignore[assignment]
@@ -149,7 +150,7 @@ class HalfWeights(Precision):
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Round the weights but not the buffers: the rotary frequencies stay float32."""
         for parameter in module.parameters():
-            if self.trained or not parameter.requires_grad:
+            if not parameter.requires_grad or (self.trained and parameter.shape[:1] != (1,)):
                 parameter.data = parameter.data.to(torch.bfloat16)
         return module
 

@@ -352,14 +352,14 @@ def explained(model: Model, source: Source) -> Iterator[None]:
         first_line = shorten(str(error).strip().split("\n")[0], 300)
         names = [] if os.path.isdir(source.location) else [*SHIPPED, *map(str, Path(model.path).parent.glob("*/"))]
         near = get_close_matches(model.path, names, 1, 0.5)
-        subject = f"did you mean {near[0]!r}? It" if near else "which" if source.base is None else f"{source}, which"
+        hint = f" (did you mean {near[0]!r}?)" if near else "" if source.base is None else f", {source}"
         if unreachable(error):
             raise UnavailableError(
-                f"model.path is {show(model.path)}, {subject} cannot be loaded: it is no folder here, and the hub "
+                f"model.path is {show(model.path)}{hint}, which cannot be loaded: it is no folder here, and the hub "
                 "cannot be reached. Where there is a network, download it with "
                 f"`hf download {show(source.model)[1:-1]} --local-dir FOLDER`, and set model.path to that folder"
             ) from error
         raise RecipeError(
-            f"model.path is {show(model.path)}, {subject} cannot be loaded: {first_line} Use a folder with a model (as "
-            "safetensors), an adapter or a run, a name on the hub, or `tiny`"
+            f"model.path is {show(model.path)}{hint}, which cannot be loaded: {first_line} Use a folder with a model "
+            "(as safetensors), an adapter or a run, a name on the hub, or `tiny`"
         ) from error

@@ -236,9 +236,10 @@ def _check_bfloat16(recipe: Recipe) -> Iterator[str]:
     """Yield what loses small updates of weights that are trained in bfloat16."""
     for name, section in (("train", recipe.train), ("critic", recipe.critic)):
         if section is not None and not section.optimizer.trains_bfloat16:
+            remedy = "set " if recipe.fabric.shards else f"set {name}.optimizer: AdamW8bit, or "
             yield (
                 f"fabric.precision is 'bf16-true', in which most small updates of {type(section.optimizer).__name__} "
-                f"round to zero; set {name}.optimizer: AdamW8bit, or fabric.precision: bf16-mixed"
+                f"round to zero; {remedy}fabric.precision: bf16-mixed"
             )
     averages = {"train.ema": recipe.train.ema, "reference.mix": recipe.reference and recipe.reference.mix}
     for name, value in averages.items():

@@ -162,7 +162,6 @@ def _trainer_bytes(recipe: Recipe, size: Size, shards: int) -> float:
     frozen_width = frozen_bytes(recipe.model, recipe.fabric)
     teachers = {} if recipe.teacher is None or recipe.teacher.urls is not None else recipe.teacher.paths()
     frozen_models = (recipe.needs_reference and not size.lora) + len(set(teachers.values()))
-    trained_width = 2 if recipe.trains_bfloat16 else 4  # of weights and gradients; moments take 8
-    trained = (2 * trained_width + 8) * size.trained + frozen_width * (size.base + size.lora - size.trained)
+    trained = 16 * size.trained + frozen_width * (size.base + size.lora - size.trained)
     models = trained * (1 if recipe.critic is None else 2) + frozen_models * frozen_width * size.base
     return models / shards

@@ -43,7 +43,7 @@ def train(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: 
 
 
 def test_large_weights_are_those_of_bitsandbytes() -> None:
-    """Weights of whole blocks, of blocks and a rest, and a matrix that is larger than a chunk."""
+    """Weights of whole blocks, and of blocks and a rest."""
     shapes = (64, 128), (100, 51), (70, 70)
     ours, theirs = weights_of(*shapes), weights_of(*shapes)
     train(own(ours), ours, 5)
@@ -59,12 +59,26 @@ def test_small_weights_are_those_of_torch() -> None:
         torch.testing.assert_close(weight, expected)
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, chunked = (weights_of((100, 51), (64, 128)) for _ in range(2))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, chunked = (weights_of((100, 51), (64, 128), dtype=dtype) for _ in range(2))
     train(own(whole), whole, 3)
     monkeypatch.setattr(blockwise, "CHUNK", 1024)
     train(own(chunked), chunked, 3)
     assert all(map(torch.equal, whole, chunked))
+
+
+def test_a_loaded_state_goes_on_with_the_same_bits() -> None:
+    through, parts = (weights_of((64, 128), (7,), dtype=torch.bfloat16) for _ in range(2))
+    optimizer = own(through)
+    train(optimizer, through, 1)
+    first = own(parts)
+    train(first, parts, 1)
+    second = own(parts)
+    second.load_state_dict(first.state_dict())
+    train(optimizer, through, 1)
+    train(second, parts, 1)
+    assert all(map(torch.equal, through, parts))
 
 
 def test_a_number_has_two_bytes_of_state() -> None:

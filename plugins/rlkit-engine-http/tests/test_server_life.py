@@ -257,8 +257,7 @@ def test_a_server_that_dies_between_rollouts_is_back_at_sync(trainer: Trainer) -
     [server] = engine.fleet.owned
     os.kill(pid_of(server), signal.SIGKILL)
     wait_until(lambda: server.ended)
-    ending = r"could not pause: its process ended; restarting it\. The last line of its log /.*/server\.log: \[rlkit\] "
-    with pytest.warns(UserWarning, match=f"{ending}the process ended with exit code -9"):
+    with pytest.warns(UserWarning, match=r"could not pause: its process ended; restarting it"):
         trainer.sync(engine, 3)
     assert all_written(trainer.ask(engine, 4), 3, trainer.version)
     assert engine.health()["restarts"] == 1

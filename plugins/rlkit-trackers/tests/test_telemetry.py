@@ -21,28 +21,28 @@ from rlkit.run.metrics_log import open_loggers
 from tests.conftest import FAST, read_jsonl
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def gauges(port: int) -> dict[str, float]:
+def gauges(port: int) -> dict[tuple[str, str], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     samples = [sample for family in families for sample in family.samples]
     assert {sample.labels["run"] for sample in samples} == {"mine"}
-    return {sample.name: sample.value for sample in samples}
+    return {(sample.name, sample.labels["metric"]): sample.value for sample in samples}
 
 
-def test_prometheus_reads_the_last_step_until_the_run_ends(tmp_path: Path, port: int) -> None:
-    logger = Prometheus(port)
+def test_prometheus_reads_the_last_step_until_the_run_ends(tmp_path: Path) -> None:
+    """Metrics whose names Prometheus cannot tell apart have a label."""
+    logger = Prometheus()
+    logger.port = 0  # a free one
     logger.open(LoggedRun(tmp_path / "mine", "abc", {}, 0))
-    logger.log_metrics({"reward/mean": 0.25, "sources/gsm8k-hard/reward": 1.0}, 1)
+    port = logger._server.server_port
+    logger.log_metrics({"reward/mean": 0.25, "sources/a-b": 1.0, "sources/a_b": 0.75}, 1)
     logger.log_metrics({"reward/mean": 0.5}, 2)
-    last = {"rlkit_reward_mean": 0.5, "rlkit_sources_gsm8k_hard_reward": 1.0, "rlkit_step": 2.0}
-    assert gauges(port) == last
+    assert gauges(port) == {
+        ("rlkit_reward_mean", "reward/mean"): 0.5,
+        ("rlkit_sources_a_b", "sources/a-b"): 1.0,
+        ("rlkit_sources_a_b", "sources/a_b"): 0.75,
+        ("rlkit_step", "step"): 2.0,
+    }
     logger.finalize("success")
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
         pass
@@ -118,17 +118,18 @@ def test_a_collector_gets_a_point_of_each_metric_and_a_span_of_each_step(collect
     assert spans[1].start_time_unix_nano == spans[0].end_time_unix_nano
 
 
-def test_a_collector_that_is_down_is_named_and_costs_no_run(
-    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+def test_a_collector_that_is_down_is_named_and_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     notes: list[str] = []
-    [thread] = open_loggers([OpenTelemetry()], LoggedRun(tmp_path, "abc", {}, 0), notes.append)
-    thread.log_metrics({"reward/mean": 0.25}, 1)
-    thread.finalize("success", timeout=120.0)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # it does not listen
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        [thread] = open_loggers([OpenTelemetry()], LoggedRun(tmp_path, "abc", {}, 0), notes.append)
+        thread.log_metrics({"reward/mean": 0.25}, 1)
+        thread.finalize("success", timeout=120.0)
     assert len(notes) == 1
-    assert "takes no metrics; check OTEL_EXPORTER_OTLP_ENDPOINT" in notes[0]
+    assert "takes no metrics or no spans; check OTEL_EXPORTER_OTLP_ENDPOINT" in notes[0]
     assert str(port) not in notes[0]  # an address may have a password
 
 

@@ -42,6 +42,12 @@ def test_a_recipe_is_shown_without_models_or_a_trainer() -> None:
     assert not {"lightning.fabric", "transformers", "torch._dynamo", "sympy", "rlkit.train.rl", "pyarrow"} & loaded
 
 
+def test_a_recipe_is_explained_without_models_or_a_trainer() -> None:
+    loaded = loaded_by(HELP.format(["explain", "quickstart"]))
+    assert "rlkit_inspect.explain" in loaded
+    assert not {"lightning.fabric", "transformers", "rlkit.train.rl"} & loaded
+
+
 RUN = """
 from rlkit.base.imports import import_lazily
 import_lazily()

@@ -159,6 +159,18 @@ def test_code_of_a_run_folder_needs_a_flag(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("verb", [["fit", "--resume=run"], ["reward", "try", "--rollouts=run"], ["replay", "run"]])
+def test_a_value_of_the_flag_allows_nothing(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_text(CODE)
+    (tmp_path / "r.py").write_text("open('ran', 'w')\ndef f(completions): return [0.0]\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([*verb, "--allow-code=false"]) == 2
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_flag_and_a_named_recipe_allow_the_code(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "recipe.yaml").write_text(CODE)

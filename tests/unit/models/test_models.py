@@ -196,7 +196,7 @@ def test_a_misspelt_model_is_answered_with_the_nearest(
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "mymodle.txt").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=rf"^model.path is '{path}', did you mean '{near}'\? It cannot be loaded: "):
+    with pytest.raises(RecipeError, match=rf"^model.path is '{path}' \(did you mean '{near}'\?\), which cannot"):
         load_policy(Model(path))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlkit.api.prompts import mixture_recipe
 from rlkit.base.terminal import echo
 from rlkit.base.text import counted
 from rlkit.commands import parse
@@ -121,7 +120,11 @@ def _loss(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _mixtures(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    for name, mixture in (recipe.mix or {}).items():
+    if not recipe.mix:
+        return
+    from rlkit.api.prompts import mixture_recipe  # which loads what trains
+
+    for name, mixture in recipe.mix.items():
         alone = mixture_recipe(mixture, recipe)
         loss = alone.loss
         rows = (

@@ -107,7 +107,10 @@ def _remedies(setting: Setting) -> str:
         "train.checkpoint_activations: true": not train.checkpoint_activations,
         "fabric.precision: bf16-true with train.optimizer: AdamW8bit": model.lora is None
         and setting.shards == 1
-        and not setting.recipe.trains_bfloat16,
+        and not setting.recipe.trains_bfloat16
+        and setting.critic is None
+        and train.ema is None
+        and setting.recipe.reference is None,
         "fabric.precision: bf16-mixed": setting.precision == "float32",
         "fabric.strategy: fsdp2 on more GPUs": setting.shards == 1,
     }

@@ -20,7 +20,8 @@ class AdamW8bit(Optimizer):
 
     The state of a weight takes 2 bytes instead of 8. With `fabric.precision: bf16-true` weights and gradients take 2
     bytes each instead of 4: weights are rounded stochastically, so that they follow small updates in the mean (Gupta et
-    al. 2015, arXiv:1502.02551). Moments of tensors with fewer than 4,096 numbers stay in float32.
+    al. 2015, arXiv:1502.02551). Moments of tensors with fewer than 4,096 numbers stay in float32. Gradients of
+    micro-batches add up in the dtype of their weight.
 
     Args:
         betas: Decays of the first and the second moment.

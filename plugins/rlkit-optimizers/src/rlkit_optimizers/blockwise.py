@@ -38,12 +38,25 @@ class BlockwiseAdamW(torch.optim.Optimizer):
         lr: Learning rate.
         betas: Decays of the first and the second moment.
         eps: Number added to the root of the second moment.
+
+    Raises:
+        ValueError: A weight is neither float32 nor bfloat16.
     """
 
     def __init__(self, groups: Sequence[dict[str, object]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
         weights = [weight for group in self.param_groups for weight in group["params"]]
+        dtypes = {weight.dtype for weight in weights} - {torch.float32, torch.bfloat16}
+        if dtypes:
+            raise ValueError(f"weights are {dtypes.pop()}, expected float32 or bfloat16")
         self._indices = {weight: index for index, weight in enumerate(weights)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; torch itself would cast codes and scales to the dtype of their weight."""
+        super().load_state_dict(state_dict)
+        for weight, index in self._indices.items():
+            saved = state_dict["state"].get(index, {})
+            self.state[weight].update({key: value.clone() for key, value in saved.items()})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -98,7 +111,7 @@ class BlockwiseAdamW(torch.optim.Optimizer):
 def _zeros(weight: Tensor) -> dict[str, Tensor]:
     """Return the state before the first step."""
     step = torch.zeros((), dtype=torch.float32)
-    if weight.numel() < SMALLEST:
+    if weight.numel() < SMALLEST or not weight.is_contiguous():
         moments = torch.zeros_like(weight, dtype=torch.float32)
         return {"step": step, "exp_avg": moments, "exp_avg_sq": moments.clone()}
     codes = torch.zeros_like(weight, dtype=torch.uint8)

@@ -224,11 +224,12 @@ class InferenceServer:
         self.state = ServerState.COLD
 
     async def _last_line(self) -> str:
-        """Return the end of the log for a sentence; nothing if it is empty, or on a machine that does not answer."""
+        """Return the server's last line of the log for a sentence; nothing if there is none that can be read."""
         assert self.process is not None
         lines: list[str] = []
-        with contextlib.suppress(TimeoutError):
-            lines = (await asyncio.wait_for(asyncio.to_thread(self.process.tail), TAIL_SECONDS)).splitlines()
+        with contextlib.suppress(OSError):  # also TimeoutError, of a machine that does not answer
+            tail = await asyncio.wait_for(asyncio.to_thread(self.process.tail), TAIL_SECONDS)
+            lines = [line for line in tail.splitlines() if line and not line.startswith("[rlkit]")]
         return f". The last line of its log {self.process.log}: {lines[-1]}" if lines else ""
 
     async def _reset(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from rlkit.base.names import USER_ONLY
 from rlkit.base.ranges import NUMBER
 from rlkit.interfaces.callback import LoggedRun
 from rlkit_trackers.packaged import PackagedLogger
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from prometheus_client import CollectorRegistry, Gauge
 
+Host = Annotated[Literal["127.0.0.1", "0.0.0.0"], USER_ONLY]
 Port = Annotated[int, Ge(1), Le(2**16 - 1), NUMBER]
 
 
 class Prometheus(PackagedLogger):
     """An address from which Prometheus reads the last step's metrics: `/metrics` of a port of this machine.
 
-    `reward/mean` is the gauge `rlkit_reward_mean`, with the name of the run folder as its label `run`.
+    `reward/mean` is the gauge `rlkit_reward_mean`; its labels are the name of the run folder (`run`) and of the metric.
 
     Args:
         port: Number of the port.
@@ -40,7 +42,7 @@ class Prometheus(PackagedLogger):
     _thread: Thread
     _registry: CollectorRegistry
 
-    def __init__(self, port: Port = 9464, host: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1") -> None:
+    def __init__(self, port: Port = 9464, host: Host = "127.0.0.1") -> None:
         self.port = port
         self.host = host
 
@@ -64,12 +66,11 @@ class Prometheus(PackagedLogger):
         """Set the gauges."""
         from prometheus_client import Gauge
 
-        for name, value in {**metrics, "step": step}.items():
-            gauge = self._gauges.get(name)
-            if gauge is None:
-                metric = "rlkit_" + re.sub(r"\W", "_", name, flags=re.ASCII)
-                gauge = self._gauges[name] = Gauge(metric, name, ["run"], registry=self._registry)
-            gauge.labels(self._run).set(value)
+        for metric, value in {**metrics, "step": step}.items():
+            name = "rlkit_" + re.sub(r"\W", "_", metric, flags=re.ASCII)  # several metrics may share it
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(name, "A metric of rlkit", ["run", "metric"], registry=self._registry)
+            self._gauges[name].labels(self._run, metric).set(value)
 
     def finalize(self, status: str) -> None:
         """Close the address."""
@@ -99,21 +100,21 @@ class OpenTelemetry(PackagedLogger):
 
     def start(self, run: LoggedRun) -> None:
         """Start the exporters."""
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        from rlkit_trackers.otlp import MetricExporter
+        from rlkit_trackers.otlp import MetricExporter, SpanExporter
 
         names = {"service.name": self.service, "service.instance.id": run.run_id, "rlkit.run": run.folder.name}
         resource = Resource.create(names)
-        self._exporter = MetricExporter()
-        self._metrics = MeterProvider([PeriodicExportingMetricReader(self._exporter)], resource)
+        metrics, spans = MetricExporter(), SpanExporter()
+        self._exporters = (metrics, spans)
+        self._metrics = MeterProvider([PeriodicExportingMetricReader(metrics)], resource)
         self._traces = TracerProvider(resource=resource)
-        self._traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._traces.add_span_processor(BatchSpanProcessor(spans))
         self._meter = self._metrics.get_meter("rlkit")
         self._gauges: dict[str, _Gauge] = {}
         self._last = time.time_ns()
@@ -135,9 +136,9 @@ class OpenTelemetry(PackagedLogger):
         self._last = time.time_ns()
         span.end(self._last)
         self._metrics.force_flush()
-        if self._exporter.refused:
+        if any(exporter.refused for exporter in self._exporters):
             raise ConnectionError(
-                "the collector takes no metrics; check OTEL_EXPORTER_OTLP_ENDPOINT (unset, it is http://localhost:4318)"
+                "the collector takes no metrics or no spans; check OTEL_EXPORTER_OTLP_ENDPOINT (unset, it is http://localhost:4318)"
             )
 
     def finalize(self, status: str) -> None:

@@ -27,9 +27,7 @@ _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
     r"|[A-Za-z](?![A-Za-z])"
 )
-_APPROXIMATION = re.compile(
-    r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost)|\bnot:)\s*\$?\s*$"
-)
+_APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
 _SUFFIX = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)|(_ ?(?:[0-9]{1,2}|\{(?:[^{}]|\{[^{}]*\})*\}))")
 """What follows a box and belongs to its content: a percent sign, a base."""
 _REASON = r"(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b"
