@@ -154,7 +154,8 @@ def parse(
     Args:
         verb: The verb of the command line, for messages.
         argv: The words after the verb.
-        own: The verb's own options. With a value of `--gpu`, the recipe is planned for a GPU that this machine may lack.
+        own: The verb's own options. With a value of `--gpu` among them, the recipe is planned for a GPU that this
+            machine may lack.
         trains: Whether the verb makes runs, so that recipe files may not set paths outside of the run folder.
         run_of: Returns the run folder whose recipe is taken if none is given, by the verb's own options, of which
             `ALLOW_CODE` is one.
