@@ -133,6 +133,16 @@ def test_a_huge_file_is_not_read_whole(name: str, tmp_path: Path, capsys: pytest
 CODE = RECIPE.replace("MathReward", "{class_path: PythonReward, init_args: {function: 'r.py:f', allow_code: true}}")
 
 
+@pytest.fixture
+def run_with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder with `run`, whose reward is code that leaves the file `ran`."""
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_text(CODE)
+    (tmp_path / "r.py").write_text("open('ran', 'w')\ndef f(completions): return [0.0]\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     "argv",
     [
@@ -146,29 +156,19 @@ CODE = RECIPE.replace("MathReward", "{class_path: PythonReward, init_args: {func
     ],
 )
 def test_code_of_a_run_folder_needs_a_flag(
-    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    argv: list[str], run_with_code: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = write_run(tmp_path / "run")
-    (run / "recipe.yaml").write_text(CODE)
-    (tmp_path / "r.py").write_text("open('ran', 'w')\ndef f(completions): return [0.0]\n")
-    monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert "run/recipe.yaml has reward.init_args.allow_code: true, so that 'r.py:f' would run; rlkit asks for" in error
     assert "as it may be a stranger's: if you trust it, add --allow-code, or name it yourself: --recipe run/" in error
-    assert not (tmp_path / "ran").exists()
+    assert not (run_with_code / "ran").exists()
 
 
 @pytest.mark.parametrize("verb", [["fit", "--resume=run"], ["reward", "try", "--rollouts=run"], ["replay", "run"]])
-def test_a_value_of_the_flag_allows_nothing(
-    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = write_run(tmp_path / "run")
-    (run / "recipe.yaml").write_text(CODE)
-    (tmp_path / "r.py").write_text("open('ran', 'w')\ndef f(completions): return [0.0]\n")
-    monkeypatch.chdir(tmp_path)
+def test_a_value_of_the_flag_allows_nothing(verb: list[str], run_with_code: Path) -> None:
     assert main([*verb, "--allow-code=false"]) == 2
-    assert not (tmp_path / "ran").exists()
+    assert not (run_with_code / "ran").exists()
 
 
 def test_the_flag_and_a_named_recipe_allow_the_code(tmp_path: Path) -> None:

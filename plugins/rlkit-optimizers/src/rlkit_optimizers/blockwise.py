@@ -55,8 +55,9 @@ class BlockwiseAdamW(torch.optim.Optimizer):
         """Load a state; torch itself would cast codes and scales to the dtype of their weight."""
         super().load_state_dict(state_dict)
         for weight, index in self._indices.items():
+            state = self.state[weight]  # where torch has moved it
             saved = state_dict["state"].get(index, {})
-            self.state[weight].update({key: value.clone() for key, value in saved.items()})
+            state.update({key: value.to(state[key].device, copy=True) for key, value in saved.items()})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]

@@ -229,7 +229,7 @@ class InferenceServer:
         lines: list[str] = []
         with contextlib.suppress(OSError):  # also TimeoutError, of a machine that does not answer
             tail = await asyncio.wait_for(asyncio.to_thread(self.process.tail), TAIL_SECONDS)
-            lines = [line for line in tail.splitlines() if line and not line.startswith("[rlkit]")]
+            lines = [line for line in tail.splitlines() if line and not line.startswith("[rlkit] the process ended")]
         return f". The last line of its log {self.process.log}: {lines[-1]}" if lines else ""
 
     async def _reset(self) -> None:

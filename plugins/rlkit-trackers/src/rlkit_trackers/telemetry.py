@@ -117,7 +117,7 @@ class OpenTelemetry(PackagedLogger):
         self._traces.add_span_processor(BatchSpanProcessor(spans))
         self._meter = self._metrics.get_meter("rlkit")
         self._gauges: dict[str, _Gauge] = {}
-        self._last = time.time_ns()
+        self._logged_at = time.time_ns()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Set the gauges, end the step's span and send both.
@@ -131,14 +131,15 @@ class OpenTelemetry(PackagedLogger):
                 gauge = self._gauges[name] = self._meter.create_gauge(f"rlkit.{name.replace('/', '.')}")
             gauge.set(value)
         times = {name: value for name, value in metrics.items() if name.startswith("time/")}
-        span = self._traces.get_tracer("rlkit").start_span("step", start_time=self._last, attributes=times)
+        span = self._traces.get_tracer("rlkit").start_span("step", start_time=self._logged_at, attributes=times)
         span.set_attribute("step", step)
-        self._last = time.time_ns()
-        span.end(self._last)
+        self._logged_at = time.time_ns()
+        span.end(self._logged_at)
         self._metrics.force_flush()
         if any(exporter.refused for exporter in self._exporters):
             raise ConnectionError(
-                "the collector takes no metrics or no spans; check OTEL_EXPORTER_OTLP_ENDPOINT (unset, it is http://localhost:4318)"
+                "the collector takes no metrics or no spans; check OTEL_EXPORTER_OTLP_ENDPOINT (unset, it is "
+                "http://localhost:4318)"
             )
 
     def finalize(self, status: str) -> None:

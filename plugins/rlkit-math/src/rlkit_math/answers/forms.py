@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, permutations
 from typing import TypeGuard
@@ -14,12 +13,11 @@ from rlkit_math.answers import evaluate
 from rlkit_math.answers.brackets import CLOSING, OPENING, closing, depth_of, separators, split
 from rlkit_math.answers.conditions import split_condition
 from rlkit_math.answers.digits import parse_date, parse_digits, parse_residues
-from rlkit_math.answers.expression import FUNCTIONS, MAX_DEPTH, parse
+from rlkit_math.answers.expression import MAX_DEPTH, parse
 from rlkit_math.answers.intervals import intersection, parse_inequality, reals_without
 from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.names import NAME, plain_name
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
-from rlkit_math.answers.number_words import fraction_in_words, number_in_words
 from rlkit_math.answers.phrases import without_phrases
 from rlkit_math.answers.quantities import parse_compound, parse_decimal_comma, parse_formula, parse_number
 from rlkit_math.answers.values import (
@@ -33,6 +31,7 @@ from rlkit_math.answers.values import (
     UnorderedItems,
     Words,
 )
+from rlkit_math.answers.words import parse_words
 
 MAX_LENGTH = 500
 """Maximum number of characters of a final answer."""
@@ -45,15 +44,6 @@ _NO_SOLUTION = re.compile(
     r"(?: exists?)?",
     re.I,
 )
-_LETTER = re.compile(r"\(?([A-Za-z])\)|[A-Za-z]")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*\.?(?: [A-Za-z][A-Za-z'-]*\.?){0,4}")
-_SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
-_ARTICLE = re.compile(r"(?:an?|the) ", re.I)
-_INFINITELY = re.compile(r"infinitely many [a-z]+", re.I)
-_CLASS = re.compile(r"(?<=[a-z]{3}) (?:triangle|function|number|series|sequence)s?$")
-"""What an adjective describes: `isosceles triangle`."""
-_ABBREVIATIONS = {"dne": "does not exist"}
-_TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 _MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)\\end ?\{\1\} ?[)\]]?")
 MAX_PERMUTED = 4
 """Maximum number of items of a tuple whose permutations are answers, too."""
@@ -317,7 +307,7 @@ def _value(text: str) -> Answer | None:
     rounded = _ROUNDED.fullmatch(text)
     if rounded is not None:
         return _exact(rounded)
-    for parse_form in (parse_number, _words, parse_digits, _bracketed, _ratio):
+    for parse_form in (parse_number, parse_words, parse_digits, _bracketed, _ratio):
         answer = parse_form(text)
         if answer is not None:
             return answer
@@ -365,28 +355,6 @@ def _exact(rounded: re.Match[str]) -> Answer | None:
         return None
     exact = replace(exact, unit=exact.unit or approximation.unit)
     return replace(exact, rounded=approximation) if isinstance(exact, Formula) else exact
-
-
-def _words(text: str) -> Words | Number | None:
-    number, fraction = number_in_words(text), fraction_in_words(text)
-    if number is not None:
-        return Number((Fraction(number),))
-    if fraction is not None:
-        return Number((fraction,))
-    letter = _LETTER.fullmatch(text)
-    if letter is not None:
-        return Words(letter[1] or text)
-    shape = _SHAPE.fullmatch(text)
-    if shape is not None:
-        return Words(" ".join(shape.groups()))
-    if not _WORDS.fullmatch(text) or len(text) > 60:
-        return None
-    runs = re.findall(r"[A-Za-z]+", text)
-    if any((len(run) > 2 and run not in FUNCTIONS) or run.lower() in _TWO_LETTERS for run in runs):
-        text = _CLASS.sub("", text)
-        text = _ABBREVIATIONS.get(text.lower(), text)
-        return Words(_INFINITELY.sub("infinitely many", _ARTICLE.sub("", text)).replace(".", ""))
-    return None
 
 
 def _bracketed(text: str) -> Answer | None:
