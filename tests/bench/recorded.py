@@ -45,9 +45,8 @@ ROWS = {
 
 def rlkit_side(row: Row, model: Path, rows: list[dict[str, Any]], steps: int) -> None:
     """Train with rlkit's defaults."""
-    from rlkit_engine_torch.recorded import Recorded
-
     from rlkit import Recipe, fit
+    from rlkit.engines import Recorded
     from rlkit.losses.cross_entropy import CrossEntropy
     from rlkit.losses.dpo import DPO
     from rlkit.recipe import Fabric, Model, Rollout, Save, Train
