@@ -19,6 +19,7 @@ import pytest
 import torch
 from rlkit_authors.models import build_tokenizer
 from rlkit_engine_torch.sampling import Truncation, truncate
+from rlkit_inspect.docs import page
 from rlkit_servers.api import ServerOutput
 from rlkit_servers.engine import ServerEngine
 from rlkit_servers.retry import ServerRetryPolicy
@@ -107,6 +108,14 @@ class Trainer:
         answers = self.ask(engine, [request(p, temperature=0.0) for p in PROMPTS])
         assert all(v == self.version for a in answers for v in a.versions)
         return [a.tokens for a in answers] == [self.greedy(p, 24) for p in PROMPTS]
+
+
+def documented_architectures() -> set[str]:
+    """Return the classes of the architectures in the table of tested models."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page("tested-models").splitlines()]
+    return {CLASSES[row[0]] for row in rows if len(row) == 7 and row[0] in CLASSES}
 
 
 def request(tokens: tuple[int, ...], sample: int = 0, session: str = "s", **sampling: Any) -> Request:
