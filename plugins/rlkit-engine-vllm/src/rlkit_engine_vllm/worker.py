@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
@@ -95,6 +96,8 @@ class SafetensorsTransfer(WeightTransferEngine[NoInit, SafetensorsUpdate]):
             self._load(self._receiver.copies.items())
 
     def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        if self.device.type == "cpu":
+            forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
         try:
             self.model.load_weights(weights)
@@ -108,6 +111,14 @@ class SafetensorsTransfer(WeightTransferEngine[NoInit, SafetensorsUpdate]):
 
     def shutdown(self) -> None:
         pass
+
+
+def forget_expert_kernels(model: torch.nn.Module) -> None:
+    """Let experts be packed as at the first load: beside an existing kernel, vLLM's reload leaves them unpacked."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod):
+            method.moe_kernel = None
 
 
 def pack_heads(model: torch.nn.Module) -> None:
