@@ -28,6 +28,10 @@ _CHANGED_AFTER = re.compile(
     r"|[A-Za-z](?![A-Za-z])"
 )
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
+_BOUND = re.compile(
+    r"\b(?:(?:no |not )?(?:greater|less|more|fewer|larger|smaller|higher|lower) than|at (?:least|most))\s*\$?\s*$"
+)
+_FORMULA = re.compile(r"\$[^$]*\$|\\[A-Za-z]+")
 _SUFFIX = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)|(_ ?(?:[0-9]{1,2}|\{(?:[^{}]|\{[^{}]*\})*\}))")
 """What follows a box and belongs to its content: a percent sign, a base."""
 _REASON = r"(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b"
@@ -65,7 +69,8 @@ _DOUBT = re.compile(r"(?:^|[\s.!?])(?:no[.,:!]|wait\b|oops\b|wrong\b|so it(?: i|
 """Words after an announced answer with which it is checked and found wrong."""
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
 _CLAUSE = re.compile(
-    r"[.!?=]|,(?= (?:the|so|we|it|then)\b)|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b",
+    r"[.!?=]|,(?= (?:the|so|we|it|then|namely|giving|making|leaving|yielding|which (?:gives|is|makes))\b)"
+    r"|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b",
     re.I,
 )
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
@@ -86,7 +91,7 @@ _OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
 _CHOSEN = re.compile(
     r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
 )
-_BOLD = re.compile(r".*\*\*([^*]+)\*\*\W*$")
+_BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*| [A-Za-z ]{1,40}[.!]?)$")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
@@ -199,13 +204,14 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     """Whether a sign, an operator or a word beside a span changes its meaning; a box may be an approximation."""
     line_before = text[max(text.rfind("\n", 0, start) + 1, start - CONTEXT_LENGTH) : start]
     before = _OPEN.sub("", _TAG.split(line_before)[-1])
-    before = _APPROXIMATION.sub("", before) if boxed else before
+    before = _BOUND.sub("", _APPROXIMATION.sub("", before)) if boxed else before
     bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
     listed = _LIST_BEFORE.search(_OPEN.sub("", _SENTENCE.split(line_before)[-1]))
     if (_CHANGED_BEFORE.search(before) and not bullet) or listed:
         return True
     label = _LABEL.search(before)
-    words: list[str | None] = [label[1]] if label is not None else _WORD.findall(_CLAUSE.split(before)[-1])[-3:]
+    clause = _FORMULA.sub(" ", _CLAUSE.split(before)[-1])
+    words: list[str | None] = [label[1]] if label is not None else _WORD.findall(clause)[-3:]
     after = text[end : end + CONTEXT_LENGTH]
     suffix = _SUFFIX.match(after) if text[end - 1] == "}" else None
     close = _CLOSE.match(after, suffix.end() if suffix else 0)

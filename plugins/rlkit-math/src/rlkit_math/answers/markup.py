@@ -15,6 +15,8 @@ _SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|｜][^<>\s]{1,40}[|｜]>|</[a-z]\w*>|
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 _NEW_ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
 _COLOR = re.compile(r"\\(?:text)?color ?\{[A-Za-z]+\}")
+_THIN_GROUPS = re.compile(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))")
+"""Spaces between thousands: `10\\,000`."""
 _DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:left|right) ?\.")
 _SPACES = re.compile(
     r"\\[,;: ]|\\(?:q?quad|enspace|thinspace|space|hfill)(?![A-Za-z])|\\(?:hspace|[hv]?phantom|tag)\*? ?\{[^{}]*\}"
@@ -27,7 +29,7 @@ _ROWS = re.compile(
 """Rows that are a chain of equal values or a system of equations."""
 _ALIGNED = re.compile(r"\s*&\s*(?==)|(?<==)\s*&|^\s*&")
 _TEXT = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|bold(?:symbol)?|[mh]box|emph|rm|num|boxed|fbox"
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal|bin|rel|ord|punct)|bm|pmb|bold(?:symbol)?|[mh]box|emph|rm|num|boxed|fbox"
     r"|operatorname)(?:\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}|\s+([A-Za-z])(?![A-Za-z]))"
 )
 _BASIS = re.compile(
@@ -123,7 +125,7 @@ def _without_latex(text: str) -> str:
         .replace("\\!", "")
     )
     text = _DELIMITERS.sub(" ", _ROWS.sub(_without_rows, _COLOR.sub("", text)))
-    text = _UNIT_FRACTION.sub(r"\1/\2", _SPACES.sub(" ", text).replace("{}^", "^"))
+    text = _UNIT_FRACTION.sub(r"\1/\2", _SPACES.sub(" ", _THIN_GROUPS.sub("", text)).replace("{}^", "^"))
     for _ in range(3):
         text, count = _TEXT.subn(_without_font, text)
         if not count:

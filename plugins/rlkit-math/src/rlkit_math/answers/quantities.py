@@ -27,7 +27,10 @@ _DEGREES = re.compile(r" ?\^ ?(?:\{ ?)?\\circ ?\}? ?[CF]?")
 _PART = re.compile(r"¤[0-9]+(?![0-9])|(?<![0-9.])[0-9]+(?:\.[0-9]+)? ?[A-Za-z]+")
 _COMPOUND = re.compile(rf"(?:{_PART.pattern})(?:,? ?(?:and )?(?:{_PART.pattern})){{1,3}}")
 _HOURS = re.compile(r"([0-9]+) ?h ?([0-9]{1,2}) ?m(?:in)?")
-_DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,}) ?([A-Za-z%€£].*)")
+_DECIMAL_COMMA = re.compile(
+    r"(?P<currency>(?:€|EUR) ?)?(?P<digits>-?[0-9]+),(?P<decimals>[0-9]{1,2}|[0-9]{4,})"
+    r"(?(currency)| ?(?P<unit>[A-Za-z%€£].*))"
+)
 _NOUN = re.compile(" [A-Za-z]{3}| sq | per | of (?:the|an?) ")
 
 
@@ -43,7 +46,9 @@ def parse_number(text: str) -> Number | None:
 def parse_decimal_comma(text: str) -> Number | None:
     """Parse a decimal number with a comma, such as `2,5 m`; only with a known unit, for `2,5` is a list."""
     match = _DECIMAL_COMMA.fullmatch(text)
-    number = None if match is None else parse_number(f"{match[1]}.{match[2]} {match[3]}")
+    if match is None:
+        return None
+    number = parse_number(f"{match['digits']}.{match['decimals']} {match['unit'] or match['currency']}")
     return number if number is not None and number.unit else None
 
 
