@@ -477,9 +477,9 @@ class Service(Stub):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    Service.sizes, Service.failures = [], 0
     with serving(Service) as url:
         yield f"{url}/"
+    Service.sizes, Service.failures, Service.status = [], 0, 500
 
 
 def test_remote_reward_sends_batches_and_tries_again(url: str, workers: Workers) -> None:

@@ -108,6 +108,8 @@ def test_a_worker_has_the_trainers_paths_and_folder(
     assert asyncio.run(one.call(os.path.abspath, ".", 30)) == str(tmp_path)
 
 
+KILLED = r"^did not finish within 0.5 s and was killed(; it printed last: \[this worker has killed processes .*\])?$"
+"""After a call that left processes running, the worker has printed that."""
 COSTS = {
     "raise": r"^ValueError: of the reward \(.*hostile.py, line \d+: raise ValueError\(.of the reward.\)\)$",
     "raise at length": r"^ValueError: x+ \[… \d+ characters …\] .*hostile.py, line \d+: .*\)$",
@@ -117,8 +119,8 @@ COSTS = {
     "_exit": r"took its worker process down \(exit code 0\)",
     "die": r"took its worker process down \(exit code -9\)",
     "segfault": r"took its worker process down \(exit code -11\); it printed last: (.|\n)*Segmentation fault",
-    "hang": "^did not finish within 0.5 s and was killed$",
-    "stop": "^did not finish within 0.5 s and was killed$",
+    "hang": KILLED,
+    "stop": KILLED,
     "unserialisable": "object is not JSON serializable",
     "trap": "Trap is not JSON serializable",
     "endless": "ValueError: Circular reference",
