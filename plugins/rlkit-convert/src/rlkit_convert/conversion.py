@@ -36,6 +36,14 @@ def number(value: object) -> float:
     return value
 
 
+def number_or_text(value: object) -> object:
+    """Return a number, which may be written as text; any other value as it is."""
+    try:
+        return number(value)
+    except ValueError:
+        return value
+
+
 def integer(value: object) -> int:
     """Return an integer.
 
@@ -130,6 +138,23 @@ class ByHand:
 
 Rule = Equivalent | CombinedRule | NoEquivalent | ByHand
 COMBINED = CombinedRule()
+
+
+def equivalents(change: Callable[[object], object], keys: Mapping[str, str]) -> dict[str, Rule]:
+    """Return the rules of options whose values one function converts, from rlkit's key by the peer's."""
+    return {theirs: Equivalent(ours, change) for theirs, ours in keys.items()}
+
+
+def read_together(names: str, prefix: str = "") -> dict[str, Rule]:
+    """Return the rules of options that functions read, from their names, which blanks separate."""
+    return {f"{prefix}{name}": COMBINED for name in names.split()}
+
+
+def without_equivalent(remedies: Mapping[str, str]) -> dict[str, Rule]:
+    """Return the rules of options without an equivalent, from remedies by the names, which blanks separate."""
+    return {name: NoEquivalent(remedy) for names, remedy in remedies.items() for name in names.split()}
+
+
 NO_RULE = "rlkit convert has no rule for it; see rlkit recipe show grpo_gsm8k for rlkit's options"
 NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
 OFF = "nothing to do: off, or the peer's default"
@@ -202,6 +227,11 @@ class Conversion:
             also: Further options of the peer's on which the value depends.
         """
         self.set(key, self.get(source, change, default), source, *also)
+
+    def carry_given(self, key: str, source: str, change: Callable[[object], object], default: object) -> None:
+        """Set an option of the recipe as `carry` does, if the peer's option is set."""
+        if self.has(source):
+            self.carry(key, source, change, default)
 
     def set(self, key: str, value: object, *sources: str) -> None:
         """Set an option of the recipe, and record the peer's options that it comes from.
@@ -308,6 +338,37 @@ class Conversion:
             self.note(key, OFF)
         else:
             self.ask(key, rule.remedy)
+
+
+def loggers(
+    conversion: Conversion, key: str, classes: Mapping[str, tuple[str, str]], project: tuple[str, str], run_name: str
+) -> None:
+    """Set the loggers; metrics.jsonl and the terminal are always written.
+
+    Args:
+        conversion: The conversion to add to.
+        key: The peer's option that lists loggers.
+        classes: rlkit's class and its option of the project by the peer's name; both may be empty.
+        project: The peer's option of the project, and its default.
+        run_name: The peer's option of the run's name.
+    """
+    project_key, default = project
+    targets = conversion.raw(key, [])
+    parts = []
+    for target in targets if isinstance(targets, list) else [targets]:
+        logger, project_option = classes.get(str(target), (None, ""))
+        options: dict[str, str | None] = {}
+        if project_option and not conversion.is_unknown(project_key):
+            options[project_option] = conversion.get(project_key, text, default)
+        if project_option and not conversion.is_unknown(run_name):
+            options["name"] = conversion.get(run_name, text, "") or None
+        if logger is None:
+            conversion.note(key, NO_LOGGER.format(target))
+        elif logger:
+            parts.append({"class_path": logger, "init_args": options})
+    if parts:
+        names = [name for name in (project_key, run_name) if not conversion.is_unknown(name)]
+        conversion.set("log.loggers", parts, key, *names)
 
 
 def truncation(conversion: Conversion, prefix: str = "") -> None:
