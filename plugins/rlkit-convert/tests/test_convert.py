@@ -12,7 +12,8 @@ import pytest
 import yaml
 from rlkit_convert import convert, openrlhf, prime_rl, trl, verl
 from rlkit_convert.command import NO_ACTION
-from rlkit_convert.conversion import NO_RULE, Conversion, Equivalent
+from rlkit_convert.conversion import NO_RULE, Conversion
+from rlkit_convert.rules import Equivalent
 from rlkit_convert.shell import commands
 from rlkit_convert.write import recipe_problems, recipe_text, remark
 from verl_generated import VERL_GENERATED

@@ -1,162 +1,20 @@
-"""How a peer's options become rlkit's: converters of values, rules by option, and the state of a conversion."""
+"""The state of a conversion: the recipe built up so far, and remarks on what is not carried over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TypeVar
 
 from rlkit.base.errors import show
-from rlkit.recipe.checks import MOST_CANDIDATES
-from rlkit_convert.source import LARGEST, PeerOptions
+from rlkit_convert.rules import ByHand, CombinedRule, Equivalent, NoEquivalent, Rule
+from rlkit_convert.source import PeerOptions
 
 T = TypeVar("T")
 
 
-def unchanged(value: object) -> object:
-    """Return a value as it is."""
-    return value
-
-
-def number(value: object) -> float:
-    """Return a number, which may be written as text.
-
-    Raises:
-        ValueError: The value is not a number.
-    """
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            value = None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise ValueError("expected a number")
-    return value
-
-
-def number_or_text(value: object) -> object:
-    """Return a number, which may be written as text; any other value as it is."""
-    try:
-        return number(value)
-    except ValueError:
-        return value
-
-
-def integer(value: object) -> int:
-    """Return an integer.
-
-    Raises:
-        ValueError: The value is not an integer.
-    """
-    converted = number(value)
-    if converted != int(converted):
-        raise ValueError("expected an integer")
-    return int(converted)
-
-
-def boolean(value: object) -> bool:
-    """Return a switch as a boolean.
-
-    Raises:
-        ValueError: The value is not a switch.
-    """
-    word = str(value).lower()
-    if word not in ("true", "false", "1", "0", "yes", "no"):
-        raise ValueError("expected true or false")
-    return word in ("true", "1", "yes")
-
-
-def text(value: object) -> str:
-    """Return a value as text.
-
-    Raises:
-        ValueError: The value is a list or a mapping.
-    """
-    if isinstance(value, list | Mapping):
-        raise ValueError("expected a text")
-    return str(value)
-
-
-def choice(names: Mapping[str, T]) -> Callable[[object], T]:
-    """Return a converter from a peer's names to their equivalents."""
-
-    def convert(value: object) -> T:
-        if str(value) not in names:
-            raise ValueError(f"expected one of {', '.join(names)}")
-        return names[str(value)]
-
-    return convert
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """The rule of an option that has an equivalent in rlkit.
-
-    Args:
-        key: rlkit's key.
-        change: Converts the peer's value to rlkit's; raises ValueError if it cannot.
-    """
-
-    key: str
-    change: Callable[[object], object] = unchanged
-
-
-@dataclass(frozen=True)
-class CombinedRule:
-    """The rule of an option that a function reads together with related options."""
-
-
-@dataclass(frozen=True)
-class NoEquivalent:
-    """The rule of an option that has no equivalent in rlkit, and does not change what is trained.
-
-    Args:
-        remedy: What to do instead, or why nothing needs to be done.
-    """
-
-    remedy: str
-
-
-@dataclass(frozen=True)
-class ByHand:
-    """The rule of an option that changes the method, the data, the tools or the model, and has no equivalent.
-
-    Args:
-        remedy: What to set by hand.
-        off: Values with which the option changes nothing; by default false, 0 and empty ones.
-    """
-
-    remedy: str
-    off: tuple[object, ...] = ()
-
-    def is_off(self, value: object) -> bool:
-        """Whether a value changes nothing."""
-        return value in self.off if self.off else not value
-
-
-Rule = Equivalent | CombinedRule | NoEquivalent | ByHand
-COMBINED = CombinedRule()
-
-
-def equivalents(change: Callable[[object], object], keys: Mapping[str, str]) -> dict[str, Rule]:
-    """Return the rules of options whose values one function converts, from rlkit's key by the peer's."""
-    return {theirs: Equivalent(ours, change) for theirs, ours in keys.items()}
-
-
-def read_together(names: str, prefix: str = "") -> dict[str, Rule]:
-    """Return the rules of options that functions read, from their names, which blanks separate."""
-    return {f"{prefix}{name}": COMBINED for name in names.split()}
-
-
-def without_equivalent(remedies: Mapping[str, str]) -> dict[str, Rule]:
-    """Return the rules of options without an equivalent, from remedies by the names, which blanks separate."""
-    return {name: NoEquivalent(remedy) for names, remedy in remedies.items() for name in names.split()}
-
-
 NO_RULE = "rlkit convert has no rule for it; see rlkit recipe show grpo_gsm8k for rlkit's options"
-NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
 OFF = "nothing to do: off, or the peer's default"
 SWITCHES = ("enable", "enabled")
 """Names of an option that switches those beside it."""
@@ -338,56 +196,3 @@ class Conversion:
             self.note(key, OFF)
         else:
             self.ask(key, rule.remedy)
-
-
-def loggers(
-    conversion: Conversion, key: str, classes: Mapping[str, tuple[str, str]], project: tuple[str, str], run_name: str
-) -> None:
-    """Set the loggers; metrics.jsonl and the terminal are always written.
-
-    Args:
-        conversion: The conversion to add to.
-        key: The peer's option that lists loggers.
-        classes: rlkit's class and its option of the project by the peer's name; both may be empty.
-        project: The peer's option of the project, and its default.
-        run_name: The peer's option of the run's name.
-    """
-    project_key, default = project
-    targets = conversion.raw(key, [])
-    parts = []
-    for target in targets if isinstance(targets, list) else [targets]:
-        logger, project_option = classes.get(str(target), (None, ""))
-        options: dict[str, str | None] = {}
-        if project_option and not conversion.is_unknown(project_key):
-            options[project_option] = conversion.get(project_key, text, default)
-        if project_option and not conversion.is_unknown(run_name):
-            options["name"] = conversion.get(run_name, text, "") or None
-        if logger is None:
-            conversion.note(key, NO_LOGGER.format(target))
-        elif logger:
-            parts.append({"class_path": logger, "init_args": options})
-    if parts:
-        names = [name for name in (project_key, run_name) if not conversion.is_unknown(name)]
-        conversion.set("log.loggers", parts, key, *names)
-
-
-def truncation(conversion: Conversion, prefix: str = "") -> None:
-    """Set which tokens training may sample; rlkit needs `top_k` beside `top_p` and `min_p`.
-
-    Args:
-        conversion: The conversion to add to.
-        prefix: Of the peer's names.
-    """
-    keys = {name: f"{prefix}{name}" for name in ("top_p", "top_k", "min_p")}
-    top_p, min_p = conversion.get(keys["top_p"], number, 1.0), conversion.get(keys["min_p"], number, 0.0)
-    top_k = max(conversion.get(keys["top_k"], integer, 0), 0)
-    for name, value in (("top_p", top_p), ("min_p", min_p)):
-        if conversion.has(keys[name]):
-            conversion.set(f"rollout.sampling.{name}", value, keys[name])
-    needed = top_p < 1 or min_p > 0
-    if conversion.has(keys["top_k"]) or needed:
-        limit = min(top_k or (MOST_CANDIDATES if needed else 0), MOST_CANDIDATES)
-        conversion.set("rollout.sampling.top_k", limit, *keys.values())
-        if limit != top_k:
-            source = next(key for key in keys.values() if conversion.has(key))
-            conversion.note(source, f"training keeps at most the {limit} likeliest tokens: rollout.sampling.top_k")

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import (
-    ByHand,
-    Conversion,
-    Equivalent,
-    NoEquivalent,
-    Rule,
-    boolean,
-    choice,
-    equivalents,
-    integer,
-    number,
-    number_or_text,
-    read_together,
-    text,
-    without_equivalent,
-)
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.parts import set_steps
+from rlkit_convert.rules import ByHand, Equivalent, NoEquivalent, Rule, equivalents, read_together, without_equivalent
 from rlkit_convert.shell import commands, flags
 from rlkit_convert.source import PeerOptions
-from rlkit_convert.steps import set_steps
+from rlkit_convert.values import boolean, choice, integer, number, number_or_text, text
 
 DEFAULTS: dict[str, object] = {
     "actor.adam.lr": 1e-6, "actor.adam.betas": [0.9, 0.95], "actor.eps_clip": 0.2, "actor.lr_scheduler": "cosine",

@@ -6,21 +6,11 @@ import tomllib
 from collections.abc import Mapping
 
 from rlkit.base.errors import RecipeError
-from rlkit_convert.conversion import (
-    ByHand,
-    Conversion,
-    Equivalent,
-    Rule,
-    choice,
-    equivalents,
-    integer,
-    number,
-    read_together,
-    text,
-    without_equivalent,
-)
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.rules import ByHand, Equivalent, Rule, equivalents, read_together, without_equivalent
 from rlkit_convert.shell import flags
 from rlkit_convert.source import PeerOptions, leaves
+from rlkit_convert.values import choice, integer, number, text
 
 DEFAULTS: dict[str, object] = {
     "orchestrator.group_size": 1, "orchestrator.max_off_policy_steps": 8, "trainer.optim.lr": 1e-6,

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from rlkit_convert import trl_gold
-from rlkit_convert.conversion import (
-    COMBINED,
-    ByHand,
-    Equivalent,
-    Rule,
-    boolean,
-    choice,
-    equivalents,
-    integer,
-    number,
-    read_together,
-    text,
-    without_equivalent,
-)
+from rlkit_convert.rules import COMBINED, ByHand, Equivalent, Rule, equivalents, read_together, without_equivalent
 from rlkit_convert.script import read_script
 from rlkit_convert.shell import commands
 from rlkit_convert.source import PeerOptions, read_yaml
+from rlkit_convert.values import boolean, choice, integer, number, text
 
 TRAINER = "the trainer"
 """The key under which the trainer of the options is kept: grpo, rloo, ppo or gold."""
@@ -229,7 +217,9 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
             options.unresolved.pop("args", None)
     else:
         options = PeerOptions()
-        words = next((command for command in commands(content, name) if _has_flag(command)), [])
+        words = next(
+            (command for command in commands(content, name) if any(word.startswith("--") for word in command)), []
+        )
     _add_flags(options, [*words, *overrides])
     if options.values or options.unresolved:
         options.values[TRAINER] = trainer or _trainer(options, words)
@@ -237,20 +227,10 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
 
 
 def _trainer(options: PeerOptions, words: list[str]) -> str:
-    """Return the trainer that a command names, or else the one that the options imply."""
-    for trainer in TRAINERS:
-        if any(trainer in _script(word) for word in words):
-            return trainer
-    return next((trainer for trainer, names in HINTS.items() if names & options.values.keys()), "grpo")
-
-
-def _has_flag(words: list[str]) -> bool:
-    return any(word.startswith("--") for word in words)
-
-
-def _script(word: str) -> str:
-    """Return a word that may name a trainer: a verb of `trl`, or a Python file; empty for any other word."""
-    return word if word in TRAINERS or word.endswith(".py") else ""
+    """Return the trainer that a verb of `trl` or a Python file names, or else the one that the options imply."""
+    scripts = [word for word in words if word in TRAINERS or word.endswith(".py")]
+    implied = next((trainer for trainer, names in HINTS.items() if names & options.values.keys()), "grpo")
+    return next((trainer for trainer in TRAINERS if any(trainer in script for script in scripts)), implied)
 
 
 def _add_flags(options: PeerOptions, words: list[str]) -> None:

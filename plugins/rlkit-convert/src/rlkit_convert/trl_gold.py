@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import COMBINED, ByHand, Conversion, Equivalent, NoEquivalent, Rule, boolean, number, text
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.rules import COMBINED, ByHand, Equivalent, NoEquivalent, Rule
+from rlkit_convert.values import boolean, number, text
 
 DEFAULTS: dict[str, object] = {
     "num_generations": 1, "max_completion_length": 128, "temperature": 0.9, "learning_rate": 1e-7, "beta": 0.5,

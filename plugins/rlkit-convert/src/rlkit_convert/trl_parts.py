@@ -6,19 +6,10 @@ import re
 from math import ceil
 
 from rlkit_convert import trl_gold
-from rlkit_convert.conversion import (
-    Conversion,
-    boolean,
-    choice,
-    integer,
-    loggers,
-    number,
-    number_or_text,
-    text,
-    truncation,
-)
-from rlkit_convert.steps import set_steps
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.parts import loggers, set_steps, truncation
 from rlkit_convert.trl import TRAINER, steps_between
+from rlkit_convert.values import boolean, choice, integer, number, number_or_text, text
 
 AGGREGATION = {
     "grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "cispo": "token_mean",

@@ -11,39 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlkit_convert import verl_method, verl_runtime
-from rlkit_convert.conversion import (
-    NoEquivalent,
-    Rule,
-    boolean,
-    choice,
-    equivalents,
-    integer,
-    number,
-    read_together,
-    text,
-    unchanged,
-)
+from rlkit_convert.rules import NoEquivalent, Rule, equivalents, read_together
 from rlkit_convert.shell import commands
 from rlkit_convert.source import MARK, PeerOptions, read_text, read_yaml
+from rlkit_convert.values import boolean, choice, integer, number, text, unchanged
 from rlkit_convert.verl_runtime import ACTOR, MODEL, ROLLOUT
 
 ADAPTERS = "lora_rank lora_alpha target_modules lora.rank lora.alpha lora.target_modules lora.type"
 DEFAULTS: dict[str, object] = {
-    "actor_rollout_ref.actor.clip_ratio_c": 3.0,
-    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
-    "actor_rollout_ref.actor.policy_loss.ppo_kl_coef": 0.1,
-    "actor_rollout_ref.actor.optim.weight_decay": 0.01,
-    "algorithm.adv_estimator": "gae",
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    "data.train_batch_size": 1024,
-    "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
-    "actor_rollout_ref.rollout.n": 1,
-    "trainer.save_freq": -1,
-    "trainer.test_freq": -1,
-    "trainer.n_gpus_per_node": 8,
-    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-}
+    f"{ACTOR}.clip_ratio_c": 3.0, f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
+    f"{ACTOR}.optim.weight_decay": 0.01, "algorithm.adv_estimator": "gae", "data.max_prompt_length": 512,
+    "data.max_response_length": 512, "data.train_batch_size": 1024, f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ROLLOUT}.n": 1, "trainer.save_freq": -1, "trainer.test_freq": -1, "trainer.n_gpus_per_node": 8,
+    f"{MODEL}.enable_gradient_checkpointing": True,
+}  # fmt: skip
 """verl's defaults that differ from rlkit's."""
 
 AGGREGATION = choice({

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlkit_convert.conversion import Conversion, boolean, choice, integer, loggers, number, text, truncation
-from rlkit_convert.steps import set_steps
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.parts import loggers, set_steps, truncation
+from rlkit_convert.values import boolean, choice, integer, number, text
 from rlkit_convert.verl import ADVANTAGES, ESTIMATORS, LOSSES
 from rlkit_convert.verl_correction import correction
 from rlkit_convert.verl_reward import reward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import without_equivalent
+from rlkit_convert.rules import without_equivalent
 
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
