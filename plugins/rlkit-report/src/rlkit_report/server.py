@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, NamedTuple
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from rlkit.base.errors import RecipeError, RlkitError, explain
 from rlkit.base.signals import raised
@@ -161,12 +161,12 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> Built | None:
         """Send the headers; return the page if it is what was asked for."""
         hosts = self.headers.get_all("Host", [])
-        address, host = _split(self.path), _split(f"//{hosts[0]}") if len(hosts) == 1 else None
-        if address is None:
+        path = _path(self.path)
+        if path is None:
             self.send_error(HTTPStatus.BAD_REQUEST, "the address is malformed")
-        elif host is None or host.hostname not in NAMES:
+        elif len(hosts) != 1 or _name(hosts[0]) not in NAMES:
             self.send_error(HTTPStatus.FORBIDDEN, f"expected one of {', '.join(NAMES)} as the host")
-        elif not secrets.compare_digest(address.path.encode(), self.server.page_path.encode()):
+        elif not secrets.compare_digest(path.encode(), self.server.page_path.encode()):
             self.send_error(HTTPStatus.NOT_FOUND, "expected the address that rlkit report printed")
         else:
             try:
@@ -183,9 +183,16 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
 
-def _split(address: str) -> SplitResult | None:
+def _name(host: str) -> str | None:
     try:
-        return urlsplit(address)
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _path(address: str) -> str | None:
+    try:
+        return urlsplit(address).path
     except ValueError:
         return None
 
