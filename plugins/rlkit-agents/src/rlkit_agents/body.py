@@ -29,13 +29,8 @@ def of_type(value: object, expected: type | tuple[type, ...], what: str) -> Any:
 
 
 JSON_NAMES: dict[type, str] = {
-    dict: "an object",
-    list: "a list",
-    str: "a string",
-    int: "an integer",
-    bool: "true or false",
-    type(None): "null",
-}
+    dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false", type(None): "null",
+}  # fmt: skip
 
 
 def optional(value: object, default: V, what: str) -> V:
