@@ -102,15 +102,18 @@ def paths(value: object) -> str | list[str]:
 
 
 RULES: dict[str, Rule] = {
-    **read_together(
-        "actor.adam.betas actor.lr_scheduler actor.min_lr_ratio actor.eps_clip* actor.dual_clip actor.policy_loss_type "
-        "critic.model_name_or_path critic.adam.lr critic.value_clip critic.lr_warmup_ratio critic.freezing_steps "
-        "algo.advantage.is_correction_* algo.advantage.* algo.kl.* algo.dynamic_filtering_enable "
-        "reward.model_name_or_path reward.remote_url data.input_key data.label_key data.input_template "
-        "data.apply_chat_template data.max_len train.batch_size train.num_episodes train.async_* train.enable_ema "
-        "train.ema_beta ds.lora.rank ds.lora.alpha ds.lora.target_modules vllm.tensor_parallel_size eval.steps "
-        "eval.temperature logger.wandb.*"
-    ),
+    **read_together({
+        "actor.": "adam.betas lr_scheduler min_lr_ratio eps_clip* dual_clip policy_loss_type",
+        "critic.": "model_name_or_path adam.lr value_clip lr_warmup_ratio freezing_steps",
+        "algo.": "advantage.is_correction_* advantage.* kl.* dynamic_filtering_enable",
+        "reward.": "model_name_or_path remote_url",
+        "data.": "input_key label_key input_template apply_chat_template max_len",
+        "train.": "batch_size num_episodes async_* enable_ema ema_beta",
+        "ds.": "lora.rank lora.alpha lora.target_modules",
+        "vllm.": "tensor_parallel_size",
+        "eval.": "steps temperature",
+        "logger.": "wandb.*",
+    }),
     **equivalents(text, {
         "actor.model_name_or_path": "model.path", "data.prompt_split": "task.train_split",
         "eval.dataset": "task.validation_path",

@@ -57,12 +57,13 @@ REMEDIES = {
 }  # fmt: skip
 
 RULES: dict[str, Rule] = {
-    **read_together(
-        "orchestrator.batch_size orchestrator.train.source orchestrator.algo.* orchestrator.eval.num_examples "
-        "trainer.optim.type trainer.scheduler.type trainer.model.lora trainer.model.lora.rank trainer.model.lora.alpha "
-        "trainer.model.lora.target_modules trainer.loss.type trainer.loss.dppo_mask_low trainer.loss.dppo_mask_high "
-        "monitors.wandb.project monitors.wandb.name inference.vllm.tensor_parallel_size inference.parallel.tp"
-    ),
+    **read_together({
+        "orchestrator.": "batch_size train.source algo.* eval.num_examples",
+        "trainer.": "optim.type scheduler.type model.lora model.lora.rank model.lora.alpha model.lora.target_modules "
+        "loss.type loss.dppo_mask_low loss.dppo_mask_high",
+        "monitors.": "wandb.project wandb.name",
+        "inference.": "vllm.tensor_parallel_size parallel.tp",
+    }),
     **equivalents(text, {
         "model.name": "model.path", "orchestrator.tokenizer.chat_template": "model.chat_template",
         "trainer.tokenizer.chat_template": "model.chat_template",

@@ -63,9 +63,9 @@ def equivalents(change: Callable[[object], object], keys: Mapping[str, str]) -> 
     return {theirs: Equivalent(ours, change) for theirs, ours in keys.items()}
 
 
-def read_together(names: str, prefix: str = "") -> dict[str, Rule]:
-    """Return the rules of options that functions read, from their names, which blanks separate."""
-    return {f"{prefix}{name}": COMBINED for name in names.split()}
+def read_together(names_by_prefix: Mapping[str, str]) -> dict[str, Rule]:
+    """Return the rules of options that functions read: by a prefix, names that blanks separate."""
+    return {f"{prefix}{name}": COMBINED for prefix, names in names_by_prefix.items() for name in names.split()}
 
 
 def without_equivalent(remedies: Mapping[str, str]) -> dict[str, Rule]:

@@ -121,8 +121,8 @@ REMEDIES = {
 """Remedies for options without an equivalent, including those of transformers' trainer."""
 
 RULES: dict[str, Rule] = {
-    **read_together(
-        "dtype torch_dtype use_peft lora_* use_rslora use_dora reward_funcs reward_model_name_or_path "
+    **read_together({
+        "": "dtype torch_dtype use_peft lora_* use_rslora use_dora reward_funcs reward_model_name_or_path "
         "reward_model_path reward_weights multi_objective_aggregation value_model_path num_generations rloo_k top_p "
         "top_k min_p use_vllm vllm_mode vllm_tensor_parallel_size vllm_importance_sampling_* "
         "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size "
@@ -130,8 +130,8 @@ RULES: dict[str, Rule] = {
         "lr_scheduler_type warmup_steps adam_beta1 adam_beta2 optim bf16 beta use_bias_correction_kl kl_coef "
         "kl_estimator epsilon epsilon_high delta sapo_temperature_* vespo_* cliprange cliprange_value gamma lam "
         "loss_type importance_sampling_level scale_rewards normalize_advantages reward_clip_range sync_ref_model "
-        "ref_model_* report_to run_name project save_steps save_strategy eval_strategy eval_steps"
-    ),
+        "ref_model_* report_to run_name project save_steps save_strategy eval_strategy eval_steps",
+    }),
     **equivalents(text, {
         "model_name_or_path": "model.path", "sft_model_path": "model.path", "dataset_config": "task.name",
         "dataset_train_split": "task.train_split", "dataset_test_split": "task.validation_split",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlkit_convert.conversion import Conversion
-from rlkit_convert.rules import COMBINED, ByHand, Equivalent, NoEquivalent, Rule
+from rlkit_convert.rules import ByHand, Equivalent, NoEquivalent, Rule, read_together
 from rlkit_convert.values import boolean, number, text
 
 DEFAULTS: dict[str, object] = {
@@ -18,10 +18,7 @@ RULES: dict[str, Rule] = {
     "teacher_tokenizer_name_or_path": NoEquivalent("nothing to do: the tokenizer is that of teacher.path"),
     "teacher_model_revision": ByHand("download that revision and set teacher.path to its folder"),
     "teacher_model_init_kwargs": NoEquivalent("teacher.dtype"),
-    "use_uld_loss": COMBINED,
-    "uld_use_hybrid_loss": COMBINED,
-    "uld_hybrid_*": COMBINED,
-    "lmbda": COMBINED,
+    **read_together({"": "use_uld_loss uld_use_hybrid_loss uld_hybrid_* lmbda"}),
     "seq_kd": ByHand("loss CrossEntropy, on the teacher's completions as recorded ones"),
     "use_extended_uld": NoEquivalent("spans of text are always aligned"),
     "uld_token_merge_strategy": NoEquivalent("a span of several tokens has two outcomes, its text and all others"),

@@ -103,40 +103,26 @@ RULES: dict[str, Rule] = {
     **equivalents(has_optimizer, {f"{ACTOR}.checkpoint.save_contents": "save.optimizer"}),
     **equivalents(interval, {"trainer.save_freq": "save.every", "trainer.test_freq": "validation.every"}),
     **verl_method.RULES,
-    **read_together(
-        "gen_batch_size truncation filter_overlong_prompts train_max_samples val_max_samples "
+    **read_together({
+        "data.": "gen_batch_size truncation filter_overlong_prompts train_max_samples val_max_samples "
         "apply_chat_template_kwargs.*",
-        "data.",
-    ),
-    **read_together(f"{ADAPTERS} override_config.*", f"{MODEL}."),
-    **read_together(f"{ADAPTERS} path", "critic.model."),
-    **read_together("optim.betas grad_clip cliprange_value ppo_epochs", "critic."),
-    **read_together(
-        "lr weight_decay lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type warmup_style lr_decay_style "
-        "min_lr_ratio num_cycles",
-        "*.optim.",
-    ),
-    **read_together(
-        "ppo_mini_batch_size use_dynamic_bsz ppo_max_token_len_per_gpu clip_ratio* policy_loss.* tau_* use_kl_loss "
-        "kl_loss_* tis_imp_ratio_cap strategy fsdp_config.param_offload fsdp_config.optimizer_offload "
+        f"{MODEL}.": f"{ADAPTERS} override_config.*",
+        "critic.model.": f"{ADAPTERS} path",
+        "critic.": "optim.betas grad_clip cliprange_value ppo_epochs",
+        "*.optim.": "lr weight_decay lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type warmup_style "
+        "lr_decay_style min_lr_ratio num_cycles",
+        f"{ACTOR}.": "ppo_mini_batch_size use_dynamic_bsz ppo_max_token_len_per_gpu clip_ratio* policy_loss.* tau_* "
+        "use_kl_loss kl_loss_* tis_imp_ratio_cap strategy fsdp_config.param_offload fsdp_config.optimizer_offload "
         "ulysses_sequence_parallel_size",
-        f"{ACTOR}.",
-    ),
-    **read_together(
-        "top_p top_k name tensor_model_parallel_size free_cache_engine val_kwargs.* multi_turn.enable "
+        f"{ROLLOUT}.": "top_p top_k name tensor_model_parallel_size free_cache_engine val_kwargs.* multi_turn.enable "
         "multi_turn.max_assistant_turns multi_turn.tool_config_path multi_turn.interaction_config_path",
-        f"{ROLLOUT}.",
-    ),
-    **read_together("reward_model.* *sandbox_fusion.* custom_reward_function.*"),
-    **read_together(
-        "adv_estimator gamma lam norm_adv_by_std_in_grpo use_kl_in_reward kl_penalty kl_ctrl.* filter_groups.*",
-        "algorithm.",
-    ),
-    **read_together(
-        "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold rollout_rs_threshold_lower bypass_mode",
-        "algorithm.rollout_correction.",
-    ),
-    **read_together("total_epochs critic_warmup logger project_name experiment_name", "trainer."),
+        "": "reward_model.* *sandbox_fusion.* custom_reward_function.*",
+        "algorithm.": "adv_estimator gamma lam norm_adv_by_std_in_grpo use_kl_in_reward kl_penalty kl_ctrl.* "
+        "filter_groups.*",
+        "algorithm.rollout_correction.": "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold "
+        "rollout_rs_threshold_lower bypass_mode",
+        "trainer.": "total_epochs critic_warmup logger project_name experiment_name",
+    }),
     **verl_runtime.RULES,
 }  # fmt: skip
 """The rule of each option: first those that change what is trained, in front of patterns of hardware."""
