@@ -112,6 +112,7 @@ class SeparateServers(LaunchedEngine):
         urls: Running servers; if empty, rlkit starts `servers`.
         servers: Number of servers to start.
         first_gpu: The index of the first server's first GPU; the next server takes the next `launch.tensor_parallel`.
+        router: A router in front of `urls`, if the product has one.
 
     Raises:
         RecipeError: A url is none.
@@ -131,24 +132,18 @@ class SeparateServers(LaunchedEngine):
         urls: Sequence[str],
         servers: int,
         first_gpu: int,
+        router: str | None = None,
     ) -> None:
         super().__init__(launch, retry, check_weights)
         if not launch.release_memory:
             self.capabilities |= Capability.BESIDE
-        for url in urls:
-            self.check_url(url)
+        for url in filter(None, (*urls, router)):
+            if not url.startswith(("http://", "https://")):
+                raise RecipeError(f"{type(self).__name__} has the url {url!r}, expected http://… or https://…")
         self.urls = urls
+        self.router = router
         self.servers = servers
         self.first_gpu = first_gpu
-
-    def check_url(self, url: str) -> None:
-        """Check an address of the recipe.
-
-        Raises:
-            RecipeError: It is no url.
-        """
-        if not url.startswith(("http://", "https://")):
-            raise RecipeError(f"{type(self).__name__} has the url {url!r}, expected http://… or https://…")
 
     def start(self, rank: int) -> list[InferenceServer]:
         if rank > 0:

@@ -167,7 +167,7 @@ class SGLangServer(SGLangRollouts, SeparateServers):
         retry: ServerRetryPolicy = RETRY,
         check_weights: bool = True,
     ) -> None:
-        super().__init__(launch, retry, check_weights, urls=urls, servers=servers, first_gpu=first_gpu)
+        super().__init__(launch, retry, check_weights, urls=urls, servers=servers, first_gpu=first_gpu, router=router)
         if router is not None and not urls:
             raise RecipeError(f"SGLangServer has router={router!r} without urls; add those of the servers behind it")
         if launch.adapter_only and transport == "disk" and not urls:
@@ -175,9 +175,6 @@ class SGLangServer(SGLangRollouts, SeparateServers):
                 "launch.adapter_only is true and transport is disk, but servers that rlkit starts take adapters from "
                 "memory alone; leave transport out"
             )
-        if router:
-            self.check_url(router)
-        self.router = router
         self.transport = transport
         self.folder = folder
         self.loader_arguments = ("--custom-weight-loader", LOADER) if transport == "changes" else ()
