@@ -12,9 +12,10 @@ import pytest
 import yaml
 from rlkit_convert import convert, openrlhf, prime_rl, trl, verl
 from rlkit_convert.command import NO_ACTION
-from rlkit_convert.conversion import NO_RULE, Equivalent
+from rlkit_convert.conversion import NO_RULE, Conversion
+from rlkit_convert.rules import Equivalent
 from rlkit_convert.shell import commands
-from rlkit_convert.write import recipe_problems, recipe_text, remarks
+from rlkit_convert.write import recipe_problems, recipe_text, remark
 from verl_generated import VERL_GENERATED
 
 from rlkit.base.errors import RecipeError
@@ -124,13 +125,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(site)
 
 
+def remarks_of(conversion: Conversion) -> list[str]:
+    return [remark(conversion, key) for key in conversion.notes]
+
+
 def sections(peer: str, content: str, name: str) -> tuple[dict, list[str]]:
     conversion = convert(peer, content, name, [])
     names = set(conversion.options.values) | set(conversion.options.unresolved)
     sources = {source for _, text in conversion.recipe.values() for source in text.split(", ")}
     lost = names - sources - set(conversion.notes)
     assert not lost  # each key is carried over or listed
-    return yaml.safe_load(recipe_text(conversion)), remarks(conversion)
+    return yaml.safe_load(recipe_text(conversion)), remarks_of(conversion)
 
 
 def test_verls_grpo_on_gsm8k() -> None:
@@ -736,12 +741,12 @@ def test_values_cannot_name_a_class_or_leave_their_line(tmp_path: Path) -> None:
     assert yaml.safe_load(out)["log"]["loggers"][0]["init_args"]["project"] == "a\n# b: c\nreward: x"
     assert yaml.safe_load(out)["reward"] == "MathReward"
     assert any("names the class 'os.system'" in line for line in recipe_problems(out))
-    assert not any("\x1b" in line or "\n" in line for line in remarks(conversion))
+    assert not any("\x1b" in line or "\n" in line for line in remarks_of(conversion))
 
 
 def test_credentials_are_not_shown() -> None:
     words = ["--hub_token", "hf_abcdef", "--wandb_api_key=abcdef", "--model_name_or_path", "m"]
-    assert not [line for line in remarks(convert("trl", "", "run.sh", words)) if "abcdef" in line]
+    assert not [line for line in remarks_of(convert("trl", "", "run.sh", words)) if "abcdef" in line]
 
 
 @pytest.mark.parametrize("argv", [[], ["--from"], ["--from", "verl"], ["--from", "slime", "a.sh"], ["a.sh"]])
@@ -809,4 +814,4 @@ def test_any_value_is_carried_over_or_listed(peer: str, rules: dict) -> None:
         names = set(conversion.options.values) | set(conversion.options.unresolved)
         sources = {source for _, text in conversion.recipe.values() for source in text.split(", ")}
         assert names <= sources | set(conversion.notes) | {trl.TRAINER}
-        assert not any("\x1b" in line for line in remarks(conversion))
+        assert not any("\x1b" in line for line in remarks_of(conversion))

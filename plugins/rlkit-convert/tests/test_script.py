@@ -8,7 +8,7 @@ import pytest
 import yaml
 from rlkit_convert import convert
 from rlkit_convert.conversion import NO_RULE
-from rlkit_convert.write import recipe_problems, recipe_text, remarks
+from rlkit_convert.write import recipe_problems, recipe_text, remark
 
 from rlkit.base.errors import RecipeError
 
@@ -45,7 +45,7 @@ open("ran", "w").write("this script was run")
 
 def converted(content: str, *options: str) -> tuple[dict, list[str]]:
     conversion = convert("trl", content, "train.py", options)
-    return yaml.safe_load(recipe_text(conversion)), remarks(conversion)
+    return yaml.safe_load(recipe_text(conversion)), [remark(conversion, key) for key in conversion.notes]
 
 
 def test_a_script_is_read_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

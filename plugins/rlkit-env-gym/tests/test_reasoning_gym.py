@@ -123,7 +123,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
-@pytest.mark.parametrize("name", ["basic_arithmetic", "chain_sum", "countdown", "n_queens", "simple_equations"])
+@pytest.mark.parametrize("name", ["basic_arithmetic", "countdown", "n_queens"])  # compared, parsed, evaluated
 def test_a_hostile_answer_earns_nothing(name: str, answer: str) -> None:
     prompt = first_prompt(name)
     try:

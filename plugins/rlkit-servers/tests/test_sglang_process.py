@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from packaging.requirements import Requirement
+from rlkit_servers.engine import trainer_gpus
 from rlkit_servers.http import Client, Fault
 from rlkit_servers.process import TAIL_LINES, ServerProcess, SupervisedProcess, server_environment
 from rlkit_servers.retry import ServerRetryPolicy
-from rlkit_servers.sglang.engine import trainer_gpus
 from rlkit_servers.sglang.launch import Launch, adapter_arguments, command, environment
 
 from rlkit.commands import parse

@@ -277,10 +277,9 @@ def test_rows_are_held_out_or_given_but_not_both(kind: type[Jsonl | HFDataset], 
         kind(str(path), "v.jsonl", validation_split=0.5)
 
 
-@pytest.mark.parametrize("task", [Jsonl, HFDataset])
-@pytest.mark.parametrize(("line", "message"), MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_line_is_named(tmp_path: Path, line: bytes, message: str, task: type[Jsonl]) -> None:
-    path = tmp_path / "t.jsonl"
+@pytest.mark.parametrize(("task", "name"), [*((Jsonl, name) for name in MALFORMED), (HFDataset, "cut")])
+def test_a_malformed_line_is_named(tmp_path: Path, task: type[Jsonl], name: str) -> None:
+    (line, message), path = MALFORMED[name], tmp_path / "t.jsonl"
     path.write_bytes(GOOD + b"\n\n" + line + b"\n")
     with pytest.raises(RecipeError, match=f"t.jsonl, line 3: .*{message}") as raised:
         task(str(path)).rows("train")

@@ -6,23 +6,10 @@ import json
 from collections.abc import Iterator
 
 from rlkit.types import JsonObject, Message
+from rlkit_agents.body import arguments_of, function_tool, of_type, optional, stop_texts, text_of, token_limit
 from rlkit_agents.content import content_of
-from rlkit_agents.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
-from rlkit_agents.request import (
-    Answer,
-    Call,
-    ChatRequest,
-    RequestError,
-    arguments_of,
-    assistant,
-    function_schema,
-    name_results,
-    of_type,
-    optional,
-    stop_texts,
-    text_of,
-    token_limit,
-)
+from rlkit_agents.dialect import Dialect, Recall, event, ignored, messages_of, pieces, required, tool_choice, tools_of
+from rlkit_agents.request import Answer, Call, ChatRequest, RequestError, assistant, name_results
 
 READ = {"model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream", "n"}
 READ |= {"stream_options"}
@@ -33,9 +20,7 @@ class ChatCompletions(Dialect):
     """`POST /v1/chat/completions`."""
 
     def read(self, body: JsonObject, recall: Recall) -> ChatRequest:
-        messages = of_type(required(body, "messages"), list, "messages")
-        if not messages:
-            raise RequestError("messages is empty, expected at least one")
+        messages = messages_of(body)
         if body.get("n") not in (None, 1):
             raise RequestError(f"n is {body['n']!r}, expected 1")
         if body.get("functions") is not None:
@@ -46,7 +31,7 @@ class ChatCompletions(Dialect):
         choice = tool_choice(body)
         return ChatRequest(
             name_results([_message(message) for message in messages]),
-            [_tool(tool) for tool in tools_of(body)],
+            [function_tool(tool, "function") for tool in tools_of(body)],
             choice != "none",
             token_limit(limit, "max_tokens"),
             stop_texts(body.get("stop"), "stop"),
@@ -115,14 +100,6 @@ def _read_call(value: object) -> Call:
         name,
         arguments_of(function.get("arguments"), f"the arguments of a call of {name!r}"),
     )
-
-
-def _tool(value: object) -> JsonObject:
-    tool = of_type(value, dict, "an element of tools")
-    if tool.get("type") != "function":
-        raise RequestError(f"a tool has the type {tool.get('type')!r}, expected 'function'")
-    function = of_type(tool.get("function"), dict, "the function of a tool")
-    return function_schema(function.get("name"), function.get("description"), function.get("parameters"))
 
 
 def _call(call: Call) -> JsonObject:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rlkit.interfaces.picture import Picture, from_base64
 from rlkit.types import JsonObject
-from rlkit_agents.request import RequestError, of_type, text_of
+from rlkit_agents.body import of_type, text_of
+from rlkit_agents.request import RequestError
 
 KINDS = ("image_url", "input_image", "image")
 """Types of parts with a picture: of chat completions, of responses and of messages."""

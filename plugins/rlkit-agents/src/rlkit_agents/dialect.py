@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlkit.types import JsonObject
-from rlkit_agents.request import Answer, ChatRequest, RequestError, of_type, optional
+from rlkit_agents.body import of_type, optional
+from rlkit_agents.request import Answer, ChatRequest, RequestError
 
 Recall = Callable[[str], ChatRequest]
 """Returns the conversation up to an earlier answer of the session, with its tools, by the answer's id."""
@@ -69,6 +70,18 @@ def ignored(body: JsonObject, read: set[str], choice: object) -> tuple[str, ...]
     """
     names = {name for name, value in body.items() if name not in read and value is not None}
     return tuple(sorted(names if choice in ("auto", "none") else names | {"tool_choice"}))
+
+
+def messages_of(body: JsonObject) -> list[object]:
+    """Return the messages of a body.
+
+    Raises:
+        RequestError: They are no list, or there are none.
+    """
+    messages: list[object] = of_type(required(body, "messages"), list, "messages")
+    if not messages:
+        raise RequestError("messages is empty, expected at least one")
+    return messages
 
 
 def tools_of(body: JsonObject) -> list[object]:

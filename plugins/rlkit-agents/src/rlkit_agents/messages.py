@@ -6,23 +6,10 @@ import json
 from collections.abc import Iterator
 
 from rlkit.types import JsonObject, Message
+from rlkit_agents.body import arguments_of, function_schema, of_type, optional, stop_texts, text_of, token_limit
 from rlkit_agents.content import content_of
-from rlkit_agents.dialect import Dialect, Recall, event, ignored, pieces, required, tools_of
-from rlkit_agents.request import (
-    Answer,
-    Call,
-    ChatRequest,
-    RequestError,
-    arguments_of,
-    assistant,
-    function_schema,
-    name_results,
-    of_type,
-    optional,
-    stop_texts,
-    text_of,
-    token_limit,
-)
+from rlkit_agents.dialect import Dialect, Recall, event, ignored, messages_of, pieces, required, tools_of
+from rlkit_agents.request import Answer, Call, ChatRequest, RequestError, assistant, name_results
 
 READ = {"model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "thread"}
 PREFIX = "msg_"
@@ -46,9 +33,7 @@ class Messages(Dialect):
         Raises:
             RequestError: It is no request.
         """
-        messages = of_type(required(body, "messages"), list, "messages")
-        if not messages:
-            raise RequestError("messages is empty, expected at least one")
+        messages = messages_of(body)
         tool_choice: JsonObject = optional(body.get("tool_choice"), {}, "tool_choice")
         choice = tool_choice.get("type", "auto")
         new = [part for message in messages for part in _messages(message)]

@@ -7,22 +7,10 @@ from collections.abc import Iterator
 from itertools import count
 
 from rlkit.types import JsonObject, Message
+from rlkit_agents.body import arguments_of, function_tool, of_type, optional, text_of, token_limit
 from rlkit_agents.content import content_of
 from rlkit_agents.dialect import Dialect, Recall, event, ignored, pieces, required, tool_choice, tools_of
-from rlkit_agents.request import (
-    Answer,
-    Call,
-    ChatRequest,
-    RequestError,
-    arguments_of,
-    assistant,
-    function_schema,
-    name_results,
-    of_type,
-    optional,
-    text_of,
-    token_limit,
-)
+from rlkit_agents.request import Answer, Call, ChatRequest, RequestError, assistant, name_results
 
 READ = {"model", "input", "instructions", "tools", "tool_choice", "max_output_tokens", "previous_response_id", "stream"}
 PREFIX = "resp_"
@@ -46,7 +34,7 @@ class Responses(Dialect):
             raise RequestError("input is empty, expected at least one message")
         return ChatRequest(
             name_results(messages),
-            [_tool(tool) for tool in tools_of(body)],
+            [function_tool(tool) for tool in tools_of(body)],
             choice != "none",
             token_limit(body.get("max_output_tokens"), "max_output_tokens"),
             stream=optional(body.get("stream"), False, "stream"),
@@ -120,13 +108,6 @@ def _append(messages: list[Message], item: JsonObject) -> None:
         raise RequestError(
             f"an item of input has the type {kind!r} and the role {role!r}, which the policy cannot read"
         )
-
-
-def _tool(value: object) -> JsonObject:
-    tool = of_type(value, dict, "an element of tools")
-    if tool.get("type") != "function":
-        raise RequestError(f"a tool has the type {tool.get('type')!r}, expected 'function'")
-    return function_schema(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
 def _message_item(answer: Answer) -> JsonObject:

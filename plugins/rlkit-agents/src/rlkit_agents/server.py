@@ -18,12 +18,13 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
 from rlkit.interfaces.gateway import MODEL, Gateway, GatewaySession, PolicyBackend, SessionLimits
 from rlkit.types import JsonObject
+from rlkit_agents.body import parse_json
 from rlkit_agents.chat import ChatCompletions
 from rlkit_agents.connections import CLOSE_SECONDS, Connections
 from rlkit_agents.dialect import Dialect
 from rlkit_agents.messages import Messages
 from rlkit_agents.prompt import Prepared, prepare, render
-from rlkit_agents.request import RequestError, parse_json
+from rlkit_agents.request import RequestError
 from rlkit_agents.responses import Responses
 from rlkit_agents.session import AgentSession
 

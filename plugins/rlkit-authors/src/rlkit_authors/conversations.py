@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rlkit.base.errors import EngineError, RecipeError
+from rlkit.base.errors import EngineError, RecipeError, explain
 from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.environment import Environment, Observation
@@ -126,7 +126,7 @@ def check_environment(make: Callable[[], Environment], prompt: Prompt = PROMPT) 
         try:
             observation = await game.step(action, state)
         except Exception as error:  # the policy may write anything
-            raise AssertionError(f"{_name(game)}.step raised {_describe(error)} on the action {action!r}") from error
+            raise AssertionError(f"{_name(game)}.step raised {explain(error)} on the action {action!r}") from error
         typed = isinstance(observation, Observation) and isinstance(observation.text, str)
         if not typed or not isinstance(observation.done, bool) or not _finite(observation.reward):
             raise AssertionError(
@@ -263,7 +263,7 @@ async def _play(part: P, play_turn: PlayTurn[P], free: Free[P], numbers: Sequenc
             await free(part, state)
         except Exception as error:  # freeing must not fail, whatever the state holds
             raise AssertionError(
-                f"{_name(part)}.{free.__name__}(state){when} raised {_describe(error)}; "
+                f"{_name(part)}.{free.__name__}(state){when} raised {explain(error)}; "
                 "it is called however a conversation ended"
             ) from error
     check_close(part)
@@ -283,7 +283,7 @@ def check_close(part: RunPart) -> None:
             part.close()
         except Exception as error:  # closing must not fail, whatever is open
             raise AssertionError(
-                f"{_name(part)}.close(){when} raised {_describe(error)}; it is also called after a failure"
+                f"{_name(part)}.close(){when} raised {explain(error)}; it is also called after a failure"
             ) from error
 
 
@@ -293,7 +293,3 @@ def _finite(value: object) -> bool:
 
 def _name(part: object) -> str:
     return type(part).__name__
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -35,9 +35,8 @@ class FakeEngine(RolloutEngine):
         await asyncio.sleep(0)
         text = self.texts[request.key.sample % len(self.texts)]
         ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
-        stop = StopReason.STOP if len(ids) <= request.sampling.max_tokens else StopReason.LENGTH
-        ids = ids[: request.sampling.max_tokens]
-        return Completion(ids, [self.logp] * len(ids), [self.synced[-1] if self.synced else 0] * len(ids), stop)
+        version = self.synced[-1] if self.synced else 0
+        return _completion(ids, [self.logp] * len(ids), version, request.sampling.max_tokens)
 
     async def sync(self, stream: WeightStream, version: int) -> None:
         self.synced.append(version)
@@ -68,14 +67,18 @@ class ScriptedEngine(RolloutEngine):
         self.requests.append(request)
         await asyncio.sleep(self.delay)
         text = self.script(request, turn)
-        truncated = text.endswith("...")
         ids = self._tokenizer.encode(text.removesuffix("..."), add_special_tokens=False)
-        if not truncated:
-            ids = [*ids, self._tokenizer.eos_token_id]
-        stop = StopReason.LENGTH if truncated or len(ids) > request.sampling.max_tokens else StopReason.STOP
-        ids = ids[: request.sampling.max_tokens]
-        logps = [-i / 8 for i in range(len(ids))]
-        return Completion(ids, logps, [self.version] * len(ids), stop)
+        limit = request.sampling.max_tokens
+        if text.endswith("..."):
+            limit = min(limit, len(ids))
+        ids = [*ids, self._tokenizer.eos_token_id]
+        return _completion(ids, [-i / 8 for i in range(len(ids))], self.version, limit)
 
     async def sync(self, stream: WeightStream, version: int) -> None:
         self.version = version
+
+
+def _completion(ids: list[int], logps: list[float], version: int, limit: int) -> Completion:
+    """Return a completion of so many tokens, the last of which ends the turn."""
+    stop = StopReason.STOP if len(ids) <= limit else StopReason.LENGTH
+    return Completion(ids[:limit], logps[:limit], [version] * min(len(ids), limit), stop)

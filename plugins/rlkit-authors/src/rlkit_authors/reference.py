@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from importlib import import_module
 from itertools import pairwise
+from textwrap import indent
 from typing import Any
 
 from rlkit import batch, interfaces, types
@@ -44,7 +45,7 @@ def aliases() -> dict[str, str]:
 
 def describe(cls: type) -> str:
     """Describe a class: its docstring, with its fields, then its members with theirs."""
-    members = "\n\n".join(f"    {head}\n{_indented(doc, 8)}" for head, doc in _members(cls))
+    members = "\n\n".join(f"    {head}\n{indent(doc, ' ' * 8)}" for head, doc in _members(cls))
     text = f"{cls.__name__}  (from {cls.__module__} import {cls.__name__})\n\n{inspect.cleandoc(cls.__doc__ or '')}"
     for base in filter(is_dataclass, cls.__mro__[1:]):
         text += f"\n\nIt is a {base.__name__}: {inspect.cleandoc(base.__doc__ or '')}"
@@ -68,7 +69,3 @@ def _members(cls: type) -> Iterator[tuple[str, str]]:
                 f"{kind} {name}{plain}" + ("  (abstract)" if getattr(function, "__isabstractmethod__", False) else ""),
                 doc,
             )
-
-
-def _indented(text: str, width: int) -> str:
-    return "\n".join(" " * width + line if line else "" for line in text.splitlines())

@@ -63,11 +63,11 @@ def convert(peer: str, content: str, name: str, overrides: Sequence[str]) -> Con
     Raises:
         RecipeError: The text has no options of that system, or is not plain text.
     """
-    read, rules, functions = {
-        "verl": (verl.read, verl.RULES, verl_parts.FUNCTIONS),
-        "trl": (trl.read, trl.RULES, trl_parts.FUNCTIONS),
-        "openrlhf": (openrlhf.read, openrlhf.RULES, openrlhf.FUNCTIONS),
-        "prime-rl": (prime_rl.read, prime_rl.RULES, prime_rl.FUNCTIONS),
+    read, rules, functions, defaults = {
+        "verl": (verl.read, verl.RULES, verl_parts.FUNCTIONS, verl.DEFAULTS),
+        "trl": (trl.read, trl.RULES, trl_parts.FUNCTIONS, None),
+        "openrlhf": (openrlhf.read, openrlhf.RULES, openrlhf.FUNCTIONS, openrlhf.DEFAULTS),
+        "prime-rl": (prime_rl.read, prime_rl.RULES, prime_rl.FUNCTIONS, prime_rl.DEFAULTS),
     }[peer]
     options = read(content, name, list(overrides))
     if not options.values and not options.unresolved:
@@ -75,7 +75,6 @@ def convert(peer: str, content: str, name: str, overrides: Sequence[str]) -> Con
             f"{name} has no options of {peer}; expected a YAML or TOML file, its command line in a shell script, or a "
             "Python script of TRL"
         )
-    defaults = {"verl": verl.DEFAULTS, "openrlhf": openrlhf.DEFAULTS, "prime-rl": prime_rl.DEFAULTS}
-    conversion = Conversion(options, trl.defaults(options) if peer == "trl" else defaults[peer], rules)
+    conversion = Conversion(options, trl.defaults(options) if defaults is None else defaults, rules)
     conversion.apply(functions)
     return conversion

@@ -1,137 +1,20 @@
-"""How a peer's options become rlkit's: converters of values, rules by option, and the state of a conversion."""
+"""The state of a conversion: the recipe built up so far, and remarks on what is not carried over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TypeVar
 
 from rlkit.base.errors import show
-from rlkit.recipe.checks import MOST_CANDIDATES
-from rlkit_convert.source import LARGEST, PeerOptions
+from rlkit_convert.rules import ByHand, CombinedRule, Equivalent, NoEquivalent, Rule
+from rlkit_convert.source import PeerOptions
 
 T = TypeVar("T")
 
 
-def unchanged(value: object) -> object:
-    """Return a value as it is."""
-    return value
-
-
-def number(value: object) -> float:
-    """Return a number, which may be written as text.
-
-    Raises:
-        ValueError: The value is not a number.
-    """
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            value = None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise ValueError("expected a number")
-    return value
-
-
-def integer(value: object) -> int:
-    """Return an integer.
-
-    Raises:
-        ValueError: The value is not an integer.
-    """
-    converted = number(value)
-    if converted != int(converted):
-        raise ValueError("expected an integer")
-    return int(converted)
-
-
-def boolean(value: object) -> bool:
-    """Return a switch as a boolean.
-
-    Raises:
-        ValueError: The value is not a switch.
-    """
-    word = str(value).lower()
-    if word not in ("true", "false", "1", "0", "yes", "no"):
-        raise ValueError("expected true or false")
-    return word in ("true", "1", "yes")
-
-
-def text(value: object) -> str:
-    """Return a value as text.
-
-    Raises:
-        ValueError: The value is a list or a mapping.
-    """
-    if isinstance(value, list | Mapping):
-        raise ValueError("expected a text")
-    return str(value)
-
-
-def choice(names: Mapping[str, T]) -> Callable[[object], T]:
-    """Return a converter from a peer's names to their equivalents."""
-
-    def convert(value: object) -> T:
-        if str(value) not in names:
-            raise ValueError(f"expected one of {', '.join(names)}")
-        return names[str(value)]
-
-    return convert
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """The rule of an option that has an equivalent in rlkit.
-
-    Args:
-        key: rlkit's key.
-        change: Converts the peer's value to rlkit's; raises ValueError if it cannot.
-    """
-
-    key: str
-    change: Callable[[object], object] = unchanged
-
-
-@dataclass(frozen=True)
-class CombinedRule:
-    """The rule of an option that a function reads together with related options."""
-
-
-@dataclass(frozen=True)
-class NoEquivalent:
-    """The rule of an option that has no equivalent in rlkit, and does not change what is trained.
-
-    Args:
-        remedy: What to do instead, or why nothing needs to be done.
-    """
-
-    remedy: str
-
-
-@dataclass(frozen=True)
-class ByHand:
-    """The rule of an option that changes the method, the data, the tools or the model, and has no equivalent.
-
-    Args:
-        remedy: What to set by hand.
-        off: Values with which the option changes nothing; by default false, 0 and empty ones.
-    """
-
-    remedy: str
-    off: tuple[object, ...] = ()
-
-    def is_off(self, value: object) -> bool:
-        """Whether a value changes nothing."""
-        return value in self.off if self.off else not value
-
-
-Rule = Equivalent | CombinedRule | NoEquivalent | ByHand
-COMBINED = CombinedRule()
 NO_RULE = "rlkit convert has no rule for it; see rlkit recipe show grpo_gsm8k for rlkit's options"
-NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
 OFF = "nothing to do: off, or the peer's default"
 SWITCHES = ("enable", "enabled")
 """Names of an option that switches those beside it."""
@@ -202,6 +85,11 @@ class Conversion:
             also: Further options of the peer's on which the value depends.
         """
         self.set(key, self.get(source, change, default), source, *also)
+
+    def carry_given(self, key: str, source: str, change: Callable[[object], object], default: object) -> None:
+        """Set an option of the recipe as `carry` does, if the peer's option is set."""
+        if self.has(source):
+            self.carry(key, source, change, default)
 
     def set(self, key: str, value: object, *sources: str) -> None:
         """Set an option of the recipe, and record the peer's options that it comes from.
@@ -308,25 +196,3 @@ class Conversion:
             self.note(key, OFF)
         else:
             self.ask(key, rule.remedy)
-
-
-def truncation(conversion: Conversion, prefix: str = "") -> None:
-    """Set which tokens training may sample; rlkit needs `top_k` beside `top_p` and `min_p`.
-
-    Args:
-        conversion: The conversion to add to.
-        prefix: Of the peer's names.
-    """
-    keys = {name: f"{prefix}{name}" for name in ("top_p", "top_k", "min_p")}
-    top_p, min_p = conversion.get(keys["top_p"], number, 1.0), conversion.get(keys["min_p"], number, 0.0)
-    top_k = max(conversion.get(keys["top_k"], integer, 0), 0)
-    for name, value in (("top_p", top_p), ("min_p", min_p)):
-        if conversion.has(keys[name]):
-            conversion.set(f"rollout.sampling.{name}", value, keys[name])
-    needed = top_p < 1 or min_p > 0
-    if conversion.has(keys["top_k"]) or needed:
-        limit = min(top_k or (MOST_CANDIDATES if needed else 0), MOST_CANDIDATES)
-        conversion.set("rollout.sampling.top_k", limit, *keys.values())
-        if limit != top_k:
-            source = next(key for key in keys.values() if conversion.has(key))
-            conversion.note(source, f"training keeps at most the {limit} likeliest tokens: rollout.sampling.top_k")

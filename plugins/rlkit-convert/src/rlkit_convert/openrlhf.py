@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import (
-    COMBINED,
-    ByHand,
-    Conversion,
-    Equivalent,
-    NoEquivalent,
-    Rule,
-    boolean,
-    choice,
-    integer,
-    number,
-    text,
-)
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.parts import set_steps
+from rlkit_convert.rules import ByHand, Equivalent, NoEquivalent, Rule, equivalents, read_together, without_equivalent
 from rlkit_convert.shell import commands, flags
 from rlkit_convert.source import PeerOptions
-from rlkit_convert.steps import set_steps
+from rlkit_convert.values import boolean, choice, integer, number, number_or_text, text
 
 DEFAULTS: dict[str, object] = {
     "actor.adam.lr": 1e-6, "actor.adam.betas": [0.9, 0.95], "actor.eps_clip": 0.2, "actor.lr_scheduler": "cosine",
@@ -93,6 +83,8 @@ REMEDIES = {
     "local_rank use_ms train.full_determinism_enable data.dataloader_num_workers": "nothing to do",
     "data.disable_fast_tokenizer": "nothing to do",
     "critic.save_value_network save_value_network": "nothing to do: a checkpoint also holds the critic",
+    "data.max_images_per_prompt": "nothing to do: a prompt may have any number",
+    "eval.split": "task.validation_split",
     "rollout.vllm_generate_batch_size": "rollout.oversample starts more prompts than a step trains on",
 }  # fmt: skip
 
@@ -110,86 +102,57 @@ def paths(value: object) -> str | list[str]:
 
 
 RULES: dict[str, Rule] = {
-    "actor.model_name_or_path": Equivalent("model.path", text),
-    "actor.num_gpus_per_node": Equivalent("fabric.devices", integer),
-    "actor.num_nodes": Equivalent("fabric.num_nodes", integer),
-    "actor.adam.lr": Equivalent("train.lr", number),
-    "actor.adam.betas": COMBINED,
-    "actor.adam.eps": Equivalent("train.optimizer.eps", number),
-    "actor.adam.weight_decay": Equivalent("train.weight_decay", number),
-    "actor.max_norm": Equivalent("train.max_grad_norm", number),
-    "actor.lr_scheduler": COMBINED,
-    "actor.lr_warmup_ratio": Equivalent("train.warmup_ratio", number),
-    "actor.min_lr_ratio": COMBINED,
-    "actor.eps_clip*": COMBINED,
-    "actor.dual_clip": COMBINED,
-    "actor.policy_loss_type": COMBINED,
-    "actor.entropy_coef": Equivalent("train.entropy_coef", number),
-    "actor.aux_loss_coef": Equivalent("train.router_aux_loss_coef", number),
-    "actor.gradient_checkpointing_enable": Equivalent("train.checkpoint_activations", boolean),
+    **read_together({
+        "actor.": "adam.betas lr_scheduler min_lr_ratio eps_clip* dual_clip policy_loss_type",
+        "critic.": "model_name_or_path adam.lr value_clip lr_warmup_ratio freezing_steps",
+        "algo.": "advantage.is_correction_* advantage.* kl.* dynamic_filtering_enable",
+        "reward.": "model_name_or_path remote_url",
+        "data.": "input_key label_key input_template apply_chat_template max_len",
+        "train.": "batch_size num_episodes async_* enable_ema ema_beta",
+        "ds.": "lora.rank lora.alpha lora.target_modules",
+        "vllm.": "tensor_parallel_size",
+        "eval.": "steps temperature",
+        "logger.": "wandb.*",
+    }),
+    **equivalents(text, {
+        "actor.model_name_or_path": "model.path", "data.prompt_split": "task.train_split",
+        "eval.dataset": "task.validation_path",
+    }),
+    **equivalents(integer, {
+        "actor.num_gpus_per_node": "fabric.devices", "actor.num_nodes": "fabric.num_nodes",
+        "data.max_samples": "train.max_rows", "rollout.max_prompt_len": "rollout.max_prompt_tokens",
+        "rollout.max_new_tokens": "rollout.sampling.max_tokens", "rollout.batch_size": "train.prompts_per_step",
+        "rollout.n_samples_per_prompt": "rollout.group_size", "train.max_epochs": "train.epochs",
+        "train.seed": "train.seed", "eval.n_samples_per_prompt": "validation.samples", "ckpt.max_num": "save.keep_last",
+    }),
+    **equivalents(number, {
+        "actor.adam.lr": "train.lr", "actor.adam.eps": "train.optimizer.eps",
+        "actor.adam.weight_decay": "train.weight_decay", "actor.max_norm": "train.max_grad_norm",
+        "actor.lr_warmup_ratio": "train.warmup_ratio", "actor.entropy_coef": "train.entropy_coef",
+        "actor.aux_loss_coef": "train.router_aux_loss_coef", "rollout.temperature": "rollout.sampling.temperature",
+    }),
+    **equivalents(boolean, {"actor.gradient_checkpointing_enable": "train.checkpoint_activations"}),
     "actor.optim": ByHand("train.optimizer: Muon, with its options", ("adam",)),
     "*.muon.*": NoEquivalent("options of train.optimizer: Muon"),
     "actor.freeze_visual_encoder": Equivalent("model.vision.train", lambda frozen: not boolean(frozen)),
-    "critic.model_name_or_path": COMBINED,
-    "critic.adam.lr": COMBINED,
-    "critic.value_clip": COMBINED,
-    "critic.lr_warmup_ratio": COMBINED,
-    "critic.freezing_steps": COMBINED,
     "critic.max_epochs": ByHand("the critic trains on the policy's mini-batches: train.epochs", (1,)),
-    "algo.advantage.is_correction_*": COMBINED,
-    "algo.advantage.*": COMBINED,
-    "algo.kl.*": COMBINED,
-    "algo.dynamic_filtering_enable": COMBINED,
     "algo.dynamic_filtering_range": ByHand("ZeroSignal drops groups of equal rewards", ([0.0, 1.0], [0, 1])),
-    "reward.model_name_or_path": COMBINED,
-    "reward.remote_url": COMBINED,
     "reward.normalize_enable": ByHand("shaping.normalize divides by the running standard deviation"),
     "reward.clip_range": ByHand("shaping.clip, one bound for both signs"),
     "reward.overlong_*": ByHand(OVERLONG),
     "reward.stop_properly_penalty_coef": ByHand("reward Overlong falls as completions approach the limit"),
     "data.prompt_dataset": Equivalent("task.path", paths),
-    "data.prompt_split": Equivalent("task.train_split", text),
     "data.prompt_probs": ByHand("task Mix mixes several data sets by weight"),
-    "data.input_key": COMBINED,
-    "data.label_key": COMBINED,
-    "data.input_template": COMBINED,
-    "data.apply_chat_template": COMBINED,
-    "data.max_samples": Equivalent("train.max_rows", integer),
-    "data.max_len": COMBINED,
     "data.image_key": ByHand("the task HFDataset reads the column `images`; rename yours", ("images",)),
-    "data.max_images_per_prompt": NoEquivalent("nothing to do: a prompt may have any number"),
-    "rollout.max_prompt_len": Equivalent("rollout.max_prompt_tokens", integer),
-    "rollout.max_new_tokens": Equivalent("rollout.sampling.max_tokens", integer),
-    "rollout.batch_size": Equivalent("train.prompts_per_step", integer),
-    "rollout.n_samples_per_prompt": Equivalent("rollout.group_size", integer),
-    "rollout.temperature": Equivalent("rollout.sampling.temperature", number),
     "rollout.top_p": ByHand("rollout.sampling.top_p, with top_k", (1.0,)),
-    "train.batch_size": COMBINED,
-    "train.max_epochs": Equivalent("train.epochs", integer),
-    "train.num_episodes": COMBINED,
-    "train.seed": Equivalent("train.seed", integer),
     "train.agent_func_path": ByHand("an environment or an agent of your own: rlkit docs tools-and-environments"),
-    "train.async_*": COMBINED,
     "train.partial_rollout_enable": ByHand("nothing stops a request: engines continue it with new weights"),
-    "train.enable_ema": COMBINED,
-    "train.ema_beta": COMBINED,
-    "ds.lora.rank": COMBINED,
-    "ds.lora.alpha": COMBINED,
-    "ds.lora.target_modules": COMBINED,
     "ds.lora.dropout": ByHand("rlkit's adapters have no dropout"),
     "ds.load_in_4bit": Equivalent("model.quantization", lambda value: "nf4" if boolean(value) else None),
-    "vllm.tensor_parallel_size": COMBINED,
-    "eval.steps": COMBINED,
-    "eval.dataset": Equivalent("task.validation_path", text),
-    "eval.n_samples_per_prompt": Equivalent("validation.samples", integer),
-    "eval.temperature": COMBINED,
-    "eval.split": NoEquivalent("task.validation_split"),
     "ckpt.save_steps": Equivalent("save.every", lambda value: max(integer(value), 0)),
-    "ckpt.max_num": Equivalent("save.keep_last", integer),
-    "logger.wandb.*": COMBINED,
-    **{name: NoEquivalent(remedy) for names, remedy in REMEDIES.items() for name in names.split()},
+    **without_equivalent(REMEDIES),
     "critic.*": ByHand("see the section `critic:`"),
-}
+}  # fmt: skip
 
 
 def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
@@ -199,22 +162,12 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
         start = next((index + 1 for index, word in enumerate(words) if word.startswith("openrlhf.cli.")), 0)
         if start or (words and words[0].startswith("--")):
             for key, values in flags(words[start:]):
-                newer = OLDER_NAMES.get(key, key)
-                if newer != key:
-                    options.names[newer] = key
+                newer = options.rename(key, OLDER_NAMES)
                 if len(values) > 1:
-                    options.values[newer] = [number(value) if _is_number(value) else value for value in values]
+                    options.values[newer] = [number_or_text(value) for value in values]
                 else:
                     options.add(newer, values[0] if values else "true")
     return options
-
-
-def _is_number(word: str) -> bool:
-    try:
-        number(word)
-    except ValueError:
-        return False
-    return True
 
 
 def task(conversion: Conversion) -> None:
@@ -332,10 +285,8 @@ def _critic(conversion: Conversion) -> None:
     conversion.carry("advantage.lam", "algo.advantage.lambd", number, 1.0)
     conversion.carry("critic.lr", "critic.adam.lr", number, 9e-6)
     conversion.carry("critic.clip", "critic.value_clip", number, 0.5)
-    if conversion.has("critic.lr_warmup_ratio"):
-        conversion.carry("critic.warmup_ratio", "critic.lr_warmup_ratio", number, 0.03)
-    if conversion.has("critic.model_name_or_path"):
-        conversion.carry("critic.path", "critic.model_name_or_path", text, "")
+    conversion.carry_given("critic.warmup_ratio", "critic.lr_warmup_ratio", number, 0.03)
+    conversion.carry_given("critic.path", "critic.model_name_or_path", text, "")
     if conversion.get("critic.freezing_steps", integer, 0) > 0:
         conversion.carry("critic.policy_delay_steps", "critic.freezing_steps", integer, 0)
 
@@ -367,8 +318,7 @@ def running(conversion: Conversion) -> None:
     steps = conversion.get("eval.steps", integer, -1)
     if steps > 0:
         conversion.set("validation.every", steps, "eval.steps")
-    if conversion.has("eval.temperature"):
-        conversion.carry("validation.sampling.temperature", "eval.temperature", number, 0.6)
+    conversion.carry_given("validation.sampling.temperature", "eval.temperature", number, 0.6)
     if conversion.has("logger.wandb.key") or conversion.has("logger.wandb.project"):
         project = conversion.get("logger.wandb.project", text, "openrlhf_train_ppo")
         options = {"project": project, "name": conversion.get("logger.wandb.run_name", text, "") or None}

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from rlkit.base.errors import RecipeError
-from rlkit_convert.conversion import (
-    COMBINED,
-    ByHand,
-    Conversion,
-    Equivalent,
-    NoEquivalent,
-    Rule,
-    choice,
-    integer,
-    number,
-    text,
-)
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.rules import ByHand, Equivalent, Rule, equivalents, read_together, without_equivalent
 from rlkit_convert.shell import flags
-from rlkit_convert.source import PeerOptions
+from rlkit_convert.source import PeerOptions, leaves
+from rlkit_convert.values import choice, integer, number, text
 
 DEFAULTS: dict[str, object] = {
     "orchestrator.group_size": 1, "orchestrator.max_off_policy_steps": 8, "trainer.optim.lr": 1e-6,
@@ -66,67 +57,53 @@ REMEDIES = {
 }  # fmt: skip
 
 RULES: dict[str, Rule] = {
-    "model.name": Equivalent("model.path", text),
-    "max_steps": Equivalent("train.steps", integer),
-    "seq_len": Equivalent("conversation.tokens", integer),
-    "orchestrator.batch_size": COMBINED,
+    **read_together({
+        "orchestrator.": "batch_size train.source algo.* eval.num_examples",
+        "trainer.": "optim.type scheduler.type model.lora model.lora.rank model.lora.alpha model.lora.target_modules "
+        "loss.type loss.dppo_mask_low loss.dppo_mask_high",
+        "monitors.": "wandb.project wandb.name",
+        "inference.": "vllm.tensor_parallel_size parallel.tp",
+    }),
+    **equivalents(text, {
+        "model.name": "model.path", "orchestrator.tokenizer.chat_template": "model.chat_template",
+        "trainer.tokenizer.chat_template": "model.chat_template",
+    }),
+    **equivalents(integer, {
+        "max_steps": "train.steps", "seq_len": "conversation.tokens", "orchestrator.group_size": "rollout.group_size",
+        "orchestrator.max_off_policy_steps": "rollout.max_staleness",
+        "orchestrator.train.sampling.max_completion_tokens": "rollout.sampling.max_tokens",
+        "orchestrator.eval.sampling.max_tokens": "validation.sampling.max_tokens",
+        "orchestrator.eval.sampling.max_completion_tokens": "validation.sampling.max_tokens",
+        "orchestrator.eval.interval": "validation.every", "orchestrator.eval.group_size": "validation.samples",
+        "trainer.scheduler.warmup_steps": "train.warmup_steps", "ckpt.interval": "save.every",
+        "ckpt.keep_last": "save.keep_last", "deployment.num_train_gpus": "fabric.devices",
+    }),
+    **equivalents(number, {
+        "orchestrator.train.sampling.temperature": "rollout.sampling.temperature",
+        "orchestrator.eval.sampling.temperature": "validation.sampling.temperature", "trainer.optim.lr": "train.lr",
+        "trainer.optim.weight_decay": "train.weight_decay", "trainer.optim.max_norm": "train.max_grad_norm",
+    }),
     "orchestrator.token_batch_size": ByHand("train.prompts_per_step counts prompts"),
-    "orchestrator.group_size": Equivalent("rollout.group_size", integer),
-    "orchestrator.max_off_policy_steps": Equivalent("rollout.max_staleness", integer),
-    "orchestrator.train.sampling.max_completion_tokens": Equivalent("rollout.sampling.max_tokens", integer),
-    "orchestrator.train.sampling.temperature": Equivalent("rollout.sampling.temperature", number),
     "orchestrator.*sampling.repetition_penalty": ByHand("rlkit has none: log-probs would differ from the trainer's"),
-    "orchestrator.train.sampling.*": ByHand("see rollout.sampling"),
-    "orchestrator.sampling.*": ByHand("see rollout.sampling"),
-    "orchestrator.eval.sampling.temperature": Equivalent("validation.sampling.temperature", number),
-    "orchestrator.eval.sampling.max_tokens": Equivalent("validation.sampling.max_tokens", integer),
-    "orchestrator.eval.sampling.max_completion_tokens": Equivalent("validation.sampling.max_tokens", integer),
+    **dict.fromkeys(("orchestrator.train.sampling.*", "orchestrator.sampling.*"), ByHand("see rollout.sampling")),
     "orchestrator.eval.sampling.*": ByHand("see validation.sampling"),
     "orchestrator.mask_truncated_completions": Equivalent("train.mask_truncated", bool),
     "orchestrator.oversampling_factor": ByHand("steps with rollout.max_staleness wait for no group", (1.0,)),
-    "orchestrator.train.source": COMBINED,
     "orchestrator.train.curriculum*": ByHand("curriculum: Difficulty or SuccessRate"),
     "orchestrator.buffer.*": ByHand("curriculum: Difficulty or SuccessRate; rollout.filter"),
-    "orchestrator.algo.*": COMBINED,
     "orchestrator.advantage.*": ByHand("see the part `advantage:`"),
-    "orchestrator.eval.interval": Equivalent("validation.every", integer),
-    "orchestrator.eval.num_examples": COMBINED,
-    "orchestrator.eval.group_size": Equivalent("validation.samples", integer),
     "orchestrator.eval.source": ByHand("validation.tasks: a VerifiersTask for each, by name"),
-    "orchestrator.tokenizer.chat_template": Equivalent("model.chat_template", text),
-    "trainer.tokenizer.chat_template": Equivalent("model.chat_template", text),
     "*tokenizer.*": ByHand("the model's own tokenizer is used; put yours in the model's folder"),
-    "trainer.optim.lr": Equivalent("train.lr", number),
-    "trainer.optim.weight_decay": Equivalent("train.weight_decay", number),
-    "trainer.optim.max_norm": Equivalent("train.max_grad_norm", number),
-    "trainer.optim.type": COMBINED,
     "trainer.optim.*": ByHand("an option of train.optimizer"),
-    "trainer.scheduler.type": COMBINED,
-    "trainer.scheduler.warmup_steps": Equivalent("train.warmup_steps", integer),
     "trainer.scheduler.min_lr": ByHand("train.schedule.min_lr_ratio, a share of train.lr"),
-    "trainer.model.lora": COMBINED,
-    "trainer.model.lora.rank": COMBINED,
-    "trainer.model.lora.alpha": COMBINED,
-    "trainer.model.lora.target_modules": COMBINED,
     "trainer.model.lora.*": ByHand("rlkit's adapters have no dropout and no such targets"),
-    "trainer.model.ac": Equivalent("train.checkpoint_activations", bool),
-    "trainer.model.ac.*": Equivalent("train.checkpoint_activations", bool),
+    **dict.fromkeys(("trainer.model.ac", "trainer.model.ac.*"), Equivalent("train.checkpoint_activations", bool)),
     "trainer.model.attn": Equivalent("model.attention", choice(ATTENTIONS)),
     "trainer.model.quantization.*": ByHand("rlkit trains in fabric.precision: bf16-mixed"),
     "trainer.model.optimization_dtype": ByHand("trained weights are float32", ("float32",)),
     "trainer.model.freeze_moe_router": ByHand("rlkit trains the router too"),
-    "trainer.loss.type": COMBINED,
-    "trainer.loss.dppo_mask_low": COMBINED,
-    "trainer.loss.dppo_mask_high": COMBINED,
     "trainer.loss.*": ByHand("see the part `loss:`; kl_tau and adv_tau have no equivalent"),
-    "ckpt.interval": Equivalent("save.every", integer),
-    "ckpt.keep_last": Equivalent("save.keep_last", integer),
-    "monitors.wandb.project": COMBINED,
-    "monitors.wandb.name": COMBINED,
-    "inference.vllm.tensor_parallel_size": COMBINED,
-    "inference.parallel.tp": COMBINED,
-    "deployment.num_train_gpus": Equivalent("fabric.devices", integer),
-    **{name: NoEquivalent(remedy) for names, remedy in REMEDIES.items() for name in names.split()},
+    **without_equivalent(REMEDIES),
 }  # fmt: skip
 
 
@@ -141,27 +118,11 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{name} is no TOML: {' '.join(str(error).split())}") from error
     options = PeerOptions()
-    for key, value in _leaves(tables, ""):
-        options.values[_newer(options, key)] = value
+    for key, value in leaves(tables):
+        options.values[options.rename(key, OLDER_NAMES)] = True if value == {} else value
     for key, values in flags(overrides):
-        options.add(_newer(options, key), values[0] if values else "true")
+        options.add(options.rename(key, OLDER_NAMES), values[0] if values else "true")
     return options
-
-
-def _newer(options: PeerOptions, key: str) -> str:
-    newer = OLDER_NAMES.get(key, key)
-    if newer != key:
-        options.names[newer] = key
-    return newer
-
-
-def _leaves(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value if value != {} else True
 
 
 def environments(conversion: Conversion) -> None:
@@ -193,10 +154,8 @@ def training(conversion: Conversion) -> None:
         samples = conversion.get("orchestrator.batch_size", integer, 1)
         conversion.set("train.prompts_per_step", max(samples // group, 1), "orchestrator.batch_size")
     key = "trainer.optim.type"
-    if conversion.has(key):
-        conversion.carry("train.optimizer", key, choice(OPTIMIZERS), "AdamW")
-    if conversion.has("trainer.scheduler.type"):
-        conversion.carry("train.schedule", "trainer.scheduler.type", choice(SCHEDULES), "Constant")
+    conversion.carry_given("train.optimizer", key, choice(OPTIMIZERS), "AdamW")
+    conversion.carry_given("train.schedule", "trainer.scheduler.type", choice(SCHEDULES), "Constant")
     names = [key for key in conversion.options.values if key.startswith("trainer.model.lora")]
     if names:
         conversion.carry("model.lora.rank", "trainer.model.lora.rank", integer, 16, *names)
@@ -216,8 +175,7 @@ def algorithm(conversion: Conversion) -> None:
         conversion.set("advantage.scale_by_std", False, key)
     elif name == "rae":
         conversion.set("advantage", "RAE", key)
-        if conversion.has("orchestrator.algo.decay"):
-            conversion.carry("advantage.decay", "orchestrator.algo.decay", number, 0.95)
+        conversion.carry_given("advantage.decay", "orchestrator.algo.decay", number, 0.95)
     else:
         why = "the section `teacher:`, rlkit docs distillation" if name in ("opd", "opsd", "sft") else "no equivalent"
         conversion.ask(key, f"{why}; set `advantage:`")

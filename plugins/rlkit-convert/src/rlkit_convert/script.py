@@ -19,16 +19,10 @@ from rlkit_convert.syntax import Script, add, arguments, name_of, text_of
 KINDS = ("GRPO", "RLOO", "PPO", "GOLD")
 """Before `Config` and `Trainer` in the names of TRL's classes."""
 ADAPTERS = {
-    "r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "target_modules": "lora_target_modules",
-    "lora_dropout": "lora_dropout",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
-    "modules_to_save": "lora_modules_to_save",
+    "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
     "task_type": "lora_task_type",
-}
-"""Arguments of peft's `LoraConfig`, and the options of TRL's command line."""
+}  # fmt: skip
+"""Arguments of peft's `LoraConfig` that have other names in the options of TRL's command line."""
 TRAINER_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
 """The arguments of a trainer by position."""
 IGNORED = {"processing_class", "tokenizer", "reward_processing_classes"}

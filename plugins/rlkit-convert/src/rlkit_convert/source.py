@@ -41,6 +41,12 @@ class PeerOptions:
         """Return the name that an option has in the file."""
         return self.names.get(key, key)
 
+    def rename(self, key: str, names: Mapping[str, str]) -> str:
+        """Return the name that the rules have, from a table of other versions' names; remember the one in the file."""
+        if key in names:
+            self.names[names[key]] = key
+        return names.get(key, key)
+
     def add(self, key: str, text: str) -> None:
         """Set an option from the text on a command line; the last one counts, and null unsets it."""
         self.values.pop(key, None)
@@ -113,16 +119,20 @@ def read_yaml(text: str, name: str, nested: bool) -> PeerOptions:
         raise RecipeError(f"{name} is not plain YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping):
         raise RecipeError(f"{name} holds {type(content).__name__}, expected options by name")
-    leaves = _leaves(content, "") if nested else ((str(key), value) for key, value in content.items())
-    return _resolve_references({key: value for key, value in leaves if value is not None})
+    if nested:
+        options = {key: value for key, value in leaves(content) if value != {}}
+    else:
+        options = {str(key): value for key, value in content.items()}
+    return _resolve_references({key: value for key, value in options.items() if value is not None})
 
 
-def _leaves(node: Mapping[object, object], prefix: str) -> Iterator[tuple[str, object]]:
+def leaves(node: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the options inside nested mappings by their dotted paths; an empty mapping is an option."""
     for name, value in node.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{key}.")
-        elif value != {}:
+            yield from leaves(value, f"{key}.")
+        else:
             yield key, value
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import COMBINED, ByHand, Conversion, Equivalent, NoEquivalent, Rule, boolean, number, text
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.rules import ByHand, Equivalent, NoEquivalent, Rule, read_together
+from rlkit_convert.values import boolean, number, text
 
 DEFAULTS: dict[str, object] = {
     "num_generations": 1, "max_completion_length": 128, "temperature": 0.9, "learning_rate": 1e-7, "beta": 0.5,
@@ -16,10 +18,7 @@ RULES: dict[str, Rule] = {
     "teacher_tokenizer_name_or_path": NoEquivalent("nothing to do: the tokenizer is that of teacher.path"),
     "teacher_model_revision": ByHand("download that revision and set teacher.path to its folder"),
     "teacher_model_init_kwargs": NoEquivalent("teacher.dtype"),
-    "use_uld_loss": COMBINED,
-    "uld_use_hybrid_loss": COMBINED,
-    "uld_hybrid_*": COMBINED,
-    "lmbda": COMBINED,
+    **read_together({"": "use_uld_loss uld_use_hybrid_loss uld_hybrid_* lmbda"}),
     "seq_kd": ByHand("loss CrossEntropy, on the teacher's completions as recorded ones"),
     "use_extended_uld": NoEquivalent("spans of text are always aligned"),
     "uld_token_merge_strategy": NoEquivalent("a span of several tokens has two outcomes, its text and all others"),

@@ -6,9 +6,10 @@ import re
 from math import ceil
 
 from rlkit_convert import trl_gold
-from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
-from rlkit_convert.steps import set_steps
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.parts import loggers, set_steps, truncation
 from rlkit_convert.trl import TRAINER, steps_between
+from rlkit_convert.values import boolean, choice, integer, number, number_or_text, text
 
 AGGREGATION = {
     "grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "cispo": "token_mean",
@@ -22,6 +23,9 @@ SCALES: dict[str, bool | str] = {
     "group": True, "True": True, "true": True, "batch": "batch", "none": False, "False": False, "false": False,
 }  # fmt: skip
 """TRL's values of `scale_rewards`, and rlkit's of `advantage.scale_by_std`."""
+LOGGERS = {
+    "wandb": ("Wandb", "project"), "tensorboard": ("TensorBoard", ""), "mlflow": ("MLflow", ""), "none": ("", ""),
+}  # fmt: skip
 PEFT_TARGETS = (
     "without lora_target_modules peft chooses by the model's type, such as [q_proj, v_proj] for Llama and Qwen2; set "
     "model.lora.targets, which is all-linear by default"
@@ -174,8 +178,7 @@ def advantage(conversion: Conversion) -> None:
             conversion.carry(f"advantage.{name}", name, number, 1.0)
         conversion.carry("critic.lr", "learning_rate", number, 5e-5)
         conversion.carry("critic.clip", "cliprange_value", number, 0.2)
-        if conversion.has("value_model_path"):
-            conversion.carry("critic.path", "value_model_path", text, "")
+        conversion.carry_given("critic.path", "value_model_path", text, "")
         return
     if trainer(conversion) == "rloo":
         conversion.set("advantage", "RLOO", TRAINER)
@@ -243,8 +246,7 @@ def _grpo_loss(conversion: Conversion) -> None:
     elif kind == "sapo":
         conversion.set("loss", "SAPO", "loss_type")
         for sign, ours, default in (("positive", "tau_pos", 1.0), ("pos", "tau_pos", 1.0), ("neg", "tau_neg", 1.05)):
-            if conversion.has(f"sapo_temperature_{sign}"):
-                conversion.carry(f"loss.{ours}", f"sapo_temperature_{sign}", number, default)
+            conversion.carry_given(f"loss.{ours}", f"sapo_temperature_{sign}", number, default)
     elif kind == "vespo":
         conversion.set("loss", "VESPO", "loss_type")
         for sign, k, decay in (("pos", 2.0, 3.0), ("neg", 3.0, 2.0)):
@@ -313,16 +315,11 @@ def _functions(conversion: Conversion, functions: list[str]) -> None:
     by_name = {key: {"class_path": name, "init_args": options} for key, (name, options) in parts.items()}
     conversion.set("reward.rewards", by_name, "reward_funcs")
     if isinstance(weights, list) and len(weights) == len(functions):
-        conversion.set("reward.weights", dict(zip(by_name, map(_weight, weights), strict=True)), "reward_weights")
+        conversion.set(
+            "reward.weights", dict(zip(by_name, map(number_or_text, weights), strict=True)), "reward_weights"
+        )
     elif weights is not None:
         conversion.ask("reward_weights", f"expected {len(functions)} weights; set reward.weights by hand")
-
-
-def _weight(value: object) -> object:
-    try:
-        return number(value)
-    except ValueError:
-        return value
 
 
 def _part_name(function: str, others: list[str]) -> str:
@@ -385,30 +382,7 @@ def running(conversion: Conversion) -> None:
         _set_rollouts(conversion, "save.every", save_steps, "save_steps")
     if conversion.get("save_strategy", text, "steps") != "steps":
         conversion.note("save_strategy", "save.every counts steps; the last step is always saved")
-    _loggers(conversion)
-
-
-def _loggers(conversion: Conversion) -> None:
-    """Set the loggers; metrics.jsonl and the terminal are always written."""
-    targets = conversion.raw("report_to", [])
-    parts = []
-    for target in targets if isinstance(targets, list) else [targets]:
-        if target == "wandb":
-            options: dict[str, str | None] = {}
-            if not conversion.is_unknown("project"):
-                options["project"] = conversion.get("project", text, "huggingface")
-            if not conversion.is_unknown("run_name"):
-                options["name"] = conversion.get("run_name", text, "") or None
-            parts.append({"class_path": "Wandb", "init_args": options})
-        elif target == "tensorboard":
-            parts.append({"class_path": "TensorBoard", "init_args": {}})
-        elif target == "mlflow":
-            parts.append({"class_path": "MLflow", "init_args": {}})
-        elif target != "none":
-            conversion.note("report_to", NO_LOGGER.format(target))
-    if parts:
-        names = [name for name in ("run_name", "project") if not conversion.is_unknown(name)]
-        conversion.set("log.loggers", parts, "report_to", *names)
+    loggers(conversion, "report_to", LOGGERS, ("project", "huggingface"), "run_name")
 
 
 FUNCTIONS = (task, model, batches, optimizer, advantage, loss, divergence, reward, truncation, engine, running)

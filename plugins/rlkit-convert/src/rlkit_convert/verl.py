@@ -11,50 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlkit_convert import verl_method, verl_runtime
-from rlkit_convert.conversion import (
-    COMBINED,
-    Equivalent,
-    NoEquivalent,
-    Rule,
-    boolean,
-    choice,
-    integer,
-    number,
-    text,
-)
+from rlkit_convert.rules import NoEquivalent, Rule, equivalents, read_together
 from rlkit_convert.shell import commands
 from rlkit_convert.source import MARK, PeerOptions, read_text, read_yaml
+from rlkit_convert.values import boolean, choice, integer, number, text, unchanged
 from rlkit_convert.verl_runtime import ACTOR, MODEL, ROLLOUT
 
-ADAPTER_OPTIONS = (
-    "lora_rank", "lora_alpha", "target_modules", "lora.rank", "lora.alpha", "lora.target_modules", "lora.type",
-)  # fmt: skip
-SCHEDULE_OPTIONS = (
-    "lr_warmup_steps", "lr_warmup_steps_ratio", "lr_scheduler_type", "warmup_style", "lr_decay_style", "min_lr_ratio",
-    "num_cycles",
-)  # fmt: skip
-CORRECTION_OPTIONS = (
-    "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "rollout_rs_threshold_lower",
-    "bypass_mode",
-)  # fmt: skip
-TURN_OPTIONS = ("enable", "max_assistant_turns", "tool_config_path", "interaction_config_path")
-
+ADAPTERS = "lora_rank lora_alpha target_modules lora.rank lora.alpha lora.target_modules lora.type"
 DEFAULTS: dict[str, object] = {
-    "actor_rollout_ref.actor.clip_ratio_c": 3.0,
-    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
-    "actor_rollout_ref.actor.policy_loss.ppo_kl_coef": 0.1,
-    "actor_rollout_ref.actor.optim.weight_decay": 0.01,
-    "algorithm.adv_estimator": "gae",
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    "data.train_batch_size": 1024,
-    "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
-    "actor_rollout_ref.rollout.n": 1,
-    "trainer.save_freq": -1,
-    "trainer.test_freq": -1,
-    "trainer.n_gpus_per_node": 8,
-    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-}
+    f"{ACTOR}.clip_ratio_c": 3.0, f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
+    f"{ACTOR}.optim.weight_decay": 0.01, "algorithm.adv_estimator": "gae", "data.max_prompt_length": 512,
+    "data.max_response_length": 512, "data.train_batch_size": 1024, f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ROLLOUT}.n": 1, "trainer.save_freq": -1, "trainer.test_freq": -1, "trainer.n_gpus_per_node": 8,
+    f"{MODEL}.enable_gradient_checkpointing": True,
+}  # fmt: skip
 """verl's defaults that differ from rlkit's."""
 
 AGGREGATION = choice({
@@ -101,98 +71,60 @@ def has_optimizer(contents: object) -> bool:
 
 RULES: dict[str, Rule] = {
     "*_target_": NoEquivalent("nothing to do: verl's own bookkeeping"),
-    f"{ACTOR}.megatron.override_transformer_config.moe_aux_loss_coeff": Equivalent(
-        "train.router_aux_loss_coef", number
-    ),
+    **equivalents(unchanged, {
+        "data.train_files": "task.path", "data.val_files": "task.validation_path",
+        f"{ACTOR}.optim.betas": "train.optimizer.betas",
+    }),
+    **equivalents(text, {f"{MODEL}.path": "model.path", f"{MODEL}.custom_chat_template": "model.chat_template"}),
+    **equivalents(boolean, {
+        "data.trust_remote_code": "model.trust_remote_code", f"{MODEL}.trust_remote_code": "model.trust_remote_code",
+        f"{MODEL}.enable_gradient_checkpointing": "train.checkpoint_activations",
+        "trainer.val_before_train": "validation.before",
+    }),
+    **equivalents(number, {
+        f"{ACTOR}.optim.lr": "train.lr", f"{ACTOR}.optim.weight_decay": "train.weight_decay",
+        f"{ACTOR}.grad_clip": "train.max_grad_norm", f"{ACTOR}.entropy_coeff": "train.entropy_coef",
+        f"{ACTOR}.megatron.override_transformer_config.moe_aux_loss_coeff": "train.router_aux_loss_coef",
+        f"{ROLLOUT}.temperature": "rollout.sampling.temperature",
+    }),
+    **equivalents(integer, {
+        "data.train_batch_size": "train.prompts_per_step", "data.max_prompt_length": "rollout.max_prompt_tokens",
+        "data.max_response_length": "rollout.sampling.max_tokens", "data.seed": "train.seed",
+        f"{ACTOR}.ppo_epochs": "train.epochs", f"{ROLLOUT}.n": "rollout.group_size",
+        f"{ROLLOUT}.response_length": "rollout.sampling.max_tokens",
+        f"{ROLLOUT}.prompt_length": "rollout.max_prompt_tokens", "trainer.total_training_steps": "train.steps",
+        "trainer.max_actor_ckpt_to_keep": "save.keep_last", "trainer.n_gpus_per_node": "fabric.devices",
+        "trainer.nnodes": "fabric.num_nodes",
+    }),
+    **equivalents(lambda frozen: not boolean(frozen), {f"{ACTOR}.freeze_vision_tower": "model.vision.train"}),
+    **equivalents(lambda rate: round(1 + number(rate), 9), {f"{ROLLOUT}.over_sample_rate": "rollout.oversample"}),
+    **equivalents(AGGREGATION, {f"{ACTOR}.loss_agg_mode": "train.aggregation"}),
+    **equivalents(token_level, {f"{ACTOR}.use_token_level_loss": "train.aggregation"}),
+    **equivalents(has_optimizer, {f"{ACTOR}.checkpoint.save_contents": "save.optimizer"}),
+    **equivalents(interval, {"trainer.save_freq": "save.every", "trainer.test_freq": "validation.every"}),
     **verl_method.RULES,
-    "data.train_files": Equivalent("task.path"),
-    "data.val_files": Equivalent("task.validation_path"),
-    "data.train_batch_size": Equivalent("train.prompts_per_step", integer),
-    "data.gen_batch_size": COMBINED,
-    "data.max_prompt_length": Equivalent("rollout.max_prompt_tokens", integer),
-    "data.max_response_length": Equivalent("rollout.sampling.max_tokens", integer),
-    "data.seed": Equivalent("train.seed", integer),
-    "data.truncation": COMBINED,
-    "data.filter_overlong_prompts": COMBINED,
-    "data.train_max_samples": COMBINED,
-    "data.val_max_samples": COMBINED,
-    "data.trust_remote_code": Equivalent("model.trust_remote_code", boolean),
-    "data.apply_chat_template_kwargs.*": COMBINED,
-    f"{MODEL}.path": Equivalent("model.path", text),
-    f"{MODEL}.trust_remote_code": Equivalent("model.trust_remote_code", boolean),
-    f"{MODEL}.custom_chat_template": Equivalent("model.chat_template", text),
-    f"{MODEL}.enable_gradient_checkpointing": Equivalent("train.checkpoint_activations", boolean),
-    **{f"{prefix}.{name}": COMBINED for prefix in (MODEL, "critic.model") for name in ADAPTER_OPTIONS},
-    f"{MODEL}.override_config.*": COMBINED,
-    f"{ACTOR}.freeze_vision_tower": Equivalent("model.vision.train", lambda frozen: not boolean(frozen)),
-    f"{ACTOR}.optim.lr": Equivalent("train.lr", number),
-    f"{ACTOR}.optim.weight_decay": Equivalent("train.weight_decay", number),
-    f"{ACTOR}.optim.betas": Equivalent("train.optimizer.betas"),
-    "critic.optim.betas": COMBINED,
-    "*.optim.lr": COMBINED,
-    "*.optim.weight_decay": COMBINED,
-    **{f"*.optim.{name}": COMBINED for name in SCHEDULE_OPTIONS},
-    f"{ACTOR}.grad_clip": Equivalent("train.max_grad_norm", number),
-    f"{ACTOR}.ppo_epochs": Equivalent("train.epochs", integer),
-    f"{ACTOR}.entropy_coeff": Equivalent("train.entropy_coef", number),
-    f"{ACTOR}.loss_agg_mode": Equivalent("train.aggregation", AGGREGATION),
-    f"{ACTOR}.use_token_level_loss": Equivalent("train.aggregation", token_level),
-    f"{ACTOR}.ppo_mini_batch_size": COMBINED,
-    f"{ACTOR}.use_dynamic_bsz": COMBINED,
-    f"{ACTOR}.ppo_max_token_len_per_gpu": COMBINED,
-    f"{ACTOR}.clip_ratio*": COMBINED,
-    f"{ACTOR}.policy_loss.*": COMBINED,
-    f"{ACTOR}.tau_*": COMBINED,
-    f"{ACTOR}.use_kl_loss": COMBINED,
-    f"{ACTOR}.kl_loss_*": COMBINED,
-    f"{ACTOR}.tis_imp_ratio_cap": COMBINED,
-    f"{ACTOR}.strategy": COMBINED,
-    f"{ACTOR}.fsdp_config.param_offload": COMBINED,
-    f"{ACTOR}.fsdp_config.optimizer_offload": COMBINED,
-    f"{ACTOR}.ulysses_sequence_parallel_size": COMBINED,
-    f"{ACTOR}.checkpoint.save_contents": Equivalent("save.optimizer", has_optimizer),
-    f"{ROLLOUT}.n": Equivalent("rollout.group_size", integer),
-    f"{ROLLOUT}.temperature": Equivalent("rollout.sampling.temperature", number),
-    f"{ROLLOUT}.top_p": COMBINED,
-    f"{ROLLOUT}.top_k": COMBINED,
-    f"{ROLLOUT}.name": COMBINED,
-    f"{ROLLOUT}.tensor_model_parallel_size": COMBINED,
-    f"{ROLLOUT}.free_cache_engine": COMBINED,
-    f"{ROLLOUT}.val_kwargs.*": COMBINED,
-    f"{ROLLOUT}.response_length": Equivalent("rollout.sampling.max_tokens", integer),
-    f"{ROLLOUT}.prompt_length": Equivalent("rollout.max_prompt_tokens", integer),
-    f"{ROLLOUT}.over_sample_rate": Equivalent("rollout.oversample", lambda rate: round(1 + number(rate), 9)),
-    **{f"{ROLLOUT}.multi_turn.{name}": COMBINED for name in TURN_OPTIONS},
-    "critic.model.path": COMBINED,
-    "critic.grad_clip": COMBINED,
-    "critic.cliprange_value": COMBINED,
-    "critic.ppo_epochs": COMBINED,
-    "reward_model.*": COMBINED,
-    "*sandbox_fusion.*": COMBINED,
-    "custom_reward_function.*": COMBINED,
-    "algorithm.adv_estimator": COMBINED,
-    "algorithm.gamma": COMBINED,
-    "algorithm.lam": COMBINED,
-    "algorithm.norm_adv_by_std_in_grpo": COMBINED,
-    "algorithm.use_kl_in_reward": COMBINED,
-    "algorithm.kl_penalty": COMBINED,
-    "algorithm.kl_ctrl.*": COMBINED,
-    "algorithm.filter_groups.*": COMBINED,
-    **{f"algorithm.rollout_correction.{name}": COMBINED for name in CORRECTION_OPTIONS},
-    "trainer.total_training_steps": Equivalent("train.steps", integer),
-    "trainer.total_epochs": COMBINED,
-    "trainer.save_freq": Equivalent("save.every", interval),
-    "trainer.max_actor_ckpt_to_keep": Equivalent("save.keep_last", integer),
-    "trainer.test_freq": Equivalent("validation.every", interval),
-    "trainer.val_before_train": Equivalent("validation.before", boolean),
-    "trainer.n_gpus_per_node": Equivalent("fabric.devices", integer),
-    "trainer.nnodes": Equivalent("fabric.num_nodes", integer),
-    "trainer.critic_warmup": COMBINED,
-    "trainer.logger": COMBINED,
-    "trainer.project_name": COMBINED,
-    "trainer.experiment_name": COMBINED,
+    **read_together({
+        "data.": "gen_batch_size truncation filter_overlong_prompts train_max_samples val_max_samples "
+        "apply_chat_template_kwargs.*",
+        f"{MODEL}.": f"{ADAPTERS} override_config.*",
+        "critic.model.": f"{ADAPTERS} path",
+        "critic.": "optim.betas grad_clip cliprange_value ppo_epochs",
+        "*.optim.": "lr weight_decay lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type warmup_style "
+        "lr_decay_style min_lr_ratio num_cycles",
+        f"{ACTOR}.": "ppo_mini_batch_size use_dynamic_bsz ppo_max_token_len_per_gpu clip_ratio* policy_loss.* tau_* "
+        "use_kl_loss kl_loss_* tis_imp_ratio_cap strategy fsdp_config.param_offload fsdp_config.optimizer_offload "
+        "ulysses_sequence_parallel_size",
+        f"{ROLLOUT}.": "top_p top_k name tensor_model_parallel_size free_cache_engine val_kwargs.* multi_turn.enable "
+        "multi_turn.max_assistant_turns multi_turn.tool_config_path multi_turn.interaction_config_path",
+        "": "reward_model.* *sandbox_fusion.* custom_reward_function.*",
+        "algorithm.": "adv_estimator gamma lam norm_adv_by_std_in_grpo use_kl_in_reward kl_penalty kl_ctrl.* "
+        "filter_groups.*",
+        "algorithm.rollout_correction.": "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold "
+        "rollout_rs_threshold_lower bypass_mode",
+        "trainer.": "total_epochs critic_warmup logger project_name experiment_name",
+    }),
     **verl_runtime.RULES,
-}
+}  # fmt: skip
 """The rule of each option: first those that change what is trained, in front of patterns of hardware."""
 
 CONFIG = ("--config-name", "--config-path")

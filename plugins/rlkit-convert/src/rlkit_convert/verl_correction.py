@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import Conversion, boolean, choice, number, text
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.values import boolean, choice, number, text
 from rlkit_convert.verl_runtime import ACTOR
 
 PREFIX = "algorithm.rollout_correction"

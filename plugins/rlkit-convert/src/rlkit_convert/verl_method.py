@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import ByHand, Rule
+from rlkit_convert.rules import ByHand, Rule
 from rlkit_convert.verl_runtime import ACTOR, MODEL, REF, ROLLOUT
 
 AGENT = "an environment, an interaction or tools of your own: rlkit docs tools-and-environments"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlkit_convert.conversion import NO_LOGGER, Conversion, boolean, choice, integer, number, text, truncation
-from rlkit_convert.steps import set_steps
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.parts import loggers, set_steps, truncation
+from rlkit_convert.values import boolean, choice, integer, number, text
 from rlkit_convert.verl import ADVANTAGES, ESTIMATORS, LOSSES
 from rlkit_convert.verl_correction import correction
 from rlkit_convert.verl_reward import reward
@@ -19,6 +20,10 @@ LOSS_OPTIONS = {
 """verl's options of a loss and rlkit's names for them."""
 MEGATRON_LAYERS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """All linear layers, in Megatron's names."""
+LOGGERS = {
+    "wandb": ("Wandb", "project"), "tensorboard": ("TensorBoard", ""), "mlflow": ("MLflow", "experiment"),
+    "console": ("", ""),
+}  # fmt: skip
 ENGINES = {"vllm": "VllmEngine", "sglang": "SGLangEngine"}
 
 
@@ -62,8 +67,7 @@ def optimizer(conversion: Conversion) -> None:
     key = f"{ACTOR}.use_dynamic_bsz"
     limit = f"{ACTOR}.ppo_max_token_len_per_gpu"
     if conversion.get(key, boolean, False):
-        if conversion.has(limit):
-            conversion.carry("train.max_tokens_per_micro_batch", limit, integer, 16384)
+        conversion.carry_given("train.max_tokens_per_micro_batch", limit, integer, 16384)
         conversion.note(key, "nothing to do: micro-batches are always filled by tokens")
     offload = (f"{ACTOR}.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.optimizer_offload")
     if any(conversion.get(name, boolean, False) for name in offload):
@@ -109,8 +113,7 @@ def critic(conversion: Conversion) -> None:
     """Set the critic; verl updates the policy from step `critic_warmup` on, counting from 1."""
     conversion.carry("critic.lr", "critic.optim.lr", number, 1e-5)
     for key, ours in (("grad_clip", "max_grad_norm"), ("cliprange_value", "clip")):
-        if conversion.has(f"critic.{key}"):
-            conversion.carry(f"critic.{ours}", f"critic.{key}", number, 1.0)
+        conversion.carry_given(f"critic.{ours}", f"critic.{key}", number, 1.0)
     conversion.carry("critic.weight_decay", "critic.optim.weight_decay", number, 0.01)
     path = conversion.get("critic.model.path", text, "")
     if path and path != conversion.raw(f"{MODEL}.path"):
@@ -146,8 +149,7 @@ def loss(conversion: Conversion) -> None:
         conversion.set("loss.kind", "kl" if conversion.get(key, text, "") == "dppo_kl" else "tv", key)
     if name == "SAPO":
         for end in ("tau_pos", "tau_neg"):
-            if conversion.has(f"{ACTOR}.{end}"):
-                conversion.carry(f"loss.{end}", f"{ACTOR}.{end}", number, 1.0)
+            conversion.carry_given(f"loss.{end}", f"{ACTOR}.{end}", number, 1.0)
     if name in ("GSPO", "SAPO", "GMPO"):  # whatever loss_agg_mode is
         conversion.set("train.aggregation", "seq_mean_token_mean", key)
     for theirs, ours in LOSS_OPTIONS.get(name, {}).items():
@@ -268,32 +270,11 @@ def _adapters(conversion: Conversion, prefix: str, section: str) -> None:
             conversion.ask(f"{prefix}.lora.type", "rlkit has LoRA, rsLoRA and DoRA")
 
 
-def loggers(conversion: Conversion) -> None:
-    """Set the loggers; metrics.jsonl and the terminal are always written."""
-    key = "trainer.logger"
-    project = "trainer.project_name"
-    run_name = "trainer.experiment_name"
-    targets = conversion.raw(key, [])
-    parts = []
-    for target in targets if isinstance(targets, list) else [targets]:
-        if target in ("wandb", "mlflow"):
-            name, project_option = ("Wandb", "project") if target == "wandb" else ("MLflow", "experiment")
-            options: dict[str, str | None] = {}
-            if not conversion.is_unknown(project):
-                options[project_option] = conversion.get(project, text, "verl_examples")
-            if not conversion.is_unknown(run_name):
-                options["name"] = conversion.get(run_name, text, "") or None
-            parts.append({"class_path": name, "init_args": options})
-        elif target == "tensorboard":
-            parts.append({"class_path": "TensorBoard", "init_args": {}})
-        elif target != "console":
-            conversion.note(key, NO_LOGGER.format(target))
-    if parts:
-        names = [name for name in (project, run_name) if not conversion.is_unknown(name)]
-        conversion.set("log.loggers", parts, key, *names)
-
-
 FUNCTIONS = (
-    task, model, steps, optimizer, advantage, loss, divergence, correction, reward, tools, engine, validation, loggers,
+    task, model, steps, optimizer, advantage, loss, divergence, correction, reward, tools, engine, validation,
+    partial(
+        loggers, key="trainer.logger", classes=LOGGERS, project=("trainer.project_name", "verl_examples"),
+        run_name="trainer.experiment_name",
+    ),
     partial(truncation, prefix=f"{ROLLOUT}."),
 )  # fmt: skip

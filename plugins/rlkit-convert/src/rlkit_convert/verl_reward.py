@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import Conversion, boolean, integer, number, text
+from rlkit_convert.conversion import Conversion
+from rlkit_convert.values import boolean, integer, number, text
 
 MATH = ("gsm8k", "math", "aime", "dapo", "numina", "geo3k", "geometry3k", "deepscaler")
 """Parts of the names of files whose rows verl scores by their final answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlkit_convert.conversion import NoEquivalent, Rule
+from rlkit_convert.rules import without_equivalent
 
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
@@ -24,6 +24,13 @@ TURNS = "nothing to do: the parser is detected from the chat template, and turns
 SEED = "nothing to do: train.seed determines the order of prompts and every sample"
 ROLLOUTS = "nothing to do: rollouts are saved in the run folder; log.rollouts"
 OWN_BATCHES = "nothing to do: the critic trains on the policy's batches"
+
+SERVER_OPTIONS = (
+    "enforce_eager max_num_batched_tokens max_num_seqs max_model_len enable_chunked_prefill dtype load_format "
+    "engine_kwargs.* disable_log_stats layered_summon cudagraph_* update_weights_* enable_prefix_caching "
+    "scheduling_policy logprobs_mode data_parallel_size expert_parallel_size pipeline_model_parallel_size "
+    "disaggregation.* moe_load_balance_* skip_tokenizer_init limit_images"
+)
 
 REMEDIES = {
     "*_target_ *.rollout_n hydra.*": "nothing to do: verl's own bookkeeping",
@@ -70,16 +77,7 @@ REMEDIES = {
     f"{ROLLOUT}.multi_turn.format {ROLLOUT}.multi_turn.tokenization_sanity_check_mode "
     f"{ROLLOUT}.multi_turn.use_inference_chat_template": TURNS,
     f"{ROLLOUT}.nnodes {ROLLOUT}.n_gpus_per_node": "engines on GPUs of their own: VllmServer, SGLangServer",
-    " ".join(
-        f"{ROLLOUT}.{name}"
-        for name in (
-            "enforce_eager", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "enable_chunked_prefill",
-            "dtype", "load_format", "engine_kwargs.*", "disable_log_stats", "layered_summon", "cudagraph_*",
-            "update_weights_*", "enable_prefix_caching", "scheduling_policy", "logprobs_mode", "data_parallel_size",
-            "expert_parallel_size", "pipeline_model_parallel_size", "disaggregation.*", "moe_load_balance_*",
-            "skip_tokenizer_init", "limit_images",
-        )
-    ): SERVER,
+    " ".join(f"{ROLLOUT}.{name}" for name in SERVER_OPTIONS.split()): SERVER,
     "actor_rollout_ref.hybrid_engine": "nothing to do: an engine shares the trainer's GPUs",
     "actor_rollout_ref.nccl_timeout critic.nccl_timeout": "train.deadline is how long a rank waits for its peers",
     "critic.model.enable_gradient_checkpointing": "train.checkpoint_activations also applies to the critic",
@@ -108,4 +106,4 @@ REMEDIES = {
     "*.profiler.* global_profiler.*": "profile.steps writes traces of single steps to the run folder",
 }  # fmt: skip
 
-RULES: dict[str, Rule] = {name: NoEquivalent(remedy) for names, remedy in REMEDIES.items() for name in names.split()}
+RULES = without_equivalent(REMEDIES)

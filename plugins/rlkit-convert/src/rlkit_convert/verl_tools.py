@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.recipe.yaml_text import load
-from rlkit_convert.conversion import Conversion, boolean, integer, text
+from rlkit_convert.conversion import Conversion
 from rlkit_convert.source import read_text
+from rlkit_convert.values import boolean, integer, text
 from rlkit_convert.verl_runtime import ROLLOUT
 
 MULTI_TURN = f"{ROLLOUT}.multi_turn"

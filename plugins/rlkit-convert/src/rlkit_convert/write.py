@@ -77,11 +77,6 @@ def one_line(text: str) -> str:
     return " ".join(shorten(safe(text), 400).split())
 
 
-def remarks(conversion: Conversion) -> list[str]:
-    """Return a line for each option that is not carried over as it is: what to do about it."""
-    return [remark(conversion, key) for key in conversion.notes]
-
-
 def remark(conversion: Conversion, key: str) -> str:
     """Return the line about an option, with its value."""
     value = ""

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import warnings
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from rlkit_servers.api import ServerApi
-from rlkit_servers.engine import DeviceEngine, ServerEngine, check_launched, trainer_gpus
 from rlkit_servers.http import Client
+from rlkit_servers.launched import RETRY, LaunchedEngine, RankServers, SeparateServers
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
 from rlkit_servers.routes import ARGUMENT as ROUTES
 from rlkit_servers.routes import problem_at
-from rlkit_servers.server import InferenceServer
 from rlkit_servers.teacher import ServerTeacher
 from rlkit_servers.transports import Transport, is_local
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
-from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
-from rlkit.types import Sampling, Structure
+from rlkit.types import Sampling
 from rlkit_engine_vllm.api import VllmApi
 from rlkit_engine_vllm.launch import (
     BESIDE_TRAINER,
@@ -40,33 +36,17 @@ from rlkit_engine_vllm.launch import (
 )
 from rlkit_engine_vllm.transport import FolderTransport, VllmChanges, shared_memory
 
-if TYPE_CHECKING:
-    from rlkit.interfaces.runtime import Runtime
-
 LAUNCH = VllmLaunch()
-RETRY = ServerRetryPolicy()
 
 
-class VllmRollouts(ServerEngine):
-    """What VllmServer and VllmEngine share: how servers are called and started.
+class VllmRollouts(LaunchedEngine):
+    """What VllmServer and VllmEngine share: how servers are called and started."""
 
-    Args:
-        launch: How servers are started.
-        retry: How long to wait for servers, and how often they may fail.
-        check_weights: Compare log-probs with the trainer's after every sync.
-    """
+    launch: VllmLaunch
 
-    capabilities = Capability.TEACHER | Capability.CANDIDATES
-
-    def __init__(self, launch: VllmLaunch, retry: ServerRetryPolicy, check_weights: bool) -> None:
-        super().__init__(
-            retry,
-            check_weights,
-            dtype=launch.dtype,
-            adapter_only=launch.adapter_only,
-            release_memory=launch.release_memory,
-        )
-        self.launch = launch
+    @staticmethod
+    def require_installed() -> None:
+        require_vllm()
 
     def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
         by = "vLLM returns them by its second model runner alone"
@@ -77,16 +57,6 @@ class VllmRollouts(ServerEngine):
             return f"{by}, whose log-probs are not those of the full softmax where rollout.sampling truncates"
         untested = f"{by}, with which rlkit was not run on a GPU; set train.router_replay: true to choose it"
         return problem_at(urls, asked) or (None if asked else untested)
-
-    def check_structure(self, structure: Structure) -> None:
-        check_launched(self, self.launch.structures, structure)
-
-    @abstractmethod
-    def start(self, rank: int) -> list[InferenceServer]: ...
-
-    def bind(self, runtime: Runtime) -> None:
-        self._trainer_gpus = trainer_gpus(runtime)
-        super().bind(runtime)
 
     def api(self, client: Client) -> ServerApi:
         return VllmApi(client, self.launch.structures)
@@ -104,7 +74,7 @@ class VllmRollouts(ServerEngine):
         gpus = [] if gpu is None else list(range(gpu, gpu + launch.tensor_parallel))
         if not gpus:
             self._check_cpu()
-        if self._trainer_gpus.intersection(gpus) and launch.memory_fraction is None:
+        if self.shared_gpus(gpu) and launch.memory_fraction is None:
             launch = replace(launch, memory_fraction=BESIDE_TRAINER)
         dtype = str(self.weight_dtype).removeprefix("torch.")
 
@@ -139,7 +109,7 @@ class VllmRollouts(ServerEngine):
             raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
 
 
-class VllmServer(VllmRollouts):
+class VllmServer(VllmRollouts, SeparateServers):
     """vLLM servers that all ranks share: running ones at `urls`, or ones that rlkit starts on this machine.
 
     Requests go to the least busy server, and all turns of a conversation to the same one, which has its prefix in the
@@ -161,6 +131,8 @@ class VllmServer(VllmRollouts):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    beside_trainer = "VllmEngine"
+
     def __init__(
         self,
         urls: Sequence[OutputPath] = (),
@@ -173,12 +145,7 @@ class VllmServer(VllmRollouts):
         retry: ServerRetryPolicy = RETRY,
         check_weights: bool = True,
     ) -> None:
-        super().__init__(launch, retry, check_weights)
-        if not launch.release_memory:
-            self.capabilities |= Capability.BESIDE
-        for url in urls:
-            if not url.startswith(("http://", "https://")):
-                raise RecipeError(f"VllmServer has the url {url!r}, expected http://… or https://…")
+        super().__init__(launch, retry, check_weights, urls=urls, servers=servers, first_gpu=first_gpu)
         if transport == "changes" and launch.adapter_only:
             raise RecipeError(
                 "launch.adapter_only is true, but adapters cannot be sent as changes; leave one of them out"
@@ -188,30 +155,8 @@ class VllmServer(VllmRollouts):
                 "VllmServer has urls of other machines; set transport: disk and a folder that the servers see, or "
                 "transport: changes"
             )
-        self.urls = urls
-        self.servers = servers
-        self.first_gpu = first_gpu
         self.transport = transport
         self.folder = folder
-
-    def start(self, rank: int) -> list[InferenceServer]:
-        if rank > 0:
-            return []
-        if self.urls:
-            return [self.connect(url) for url in self.urls]
-        require_vllm()
-        width = self.launch.tensor_parallel
-        on_gpus = self.runtime.device.type == "cuda"
-        firsts = [self.first_gpu + i * width if on_gpus else None for i in range(self.servers)]
-        taken = range(self.first_gpu, self.first_gpu + self.servers * width) if on_gpus else range(0)
-        shared = sorted(self._trainer_gpus.intersection(taken))
-        if shared:
-            warnings.warn(
-                f"VllmServer starts its servers on GPUs {shared}, which the trainer uses too; set first_gpu to the "
-                "first free one, or choose VllmEngine, which shares each rank's GPU",
-                stacklevel=2,
-            )
-        return [self.launch_server(self.command(first), here=True) for first in firsts]
 
     def make_transport(self) -> Transport[Any]:
         if self.transport == "changes":
@@ -222,7 +167,7 @@ class VllmServer(VllmRollouts):
         return FolderTransport(self.runtime.policy, shared_memory(self.runtime.policy, self.weight_dtype))
 
 
-class VllmEngine(VllmRollouts, DeviceEngine):
+class VllmEngine(VllmRollouts, RankServers):
     """A vLLM engine on each rank's own device, which it shares with the trainer.
 
     rlkit starts it as a server that listens on 127.0.0.1 only. Weights travel as files in shared memory. With
@@ -235,7 +180,6 @@ class VllmEngine(VllmRollouts, DeviceEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    capabilities = VllmRollouts.capabilities | DeviceEngine.capabilities
     preference = 1
     model_sources = ("vllm", "model_executor/models/registry.py")
 
@@ -243,22 +187,6 @@ class VllmEngine(VllmRollouts, DeviceEngine):
         self, launch: VllmLaunch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True
     ) -> None:
         super().__init__(launch, retry, check_weights)
-        self.gpus_per_server = launch.tensor_parallel
-
-    @classmethod
-    def missing(cls) -> str | None:
-        try:
-            require_vllm()
-        except EngineError as error:
-            return str(error).partition(";")[0]
-        return None
-
-    def start(self, rank: int) -> list[InferenceServer]:
-        require_vllm()
-        device = self.runtime.device
-        if rank % self.group_size:
-            return []
-        return [self.launch_server(self.command(device.index or 0 if device.type == "cuda" else None), here=True)]
 
     def make_transport(self) -> Transport[Any]:
         return FolderTransport(self.runtime.policy, shared_memory(self.runtime.policy, self.weight_dtype))

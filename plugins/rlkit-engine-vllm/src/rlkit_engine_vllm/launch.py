@@ -6,16 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
+from rlkit_servers.launched import ServerLaunch
 from rlkit_servers.process import server_environment
 
 from rlkit.base.errors import EngineError
-from rlkit.base.names import USER_ONLY
-from rlkit.base.ranges import Count, ShareBelowOne
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -61,8 +59,7 @@ ENVIRONMENT = {
 """Environment of every server that rlkit sends weights to."""
 
 
-@dataclass(frozen=True)
-class VllmLaunch:
+class VllmLaunch(ServerLaunch):
     """How vLLM servers are started.
 
     Args:
@@ -78,14 +75,6 @@ class VllmLaunch:
             servers need `--structured-outputs-config '{"backend": "guidance"}'`, and a tokenizer.
         args: Additional arguments of vLLM's server.
     """
-
-    tensor_parallel: Count = 1
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    memory_fraction: ShareBelowOne | None = None
-    release_memory: bool = False
-    adapter_only: bool = False
-    structures: bool = False
-    args: Annotated[Sequence[str], USER_ONLY] = ()
 
 
 def check_release(version: str) -> None:

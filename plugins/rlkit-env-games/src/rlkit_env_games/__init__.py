@@ -9,17 +9,9 @@ from rlkit_env_games.guess import GuessNumber, GuessTask, hidden_number, optimal
 from rlkit_env_games.maze import CalculatorMaze, Maze, MazeTask, draw_maze, optimal_move, shortest_path
 
 __all__ = [
-    "CalculatorMaze",
-    "GuessNumber",
-    "GuessTask",
-    "Maze",
-    "MazeTask",
-    "draw_maze",
-    "hidden_number",
-    "optimal_guess",
-    "optimal_move",
-    "shortest_path",
-]
+    "CalculatorMaze", "GuessNumber", "GuessTask", "Maze", "MazeTask", "draw_maze", "hidden_number", "optimal_guess",
+    "optimal_move", "shortest_path",
+]  # fmt: skip
 
 
 @hookimpl

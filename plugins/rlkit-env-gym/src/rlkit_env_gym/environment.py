@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import gymnasium
 from annotated_types import Ge, Le
+from rlkit_servers.threads import in_daemon
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import NUMBER, Count, FiniteFloat, Seconds
@@ -17,7 +18,6 @@ from rlkit.interfaces.tool import State
 from rlkit.types import Prompt
 from rlkit_env_gym.episode import Episode
 from rlkit_env_gym.packages import require_supported, suggestion
-from rlkit_env_gym.threads import in_daemon
 
 Rows = Annotated[int, Ge(1), Le(1_000_000), NUMBER]
 RESERVED = ("id", "render_mode", "max_episode_steps", "disable_env_checker")

@@ -7,7 +7,8 @@ A product's package implements two classes, and a third for the way in which its
   products that support them. Failed calls raise `Fault` (in `http`), as calls of `Client` do.
 - `ServerEngine` (in `engine`): the engine that a recipe names. `api` wraps a client, `make_transport` chooses the
   transport, and `start` returns the servers that a rank pushes weights to: `launch_server(ServerCommand(...))`, or
-  `connect(url)` for a running one. From `bind` on, `runtime`, `weight_dtype` and `fleet` may be read.
+  `connect(url)` for a running one. From `bind` on, `runtime`, `weight_dtype` and `fleet` may be read. Engines of a
+  product with a command line are `SeparateServers` or `RankServers` (in `launched`).
 - A `Transport` (in `transports`): shared files, shared memory or CUDA IPC, a process group, or a folder on disk. The
   subclass adds the product's calls, in `load`, `join`, `finish` or `adapt`.
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
-from rlkit.base.errors import EngineError, RecipeError
-from rlkit.interfaces.engine import Capability, RolloutEngine, check_followed
+from rlkit.base.errors import EngineError
+from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.launcher import HostedServer, ServerCommand
-from rlkit.types import Completion, Request, Structure
+from rlkit.types import Completion, Request
 from rlkit_servers.api import ServerApi
 from rlkit_servers.fleet import Fleet
 from rlkit_servers.http import Client
@@ -215,20 +215,6 @@ class ServerEngine(RolloutEngine):
     def close(self) -> None:
         self.fleet.close()
         self.weights.close()
-
-
-def check_launched(engine: RolloutEngine, structures: bool, structure: Structure) -> None:
-    """Check a structure for servers that follow one only if they are started for it, by `launch.structures`.
-
-    Raises:
-        RecipeError: They are not started for it, or llguidance cannot follow it.
-    """
-    if not structures:
-        raise RecipeError(
-            f"{type(engine).__name__} samples any text; remove it, or choose rollout.engine: TorchEngine, or set "
-            "launch.structures: true"
-        )
-    check_followed(structure)
 
 
 def names_model(package: str, models: str, architecture: str) -> bool:

@@ -70,33 +70,17 @@ TRANSITIONS: dict[ServerState, dict[UpdateStep, ServerState]] = {
     ServerState.BROKEN: {UpdateStep.RESET: ServerState.COLD},
 }
 
-DEADLINES: dict[UpdateStep, float] = {
-    UpdateStep.RELEASE: 60.0,
-    UpdateStep.PAUSE: 60.0,
-    UpdateStep.RESUME_WEIGHTS: 60.0,
+DEADLINES = dict.fromkeys(UpdateStep, 60.0) | {
     UpdateStep.BEGIN: 120.0,
-    UpdateStep.LOAD: 600.0,
-    UpdateStep.END: 600.0,
-    UpdateStep.RESUME_KV: 60.0,
-    UpdateStep.ADAPT: 600.0,
-    UpdateStep.FLUSH: 60.0,
-    UpdateStep.LABEL: 60.0,
-    UpdateStep.CONTINUE: 60.0,
     UpdateStep.CHECK: 300.0,
-    UpdateStep.RESET: 60.0,
+    **dict.fromkeys((UpdateStep.LOAD, UpdateStep.END, UpdateStep.ADAPT), 600.0),
 }
 """The time limit of each step, in seconds."""
 
 PATH_TO_LOADING = (UpdateStep.PAUSE, UpdateStep.RESUME_WEIGHTS, UpdateStep.BEGIN)
-PATH_FROM_LOADING = (UpdateStep.END, UpdateStep.RESUME_KV, UpdateStep.FLUSH, UpdateStep.LABEL, UpdateStep.CONTINUE)
-PATH_WITH_ADAPTERS = (
-    UpdateStep.END,
-    UpdateStep.RESUME_KV,
-    UpdateStep.ADAPT,
-    UpdateStep.FLUSH,
-    UpdateStep.LABEL,
-    UpdateStep.CONTINUE,
-)
+LOADED, SERVED = (UpdateStep.END, UpdateStep.RESUME_KV), (UpdateStep.FLUSH, UpdateStep.LABEL, UpdateStep.CONTINUE)
+PATH_FROM_LOADING = (*LOADED, *SERVED)
+PATH_WITH_ADAPTERS = (*LOADED, UpdateStep.ADAPT, *SERVED)
 
 
 def state_after(state: ServerState, step: UpdateStep) -> ServerState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
@@ -25,32 +26,31 @@ async def run_detached(work: Coroutine[object, None, T]) -> T:
     return await asyncio.shield(task)
 
 
-async def in_daemon_thread(device: torch.device, function: Callable[[], T]) -> T:
-    """Run a function that blocks on a device in a daemon thread, which never keeps the process alive."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def set_result(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
+async def in_daemon(function: Callable[[], T]) -> T:
+    """Run a function in a thread of its own, which never keeps the process alive; it may hang, as in no pool."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # so that a cancelled caller leaves it to the thread
 
     def work() -> None:
-        result: T | None = None
-        failure: Exception | None = None
         try:
-            use_device(device)
-            result = function()
-        except Exception as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(set_result, result, failure)
+            future.set_result(function())
+        except StopIteration as error:  # which asyncio's futures refuse
+            future.set_exception(RuntimeError(f"raised StopIteration: {error}"))
+        except BaseException as error:  # the caller's to judge
+            future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
+
+
+async def in_daemon_thread(device: torch.device, function: Callable[[], T]) -> T:
+    """Run a function that blocks on a device as `in_daemon` does."""
+
+    def work() -> T:
+        use_device(device)
+        return function()
+
+    return await in_daemon(work)
 
 
 async def off_loop(device: torch.device, function: Callable[[], T]) -> T:

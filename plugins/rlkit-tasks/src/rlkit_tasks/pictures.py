@@ -23,13 +23,9 @@ CELL, SQUARE = 28, 20
 CELLS = range(COLUMNS * ROWS)
 
 COLOURS = {
-    "red": (230, 30, 30),
-    "green": (30, 160, 50),
-    "blue": (40, 70, 230),
-    "yellow": (250, 220, 40),
-    "pink": (250, 150, 200),
-    "black": (20, 20, 20),
-}
+    "red": (230, 30, 30), "green": (30, 160, 50), "blue": (40, 70, 230), "yellow": (250, 220, 40),
+    "pink": (250, 150, 200), "black": (20, 20, 20),
+}  # fmt: skip
 BACKGROUND = (255, 255, 255)
 
 STEPS = {"left of": (-1, 0), "right of": (1, 0)}

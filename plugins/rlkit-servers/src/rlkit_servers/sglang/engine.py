@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import warnings
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,12 +15,11 @@ from annotated_types import Ge, Le
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import NUMBER, Count
-from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import ServerCommand, ServerSite, is_launched
-from rlkit.types import Completion, Request, Sampling, Structure
+from rlkit.types import Completion, Request, Sampling
 from rlkit_servers.api import ServerApi
-from rlkit_servers.engine import DeviceEngine, ServerEngine, check_launched, trainer_gpus
 from rlkit_servers.http import Client
+from rlkit_servers.launched import RETRY, LaunchedEngine, RankServers, SeparateServers
 from rlkit_servers.process import write_model
 from rlkit_servers.retry import ServerRetryPolicy
 from rlkit_servers.routes import ARGUMENT as ROUTES
@@ -50,45 +47,28 @@ if TYPE_CHECKING:
 
 DETERMINISTIC = "--enable-deterministic-inference"
 LAUNCH = Launch()
-RETRY = ServerRetryPolicy()
 
 
-class SGLangRollouts(ServerEngine):
-    """What SGLangServer and SGLangEngine share: how servers are called and started.
+class SGLangRollouts(LaunchedEngine):
+    """What SGLangServer and SGLangEngine share: how servers are called and started."""
 
-    Args:
-        launch: How servers are started.
-        retry: How long to wait for servers, and how often they may fail.
-        check_weights: Compare log-probs with the trainer's after every sync.
-    """
-
+    launch: Launch
     reserved = 2  # SGLang never fills the last two tokens of the context
     picture_models = MODEL_TYPES
     packages = MappingProxyType({"sglang": describe_installation})
-    capabilities = Capability.TEACHER | Capability.CANDIDATES
     loader_arguments: Sequence[str] = ()
     """Arguments that servers need for the transport of weights."""
-
-    def __init__(self, launch: Launch, retry: ServerRetryPolicy, check_weights: bool) -> None:
-        super().__init__(
-            retry,
-            check_weights,
-            dtype=launch.dtype,
-            adapter_only=launch.adapter_only,
-            release_memory=launch.release_memory,
-        )
-        self.launch = launch
-        self._pictures: RequestPictures | None = None
-        """Writes pictures into requests, from `bind` on, for models that read them."""
+    _key = ""
+    """What callers on other machines must send."""
+    _pictures: RequestPictures | None = None
+    """Writes pictures into requests, from `bind` on, for models that read them."""
 
     def routes_problem(self, sampling: Sampling, on_gpu: bool, asked: bool) -> str | None:
         return problem_at(getattr(self, "urls", ()), asked)
 
-    def check_structure(self, structure: Structure) -> None:
-        check_launched(self, self.launch.structures, structure)
-
-    @abstractmethod
-    def start(self, rank: int) -> list[InferenceServer]: ...
+    @staticmethod
+    def require_installed() -> None:
+        require_sglang()
 
     def bind(self, runtime: Runtime) -> None:
         if runtime.policy.config.model_type in MODEL_TYPES:
@@ -98,7 +78,6 @@ class SGLangRollouts(ServerEngine):
                     "leave it out"
                 )
             self._pictures = RequestPictures(runtime.policy.config)
-        self._trainer_gpus = trainer_gpus(runtime)
         super().bind(runtime)
 
     def api(self, client: Client) -> ServerApi:
@@ -115,13 +94,7 @@ class SGLangRollouts(ServerEngine):
             )
         return await super().generate(request)
 
-    def command(self, gpu: int | None, key: str = "") -> ServerCommand:
-        """Return the launch command.
-
-        Args:
-            gpu: The index of its first GPU on this machine; None for a CPU.
-            key: What callers on other machines must send.
-        """
+    def command(self, gpu: int | None) -> ServerCommand:
         from rlkit.models.save import save_processor
 
         policy, pictures = self.runtime.policy, self._pictures is not None
@@ -133,11 +106,11 @@ class SGLangRollouts(ServerEngine):
                 self.runtime.tokenizer.save_pretrained(folder / "model")
             if pictures:
                 save_processor(policy, self.runtime.tokenizer, folder / "model")
-            (folder / KEY_FILE).write_text(f"api-key: {key}\n", encoding="utf-8")
+            (folder / KEY_FILE).write_text(f"api-key: {self._key}\n", encoding="utf-8")
 
         def words(site: ServerSite) -> list[str]:
             launch = self.launch
-            if is_local(site.host) and self._shared(site.first_gpu) and launch.memory_fraction is None:
+            if is_local(site.host) and self.shared_gpus(site.first_gpu) and launch.memory_fraction is None:
                 launch = replace(launch, memory_fraction=BESIDE_TRAINER)
             adapters = adapter_arguments(policy, site.first_gpu) if launch.adapter_only else []
             routes = [ROUTES] if self.routers is not None else []
@@ -148,12 +121,8 @@ class SGLangRollouts(ServerEngine):
         variables = environment(gpu, self.retry.hang_seconds) | (ENVIRONMENT if pictures else {})
         return ServerCommand("sglang", words, write_files, variables, gpus, gpu)
 
-    def _shared(self, gpu: int | None) -> set[int]:
-        """Return the GPUs that a server, from its first one on, shares with the trainer."""
-        return set() if gpu is None else self._trainer_gpus.intersection(range(gpu, gpu + self.launch.tensor_parallel))
 
-
-class SGLangServer(SGLangRollouts):
+class SGLangServer(SGLangRollouts, SeparateServers):
     """SGLang servers that all ranks share: running ones at `urls`, or ones that rlkit starts.
 
     Servers start on the first rank's machine and listen on 127.0.0.1 only, unless the run's launcher places them on its
@@ -182,6 +151,9 @@ class SGLangServer(SGLangRollouts):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
+    beside_trainer = "SGLangEngine"
+    is_placed = True
+
     def __init__(
         self,
         urls: Sequence[OutputPath] = (),
@@ -195,9 +167,7 @@ class SGLangServer(SGLangRollouts):
         retry: ServerRetryPolicy = RETRY,
         check_weights: bool = True,
     ) -> None:
-        super().__init__(launch, retry, check_weights)
-        if not launch.release_memory:
-            self.capabilities |= Capability.BESIDE
+        super().__init__(launch, retry, check_weights, urls=urls, servers=servers, first_gpu=first_gpu, router=router)
         if router is not None and not urls:
             raise RecipeError(f"SGLangServer has router={router!r} without urls; add those of the servers behind it")
         if launch.adapter_only and transport == "disk" and not urls:
@@ -205,13 +175,6 @@ class SGLangServer(SGLangRollouts):
                 "launch.adapter_only is true and transport is disk, but servers that rlkit starts take adapters from "
                 "memory alone; leave transport out"
             )
-        for url in (*urls, *([router] if router else ())):
-            if not url.startswith(("http://", "https://")):
-                raise RecipeError(f"SGLangServer has the url {url!r}, expected http://… or https://…")
-        self.urls = urls
-        self.router = router
-        self.servers = servers
-        self.first_gpu = first_gpu
         self.transport = transport
         self.folder = folder
         self.loader_arguments = ("--custom-weight-loader", LOADER) if transport == "changes" else ()
@@ -235,25 +198,6 @@ class SGLangServer(SGLangRollouts):
         local = self.transport == "auto" and all(map(is_local, self.urls)) and (self.urls or not is_launched())
         return {} if local or self.transport in ("tensor", "disk", "changes") else SGLANG_NCCL
 
-    def start(self, rank: int) -> list[InferenceServer]:
-        if rank > 0:
-            return []
-        if self.urls:
-            return [self.connect(url) for url in self.urls]
-        require_sglang()
-        on_gpus = self.runtime.device.type == "cuda"
-        firsts = [self.first_gpu + i * self.launch.tensor_parallel if on_gpus else None for i in range(self.servers)]
-        servers = [self.launch_server(self.command(first, self._key)) for first in firsts]
-        gpus_here = [first for first, server in zip(firsts, servers, strict=True) if is_local(server.url)]
-        shared_gpus = sorted({gpu for first in gpus_here for gpu in self._shared(first)})
-        if shared_gpus:
-            warnings.warn(
-                f"SGLangServer starts its servers on GPUs {shared_gpus}, which the trainer uses too; set first_gpu to "
-                "the first free one, or choose SGLangEngine, which shares each rank's GPU",
-                stacklevel=2,
-            )
-        return servers
-
     def endpoints(self, servers: list[InferenceServer]) -> dict[InferenceServer, list[InferenceServer]]:
         if self.router is None:
             return super().endpoints(servers)
@@ -276,7 +220,7 @@ class SGLangServer(SGLangRollouts):
         return SGLangGroup(self.runtime.device)
 
 
-class SGLangEngine(SGLangRollouts, DeviceEngine):
+class SGLangEngine(SGLangRollouts, RankServers):
     """An SGLang engine on each rank's own device, which it shares with the trainer.
 
     rlkit starts it as a server that listens on 127.0.0.1 only, not as a `sglang.Engine` in the trainer's process: when
@@ -290,32 +234,16 @@ class SGLangEngine(SGLangRollouts, DeviceEngine):
         check_weights: Compare log-probs with the trainer's after every sync.
     """
 
-    capabilities = SGLangRollouts.capabilities | DeviceEngine.capabilities
     preference = 2
     model_sources = ("sglang", "srt/models/*.py")
 
     def __init__(self, launch: Launch = LAUNCH, retry: ServerRetryPolicy = RETRY, check_weights: bool = True) -> None:
         super().__init__(launch, retry, check_weights)
-        self.gpus_per_server = launch.tensor_parallel
 
     @classmethod
     def missing(cls) -> str | None:
-        try:
-            require_sglang()
-        except EngineError as error:
-            return str(error).partition(";")[0]
-        is_complete = find_spec("torch_memory_saver") is not None
-        return None if is_complete else "torch-memory-saver, which launch.release_memory needs, is not installed"
-
-    def start(self, rank: int) -> list[InferenceServer]:
-        require_sglang()
-        device = self.runtime.device
-        if rank % self.group_size:
-            return []
-        if device.type == "cpu" and self.launch.tensor_parallel > 1:
-            raise EngineError(f"launch.tensor_parallel is {self.launch.tensor_parallel} on a CPU, expected 1")
-        gpu = device.index or 0 if device.type == "cuda" else None
-        return [self.launch_server(self.command(gpu), here=True)]
+        incomplete = "torch-memory-saver, which launch.release_memory needs, is not installed"
+        return super().missing() or (incomplete if find_spec("torch_memory_saver") is None else None)
 
     def make_transport(self) -> Transport[Any]:
         return SGLangTensors(self.runtime.device)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from rlkit.base.errors import EngineError
 from rlkit.base.installed import extra_command
-from rlkit.base.names import USER_ONLY
-from rlkit.base.ranges import Count, ShareBelowOne
 from rlkit.interfaces.launcher import ServerSite
+from rlkit_servers.launched import ServerLaunch
 from rlkit_servers.transports import is_local
 
 if TYPE_CHECKING:
@@ -35,11 +32,8 @@ BESIDE_TRAINER = 0.4
 KEY_FILE = "key.yaml"
 """The file with the key of a server that other machines can reach; its command line is visible to all users there."""
 
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
-
-@dataclass(frozen=True)
-class Launch:
+class Launch(ServerLaunch):
     """How servers are started.
 
     Args:
@@ -56,14 +50,6 @@ class Launch:
             servers need `--grammar-backend llguidance`, and a tokenizer.
         args: Additional arguments of `python -m sglang.launch_server`.
     """
-
-    tensor_parallel: Count = 1
-    dtype: DtypeName = "auto"
-    memory_fraction: ShareBelowOne | None = None
-    release_memory: bool = False
-    adapter_only: bool = False
-    structures: bool = False
-    args: Annotated[Sequence[str], USER_ONLY] = ()
 
 
 def release(version: str) -> tuple[int, ...]:
