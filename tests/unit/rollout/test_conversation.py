@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from rlkit_authors.models import build_tokenizer
+from rlkit_math.calculator import Calculator, evaluate
 
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
@@ -28,7 +29,6 @@ from rlkit.rollout.service import RolloutService
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import ScriptedEngine
-from rlkit.tools import Calculator, evaluate
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, StopReason, Trajectory
 from tests.unit import simulation
 from tests.unit.hostile import wait
