@@ -171,6 +171,10 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--fabric.precision 16-mixed", "fabric.precision is '16-mixed', expected one of 32-true, 64-true, bf16-mixed"),
         ("--fabric.strategy deepspeed", "expected one of auto, ddp, fsdp2 or FSDP2 with: expert_parallel, offload"),
         ("--conversation.turns=3", "all its conversations have a single turn"),
+        (
+            "--recipe=quick_tool --conversation.user_turns=3",
+            "conversation.user_turns is 3, but the recipe has no user to reply: add `interaction:` or `environment:`",
+        ),
         ("--parser=HermesParser", "no `tools:`"),
         ("--fabric.devices 0", "fabric.devices is 0, expected auto or a whole number"),
         ("--fabric.callbacks x", "fabric.callbacks is not an option of rlkit: rlkit's callbacks are the recipe's own"),

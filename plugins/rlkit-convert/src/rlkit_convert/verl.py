@@ -37,7 +37,7 @@ CORRECTION_OPTIONS = (
     "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold", "rollout_rs_threshold_lower",
     "bypass_mode",
 )  # fmt: skip
-TURN_OPTIONS = ("enable", "max_assistant_turns", "tool_config_path", "interaction_config_path")
+TURN_OPTIONS = ("enable", "max_assistant_turns", "max_user_turns", "tool_config_path", "interaction_config_path")
 
 DEFAULTS: dict[str, object] = {
     "actor_rollout_ref.actor.clip_ratio_c": 3.0,

@@ -57,7 +57,6 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.agent.*": ByHand(AGENT),
     f"{ROLLOUT}.custom.*": ByHand(AGENT),
     f"{ROLLOUT}.multi_turn.function_tool_path": ByHand("tools of your own, with @rlkit.tool: rlkit docs plugins/tool"),
-    f"{ROLLOUT}.multi_turn.max_user_turns": ByHand("conversation.turns counts the policy's turns"),
     f"{ROLLOUT}.multi_turn.max_parallel_calls": ByHand("conversation.tool_calls counts all calls", (1,)),
     f"{ROLLOUT}.multi_turn.max_tool_response_length": ByHand("conversation.max_reply_tokens counts tokens", (256,)),
     f"{ROLLOUT}.multi_turn.tool_response_truncate_side": ByHand("rlkit leaves out the middle", ("middle",)),
