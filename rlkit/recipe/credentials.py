@@ -119,10 +119,10 @@ def _map(node: object, change: Callable[[str, str, bool], str], key: str = "", i
     if isinstance(node, str):
         return change(key, node, is_secret)
     if isinstance(node, Mapping):
-        return {k: _map(v, change, _key_of(key, k), is_secret or _is_environment(k, v)) for k, v in node.items()}
+        return {k: _map(v, change, key_of(key, k), is_secret or _is_environment(k, v)) for k, v in node.items()}
     if isinstance(node, list | tuple):
         follows_flag = [False, *map(is_secret_flag, node)]
-        return [_map(c, change, _key_of(key, i), is_secret or follows_flag[i]) for i, c in enumerate(node)]
+        return [_map(c, change, key_of(key, i), is_secret or follows_flag[i]) for i, c in enumerate(node)]
     return node
 
 
@@ -131,6 +131,6 @@ def _is_environment(name: object, node: object) -> bool:
     return name in ENVIRONMENTS and isinstance(node, Mapping) and "class_path" not in node
 
 
-def _key_of(parent: str, name: object) -> str:
+def key_of(parent: str, name: object) -> str:
     """Return the key of an option, as a user writes it."""
     return parent if name in ("class_path", "init_args") else f"{parent}.{name}".lstrip(".")

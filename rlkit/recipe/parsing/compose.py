@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from copy import copy
 from dataclasses import MISSING
 from enum import Enum
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from rlkit.base.errors import RecipeError, RlkitError, explain_foreign, with_definition
@@ -20,7 +22,8 @@ from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
 from rlkit.recipe.credentials import expand
 from rlkit.recipe.parsing import suggest
-from rlkit.recipe.parsing.reader import convert, parse_text, structured
+from rlkit.recipe.parsing.problems import Mistake, Problems, locations
+from rlkit.recipe.parsing.reader import convert, parse_text, read, structured
 from rlkit.recipe.schema import (
     Choice,
     DictOf,
@@ -40,38 +43,6 @@ Tree = dict[str, object]
 PYTHON = "python object: "
 """The prefix, in a written recipe, of the text that stands for an object that no recipe can name."""
 SPEC = ("class_path", "init_args")
-
-
-class Mistake(Exception):
-    """A value that an option does not take.
-
-    Args:
-        key: The dotted key of the option.
-        problem: What is wrong, and what to do.
-    """
-
-    def __init__(self, key: str, problem: str) -> None:
-        super().__init__(problem)
-        self.key = key
-        self.problem = problem
-
-
-class Problems(list[str]):
-    """A line for each mistake."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._keys: list[str] = []
-
-    def note(self, key: str, problem: str) -> None:
-        """Add a problem of an option, unless it follows from one of the section or part around the option."""
-        if not any(key.startswith(f"{failed}.") for failed in self._keys):
-            self.append(problem)
-        self._keys.append(key)
-
-    def concern(self, key: str) -> bool:
-        """Whether an option, or one inside of it, has a problem."""
-        return any(failed == key or failed.startswith(f"{key}.") for failed in self._keys)
 
 
 class SingleOption(dict[str, object]):
@@ -115,13 +86,23 @@ class Composer:
         assert isinstance(rollout, dict)
         return rollout["engine"]
 
-    def add(self, sections: Mapping[str, object], by_user: bool = True) -> None:
-        """Lay sections over the tree, or single options by their dotted keys, whose values may be texts.
+    def add(self, sections: Mapping[str, object]) -> None:
+        """Lay sections over the tree, or single options by their dotted keys, whose values may be texts."""
+        self.problems.sources.append(lambda: dict.fromkeys(sections, ""))
+        self.tree = self._fill(Recipe, "", self.tree, sections)
+
+    def add_file(self, path: Path, by_user: bool = True) -> None:
+        """Lay the sections of a recipe file over the tree.
 
         Args:
-            sections: Of a recipe.
+            path: The file.
             by_user: Whether options are allowed that no recipe file may set.
+
+        Raises:
+            RecipeError: The file cannot be read, or does not hold sections.
         """
+        sections = read(path)
+        self.problems.sources.append(cache(partial(locations, path)))
         self._by_user = by_user
         self.tree = self._fill(Recipe, "", self.tree, sections)
         self._by_user = True
@@ -406,8 +387,9 @@ def missing(key: str, hint: object, node: object, registry: Registry) -> Iterato
             yield from missing(f"{key}.{name}", option.hint, values[name], registry)
         elif option.required:
             words = suggest.describe(option.hint, registry)
-            problem = f"{owner} needs {name!r}, which is not given; expected --{key}.{name} with {words}"
-            yield f"{key}.{name}", problem
+            where = "it" if isinstance(structure, Section) else "its init_args"
+            remedy = f"write `{name}: ...` with {words} in {where}, or pass --{suggest.settable(f'{key}.{name}')}"
+            yield f"{key}.{name}", f"{owner} needs {name!r}, which is not given: {remedy}"
 
 
 def instantiate(hint: object, node: object, registry: Registry) -> object:
