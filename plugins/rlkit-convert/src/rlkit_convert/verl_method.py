@@ -21,7 +21,10 @@ RULES: dict[str, Rule] = {
     "*.mtp.*": ByHand("rlkit does not train or use heads that predict several tokens"),
     "*.router_replay.*": ByHand(ROUTING, ("disabled",)),
     f"{ROLLOUT}.enable_rollout_routing_replay": ByHand(ROUTING),
-    "data.custom_cls.*": ByHand(TASK),
+    "data.custom_cls.*": ByHand(
+        "task: {class_path: PythonTask, init_args: {function: FILE.py:CLASS, allow_code: true}}; CLASS has `rows` and "
+        "`prompt` in place of verl's __getitem__: rlkit docs plugins/task"
+    ),
     "data.datagen.*": ByHand(TASK),
     "data.sampler.*": ByHand("curriculum: Difficulty, SuccessRate, or one from a plugin"),
     "data.shuffle": ByHand("curriculum Difficulty orders rows by a column; rlkit shuffles otherwise", (True,)),
