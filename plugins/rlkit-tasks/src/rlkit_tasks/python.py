@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 from rlkit.base.errors import RecipeError, explain_foreign, show
 from rlkit.base.functions import load_once, require_function
 from rlkit.interfaces.task import Split, Task
 from rlkit.registry import calling, close_parts
-from rlkit.types import Prompt, Row
+from rlkit.types import JsonObject, Prompt, Row
 
 
 class PythonTask(Task):
@@ -24,7 +23,7 @@ class PythonTask(Task):
         options: The arguments of its constructor by name.
     """
 
-    def __init__(self, function: str, allow_code: bool = False, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, function: str, allow_code: bool = False, options: JsonObject | None = None) -> None:
         self.allow_code = allow_code
         require_function("PythonTask", function, self.allow_code)
         self.function = function
