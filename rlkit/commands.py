@@ -14,14 +14,16 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.recipe import Recipe
-from rlkit.recipe.parsing.compose import Composer, missing, plain
+from rlkit.recipe.parsing.compose import Composer
 from rlkit.recipe.parsing.foreign import FOREIGN, JSONARGPARSE, NO_OPTION
 from rlkit.recipe.parsing.help import ALL, OwnOptions, print_help
-from rlkit.recipe.parsing.reader import find, read
+from rlkit.recipe.parsing.reader import find
+from rlkit.recipe.parsing.tree import missing, plain
 from rlkit.recipe.schema import options
 from rlkit.recipe.trust import risk
 from rlkit.registry import Registry, load_plugins
@@ -118,12 +120,15 @@ def _set_flag(
 ) -> None:
     """Note the value of a flag: one of the verb's own options, a recipe, a request for help, or an override."""
     key = flag.removeprefix("--")
+    meant = _nearest_flag(flag, [*own_values, "--recipe"])
     if flag.endswith(".help"):
         line.help.append((key.removesuffix(".help"), value))
     elif _is_switch(keywords):
         line.problems.append(f"{flag} takes no value; write {flag} alone, or leave it out")
     elif flag in JSONARGPARSE:
         line.problems.append(f"{flag} is not an option of rlkit: {JSONARGPARSE[flag]}")
+    elif meant not in (None, flag):
+        line.problems.append(f"unknown option {flag!r}; did you mean {meant!r}?")
     elif value is not None and _SURROGATE.search(value):
         line.problems.append(f"{flag!a} {_UNDECODED}")
     elif value is None and key.rpartition(".")[2] in (*FOREIGN, *NO_OPTION):
@@ -139,6 +144,13 @@ def _set_flag(
         own_values[flag] = value
     else:
         line.overrides.append((key, value))
+
+
+def _nearest_flag(flag: str, own_flags: Sequence[str]) -> str | None:
+    """Return the most similar of a verb's own options; None if one of recipes is as similar, or none is."""
+    near = get_close_matches(flag, [*own_flags, *(f"--{name}" for name in options(Recipe))], 1, 0.7)
+    is_of_recipe = "." in flag or flag.removeprefix("--") in (*FOREIGN, *NO_OPTION)
+    return near[0] if near and near[0] in own_flags and not is_of_recipe else None
 
 
 def parse(
@@ -177,12 +189,12 @@ def parse(
     if home is not None:
         line.recipes.append(_recipe_in(home, line.options.allow_code))
     if not line.recipes:
-        line.problems.append(f"rlkit {verb} needs a recipe: --recipe FILE or a name (see rlkit recipe list)")
-        raise RecipeError("\n".join(line.problems))
+        needed = f"rlkit {verb} needs a recipe: --recipe FILE or a name (see rlkit recipe list)"
+        raise RecipeError("\n".join(line.problems) or needed)
     composer = Composer(registry)
     composer.problems.extend(line.problems)
     for recipe_name in line.recipes:
-        composer.add(read(find(recipe_name, registry.recipes)), by_user=not trains)
+        composer.add_file(find(recipe_name, registry.recipes), by_user=not trains)
     for key, value in line.overrides:
         composer.add({key: value})
     planned = getattr(line.options, "gpu", None) is not None
@@ -211,7 +223,8 @@ def _recipe_in(home: Path, allows_code: bool) -> str:
     path = home / "recipe.yaml"
     if not allows_code:
         composer = Composer(load_plugins())
-        composer.add(read(path))  # a part may be written as text
+        composer.add_file(path)  # a part may be written as text
+        composer.resolve()
         reason = risk(plain(composer.tree))
         if reason is not None:
             raise RecipeError(

@@ -211,6 +211,12 @@ def second(trainer: Trainer, engine: Any) -> Iterator[Any]:
     trainer.publish(engine)
 
 
+def assert_restart_is_warned_of(run: Path) -> None:
+    """Check that the restart of a server is one of a run's warnings."""
+    warnings = json.loads((run / "result.json").read_text())["warnings"]
+    assert [text for text in warnings if re.match("warning: .*could not answer.*; restarting it", text)], warnings
+
+
 def candidate_counts(probs: torch.Tensor, sampling: Any, top_p_error: float) -> list[int]:
     """Return of how many tokens truncation leaves a probability, for each row of `probs` [N,V]."""
     limit = Truncation(torch.tensor([sampling.top_p + top_p_error]), torch.tensor([sampling.top_k]), torch.zeros(1))

@@ -56,11 +56,14 @@ def explain(error: BaseException) -> str:
 def explain_foreign(error: BaseException) -> str:
     """Return `explain` of an error, and the file, the line and the code at which a plugin or a user's file raised it.
 
-    It is the innermost line of the package, or of the file, that rlkit has called.
+    It is the innermost line of the package, or of the file, that rlkit or a package that comes with it has called.
     """
+    from rlkit.base.text import source_of  # which imports this module
+
     if isinstance(error, SyntaxError) and error.lineno and os.path.isfile(error.filename or ""):
         return f"{type(error).__name__}: {error.msg}{_location(str(error.filename), error.lineno)}"
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_foreign(frame)]
+    frames = [pair for pair in traceback.walk_tb(error.__traceback__) if is_foreign(pair[0])]
+    frames = [pair for pair in frames if source_of(_package(pair[0]))]
     if not frames:
         return explain(error)
     package = _package(frames[0][0])

@@ -137,6 +137,12 @@ def _check_partners(recipe: Recipe) -> Iterator[str]:
             "the recipe has a `conversation:` section, but all its conversations have a single turn; remove it, or add "
             "`tools:`, `interaction:`, `environment:` or `agent:`"
         )
+    user_turns = option(recipe, "conversation.user_turns")
+    if user_turns is not None and not (recipe.interaction or recipe.environment):
+        yield (
+            f"conversation.user_turns is {user_turns}, but the recipe has no user to reply: add "
+            "`interaction:` or `environment:`, or set conversation.turns, or conversation.tool_calls"
+        )
     yield from _check_agent(recipe, others)
     if recipe.parser is not None and not (recipe.tools or recipe.agent):
         yield "the recipe has a `parser:` of tool calls, but no `tools:`; remove it, or add tools"

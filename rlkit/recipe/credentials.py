@@ -11,6 +11,7 @@ import yaml
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.text import ENVIRONMENTS, REFERENCE, SECRET_NAME, is_secret_flag, redact, replace_literals, substitute
+from rlkit.recipe.references import without_escapes
 from rlkit.recipe.yaml_text import load_yaml
 
 PREFIX = "RLKIT_"
@@ -20,7 +21,7 @@ HEADER = "# Credentials are left out: each ${NAME} is read from the environment 
 
 
 def expand(tree: object, key: str = "") -> object:
-    """Return a recipe's tree in which references are replaced by the variables' values.
+    """Return a recipe's tree in which references are replaced by the variables' values, and literal ones unescaped.
 
     Args:
         tree: The recipe, or a part of it.
@@ -33,7 +34,7 @@ def expand(tree: object, key: str = "") -> object:
 
     def value_of(key: str, text: str, _: bool) -> str:
         problems.extend(_problems(key, text))
-        return text if problems else REFERENCE.sub(lambda match: os.environ[match[1]], text)
+        return text if problems else REFERENCE.sub(lambda match: os.environ[match[1]], without_escapes(text))
 
     expanded = _map(tree, value_of, key)
     if problems:
@@ -119,10 +120,10 @@ def _map(node: object, change: Callable[[str, str, bool], str], key: str = "", i
     if isinstance(node, str):
         return change(key, node, is_secret)
     if isinstance(node, Mapping):
-        return {k: _map(v, change, _key_of(key, k), is_secret or _is_environment(k, v)) for k, v in node.items()}
+        return {k: _map(v, change, key_of(key, k), is_secret or _is_environment(k, v)) for k, v in node.items()}
     if isinstance(node, list | tuple):
         follows_flag = [False, *map(is_secret_flag, node)]
-        return [_map(c, change, _key_of(key, i), is_secret or follows_flag[i]) for i, c in enumerate(node)]
+        return [_map(c, change, key_of(key, i), is_secret or follows_flag[i]) for i, c in enumerate(node)]
     return node
 
 
@@ -131,6 +132,6 @@ def _is_environment(name: object, node: object) -> bool:
     return name in ENVIRONMENTS and isinstance(node, Mapping) and "class_path" not in node
 
 
-def _key_of(parent: str, name: object) -> str:
+def key_of(parent: str, name: object) -> str:
     """Return the key of an option, as a user writes it."""
     return parent if name in ("class_path", "init_args") else f"{parent}.{name}".lstrip(".")

@@ -84,7 +84,11 @@ class ConversationLimits:
     """Limits of multi-turn conversations; only with tools, an interaction or an environment.
 
     Args:
-        turns: Maximum turns of the policy.
+        turns: Maximum turns of the policy. At this limit and the next, a conversation ends with the stop reason `turns`
+            after a turn of the policy, which is scored and trained on as any other: a call in it is made and a user
+            replies to it for their rewards, but the policy reads neither.
+        user_turns: Maximum replies of the user or the environment, not counting those of tools; the policy answers the
+            last one. Null for no limit but `turns`.
         tokens: Maximum tokens of all its turns; null for the context's limit. `sampling.max_tokens` limits one turn.
         tool_calls: Maximum number of calls; a turn that exceeds it ends the conversation.
         seconds: Deadline from admission, without time in the engine and in the queues of tools and workers.
@@ -95,6 +99,7 @@ class ConversationLimits:
     """
 
     turns: Count = 8
+    user_turns: Count | None = None
     tokens: PositiveInt | None = None
     tool_calls: Count | None = 16
     seconds: Seconds | None = 600.0

@@ -44,7 +44,7 @@ LEGAL: dict[Phase, frozenset[Phase]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a conversation: turns of the policy, its tokens in all, its tool calls, and the model's context.
+    """What ends a conversation: turns of each side, the policy's tokens in all, its tool calls, the model's context.
 
     `reply` ends none: it is the number of tokens above which a reply to the policy loses its middle.
     """
@@ -54,6 +54,7 @@ class Limits:
     tool_calls: int | None = None
     context: int = 1 << 30
     reply: int | None = None
+    user_turns: int | None = None
 
 
 @dataclass
@@ -151,7 +152,8 @@ class Conversation:
     def observed(self, role: str, tokens: Sequence[int], media: MediaSegment | None = None) -> None:
         """Append what the policy reads next, unless turns, tokens or the context are used up."""
         self._require(Phase.TOOL_CALLING, Phase.INTERACTING)
-        if len(self.rewards) >= self.limits.turns:
+        user_turns = sum(turn.role not in ("assistant", "tool") for turn in self.turns[1:])  # the prompt comes first
+        if len(self.rewards) >= self.limits.turns or (role != "tool" and user_turns == self.limits.user_turns):
             self.complete(StopReason.TURNS)
             return
         if len(self.tokens) + len(tokens) >= self.limits.context:

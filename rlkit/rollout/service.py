@@ -108,6 +108,7 @@ class RolloutService:
         recipe, conversation = self.recipe, self.recipe.conversation or ConversationLimits()
         multi_turn = recipe.tools or recipe.interaction or recipe.environment
         turns, context = conversation.turns if multi_turn else 1, self.dialogue.context
+        reply = reply_limit(conversation, context)
         return ConversationSetup(
             self.engine,
             self.dialogue.template,
@@ -117,7 +118,7 @@ class RolloutService:
             step,
             attempt,
             self.dialogue.participants,
-            Limits(turns, conversation.tokens, conversation.tool_calls, context, reply_limit(conversation, context)),
+            Limits(turns, conversation.tokens, conversation.tool_calls, context, reply, conversation.user_turns),
             conversation.seconds if multi_turn else None,
             conversation.check,
             timer or BusyTimer(),

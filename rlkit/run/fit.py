@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 from lightning.fabric import Fabric
@@ -12,7 +13,7 @@ from rlkit.data.data import Data
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.recipe import Recipe
 from rlkit.run.ending import end_session, ends_alike
-from rlkit.run.outcome import Outcome, Replay
+from rlkit.run.outcome import Outcome, Replay, part_warnings_as
 from rlkit.run.peers import Peers
 from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
@@ -52,12 +53,15 @@ def fit(
         end_session(session, error)  # nothing has started yet, but the outcome is written
         raise
 
+    note = record.reporter.note
+
     def work() -> None:
         session.open_log(recipe, 0 if resumed is None else resumed.state.step)
-        session.context = prepare_training(recipe, data, fabric, record.reporter.note)
+        session.context = prepare_training(recipe, data, fabric, note)
         session.train(session.context, resumed)
 
-    with Signals(record.reporter.note, partial(_exit_blocked, record, peers)) as signals:
+    shown = part_warnings_as(note) if fabric.is_global_zero else nullcontext()  # other ranks show no notes
+    with shown, Signals(note, partial(_exit_blocked, record, peers)) as signals:
         session.signals = signals
         try:
             run_error = _error_of(work)

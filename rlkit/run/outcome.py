@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from rlkit.base.text import redact
+from rlkit.base.text import redact, source_of
 from rlkit.records.rewards import RewardChange
 from rlkit.records.verdict import Metrics, verdict_on
 from rlkit.types import JsonObject, Trajectory
@@ -94,3 +97,25 @@ class WarningKeeper:
         if is_new and len(self._warnings) < MAX_WARNINGS:
             self._warnings.append(redact(text))
         self._reporter.note(text)
+
+
+@contextmanager
+def part_warnings_as(note: Callable[[str], None]) -> Iterator[None]:
+    """Note what rlkit and plugins give to `warnings.warn` as warnings of the run; those of libraries stay."""
+    show_before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: object, **options: object) -> None:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") == "warnings":
+            frame = frame.f_back
+        source = source_of(str(frame.f_globals.get("__name__", "")))
+        if category is UserWarning and (not source or source.startswith(" of plugin ")):
+            note(f"warning: {message}")
+        else:
+            show_before(message, category, *place, **options)  # type: ignore[arg-type]
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = show_before

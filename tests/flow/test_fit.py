@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,9 @@ def test_slower_ways_are_named_once_and_measured(tmp_path: Path, capsys: pytest.
     """Of decoding, a model with a sliding window; of learning, one whose attention reads plain masks."""
     model = save_random_model(tmp_path / "model", "mistral", sliding_window=64)
     reference, short = "--kl_loss.coef=0.1", ("--train.steps=1", "--validation=null", "--rollout.sampling.max_tokens=8")
-    with pytest.warns(UserWarning, match="decodes through the modules of Mistral.*: it attends in a sliding window"):
-        assert fit(tmp_path / "a", f"--model.path={model}", "--model.attention=eager", reference, *short) == 0
+    assert fit(tmp_path / "a", f"--model.path={model}", "--model.attention=eager", reference, *short) == 0
+    [warning] = json.loads((tmp_path / "a" / "result.json").read_text())["warnings"]
+    assert re.match("warning: TorchEngine decodes through the modules of Mistral.*: it attends in a sliding", warning)
     why = "rows are padded instead of packed, which is slower, for: policy, reference; its attention is eager"
     assert capsys.readouterr().out.count(why) == 1
     assert fit(tmp_path / "b", *short) == 0

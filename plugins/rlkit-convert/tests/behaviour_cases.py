@@ -43,7 +43,7 @@ VERL = {
     ),
     "interaction": verl(
         f"{TURNS}.enable=True {TURNS}.interaction_config_path=interaction.yaml {TURNS}.max_user_turns=5",
-        {"interaction": "Retry"}, f"{TURNS}.max_user_turns",
+        {"interaction": "Retry", "conversation.turns": 6},
     ),
     "lora": verl(
         f"{MODEL}.lora_rank=64 {MODEL}.lora_alpha=32 {MODEL}.target_modules=all-linear {ROLLOUT}.name=vllm "

@@ -637,6 +637,39 @@ def test_verls_files_of_tools_and_interactions_are_read(tmp_path: Path) -> None:
     assert "rlkit-tool-python" in note
 
 
+@pytest.mark.parametrize(
+    ("assistant", "user", "turns"),
+    [
+        ("5", None, 5),
+        (None, "5", 6),
+        ("5", "5", 5),
+        ("5", "4", 5),
+        ("5", "3", 4),
+        ("0", "3", 4),
+        ("null", "null", None),
+    ],
+)
+def test_verls_limits_of_both_sides_are_one(
+    tmp_path: Path, assistant: str | None, user: str | None, turns: int | None
+) -> None:
+    """In verl the policy takes one more turn after `max_user_turns` replies, of tools too; 0 is no limit."""
+    (tmp_path / "tools.yaml").write_text(TOOLS)
+    words = [f"{ROLLOUT}.multi_turn.tool_config_path={tmp_path}/tools.yaml"]
+    limits = {"max_assistant_turns": assistant, "max_user_turns": user}
+    words += [f"{ROLLOUT}.multi_turn.{name}={limit}" for name, limit in limits.items() if limit is not None]
+    conversion = convert("verl", "", "run.sh", words)
+    assert conversion.recipe.get("conversation.turns", (None,))[0] == turns
+    assert not [key for key in conversion.by_hand if key.endswith("_turns")]
+
+
+@pytest.mark.parametrize("name", ["max_assistant_turns", "max_user_turns"])
+def test_verls_limits_without_another_side_are_listed(name: str) -> None:
+    key = f"{ROLLOUT}.multi_turn.{name}"
+    conversion = convert("verl", "", "run.sh", [f"{key}=5"])
+    assert key in conversion.by_hand
+    assert conversion.notes[key].startswith(f"conversation.turns: {5 + (name == 'max_user_turns')}, beside the tools")
+
+
 def test_several_interactions_are_chosen_by_the_row(tmp_path: Path) -> None:
     entries = [f"{{name: {n}, class_name: x.Gsm8kInteraction}}" for n in ("a", "b")]
     (tmp_path / "many.yaml").write_text("interaction: [" + ", ".join(entries) + "]")

@@ -7,6 +7,8 @@ NAMES = {
     "--resume": "resume_from_checkpoint",
     "advantage": "adv_estimator",
     "advantage.scale_by_std": "scale_rewards",
+    "conversation.turns": "max_assistant_turns max_turns",
+    "conversation.user_turns": "max_user_turns",
     "critic.clip": "cliprange_value",
     "critic.lr": "critic_learning_rate",
     "fabric.devices": "gpus n_gpus_per_node",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--advantage.help", "--advantage.help names no class, expected one of: GAE"),
         ("--train.lr.help", "'train.lr' names no class and is no section"),
         ("--reward Overlong --reward.buffer 1", "reward Overlong needs 'max_tokens', which is not given"),
-        ("--log.loggers=[Wandb]", "log.loggers.0 Wandb needs 'project', which is not given; expected --log.loggers.0."),
+        ("--log.loggers=[Wandb]", "log.loggers.0 Wandb needs 'project', which is not given: write"),
         (
             '--reward=Composite --reward.rewards={"o":{"class_path":"Overlong","init_args":{"buffer":1}}}',
             "reward.rewards.o Overlong needs 'max_tokens', which is not given",
@@ -171,6 +172,10 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
         ("--fabric.precision 16-mixed", "fabric.precision is '16-mixed', expected one of 32-true, 64-true, bf16-mixed"),
         ("--fabric.strategy deepspeed", "expected one of auto, ddp, fsdp2 or FSDP2 with: expert_parallel, offload"),
         ("--conversation.turns=3", "all its conversations have a single turn"),
+        (
+            "--recipe=quick_tool --conversation.user_turns=3",
+            "conversation.user_turns is 3, but the recipe has no user to reply: add `interaction:` or `environment:`",
+        ),
         ("--parser=HermesParser", "no `tools:`"),
         ("--fabric.devices 0", "fabric.devices is 0, expected auto or a whole number"),
         ("--fabric.callbacks x", "fabric.callbacks is not an option of rlkit: rlkit's callbacks are the recipe's own"),
@@ -341,6 +346,60 @@ def test_a_mistake_in_a_recipe_is_one_message(text: str, message: str, tmp_path:
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+def refusal_of_files(tmp_path: Path, texts: Sequence[str], *options: str) -> str:
+    """Return the message about recipes that are stacked, `1.yaml`, `2.yaml` and so on, with options after them."""
+    words = []
+    for number, text in enumerate(texts, 1):
+        (tmp_path / f"{number}.yaml").write_text(text)
+        words.append(f"--recipe={tmp_path / f'{number}.yaml'}")
+    with pytest.raises(RecipeError) as error:
+        parse("fit", [*words, "--train.steps=1", *options])
+    return str(error.value).replace(f"{tmp_path}/", "")
+
+
+QUICK = "model: {path: tiny}\ntask: Arithmetic\nloss: ClipLoss\n"  # three lines
+
+
+NEEDS_PATH = "ModelReward needs 'path', which is not given: write `path: ...` with text in its init_args"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("reward:\n  class_path: ModelReward\n", f"reward {NEEDS_PATH}, or pass --reward.path (1.yaml:4)"),
+        (
+            "reward:\n  class_path: Composite\n  init_args:\n    rewards:\n      a: {class_path: ModelReward}\n",
+            f"reward.rewards.a {NEEDS_PATH}, or pass --reward.rewards.a.path (1.yaml:8)",
+        ),
+        (
+            "reward: MathReward\nlog:\n  loggers:\n  - CSV\n  - Wandb\n",
+            "write `project: ...` with text in its init_args, or pass --log.loggers (1.yaml:8)",
+        ),
+        (
+            "reward: MathReward\nrollout:\n  replay: {}\n",
+            "rollout.replay needs 'size', which is not given: write `size: ...` with a whole number from 1 to 65536 in "
+            "it, or pass --rollout.replay.size (1.yaml:6)",
+        ),
+        ("reward: MathReward\nrollout:\n\n  group_size: x\n", "expected a whole number from 1 to 65536 (1.yaml:7)"),
+        ("reward: MathReward\nadvantage: GRP\n", "did you mean 'GRPO'? (1.yaml:5)"),
+        ("reward: MathReward\nadvantage: {class_path: GRPO, init_args: {\n  epz: 1}}\n", "mean 'eps'? (1.yaml:6)"),
+        ("reward: MathReward\ntrian: {}\n", "did you mean 'train'? (1.yaml:5)"),
+        ("reward: MathReward\ntrain.lrr: 1\n", "did you mean 'train.lr'? (1.yaml:5)"),
+    ],
+)
+def test_a_mistake_in_a_recipe_names_its_file_and_line(text: str, message: str, tmp_path: Path) -> None:
+    assert refusal_of_files(tmp_path, [QUICK + text]).endswith(message)
+
+
+def test_the_line_is_that_of_the_recipe_that_counts(tmp_path: Path) -> None:
+    """The last recipe that has the option, or the part around it; none if the command line has it."""
+    first = QUICK + "reward:\n  class_path: ModelReward\n"
+    assert refusal_of_files(tmp_path, [first, "\nreward: ModelReward\n"]).endswith("(2.yaml:2)")
+    assert refusal_of_files(tmp_path, [first, "train: {lr: 1}\n"]).endswith("(1.yaml:4)")
+    assert refusal_of_files(tmp_path, [first], "--reward=ModelReward").endswith("or pass --reward.path")
+    assert refusal_of_files(tmp_path, [first], "--reward.path=x", "--reward.batch_size=x").endswith("65536")
 
 
 def test_a_recipe_without_a_required_section_names_it(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_what_export_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--checkpoint=a", f"--out={tmp_path / 'full'}"], "choose a new folder"),
         (
             ["--checkpoint=a", f"--out={tmp_path / 'new'}", "--merge"],
-            "has no option '--merge', expected --checkpoint, --out",
+            "unknown option '--merge'; did you mean '--merge-lora'?",
         ),
         (["--out=b"], "--checkpoint"),
     ):

@@ -32,6 +32,37 @@ def test_verbs_of_other_toolkits_are_named(verb: str, meant: str, capsys: pytest
     assert f"did you mean {meant!r}?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("fit --receipe quickstart", "unknown option '--receipe'; did you mean '--recipe'?"),
+        ("fit --receipe=quickstart", "unknown option '--receipe'; did you mean '--recipe'?"),
+        ("fit quickstart --resum runs/x", "unknown option '--resum'; did you mean '--resume'?"),
+        ("fit quickstart --ot=x", "unknown option '--ot'; did you mean '--out'?"),
+        ("fit quickstart --fource", "unknown option '--fource'; did you mean '--force'?"),
+        ("fit quickstart --rewrad=MathReward", "unknown option 'rewrad'; did you mean 'reward'?"),
+        ("validate --chekpoint x", "unknown option '--chekpoint'; did you mean '--checkpoint'?"),
+        ("generate --promt x", "unknown option '--promt'; did you mean '--prompt'?"),
+        ("sweep quickstart --jsno", "unknown option '--jsno'; did you mean '--json'?"),
+        ("data show --reciep quickstart", "unknown option '--reciep'; did you mean '--recipe'?"),
+        ("explain --reciep quickstart", "unknown option '--reciep'; did you mean '--recipe'?"),
+        ("recipe check quickstart --pgu 24GB", "unknown option '--pgu'; did you mean '--gpu'?"),
+        ("recipe new m.yaml --task=x --reward=y --modle=z", "unknown option '--modle'; did you mean '--model'?"),
+        ("export --chekpoint x", "unknown option '--chekpoint'; did you mean '--checkpoint'?"),
+        ("report x --opne=1", "unknown option '--opne'; expected: --out, --max-mb, --serve, --port"),
+        ("report x --sevre", "unknown option '--sevre'; did you mean '--serve'?"),
+        ("diff x y --jsno", "unknown option '--jsno'; did you mean '--json'?"),
+        ("doctor --modle tiny", "unknown option '--modle'; did you mean '--model'?"),
+        ("plugins new x --kind reward --ot=y", "unknown option '--ot'; did you mean '--out'?"),
+    ],
+)
+def test_a_misspelt_option_of_a_verb_is_answered_with_the_nearest(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
 def test_the_nearest_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (*"abcdefgh", "sums.csv"):
         (folder / name).write_text("question,total\n1 + 1 = ?,2\n")

@@ -52,7 +52,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "patience": None, "watch": "accuracy",
     },
     sections.ConversationLimits: {
-        "turns": 8, "tokens": None, "tool_calls": 16, "seconds": 600.0, "check": "warn", "max_reply_tokens": "auto",
+        "turns": 8, "user_turns": None, "tokens": None, "tool_calls": 16, "seconds": 600.0, "check": "warn",
+        "max_reply_tokens": "auto",
     },
     sections.KLLoss: {"coef": 0.001, "estimator": "k3", "importance_weighted": False},
     sections.KLReward: {"coef": 0.001, "estimator": "k1", "target": None, "horizon": 10000},

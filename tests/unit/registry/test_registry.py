@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 from rlkit import hookimpl, hooks
 from rlkit.advantages import GRPO
 from rlkit.base import installed
+from rlkit.base import text as base_text
 from rlkit.base.errors import PluginError
 from rlkit.cli.main import main
 from rlkit.interfaces.callback import Callback
@@ -52,6 +54,13 @@ def plugin(name: str, *classes: Any, hook: str = "rlkit_register") -> tuple[str,
     module = ModuleType(name)
     setattr(module, hook, hookimpl(implementation))
     return name, module
+
+
+@pytest.fixture(autouse=True)
+def _sources_of_packages_are_looked_up_anew() -> Iterator[None]:
+    """Entry points that a test replaces must not be remembered in the tests after it."""
+    yield
+    base_text._source_of_package.cache_clear()
 
 
 def test_built_in_parts_are_there_with_where_they_come_from() -> None:

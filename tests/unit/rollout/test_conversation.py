@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from rlkit_authors.models import build_tokenizer
+from rlkit_math.calculator import Calculator, evaluate
 
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.interaction import Interaction, Reply
@@ -28,7 +29,6 @@ from rlkit.rollout.service import RolloutService
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.workers import Workers
 from rlkit.testing import ScriptedEngine
-from rlkit.tools import Calculator, evaluate
 from rlkit.types import Completion, Message, Prompt, Request, Sampling, Score, StopReason, Trajectory
 from tests.unit import simulation
 from tests.unit.hostile import wait
@@ -85,6 +85,37 @@ def test_each_limit_ends_it(limits: Limits, stop: StopReason) -> None:
     if not conversation.over:
         conversation.observed("tool", [20])
     assert (conversation.phase, conversation.stop) == (Phase.COMPLETED, stop)
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens", "mask"),
+    [
+        # after two replies of the user, the policy answers once more; the tool's reply in between is none of the user's
+        (Limits(turns=9, user_turns=2), [1, 10, 20, 10, 30, 10, 30, 10], "0101 0101"),
+        (Limits(turns=9, user_turns=1), [1, 10, 20, 10, 30, 10], "0101 01"),
+        (Limits(turns=3, user_turns=2), [1, 10, 20, 10, 30, 10], "0101 01"),
+        (Limits(turns=2, user_turns=2), [1, 10, 20, 10], "0101"),
+    ],
+)
+def test_a_limit_of_each_sides_turns_ends_it_after_a_turn_of_the_policy(
+    limits: Limits, tokens: list[int], mask: str
+) -> None:
+    """The policy calls a tool in its first turn and answers in the others, to which the user replies.
+
+    The last turn is in the run, under the mask and with a reward: it is trained on.
+    """
+    conversation = Conversation(PROMPT, 0, limits)
+    conversation.begin([1])
+    while not conversation.over:
+        conversation.sampled(said(10))
+        is_first = len(conversation.rewards) == 1
+        conversation.call_tools(1) if is_first else conversation.interact()
+        conversation.reward(1.0)
+        conversation.observed(*(("tool", [20]) if is_first else ("user", [30])))
+    assert (conversation.phase, conversation.stop) == (Phase.COMPLETED, StopReason.TURNS)
+    assert conversation.tokens == tokens
+    assert conversation.mask == [bit == "1" for bit in mask.replace(" ", "")]
+    assert conversation.rewards == [1.0] * mask.count("1")
 
 
 def test_a_prompt_that_fills_the_context_and_a_turn_that_is_cut() -> None:
@@ -454,6 +485,14 @@ def test_a_user_answers_until_done() -> None:
     assert [turn.role for turn in done.turns] == ["user", "assistant", "user", "assistant", "user", "assistant"]
     assert (done.turn_rewards, done.text, done.error) == ([-1.0, -1.0, -1.0], "2", None)
     assert replies(done) == 2 * "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_user_replies_at_most_so_often() -> None:
+    """The user grades the turn after the last reply, too: its reward counts, what it says then is not read."""
+    limits = Limits(turns=6, user_turns=1)
+    [done] = hold(lambda request, turn: f"{turn}", Participants(interaction=Doubter()), limits=limits)
+    assert [turn.role for turn in done.turns] == ["user", "assistant", "user", "assistant"]
+    assert (done.turn_rewards, done.text, done.stop, done.mask[-1]) == ([-1.0, -1.0], "1", StopReason.TURNS, True)
 
 
 def test_a_user_who_breaks_fails_the_conversation() -> None:

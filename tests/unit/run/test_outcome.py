@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from rlkit.cli.display import Display
 from rlkit.ops.statistics import paired_p_value
 from rlkit.records.verdict import SMALLEST_P, Verdict, p_text, verdict_on
 from rlkit.run.folder import RunFolder
-from rlkit.run.outcome import MAX_WARNINGS
+from rlkit.run.outcome import MAX_WARNINGS, part_warnings_as
 from rlkit.run.record import RunRecord
 
 Metrics = dict[str, float]
@@ -117,3 +118,27 @@ def test_a_run_without_a_last_validation_shows_no_table(tmp_path: Path, capsys: 
     record.outcome.validation = {"before": {"accuracy": 0.5}, "after": None}
     record.reporter.finish(vars(record.outcome), "done")
     assert capsys.readouterr().out.startswith("interrupted: 1 step in ")
+
+
+def warn_in(module: str, category: type[Warning] = UserWarning) -> None:
+    exec(
+        "import warnings\nwarnings.warn('too slow', category, stacklevel=1)", {"__name__": module, "category": category}
+    )
+
+
+def test_warnings_of_parts_are_those_of_the_run() -> None:
+    """Of rlkit, of the packages that come with it and of plugins; what libraries warn of is printed as before."""
+    notes: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        shown: list[str] = []
+        warnings.showwarning = lambda message, *_: shown.append(str(message))
+        before = warnings.showwarning
+        with part_warnings_as(notes.append):
+            warn_in("rlkit.ops.fusion")
+            warn_in("rlkit_servers.server")
+            assert (notes, shown) == (["warning: too slow"] * 2, [])
+            warn_in("torch.nn")
+            warn_in("rlkit_servers.server", DeprecationWarning)
+            assert (notes, shown) == (["warning: too slow"] * 2, ["too slow"] * 2)
+        assert warnings.showwarning is before

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlkit_math.calculator import Calculator, evaluate
+
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
 from rlkit.interfaces.agent import AgentClient, AgentTask
-from rlkit.tools import Calculator, evaluate
 
 try:
     from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool

@@ -17,6 +17,7 @@ from string import Template
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.text import similar
 from rlkit.base.verbs import VERBS
 from rlkit.hooks import KINDS
 from rlkit.registry import load_plugins
@@ -50,7 +51,8 @@ def new(argv: Sequence[str]) -> Path:
     except argparse.ArgumentError as error:
         raise RecipeError(f"rlkit plugins new: {error}") from error
     if unknown:
-        raise RecipeError(f"rlkit plugins new has no option {unknown[0]!r}, expected NAME, --kind and --out")
+        name = unknown[0].partition("=")[0]
+        raise RecipeError(f"unknown option {name!r}; {similar(name, ['--kind', '--out'], 'expected')}")
     return scaffold(options.name, options.kind, Path(options.out or options.name))
 
 

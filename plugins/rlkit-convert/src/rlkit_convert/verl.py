@@ -115,7 +115,8 @@ RULES: dict[str, Rule] = {
         "use_kl_loss kl_loss_* tis_imp_ratio_cap strategy fsdp_config.param_offload fsdp_config.optimizer_offload "
         "ulysses_sequence_parallel_size",
         f"{ROLLOUT}.": "top_p top_k name tensor_model_parallel_size free_cache_engine val_kwargs.* multi_turn.enable "
-        "multi_turn.max_assistant_turns multi_turn.tool_config_path multi_turn.interaction_config_path",
+        "multi_turn.max_assistant_turns multi_turn.max_user_turns multi_turn.tool_config_path "
+        "multi_turn.interaction_config_path",
         "": "reward_model.* *sandbox_fusion.* custom_reward_function.*",
         "algorithm.": "adv_estimator gamma lam norm_adv_by_std_in_grpo use_kl_in_reward kl_penalty kl_ctrl.* "
         "filter_groups.*",

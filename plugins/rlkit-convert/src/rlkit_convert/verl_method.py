@@ -21,7 +21,10 @@ RULES: dict[str, Rule] = {
     "*.mtp.*": ByHand("rlkit does not train or use heads that predict several tokens"),
     "*.router_replay.*": ByHand(ROUTING, ("disabled",)),
     f"{ROLLOUT}.enable_rollout_routing_replay": ByHand(ROUTING),
-    "data.custom_cls.*": ByHand(TASK),
+    "data.custom_cls.*": ByHand(
+        "task: {class_path: PythonTask, init_args: {function: FILE.py:CLASS, allow_code: true}}; CLASS has `rows` and "
+        "`prompt` in place of verl's __getitem__: rlkit docs plugins/task"
+    ),
     "data.datagen.*": ByHand(TASK),
     "data.sampler.*": ByHand("curriculum: Difficulty, SuccessRate, or one from a plugin"),
     "data.shuffle": ByHand("curriculum Difficulty orders rows by a column; rlkit shuffles otherwise", (True,)),
@@ -57,7 +60,6 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.agent.*": ByHand(AGENT),
     f"{ROLLOUT}.custom.*": ByHand(AGENT),
     f"{ROLLOUT}.multi_turn.function_tool_path": ByHand("tools of your own, with @rlkit.tool: rlkit docs plugins/tool"),
-    f"{ROLLOUT}.multi_turn.max_user_turns": ByHand("conversation.turns counts the policy's turns"),
     f"{ROLLOUT}.multi_turn.max_parallel_calls": ByHand("conversation.tool_calls counts all calls", (1,)),
     f"{ROLLOUT}.multi_turn.max_tool_response_length": ByHand("conversation.max_reply_tokens counts tokens", (256,)),
     f"{ROLLOUT}.multi_turn.tool_response_truncate_side": ByHand("rlkit leaves out the middle", ("middle",)),

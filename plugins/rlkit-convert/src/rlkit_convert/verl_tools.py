@@ -41,11 +41,19 @@ def tools(conversion: Conversion) -> None:
     several = f"{MULTI_TURN}.enable"
     if conversion.get(several, boolean, False) and not parts and not interaction:
         conversion.ask(several, "a conversation has one turn until `tools:`, `interaction:` or `environment:` is set")
-    turns = f"{MULTI_TURN}.max_assistant_turns"
-    if conversion.has(turns) and (parts or interaction):
-        conversion.carry("conversation.turns", turns, integer, 8)
-    elif conversion.has(turns):
-        conversion.ask(turns, f"conversation.turns: {conversion.options.values[turns]}, beside the tools")
+    _limit_turns(conversion, bool(parts) or interaction)
+
+
+def _limit_turns(conversion: Conversion, is_multi_turn: bool) -> None:
+    """Set the limit of the policy's turns: it takes one more than the replies that verl allows the other side."""
+    spare_turns = {f"{MULTI_TURN}.max_assistant_turns": 0, f"{MULTI_TURN}.max_user_turns": 1}
+    limits = {key: conversion.get(key, integer, 0) + spare for key, spare in spare_turns.items()}
+    limits = {key: limit for key, limit in limits.items() if limit > spare_turns[key]}  # null and 0 limit nothing
+    if limits and is_multi_turn:
+        conversion.set("conversation.turns", min(limits.values()), *spare_turns)
+    for key, limit in limits.items():
+        if not is_multi_turn:
+            conversion.ask(key, f"conversation.turns: {limit}, beside the tools")
 
 
 def _entries(conversion: Conversion, key: str, section: str) -> Iterator[Mapping[str, object]]:

@@ -14,6 +14,7 @@ from rlkit.api.policy import chat_template, check_template
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import extra_command
 from rlkit.base.terminal import echo, show
+from rlkit.base.text import similar
 from rlkit.models.config import context_length, load_config
 from rlkit.models.load import is_reward_model
 from rlkit.models.size import size_of
@@ -45,6 +46,8 @@ def _model(argv: Sequence[str]) -> str | None:
     if not argv:
         return None
     words = [*argv[0].split("=", 1), *argv[1:]]
+    if words[0].startswith("--") and words[0] != "--model":
+        raise RecipeError(f"unknown option {words[0]!r}; {similar(words[0], ['--model'], 'expected')}")
     if len(words) != 2 or words[0] != "--model" or not words[1]:
         raise RecipeError(f"the arguments of rlkit doctor are {' '.join(argv)!r}, expected none, or --model and a path")
     return words[1]

@@ -106,7 +106,8 @@ def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:
     has_stray_words = line.problems or line.recipes or len(reward_options) < len(line.overrides)
     if has_stray_words or options.task is None or options.reward is None:
         raise RecipeError(
-            "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION, or --reward NAME with "
+            "\n".join(line.problems)
+            or "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION, or --reward NAME with "
             "--reward.OPTION=VALUE, --model NAME and --gpu 24GB; change the rest in the file that it writes"
         )
     model = options.model or "tiny"

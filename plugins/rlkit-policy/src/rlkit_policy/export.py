@@ -8,12 +8,24 @@ from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.terminal import echo
+from rlkit.base.text import similar
 from rlkit.models.source import locate
 from rlkit.records.folder import home_of, new_folder, output_path, write_atomically
 from rlkit_policy.card import export_card
 from rlkit_policy.folder import export
 from rlkit_policy.hub import check_repository, push
 from rlkit_policy.scan import refuse_credentials
+
+FLAGS = (
+    "--checkpoint",
+    "--out",
+    "--merge-lora",
+    "--dtype",
+    "--trust-remote-code",
+    "--push",
+    "--public",
+    "--allow-credentials",
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -40,10 +52,8 @@ def run(argv: Sequence[str]) -> int:
             f"{unknown[0]!r} is a folder, expected an option; a run is given by --checkpoint {unknown[0]}"
         )
     if unknown:
-        raise RecipeError(
-            f"rlkit export has no option {unknown[0]!r}, expected --checkpoint, --out, --merge-lora, --dtype, "
-            "--trust-remote-code, --push, --public and --allow-credentials"
-        )
+        name = unknown[0].partition("=")[0]
+        raise RecipeError(f"unknown option {name!r}; {similar(name, FLAGS, 'expected')}")
     if options.checkpoint is None or options.out is None:
         raise RecipeError("rlkit export needs --checkpoint, a checkpoint or a run folder, and --out, a new folder")
     if options.push is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.terminal import echo, show
+from rlkit.base.text import similar
 from rlkit.records.folder import folder_of
 from rlkit_report.comparison import RunComparison, compare, lines, value_text
 
@@ -23,6 +24,9 @@ def run(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0 if argv else 2
     folders = [word for word in argv if word != "--json"]
+    unknown = [word for word in folders if word.startswith("--")]
+    if unknown:
+        raise RecipeError(f"unknown option {unknown[0]!r}; {similar(unknown[0], ['--json'], 'expected')}")
     if len(folders) != 2 or any(folder.startswith("-") for folder in folders):
         raise RecipeError("rlkit diff needs two run folders: rlkit diff runs/a runs/b")
     first, second = map(folder_of, folders)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.terminal import echo
+from rlkit.base.text import similar
 from rlkit.records.folder import folder_of
 from rlkit_report.files import MOST_STEPS, RunFiles
 from rlkit_report.page import MARK, write_page
@@ -28,6 +29,7 @@ USAGE = """usage: rlkit report RUN... [--out FILE] [--max-mb N]
 
 MAX_MB = 100.0
 """Megabytes of rollouts by default."""
+FLAGS = ("--out", "--max-mb", "--serve", "--port")
 PORT = 8642
 """Where the page is served by default."""
 
@@ -48,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
     except argparse.ArgumentError as error:
         raise RecipeError(f"rlkit report: {error}") from error
     if unknown:
-        raise RecipeError(f"rlkit report has no option {unknown[0]!r}; see rlkit report --help")
+        name = unknown[0].partition("=")[0]
+        raise RecipeError(f"unknown option {name!r}; {similar(name, FLAGS, 'expected')}")
     _check(options)
     folders = [folder_of(name) for name in dict.fromkeys(options.runs)]
     max_bytes = (MAX_MB if options.max_mb is None else options.max_mb) * 1e6 / len(folders)

@@ -1,18 +1,19 @@
-"""Rewards of rewards, texts compared with references, a learned model and a service."""
+"""Rewards of rewards, texts compared with references, a learned model and a service; users chosen by the row."""
 
 from __future__ import annotations
 
 from rlkit.hooks import Register, hookimpl
 from rlkit_rewards.composite import Composite
+from rlkit_rewards.interaction_router import InteractionRouter
 from rlkit_rewards.model import ModelReward
 from rlkit_rewards.qa import ExactReward, QAReward
 from rlkit_rewards.remote import RemoteReward
 from rlkit_rewards.router import Router
 
-__all__ = ["Composite", "ExactReward", "ModelReward", "QAReward", "RemoteReward", "Router"]
+__all__ = ["Composite", "ExactReward", "InteractionRouter", "ModelReward", "QAReward", "RemoteReward", "Router"]
 
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    for part in (Composite, ExactReward, ModelReward, QAReward, RemoteReward, Router):
+    for part in (Composite, ExactReward, InteractionRouter, ModelReward, QAReward, RemoteReward, Router):
         register(part)
