@@ -180,6 +180,10 @@ class RolloutError(RlkitError):
     """Rollouts or rewards failed beyond what the recipe tolerates."""
 
 
+class PoolError(RlkitError):
+    """A pool of `placement:` failed, or its process died; the message names it, its roles and its log."""
+
+
 class LaunchError(RlkitError):
     """A launcher cannot reach its cluster, or its processes have ended otherwise than by themselves."""
 
