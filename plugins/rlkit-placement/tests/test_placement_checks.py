@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from rlkit_placement import rows, wire
+from rlkit_placement import LocalPools, rows, wire
 
+from rlkit.base.errors import RecipeError
 from rlkit.batch import RolloutBatch
+from rlkit.commands import parse
+from rlkit.recipe import Fabric, Placement
 from tests.conftest import rlkit_in_process
 
 POOL = {"accelerator": "cpu", "devices": 1}
@@ -67,6 +72,14 @@ def test_more_gpus_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.Monk
     gpu = ("--fabric.accelerator=gpu", "--fabric.devices=2")
     printed = problems(tmp_path, CRITIC, {"accelerator": "gpu", "devices": 4}, *PPO, *gpu)
     assert "placement.pools.a would have the GPUs [2, 3, 4, 5], but this machine has 4" in printed
+
+
+def test_a_model_that_reads_pictures_is_refused(tmp_path: Path) -> None:
+    parsed = parse("fit", ["--recipe=quick_image"])
+    recipe = replace(parsed.recipe, placement=Placement({"reward": "a"}, {"a": Fabric(devices=1)}))
+    ranks: Any = None  # none is asked before
+    with pytest.raises(RecipeError, match="which reads pictures, but `placement:` carries texts alone"):
+        LocalPools(recipe, ranks, tmp_path)
 
 
 def test_rows_of_two_ranks_are_joined_and_separated() -> None:

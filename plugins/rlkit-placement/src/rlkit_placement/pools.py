@@ -28,7 +28,7 @@ from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit_placement.checks import find_problems, number_of, visible_devices
 from rlkit_placement.rows import divided
-from rlkit_placement.wire import receive, send
+from rlkit_placement.wire import ANY_TIME, TOGETHER, receive, send
 
 POLL_SECONDS = 0.2
 EXIT_SECONDS = 5.0
@@ -103,7 +103,7 @@ class Pool:
     def connect(self) -> None:
         """Connect this rank to its processes, which are ready."""
         own = [rank for rank in range(self._size) if rank % self._ranks.count == self._ranks.index % self._size]
-        kinds = ["together"] * (self.roles != ["reward"]) + ["any time"] * ("reward" in self.roles)
+        kinds = [TOGETHER] * (self.roles != ["reward"]) + [ANY_TIME] * ("reward" in self.roles)
         for kind in kinds:
             self._connections[kind] = [Client(str(self._socket(rank)), "AF_UNIX") for rank in own]
             for connection in self._connections[kind]:
@@ -111,19 +111,19 @@ class Pool:
 
     def begin(self, work: str, batch: RolloutBatch | None, options: Mapping[str, object]) -> Future[PoolReply]:
         """Begin a request that all ranks make in the same order."""
-        count = len(self._connections["together"])
+        count = len(self._connections[TOGETHER])
         parts: list[dict[str, Tensor]] = [{}] * count if batch is None else divided(batch, work, count)
-        return self._thread.submit(self._ask, "together", work, parts, options)
+        return self._thread.submit(self._ask, TOGETHER, work, parts, options)
 
     def score(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
         """Return the outputs [B] f32 of a reward model, or without inputs load it."""
-        count = len(self._connections["any time"])
+        count = len(self._connections[ANY_TIME])
         parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
         for name, tensor in inputs.items():
             for part, rows in zip(parts, tensor.tensor_split(count), strict=True):
                 part[name] = rows.clone()
         with self._lock:  # several rewards may be models
-            reply = self._ask("any time", "score", parts, options)
+            reply = self._ask(ANY_TIME, "score", parts, options)
         return reply.tensors.get("outputs", torch.zeros(0))
 
     def _ask(

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from rlkit.types import JsonObject
 
+TOGETHER, ANY_TIME = "together", "any time"
+"""What a connection is for: requests that all ranks make in the same order, or those of rewards."""
+
 HEADER_BYTES = 1 << 24
 PART_BYTES = 1 << 30
 """Tensors of a part take so much, or the part is a single tensor."""
