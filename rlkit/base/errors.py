@@ -58,17 +58,24 @@ def explain_foreign(error: BaseException) -> str:
 
     It is the innermost line of the package, or of the file, that rlkit or a package that comes with it has called.
     """
-    from rlkit.base.text import source_of  # which imports this module
-
     if isinstance(error, SyntaxError) and error.lineno and os.path.isfile(error.filename or ""):
         return f"{type(error).__name__}: {error.msg}{_location(str(error.filename), error.lineno)}"
     frames = [pair for pair in traceback.walk_tb(error.__traceback__) if is_foreign(pair[0])]
-    frames = [pair for pair in frames if source_of(_package(pair[0]))]
+    frames = [pair for pair in frames if not _comes_with_rlkit(_package(pair[0]))]
     if not frames:
         return explain(error)
     package = _package(frames[0][0])
     frame, line = next(pair for pair in reversed(frames) if _package(pair[0]) == package)
     return explain(error) + _location(frame.f_code.co_filename, line)
+
+
+def _comes_with_rlkit(package: str) -> bool:
+    from rlkit.base.text import source_of  # which imports this module
+
+    try:
+        return not source_of(package)
+    except Exception:  # what has failed may have replaced what lists the installed packages
+        return False
 
 
 def with_definition(text: str, owner: object, method: str = "") -> str:
@@ -181,6 +188,10 @@ class EngineError(RlkitError):
 
 class RolloutError(RlkitError):
     """Rollouts or rewards failed beyond what the recipe tolerates."""
+
+
+class PoolError(RlkitError):
+    """A pool of `placement:` failed, or its process died; the message names it, its roles and its log."""
 
 
 class LaunchError(RlkitError):

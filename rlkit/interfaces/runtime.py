@@ -97,6 +97,13 @@ class Runtime(Protocol):
     def host_server(self, command: ServerCommand) -> HostedServer | None:
         """Return the process of a server on a node that the run's launcher chooses; None for this machine."""
 
+    def placed_classifier(self, path: str, dtype: str) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
+        """Load a sequence classifier with one label in the pool that the recipe places rewards in.
+
+        Returns:
+            The function from the classifier's inputs to its outputs [B] f32; None if the recipe places no rewards.
+        """
+
     async def work(self, function: Callable[[T], R], argument: T, timeout: float) -> R:
         """Run a function in a worker process that is killed at the deadline; function and argument are pickled.
 
@@ -129,6 +136,9 @@ class OneProcess:
         return x
 
     def host_server(self, command: ServerCommand) -> HostedServer | None:
+        return None
+
+    def placed_classifier(self, path: str, dtype: str) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
         return None
 
 

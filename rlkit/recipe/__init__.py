@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from rlkit.recipe.fabric import FSDP2, Environment, Fabric
     from rlkit.recipe.model import Attempts, Critic, Lora, Model, ReferenceUpdates, Teacher, Vision
     from rlkit.recipe.outputs import Log, Profile, RolloutLog, Save, Validation
+    from rlkit.recipe.placement import Placement
     from rlkit.recipe.recipe import Recipe
     from rlkit.recipe.rollout import ConversationLimits, GroupReplay, Rollout
     from rlkit.recipe.train import Correction, KLLoss, KLReward, Mixture, Rejection, Shaping, Train
 
 __all__ = [
     "FLASH", "FSDP2", "VALIDATION_METRICS", "Attempts", "ConversationLimits", "Correction", "Critic", "Environment",
-    "Fabric", "GroupReplay", "KLLoss", "KLReward", "Log", "Lora", "Mixture", "Model", "Profile", "Recipe",
-    "ReferenceUpdates", "Rejection", "Rollout", "RolloutLog", "Save", "Shaping", "Teacher", "Train", "Validation",
-    "Vision", "check",
+    "Fabric", "GroupReplay", "KLLoss", "KLReward", "Log", "Lora", "Mixture", "Model", "Placement", "Profile",
+    "Recipe", "ReferenceUpdates", "Rejection", "Rollout", "RolloutLog", "Save", "Shaping", "Teacher", "Train",
+    "Validation", "Vision", "check",
 ]  # fmt: skip
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "fabric": ("FSDP2", "Environment", "Fabric"),
     "model": ("Attempts", "Critic", "Lora", "Model", "ReferenceUpdates", "Teacher", "Vision"),
     "outputs": ("Log", "Profile", "RolloutLog", "Save", "Validation"),
+    "placement": ("Placement",),
     "recipe": ("Recipe",),
     "rollout": ("ConversationLimits", "GroupReplay", "Rollout"),
     "train": ("Correction", "KLLoss", "KLReward", "Mixture", "Rejection", "Shaping", "Train"),

@@ -10,11 +10,13 @@ from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.fields import declaration_problem
 from rlkit.interfaces.loss import Inputs, SequenceLoss
+from rlkit.interfaces.placement import Pools
 from rlkit.recipe.check_model import check_model
 from rlkit.recipe.check_sources import check_inputs, check_mixtures, check_staleness, check_teacher
 from rlkit.recipe.check_validation import check_best, check_validation
 from rlkit.recipe.recipe import Recipe, option
 from rlkit.registry.checks import method_problems
+from rlkit.registry.shelf import provider
 
 MOST_CANDIDATES = 1024
 """The largest `top_k` in training: each token of a batch has so many ids."""
@@ -45,10 +47,16 @@ def check(recipe: Recipe) -> None:
         check_staleness,
         check_model,
         check_mixtures,
+        _check_placement,
     )
     problems = [problem for find_problems in checks for problem in find_problems(recipe)]
     if problems:
         raise RecipeError("\n".join(problems))
+
+
+def _check_placement(recipe: Recipe) -> Iterator[str]:
+    if recipe.placement is not None:
+        yield from provider(Pools).problems(recipe)  # type: ignore[type-abstract]
 
 
 def _check_methods(recipe: Recipe) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,6 +26,7 @@ from rlkit.recipe.fabric import Fabric
 from rlkit.recipe.method import Method, NoEngine, ReinforcementLearning, RewardModelling, Supervised
 from rlkit.recipe.model import Critic, Model, ReferenceUpdates, Teacher
 from rlkit.recipe.outputs import Log, Profile, Save, Validation
+from rlkit.recipe.placement import Placement
 from rlkit.recipe.rollout import ConversationLimits, Rollout
 from rlkit.recipe.train import Correction, KLLoss, KLReward, Mixture, Rejection, Shaping, Train
 
@@ -63,6 +65,7 @@ class Recipe:
     profile: Profile | None = None
     fabric: Fabric = field(default_factory=Fabric)
     launcher: Launcher | None = None
+    placement: Placement | None = None
 
     @cached_property
     def method(self) -> Method:
@@ -95,6 +98,11 @@ class Recipe:
     def scored_fields(self) -> dict[str, Field]:
         """The fields that the reward fills, by name."""
         return {} if self.reward is None else {spec.name: spec for spec in self.reward.fills}
+
+    @property
+    def placed(self) -> Collection[str]:
+        """The roles whose models are in pools."""
+        return () if self.placement is None else self.placement.roles.keys()
 
     @property
     def scorer(self) -> RewardManager:

@@ -162,7 +162,8 @@ def _trainer_bytes(recipe: Recipe, size: Size, shards: int) -> float:
 
     frozen_width = frozen_bytes(recipe.model, recipe.fabric)
     teachers = {} if recipe.teacher is None or recipe.teacher.urls is not None else recipe.teacher.paths()
-    frozen_models = (recipe.needs_reference and not size.lora) + len(set(teachers.values()))
-    trained = 16 * size.trained + frozen_width * (size.base + size.lora - size.trained)
-    models = trained * (1 if recipe.critic is None else 2) + frozen_models * frozen_width * size.base
-    return models / shards
+    models = {"reference": int(recipe.needs_reference and not size.lora), "teacher": len(set(teachers.values()))}
+    frozen = sum(count for role, count in models.items() if role not in recipe.placed)
+    trained = 1 + (recipe.critic is not None and "critic" not in recipe.placed)
+    trained_bytes = 16 * size.trained + frozen_width * (size.base + size.lora - size.trained)
+    return (trained * trained_bytes + frozen * frozen_width * size.base) / shards

@@ -61,6 +61,8 @@ def _closers(session: Session, failure: Exception | None, at_once: bool) -> list
         closers.append(("the loggers", lambda: log.close(outcome.status)))
     if context is not None:
         closers.append(("the rollouts", context.service.close))
+    if session.pools is not None:
+        closers.append(("the pools", session.pools.close))
     return closers
 
 

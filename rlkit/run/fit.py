@@ -10,8 +10,11 @@ from lightning.fabric import Fabric
 
 from rlkit.base.errors import INTERRUPTED, RlkitError
 from rlkit.data.data import Data
+from rlkit.distributed.ranks import Ranks
+from rlkit.interfaces.placement import Pools
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.recipe import Recipe
+from rlkit.registry.shelf import provider
 from rlkit.run.ending import end_session, ends_alike
 from rlkit.run.outcome import Outcome, Replay, part_warnings_as
 from rlkit.run.peers import Peers
@@ -19,6 +22,9 @@ from rlkit.run.record import RunRecord
 from rlkit.run.session import Session
 from rlkit.run.signals import Signals
 from rlkit.train.setup import prepare_training
+
+POOL_PATIENCE = 5.0
+"""Seconds in which a rank may end by itself after a process of a pool has died; meanwhile a reply may fail."""
 
 
 def fit(
@@ -57,7 +63,10 @@ def fit(
 
     def work() -> None:
         session.open_log(recipe, 0 if resumed is None else resumed.state.step)
-        session.context = prepare_training(recipe, data, fabric, note)
+        if recipe.placement is not None:
+            session.pools = provider(Pools)(recipe, Ranks(fabric), record.folder.path)  # type: ignore[type-abstract]
+            peers.watch(session.pools.failure, POOL_PATIENCE)
+        session.context = prepare_training(recipe, data, fabric, note, session.pools)
         session.train(session.context, resumed)
 
     shown = part_warnings_as(note) if fabric.is_global_zero else nullcontext()  # other ranks show no notes

@@ -60,7 +60,11 @@ class Peers:
             problem = RankError(f"rank {fabric.global_rank} cannot write into {self.folder}: {explain(error)}")
         Ranks(fabric).raise_any(problem)
         self._processes = {rank: self._read(rank) for rank in range(fabric.world_size)}
-        threading.Thread(target=self._watch, daemon=True, name="rlkit-peers").start()
+        self.watch(self._peer_failure)
+
+    def watch(self, failure: Callable[[], str | None], patience: float = PATIENCE) -> None:
+        """End this rank if it is still running so many seconds after `failure` has returned a description."""
+        threading.Thread(target=self._watch, args=(failure, patience), daemon=True, name="rlkit-peers").start()
 
     def record_end(self, error: Exception | None = None, interrupted: str | None = None) -> None:
         """Record how this rank ended: normally, with an error, or at once by a signal of that name."""
@@ -153,12 +157,12 @@ class Peers:
             return f"it was ended by {signal.Signals(-code).name}; its output may contain the reason"
         return f"{killed}, or {watchdog}" if on_gpu and code is None else killed
 
-    def _watch(self) -> None:
-        problem = self._peer_failure()
+    def _watch(self, failure: Callable[[], str | None], patience: float) -> None:
+        problem = failure()
         while problem is None:
             time.sleep(1.0)
-            problem = self._peer_failure()
-        time.sleep(PATIENCE)  # a rank that can end in order does so meanwhile
+            problem = failure()
+        time.sleep(patience)  # a rank that can end in order does so meanwhile
         if not self._released:
             self.on_loss(problem)
             print(f"error: {safe(problem)}", file=sys.stderr)

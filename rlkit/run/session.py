@@ -15,6 +15,7 @@ from torch import Tensor
 from rlkit.base.garbage import lasting
 from rlkit.interfaces.callback import CheckpointSaved, Json, LoggedRun, RunStart
 from rlkit.interfaces.engine import Capability
+from rlkit.interfaces.placement import Pools
 from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
@@ -61,6 +62,7 @@ class Session:
     """The log of metrics; None except on rank 0."""
     stream: RolloutStream | None = None
     saver: Saver | None = None
+    pools: Pools | None = None
     procedure: Procedure = field(init=False)
     progress: Progress = field(init=False)
     validator: Validator = field(init=False)

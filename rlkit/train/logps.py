@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rlkit.data.data import Data
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.advantage import Needs
+from rlkit.interfaces.placement import PlacedModel
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.lora import base_model
 from rlkit.models.reference import FrozenPolicy
@@ -17,13 +18,24 @@ from rlkit.ops import correction
 from rlkit.ops.logps import LOGPS
 from rlkit.ops.masked import Reducer
 from rlkit.ops.routes import ROUTES
+from rlkit.recipe import Recipe
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import Forward, forward_in_micro_batches
-from rlkit.train.models import Models
+from rlkit.train.models import Models, TrainableModule
 from rlkit.types import Reads, RolloutBatch, TrainBatch
 
 
-def compute_logps(data: Data, models: Models, ranks: Ranks, batch: RolloutBatch) -> None:
+class Passes(Protocol):
+    """What passes over rows depend on: the recipe, and the tokens of a micro-batch."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def token_limit(self) -> int: ...
+
+
+def compute_logps(data: Passes, models: Models, ranks: Ranks, batch: RolloutBatch) -> None:
     """Fill what the recipe needs of `trainer_logps`, `old_logps`, `ref_logps` and `values`.
 
     Args:
@@ -33,6 +45,11 @@ def compute_logps(data: Data, models: Models, ranks: Ranks, batch: RolloutBatch)
         batch: The rows of this rank.
     """
     recipe, critic, reference = data.recipe, models.critic, models.reference
+    computed: dict[str, Callable[[], Tensor]] = {}  # a pool computes beside the policy
+    if reference is not None and recipe.needs_ref_logps:
+        computed["ref_logps"] = begin_logps(data, reference, ranks, batch)
+    if critic is not None and recipe.critic is not None:
+        computed["values"] = begin_values(data, critic, ranks, batch)
     if recipe.needs_old_logps:
         reads = Reads(entropy=False, squares=Needs.SUM_PI_SQUARED in recipe.needs)
         batch.trainer_logps, *statistics = policy_logps(data, models.actor, ranks, batch, reads)
@@ -40,16 +57,45 @@ def compute_logps(data: Data, models: Models, ranks: Ranks, batch: RolloutBatch)
         batch.old_logps = batch.trainer_logps
     if recipe.train.old_logps != "recompute":
         batch.old_logps = batch.rollout_logps
-    if reference is not None and recipe.needs_ref_logps:
-        batch.ref_logps = frozen_logps(data, reference, ranks, batch)
-    if critic is not None and recipe.critic is not None:
-        values = critic.inner
-        [batch.values] = _forward(
-            data, ranks, batch, lambda tokens, mask, part: (values(tokens, mask, part.media),), values
-        )
+    for name, result in computed.items():
+        setattr(batch, name, result())
 
 
-def policy_logps(data: Data, actor: Actor, ranks: Ranks, batch: RolloutBatch, reads: Reads = LOGPS) -> list[Tensor]:
+def begin_values(
+    data: Passes, critic: TrainableModule[ValueModel] | PlacedModel, ranks: Ranks, batch: RolloutBatch
+) -> Callable[[], Tensor]:
+    """Return a function that returns the critic's values [B,T] f32, which a pool begins to compute now."""
+    if isinstance(critic, PlacedModel):
+        reply = critic.ask("values", batch)
+        return lambda: reply().tensors["values"]
+    values = critic.inner
+
+    def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
+        return (values(tokens, mask, part.media),)
+
+    return lambda: _forward(data, ranks, batch, forward, values)[0]
+
+
+def begin_logps(
+    data: Passes, frozen: FrozenPolicy | PlacedModel, ranks: Ranks, batch: RolloutBatch
+) -> Callable[[], Tensor]:
+    """Return a function that returns the log-probs [B,T] f32 of a frozen model, which a pool begins to compute now."""
+    temperature = data.recipe.rollout.sampling.temperature
+    if isinstance(frozen, PlacedModel):
+        reply = frozen.ask("logps", batch, temperature=temperature)
+        return lambda: reply().tensors["logps"]
+
+    def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
+        return (frozen.logps(tokens, mask, temperature, part.media, part.candidates),)
+
+    def compute() -> Tensor:
+        with frozen.applied():
+            return _forward(data, ranks, batch, forward, frozen)[0]
+
+    return compute
+
+
+def policy_logps(data: Passes, actor: Actor, ranks: Ranks, batch: RolloutBatch, reads: Reads = LOGPS) -> list[Tensor]:
     """Return the current policy's log-probs [B,T] f32, and what else is read of its distributions."""
     temperature = data.recipe.rollout.sampling.temperature
 
@@ -66,23 +112,14 @@ def restricted(reads: Reads, batch: RolloutBatch) -> Reads:
     return reads._replace(candidates=batch.candidates, expert_routes=routes)
 
 
-def frozen_logps(data: Data, frozen: FrozenPolicy, ranks: Ranks, batch: RolloutBatch) -> Tensor:
-    """Return the log-probs [B,T] f32 of a model that is not trained."""
-    temperature = data.recipe.rollout.sampling.temperature
-
-    def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
-        return (frozen.logps(tokens, mask, temperature, part.media, part.candidates),)
-
-    with frozen.applied():
-        return _forward(data, ranks, batch, forward, frozen)[0]
-
-
 def columns_of(actor: Actor) -> int:
     """Return the number of columns of a policy's output layer, which may exceed the tokenizer's vocabulary."""
     return base_model(actor.policy).config.get_text_config().vocab_size
 
 
-def frozen_top(data: Data, frozen: FrozenPolicy, ranks: Ranks, batch: RolloutBatch, reads: Reads) -> list[Tensor]:
+def frozen_top(
+    data: Passes, frozen: FrozenPolicy | PlacedModel, ranks: Ranks, batch: RolloutBatch, reads: Reads
+) -> list[Tensor]:
     """Return the ids [B,T,K] i64 and log-probs [B,T,K+1] f32 of the tokens that a model finds most likely.
 
     They are among those that the policy has, too (`reads.columns`): models of one tokenizer may have unlike numbers of
@@ -90,6 +127,9 @@ def frozen_top(data: Data, frozen: FrozenPolicy, ranks: Ranks, batch: RolloutBat
     follow.
     """
     temperature = data.recipe.rollout.sampling.temperature
+    if isinstance(frozen, PlacedModel):
+        top = frozen.ask("top", batch, temperature=temperature, count=reads.top, columns=reads.columns)().tensors
+        return [top["ids"], top["logps"]]
 
     def forward(tokens: Tensor, mask: Tensor, part: RolloutBatch) -> Sequence[Tensor]:
         top = frozen.top(tokens, mask, temperature, reads, part.media)
@@ -127,7 +167,7 @@ def log_mismatch(batch: TrainBatch, version: int, reduce: Reducer, meter: Meter)
 
 
 def _forward(
-    data: Data, ranks: Ranks, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel | FrozenPolicy
+    data: Passes, ranks: Ranks, batch: RolloutBatch, fn: Forward, module: Actor | ValueModel | FrozenPolicy
 ) -> list[Tensor]:
     """Compute tensors [B,T,...] in the precision and the micro-batches of updates."""
 

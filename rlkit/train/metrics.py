@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlkit.distributed.ranks import Ranks
+from rlkit.interfaces.placement import Sums
 from rlkit.ops.groups import group_stats
 from rlkit.ops.masked import masked_mean
 from rlkit.ops.statistics import Moments, repeated_ngrams
@@ -60,6 +61,16 @@ class Meter:
             total[0] += sum(values)
             total[1] += len(values)
 
+    def take_sums(self) -> Sums:
+        """Return the sums of values and of weights that `mean` and `count` have collected."""
+        return dict(self._sums)
+
+    def add_sums(self, sums: Sums) -> None:
+        """Add those of another meter."""
+        for name, (value, weight) in sums.items():
+            self._sums[name][0] += value
+            self._sums[name][1] += weight
+
     def count(self, name: str, value: float) -> None:
         """Add to a sum."""
         self._sums[name][0] += value
@@ -94,9 +105,7 @@ class Meter:
         total = Meter()
         for meter in ranks.gather_dp(self):
             total._partial |= meter._partial
-            for name, (value, weight) in meter._sums.items():
-                total._sums[name][0] += value
-                total._sums[name][1] += weight
+            total.add_sums(meter._sums)
             for name, value in meter._maxima.items():
                 total.max(name, value)
             for name, value in meter._minima.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,13 +17,16 @@ from rlkit.distributed.activations import ActivationOffload
 from rlkit.distributed.fsdp2 import FSDP2Strategy, accumulating, checkpoint_activations, clip
 from rlkit.distributed.offload import HostOffload
 from rlkit.distributed.ranks import Ranks
+from rlkit.interfaces.placement import PlacedModel, Pools
 from rlkit.models.actor import Actor, ScoreModel, ValueModel
 from rlkit.models.config import naming
 from rlkit.models.flops import LearningWork
 from rlkit.models.load import load_backbone, load_policy
 from rlkit.models.lora import base_model, frozen_weights, share_frozen
+from rlkit.models.optimizer_state import materialize_state
 from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference, WeightAverage
 from rlkit.models.vision import backbone_of
+from rlkit.models.weights import trainable
 from rlkit.recipe import Critic, Recipe, Teacher, Train
 from rlkit.train.optim import make_optimizer
 
@@ -64,6 +68,28 @@ class TrainableModule(Generic[M]):
     def flops(self, lengths: Tensor, chosen: int) -> float | None:
         """Return the operations to learn from rows of these lengths [B]; see `LearningWork`."""
         return None if self._work is None else self._work.flops(lengths, chosen)
+
+    def tensors(self, name: str, saved_names: Collection[str] | None = None, *, optimizer: bool) -> dict[str, Tensor]:
+        """Return the trained weights and the state of the optimizer by their names in checkpoints; they share memory.
+
+        Args:
+            name: The module's.
+            saved_names: Names of the tensors in a checkpoint to load, whose optimizer state is also created here; None
+                for those to save.
+            optimizer: Whether the optimizer's state is saved.
+        """
+        state = trainable(name, self.inner)
+        if saved_names is None and not optimizer:
+            return state
+        parameters = {key: parameter for key, parameter in self.inner.named_parameters() if parameter.requires_grad}
+        if saved_names is not None:
+            saved_parameters = {saved.rpartition(".")[0] for saved in saved_names}
+            stepped = [p for key, p in parameters.items() if f"{name}/optimizer.{key}" in saved_parameters]
+            materialize_state(self.optimizer.optimizer, stepped)
+        for key, parameter in parameters.items():
+            for field, value in self.optimizer.optimizer.state.get(parameter, {}).items():
+                state[f"{name}/optimizer.{key}.{field}"] = value
+        return state
 
     @cached_property
     def _work(self) -> LearningWork | None:
@@ -138,23 +164,21 @@ class Models:
     Args:
         recipe: Checked.
         placer: Of this rank.
+        pools: Have the models that the recipe places; None if it places none.
     """
 
-    def __init__(self, recipe: Recipe, placer: Placer) -> None:
-        self._recipe, train = recipe, recipe.train
+    def __init__(self, recipe: Recipe, placer: Placer, pools: Pools | None = None) -> None:
+        self._recipe, self.pools, train = recipe, pools, recipe.train
         actor = _load(recipe, placer)
         frozen = frozen_weights(backbone_of(actor.policy))
         self.policy = placer.trainable(actor, train, train)
-        self.critic: TrainableModule[ValueModel] | None = None
+        self.critic: TrainableModule[ValueModel] | PlacedModel | None = None
         if recipe.critic is not None:
-            model = recipe.model.at(recipe.critic.path, recipe.critic.lora)
-            with naming("critic.path" if recipe.critic.path else "model.path"):
-                values = ValueModel(*load_backbone(model, train.seed, placer.empty))
-            if not placer.sharded and not train.offload_during_rollout:  # which move each model on its own
-                share_frozen(frozen, frozen_weights(backbone_of(values.backbone)))
-            self.critic = placer.trainable(values, recipe.critic, train)
-        needed = recipe.needs_reference
-        self.reference = Reference(actor, recipe.model, placer.frozen, placer.empty) if needed else None
+            self.critic = self._placed("critic") or load_critic(recipe.critic, recipe, placer, frozen)
+        self.reference: FrozenPolicy | PlacedModel | None = None
+        if recipe.needs_reference:
+            own = self._placed("reference")
+            self.reference = own or Reference(actor, recipe.model, placer.frozen, placer.empty)
         self.average = None if train.ema is None else WeightAverage(actor, train.ema)
         self.teachers = {} if recipe.teacher is None else self._load_teachers(recipe.teacher, placer)
 
@@ -163,15 +187,25 @@ class Models:
         """The policy's own module."""
         return self.policy.inner
 
+    @property
+    def trained(self) -> dict[str, TrainableModule[Any]]:
+        """What is trained in this process, by name."""
+        critic = self.critic
+        own_critic = {} if critic is None or isinstance(critic, PlacedModel) else {"critic": critic}
+        return {"policy": self.policy, **own_critic}
+
+    def _placed(self, role: str, path: str | None = None) -> PlacedModel | None:
+        return None if self.pools is None else self.pools.model(role, path)
+
     def padding_notes(self) -> list[str]:
         """Return the reasons why passes are padded instead of packed, by model."""
         frozen = {
             "reference": self.reference,
             **{f"teacher {path or ''}".strip(): t for path, t in self.teachers.items()},
         }
-        passes = {"policy": self.actor.passes}
-        passes |= {} if self.critic is None else {"critic": self.critic.inner.passes}
-        passes |= {name: model.passes for name, model in frozen.items() if model is not None and not model.shared}
+        passes = {name: module.inner.passes for name, module in self.trained.items()}
+        own = {n: m for n, m in frozen.items() if not (m is None or isinstance(m, PlacedModel))}
+        passes |= {name: model.passes for name, model in own.items() if not model.shared}
         by_reason: dict[str, list[str]] = {}
         for name, module_passes in passes.items():
             if module_passes.reason is not None:
@@ -181,9 +215,9 @@ class Models:
             for reason, names in by_reason.items()
         ]
 
-    def _load_teachers(self, section: Teacher, placer: Placer) -> dict[str | None, FrozenPolicy | None]:
+    def _load_teachers(self, section: Teacher, placer: Placer) -> dict[str | None, FrozenPolicy | PlacedModel | None]:
         """Return the teachers by their paths, of which None is the policy itself; those that servers have are None."""
-        teachers: dict[str | None, FrozenPolicy | None] = {}
+        teachers: dict[str | None, FrozenPolicy | PlacedModel | None] = {}
         if section.path is None and section.template is not None:
             if self.average is not None:
                 teachers[None] = AveragedPolicy(self.actor, self.average)
@@ -195,9 +229,8 @@ class Models:
             teachers[section.path] = None
         for option, path in section.paths().items():
             if path not in teachers:
-                model = replace(self._recipe.model.at(path), dtype=section.dtype)
-                with naming(option):
-                    teachers[path] = FrozenPolicy(model, placer.frozen, placer.empty)
+                own = self._placed("teacher", path)
+                teachers[path] = own or load_teacher(section, option, self._recipe, placer)
         return teachers
 
     def update_ema_and_reference(self, step: int) -> None:
@@ -205,22 +238,38 @@ class Models:
         if self.average is not None:
             self.average.update()
         section = self._recipe.reference
-        if section is not None and self.reference is not None and step % section.refresh_every == 0:
+        if section is not None and isinstance(self.reference, Reference) and step % section.refresh_every == 0:
             self.reference.update(self.actor, section.mix)
 
     def offload(self, device: torch.device, keep_policy: bool) -> HostOffload:
         """Return the host offload of all that rollouts do not need: also the policy, if the engine has a copy."""
-        trained = [t for t in (self.policy, self.critic) if t is not None]
-        modules: list[nn.Module] = [] if self.critic is None else [self.critic.inner]
-        frozen = [
-            model for model in (self.reference, *self.teachers.values()) if model is not None and not model.shared
-        ]
-        modules += dict.fromkeys(model.actor for model in frozen)
+        modules: list[nn.Module] = [module.inner for name, module in self.trained.items() if name != "policy"]
+        frozen = [m for m in (self.reference, *self.teachers.values()) if not (m is None or isinstance(m, PlacedModel))]
+        modules += dict.fromkeys(model.actor for model in frozen if not model.shared)
         if self.average is not None:
             modules.append(self.average)
         if not keep_policy:
             modules.append(self.actor)
-        return HostOffload(modules, [t.optimizer.optimizer for t in trained], device)
+        return HostOffload(modules, [module.optimizer.optimizer for module in self.trained.values()], device)
+
+
+def load_critic(
+    section: Critic, recipe: Recipe, placer: Placer, frozen: Mapping[str, nn.Parameter] | None = None
+) -> TrainableModule[ValueModel]:
+    """Load and place the critic; frozen weights that the policy has too are shared where they stay together."""
+    model, train = recipe.model.at(section.path, section.lora), recipe.train
+    with naming("critic.path" if section.path else "model.path"):
+        values = ValueModel(*load_backbone(model, train.seed, placer.empty))
+    if frozen and not placer.sharded and not train.offload_during_rollout:  # which move each model on its own
+        share_frozen(frozen, frozen_weights(backbone_of(values.backbone)))
+    return placer.trainable(values, section, train)
+
+
+def load_teacher(section: Teacher, option: str, recipe: Recipe, placer: Placer) -> FrozenPolicy:
+    """Load and place the teacher that an option names."""
+    model = replace(recipe.model.at(section.paths()[option]), dtype=section.dtype)
+    with naming(option):
+        return FrozenPolicy(model, placer.frozen, placer.empty)
 
 
 def load_actor(recipe: Recipe, placer: Placer) -> Actor:

@@ -13,6 +13,7 @@ from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.advantage import Needs
 from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
+from rlkit.interfaces.placement import PlacedModel
 from rlkit.models.flops import peak_flops
 from rlkit.recipe import Recipe
 from rlkit.rollout.service import RolloutService
@@ -120,6 +121,8 @@ def learn(
     with meter.timed("update"):
         batch = update_models(data, models, service, scored, meter)
         models.update_ema_and_reference(number)
+    for name, share in ({} if models.pools is None else models.pools.idle()).items():
+        meter.mean(f"placement/{name}/idle", share)
     with meter.timed("sync"):
         service.version += 1
         service.sync_weights()
@@ -136,7 +139,10 @@ def schedule(recipe: Recipe, models: Models, number: int, factor: float, meter: 
     for name, trained, section in (("lr", models.policy, train), ("critic/lr", models.critic, critic)):
         if trained is not None and section is not None:
             rate = factor * learning_rate(section, number, train.total_steps)
-            set_learning_rate(trained.optimizer, rate)
+            if isinstance(trained, PlacedModel):
+                trained.rate = rate
+            else:
+                set_learning_rate(trained.optimizer, rate)
             meter.max(name, rate)
 
 

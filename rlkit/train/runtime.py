@@ -14,6 +14,7 @@ from torch import Tensor
 from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import unsharded
 from rlkit.interfaces.launcher import HostedServer, Launcher, ServerCommand
+from rlkit.interfaces.placement import Pools
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.runtime import OneProcess
 from rlkit.models.config import context_length, load_config
@@ -41,10 +42,14 @@ class PartRuntime:
         data: The tokenizer and what follows from it.
         service: Samples and scores, on this rank.
         launcher: The launcher that has started this rank, if any.
+        pools: Those of the recipe's `placement:`, if any.
     """
 
-    def __init__(self, data: Data, service: RolloutService, launcher: Launcher | None = None) -> None:
+    def __init__(
+        self, data: Data, service: RolloutService, launcher: Launcher | None = None, pools: Pools | None = None
+    ) -> None:
         self._launcher = launcher
+        self.placed_classifier = OneProcess().placed_classifier if pools is None else pools.classifier
         self._actor, self._ranks = service.actor, service.ranks
         self.tokenizer = data.dialogue.tokenizer
         self.context = data.dialogue.context

@@ -24,6 +24,7 @@ from rlkit.distributed.sequence import division_problem
 from rlkit.distributed.tensor_parallel import plan_of
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import is_launched
+from rlkit.interfaces.placement import Pools
 from rlkit.interfaces.runtime import BoundPart, Runtime
 from rlkit.models.actor import Actor, ScoreModel
 from rlkit.models.config import naming
@@ -164,7 +165,9 @@ def require_router(recipe: Recipe) -> None:
 
 
 @uncollected()
-def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[[str], None] = print) -> TrainContext:
+def prepare_training(
+    recipe: Recipe, data: Data, fabric: Fabric, note: Callable[[str], None] = print, pools: Pools | None = None
+) -> TrainContext:
     """Load and place all models and bind the parts.
 
     Args:
@@ -172,9 +175,10 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
         data: From `load_data`.
         fabric: Launched.
         note: Shows a warning.
+        pools: Have the models that the recipe places; without them, those are loaded here.
     """
     ranks = Ranks(fabric)
-    models = Models(recipe, Placer(fabric, ranks))
+    models = Models(recipe, Placer(fabric, ranks), pools)
     for text in models.padding_notes():
         note(text)
     _close_rows(models.actor, data)
@@ -184,7 +188,7 @@ def prepare_training(recipe: Recipe, data: Data, fabric: Fabric, note: Callable[
         reads_policy = Capability.READS_POLICY in recipe.rollout.engine.capabilities
         offload = models.offload(fabric.device, keep_policy=reads_policy)
     service = RolloutService(recipe, data.dialogue, models.actor, ranks, offload, note=note)
-    _bind(recipe, data, service)
+    _bind(recipe, data, service, pools)
     transforms = RewardTransforms(recipe.shaping, recipe.kl_reward)
     return TrainContext(recipe, data, ranks, models, service, transforms, Callbacks(recipe.callbacks, ranks, note))
 
@@ -206,7 +210,7 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
     return service
 
 
-def _bind(recipe: Recipe, data: Data, service: RolloutService) -> None:
+def _bind(recipe: Recipe, data: Data, service: RolloutService, pools: Pools | None = None) -> None:
     """Bind all parts, then the tools to the chat template.
 
     If a part raises, the service is closed; its error hides those of parts that are closed unbound.
@@ -216,7 +220,7 @@ def _bind(recipe: Recipe, data: Data, service: RolloutService) -> None:
         RecipeError: The tools do not fit the model.
     """
     try:
-        runtime: Runtime = PartRuntime(data, service, recipe.launcher if is_launched() else None)
+        runtime: Runtime = PartRuntime(data, service, recipe.launcher if is_launched() else None, pools)
         for part in recipe.parts():
             if isinstance(part, BoundPart):
                 with calling(part, "bind"):

@@ -25,7 +25,7 @@ from rlkit.records.sources import source_of
 from rlkit.rollout.collate import collate
 from rlkit.rollout.rendering import TokenCodec
 from rlkit.rollout.service import RolloutService
-from rlkit.train.logps import columns_of, frozen_logps, frozen_top
+from rlkit.train.logps import begin_logps, columns_of, frozen_top
 from rlkit.train.metrics import Meter
 from rlkit.train.models import Models
 from rlkit.types import Batch, Reads, RolloutBatch, Trajectory
@@ -257,7 +257,7 @@ def compute_teacher_logps(
             reads = Reads(entropy=False, top=count, columns=columns_of(models.actor), split=split)
             pieces = frozen_top(data, teacher, ranks, part, reads)
         else:
-            pieces = [frozen_logps(data, teacher, ranks, part)]
+            pieces = [begin_logps(data, teacher, ranks, part)()]
         shape = rows.batch.tokens.shape  # rows that are not read yet are NaN, or 0 for integers
         tensors = tensors or [p.new_full((*shape, *p.shape[2:]), nan if p.is_floating_point() else 0) for p in pieces]
         for tensor, piece in zip(tensors, pieces, strict=True):

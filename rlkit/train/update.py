@@ -13,12 +13,13 @@ from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces import outputs
 from rlkit.interfaces.callback import TrainingBatch
 from rlkit.interfaces.loss import Inputs
+from rlkit.interfaces.placement import PlacedModel, PoolReply
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.ops.random import RowNoise, permutation
 from rlkit.recipe import Recipe, Train
 from rlkit.registry import calling, require
 from rlkit.rollout.service import RolloutService
-from rlkit.train.logps import policy_logps, restricted
+from rlkit.train.logps import Passes, policy_logps, restricted
 from rlkit.train.metrics import Meter
 from rlkit.train.microbatch import aligned_micro_batches, select_rows
 from rlkit.train.mixtures import Mixed, mixed
@@ -76,17 +77,20 @@ def update_models(
     Returns:
         The batch that was trained on. Its log-probs are NaN in rows that no optimizer step has read.
     """
-    recipe, policy, step = data.recipe, models.policy, scored.step
+    recipe, policy, critic, step = data.recipe, models.policy, models.critic, scored.step
     policy_waits = recipe.critic is not None and step <= recipe.critic.policy_delay_steps
     record = scored.batch.trainer_logps is None
     batch = TrainBatch.of(scored.batch)
     mixtures = [] if policy_waits else mixed(data, models, service, scored, meter)
     recipes = [recipe, *(mixture.data.recipe for mixture in mixtures)]
+    in_pool: list[Callable[[], PoolReply]] = []
     orders = [mini_batches(own.train, step, own.groups_per_step) for own in recipes]
     for number, (groups, *mixture_groups) in enumerate(zip(*orders, strict=True)):
         rows = rows_of(batch.group.tolist(), groups)
-        if models.critic is not None:
-            update_critic(data, models.critic, service.ranks, MiniBatch(batch, rows), meter)
+        if isinstance(critic, PlacedModel):
+            in_pool.append(critic.ask("update", batch.rows(torch.tensor(rows).long()), rate=critic.rate))
+        elif critic is not None:
+            update_critic(data, critic, service.ranks, MiniBatch(batch, rows), meter)
         if not policy_waits:
             update = f"{step}/{number}"
             terms = []
@@ -97,7 +101,10 @@ def update_models(
             noise = embedding_noise(batch, recipe, update)
             update_policy(data, policy, service, MiniBatch(batch, rows, noise, record), meter, mixtures=terms)
             record = False
-    trained = [module for module in (None if policy_waits else policy, models.critic) if module is not None]
+    for reply in in_pool:
+        meter.add_sums(reply().sums)
+    own_critic = None if isinstance(critic, PlacedModel) else critic
+    trained = [module for module in (None if policy_waits else policy, own_critic) if module is not None]
     count_work(recipe, trained, batch, meter)
     for mixture in mixtures:
         if mixture.weight:
@@ -304,7 +311,7 @@ def select_tokens(data: Data, actor: Actor, ranks: Ranks, objective: Objective, 
 
 
 def update_critic(
-    data: Data, critic: TrainableModule[ValueModel], ranks: Ranks, mini_batch: MiniBatch, meter: Meter
+    data: Passes, critic: TrainableModule[ValueModel], ranks: Ranks, mini_batch: MiniBatch, meter: Meter
 ) -> None:
     """Make one optimizer step of the critic."""
     batch, rows, *_ = mini_batch

@@ -153,7 +153,7 @@ def context(made: Recipe, ranks: LocalRanks | None = None, critic: Any = None, r
     """Make the context of a recipe around a `Line`."""
     policy = Trained(Line())
     models = SimpleNamespace(policy=policy, actor=policy.inner, critic=critic, reference=reference, average=None)
-    models.teachers = {}
+    models.teachers, models.pools = {}, None
     transforms = RewardTransforms(made.shaping, made.kl_reward)
     local: Any = ranks or LocalRanks()
     service: Any = SimpleNamespace(version=1, recipe=made, ranks=local, actor=models.actor)

@@ -344,7 +344,7 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pyt
     ("words", "expected"),
     [
         (["gone"], "'gone' is no run folder; "),
-        (["{run}", "--open"], "has no option '--open'"),
+        (["{run}", "--open"], "unknown option '--open'"),
         (["{run}", "--max-mb", "nan"], "--max-mb is nan, expected a number above 0"),
         (["{run}", "--out", "{run}/rollouts"], "cannot be written"),
         (["{run}", "--out", "{run}/no/report.html"], "cannot be written"),

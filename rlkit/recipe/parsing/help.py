@@ -30,7 +30,7 @@ SECTIONS = {
     "rollouts": ("rollout", "tools", "parser", "interaction", "environment", "agent", "conversation"),
     "rewards": ("reward", "shaping", "kl_reward"),
     "algorithm": ("advantage", "loss", "kl_loss", "correction", "rejection"),
-    "run": ("train", "validation", "save", "log", "callbacks", "profile", "fabric", "launcher"),
+    "run": ("train", "validation", "save", "log", "callbacks", "profile", "fabric", "launcher", "placement"),
 }
 """The sections of a recipe, by topic."""
 RECIPE = "A file, or a name of `rlkit recipe list`; several stack, the last wins."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.interfaces.placement import PlacedModel
 from rlkit.models.checkpoints import CheckpointRef, load_checkpoint, tensor_shapes
 from rlkit.recipe import Rollout
 from rlkit.records.folder import as_data, flat
@@ -23,7 +24,7 @@ PRESENT = ("critic", "curriculum", "reference", "shaping", "kl_reward", "train.e
 """Sections with state: they cannot be added or removed on resume."""
 
 FREE = (
-    "callbacks", "fabric", "launcher", "log", "model.attention", "profile", "save", "validation",
+    "callbacks", "fabric", "launcher", "log", "model.attention", "placement", "profile", "save", "validation",
     "train.max_tokens_per_micro_batch", "train.checkpoint_activations", "train.offload_activations",
     "train.offload_during_rollout", "train.deadline", "train.require_reward", "train.max_steps_without_signal",
 )  # fmt: skip
@@ -104,6 +105,8 @@ def load(context: TrainContext, checkpoint: CheckpointRef) -> None:
         context.recipe.advantage.load_state_dict(checkpoint.state.numbers.advantage)
     store = checkpoint.store
     load_checkpoint(store, checkpoint.name, tensors(context, tensor_shapes(store, checkpoint.name)))
+    if isinstance(context.models.critic, PlacedModel):
+        context.models.critic.ask("load", location=store.url, name=checkpoint.name)()
 
 
 def lacks_optimizer(checkpoint: CheckpointRef) -> bool:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from torch import Tensor
 
 from rlkit.base.errors import CheckpointError
+from rlkit.interfaces.placement import PlacedModel
 from rlkit.models.checkpoint_schema import Numbers
 from rlkit.models.checkpoints import CheckpointRef
-from rlkit.models.optimizer_state import materialize_state
-from rlkit.models.weights import trainable
+from rlkit.models.reference import Reference
 from rlkit.train.credit import RewardTransforms
-from rlkit.train.models import TrainableModule
 from rlkit.train.setup import TrainContext
 
 
@@ -28,37 +26,18 @@ def tensors(context: TrainContext, saved_names: Collection[str] | None = None) -
             those to save, which have optimizer state if the recipe's `save.optimizer` is true.
     """
     models = context.models
-    modules: dict[str, TrainableModule[Any] | None] = {"policy": models.policy, "critic": models.critic}
     state: dict[str, Tensor] = {}
-    for name, module in modules.items():
-        if module is not None:
-            state |= trainable(name, module.inner)
-            if saved_names is not None or context.recipe.save.optimizer:
-                state |= _optimizer_tensors(name, module, saved_names)
+    for name, module in models.trained.items():
+        state |= module.tensors(name, saved_names, optimizer=context.recipe.save.optimizer)
+    if isinstance(models.critic, PlacedModel) and saved_names is None:  # loaded by its pool
+        state |= models.critic.ask("state")().tensors
     if models.average is not None:
         state |= {f"average.{i}": tensor for i, tensor in enumerate(models.average.tensors)}
-    if context.recipe.reference is not None and models.reference is not None:
+    if context.recipe.reference is not None and isinstance(models.reference, Reference):
         state |= {f"reference.{name}": p.detach() for name, p in models.reference.actor.named_parameters()}
     order = context.data.order.by_outcome
     if order is not None:
         state |= {f"order.{name}": tensor for name, tensor in order.tensors().items()}
-    return state
-
-
-def _optimizer_tensors(
-    name: str, module: TrainableModule[Any], saved_names: Collection[str] | None
-) -> dict[str, Tensor]:
-    """Return the state of a module's optimizer."""
-    optimizer = module.optimizer.optimizer
-    parameters = {key: parameter for key, parameter in module.inner.named_parameters() if parameter.requires_grad}
-    state: dict[str, Tensor] = {}
-    if saved_names is not None:
-        saved_parameters = {saved.rpartition(".")[0] for saved in saved_names}
-        stepped = [p for key, p in parameters.items() if f"{name}/optimizer.{key}" in saved_parameters]
-        materialize_state(optimizer, stepped)
-    for key, parameter in parameters.items():
-        for field, value in optimizer.state.get(parameter, {}).items():
-            state[f"{name}/optimizer.{key}.{field}"] = value
     return state
 
 

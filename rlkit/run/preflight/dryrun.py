@@ -41,9 +41,8 @@ def dry_run(context: TrainContext) -> dict[str, float]:
     batch = add_rewards(sampled, longest, [*context.recipe.scored_fields.values()])
     batch.advantages = batch.mask.float()
     batch.returns = batch.mask.float()
-    for module in (context.models.policy, context.models.critic):
-        if module is not None:
-            set_learning_rate(module.optimizer, 0.0)
+    for module in context.models.trained.values():
+        set_learning_rate(module.optimizer, 0.0)
     update_models(context.data, context.models, context.service, TrainingBatch(1, batch), Meter())
     note("learning")
     return measured

@@ -73,7 +73,9 @@ def last_scores(model: ScoreModel, tokens: Tensor, mask: Tensor) -> list[float]:
 
 def rewards(path: Path, trajectories: list[Trajectory]) -> list[float | None]:
     reward = ModelReward(str(path), batch_size=2)
-    reward.bind(SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext))  # type: ignore[arg-type]
+    runtime: Any = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
+    runtime.placed_classifier = lambda path, dtype: None
+    reward.bind(runtime)
     found = reward._score(trajectories)
     reward.close()
     return [score.reward for score in found]

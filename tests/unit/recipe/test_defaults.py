@@ -74,6 +74,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "statistic": "k1", "level": "token", "low": None, "high": None, "keep_in_denominator": False,
     },
     sections.Profile: {"tool": "torch"},
+    sections.Placement: {},
     RolloutLog: {"every": 1, "limit": 64},
     Log: {"loggers": list, "rollouts": RolloutLog, "samples": None},
     Recipe: {
@@ -82,7 +83,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         **dict.fromkeys((
             "critic", "curriculum", "kl_loss", "kl_reward", "reference", "shaping", "correction", "rejection", "tools",
             "parser", "interaction", "environment", "agent", "conversation", "profile", "reward", "advantage",
-            "teacher", "mix", "launcher",
+            "teacher", "mix", "launcher", "placement",
         )),
     },
 }  # fmt: skip

@@ -477,9 +477,10 @@ class Service(Stub):
 
 @pytest.fixture
 def url() -> Iterator[str]:
+    Service.sizes = []
     with serving(Service) as url:
         yield f"{url}/"
-    Service.sizes, Service.failures, Service.status = [], 0, 500
+    Service.failures = 0
 
 
 def test_remote_reward_sends_batches_and_tries_again(url: str, workers: Workers) -> None:

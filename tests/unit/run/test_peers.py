@@ -75,7 +75,7 @@ def first_of_two(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Peers:
             raise problem
 
     monkeypatch.setattr(module, "Ranks", lambda fabric: SimpleNamespace(raise_any=raise_any))
-    monkeypatch.setattr(Peers, "_watch", lambda self: None)
+    monkeypatch.setattr(Peers, "_watch", lambda self, failure, patience: None)
     launcher = SimpleNamespace(launcher=SimpleNamespace(procs=[]))
     fabric: Any = SimpleNamespace(world_size=2, global_rank=0, device=torch.device("cpu"), strategy=launcher)
     return Peers(fabric, folder, lambda _: None)
@@ -158,12 +158,11 @@ def test_a_rank_that_outlives_a_peers_failure_writes_it(
     peers = first_of_two(tmp_path, monkeypatch)
     lost: list[object] = []
     peers.on_loss = lost.append
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
     monkeypatch.setattr(peers, "leave", lost.append)
     note(second, error="ValueError: bad \x1b")
     if released:
         peers.release()
-    watch(peers)
+    watch(peers, peers._peer_failure, 0.0)
     assert lost == ([] if released else ["rank 1: ValueError: bad \x1b", 1])
     assert capsys.readouterr().err == ("" if released else "error: rank 1: ValueError: bad \\x1b\n")
 

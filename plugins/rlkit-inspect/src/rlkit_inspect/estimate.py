@@ -42,7 +42,7 @@ class Setting:
     Args:
         recipe: The run's recipe.
         policy: The policy's shape.
-        critic: The critic's shape, if the recipe has a critic.
+        critic: The critic's shape, if the recipe has a critic in the trainer's processes.
         prompt_tokens: Average tokens of a prompt.
         longest_prompt: Tokens of the longest prompt.
         ranks: Number of data-parallel ranks.
@@ -148,7 +148,7 @@ def setting(
     model, critic = recipe.model, recipe.critic
     policy = size_of(find_config(model), model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
     critic_size = None
-    if critic is not None:
+    if critic is not None and "critic" not in recipe.placed:
         critic_model = model.at(critic.path)
         with naming("critic.path" if critic.path else "model.path"):
             critic_size = size_of(find_config(critic_model), critic.lora, model.trust_remote_code, scores=True)

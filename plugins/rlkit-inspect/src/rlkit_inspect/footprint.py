@@ -131,10 +131,11 @@ def memory(setting: Setting) -> dict[str, float]:
         if setting.precision == "mixed":  # autocast keeps cast copies of weights that are not in bfloat16
             casts = max(casts, 2 * model.base * (model.lora == 0 or setting.frozen_weight_bytes == 4))
     apart = recipe.fabric.shards or train.offload_during_rollout
-    if recipe.critic is not None and recipe.critic.path is None and not apart and all(model.lora for model in models):
+    shared = setting.critic is not None and recipe.critic is not None and recipe.critic.path is None and not apart
+    if shared and all(model.lora for model in models):
         states -= setting.policy.base * setting.frozen_weight_bytes
     states += 4 * setting.policy.trained * (train.ema is not None)
-    if recipe.needs_reference and not setting.policy.lora:
+    if recipe.needs_reference and not setting.policy.lora and "reference" not in recipe.placed:
         states += setting.policy.base * setting.frozen_weight_bytes
     row = setting.longest_row
     step_tokens = setting.rows * row

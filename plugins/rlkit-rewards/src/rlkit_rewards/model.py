@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,11 +18,13 @@ from rlkit.interfaces.reward import OnError, RewardManager
 from rlkit.types import Message, Score, Trajectory
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlkit.interfaces.runtime import Runtime
 
 
 class ModelReward(RewardManager):
-    """The output of a sequence classifier with one label, on the run's device.
+    """The output of a sequence classifier with one label, on the run's device or in a pool (`placement:`).
 
     The full conversation, including the messages of tools and users, is rendered with the classifier's own tokenizer
     and chat template, which may differ from the policy's; without a template it is plain text. The classifier runs in
@@ -72,35 +75,32 @@ class ModelReward(RewardManager):
         return f"loads {self.path}"
 
     def bind(self, runtime: Runtime) -> None:
-        import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         from rlkit.distributed.offload import use_device
         from rlkit.models.config import context_length
-        from rlkit.models.source import locate
 
-        source = locate(self.path)
-        if source.base is not None:
-            raise RecipeError(
-                f"ModelReward has path={self.path!r}, {source}, expected a full model; write one with rlkit export "
-                f"--checkpoint {self.path} --out DIR" + (" --merge-lora" if source.lora is not None else "")
-            )
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(source.location, truncation_side="left")
-            model = AutoModelForSequenceClassification.from_pretrained(  # safetensors only: a pickle could run code
-                source.location, dtype=getattr(torch, self.dtype), use_safetensors=True, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().split("\n")[0]
-            raise RecipeError(f"ModelReward has path={self.path!r}, which cannot be loaded: {reason}") from error
-        if model.config.num_labels != 1:
-            raise RecipeError(f"ModelReward has path={self.path!r} with {model.config.num_labels} labels, expected 1")
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = self._tokenizer.pad_token_id
-        self._length = min(self.max_length, context_length(model.config), self._tokenizer.model_max_length)
+        with _loading(self.path) as location:
+            self._tokenizer = AutoTokenizer.from_pretrained(location, truncation_side="left")
+            config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+        self._length = min(self.max_length, context_length(config), self._tokenizer.model_max_length)
         self._runtime = runtime
+        self._outputs_of = runtime.placed_classifier(self.path, self.dtype) or self._load(runtime)
         self._thread = ThreadPoolExecutor(1, "rlkit-model-reward", use_device, (runtime.device,))
-        self._model: Any = model.eval().requires_grad_(False).to(runtime.device)
+
+    def _load(self, runtime: Runtime) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        """Load the classifier on the run's device; return the function from its inputs to its outputs [B]."""
+        import torch
+
+        classifier = load_classifier(self.path, self.dtype).to(runtime.device)
+
+        def outputs(inputs: Mapping[str, Tensor]) -> Tensor:
+            moved = {name: tensor.to(runtime.device) for name, tensor in inputs.items()}
+            with torch.no_grad(), runtime.autocast():
+                result: Tensor = classifier(**moved).logits[:, 0].float()
+            return result
+
+        return outputs
 
     def close(self) -> None:
         if self._thread is not None:
@@ -146,8 +146,6 @@ class ModelReward(RewardManager):
 
     def _outputs(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
         """Return the model's outputs for conversations."""
-        import torch
-
         texts = [self._render(messages) for messages in conversations]
         rewards: list[float] = []
         for start in range(0, len(texts), self.batch_size):
@@ -158,9 +156,8 @@ class ModelReward(RewardManager):
                 truncation=True,
                 max_length=self._length,
                 add_special_tokens=self._tokenizer.chat_template is None,
-            ).to(self._runtime.device)
-            with torch.no_grad(), self._runtime.autocast():
-                rewards += self._model(**batch).logits[:, 0].float().tolist()
+            )
+            rewards += self._outputs_of(batch).tolist()
         return rewards
 
     def _render(self, messages: Sequence[Message]) -> str:
@@ -168,6 +165,48 @@ class ModelReward(RewardManager):
             return "\n\n".join(str(m["content"]) for m in messages)
         rendered: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
         return rendered
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[str]:
+    """Yield where a classifier's files are, and explain why they cannot be loaded.
+
+    Raises:
+        RecipeError: They cannot be loaded, or are no full model.
+    """
+    from rlkit.models.source import locate
+
+    source = locate(path)
+    if source.base is not None:
+        raise RecipeError(
+            f"ModelReward has path={path!r}, {source}, expected a full model; write one with rlkit export "
+            f"--checkpoint {path} --out DIR" + (" --merge-lora" if source.lora is not None else "")
+        )
+    try:
+        yield source.location
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise RecipeError(f"ModelReward has path={path!r}, which cannot be loaded: {reason}") from error
+
+
+def load_classifier(path: str, dtype: str) -> Any:
+    """Load a sequence classifier with one label.
+
+    Raises:
+        RecipeError: It cannot be loaded, or has several labels.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    with _loading(path) as location:
+        model = AutoModelForSequenceClassification.from_pretrained(  # safetensors only: a pickle could run code
+            location, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+        )
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = AutoTokenizer.from_pretrained(location).pad_token_id
+    if model.config.num_labels != 1:
+        raise RecipeError(f"ModelReward has path={path!r} with {model.config.num_labels} labels, expected 1")
+    return model.eval().requires_grad_(False)
 
 
 def _step_ends(tokens: Sequence[int], step: str, decode: Callable[[Sequence[int]], str]) -> list[int]:

@@ -1,0 +1,114 @@
+"""A process of a pool: `python -m rlkit_placement RUN POOL CLIENTS SOCKET`.
+
+It loads the models of the pool's roles, then serves the trainer's ranks that connect to SOCKET, CLIENTS of them. Of
+requests to trained and frozen models it takes one from each of them and computes them together, so that all ranks of
+the pool, which share the work, do the same in the same order. Rewards are scored at any time, beside that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from rlkit_rewards.model import load_classifier
+
+from rlkit.api.policy import fabric_for
+from rlkit.api.roles import placed_recipe
+from rlkit.base.errors import RlkitError, explain
+from rlkit.distributed.offload import use_device
+from rlkit.interfaces.placement import PoolReply
+from rlkit.recipe import Recipe
+from rlkit_placement.checks import number_of
+from rlkit_placement.models import RoleModels
+from rlkit_placement.rows import joined, separated
+from rlkit_placement.wire import ANY_TIME, TOGETHER, receive, send
+
+
+def main(argv: Sequence[str]) -> int:
+    """Load the models and serve until the trainer's ranks have ended; return the exit status."""
+    run, pool, clients, socket = argv
+    try:
+        recipe = placed_recipe(Path(run), pool)
+        own = replace(recipe.fabric, devices=number_of(recipe.fabric.devices))
+        fabric = fabric_for(replace(recipe, fabric=own))
+        fabric.launch()
+        _serve(recipe, fabric, pool, int(clients), Path(socket))
+    except RlkitError as error:
+        print(f"error: {error}", flush=True)
+        return error.exit_code
+    return 0
+
+
+def _serve(recipe: Recipe, fabric: Fabric, pool: str, clients: int, socket: Path) -> None:
+    assert recipe.placement is not None
+    roles = {role for role, own in recipe.placement.roles.items() if own == pool}
+    models = RoleModels(recipe, fabric, roles)
+    kinds = [TOGETHER] * bool(roles - {"reward"}) + [ANY_TIME] * ("reward" in roles)
+    listener = Listener(f"{socket}.new", "AF_UNIX", backlog=2 * clients)
+    socket.with_name(f"{socket.name}.new").rename(socket)  # it listens by now
+    print(f"pool {pool} serves {', '.join(sorted(roles))}", flush=True)
+    together: dict[int, Connection] = {}
+    for _ in range(clients * len(kinds)):
+        connection = listener.accept()
+        header, _ = receive(connection)
+        if header["kind"] == TOGETHER:
+            together[header["rank"]] = connection
+        else:
+            threading.Thread(target=_score, args=(fabric, connection), daemon=True).start()
+    if not together:
+        threading.Event().wait()  # the supervisor ends this process
+    while _answer(models, [together[index] for index in sorted(together)], fabric.device):
+        pass
+
+
+def _answer(models: RoleModels, connections: Sequence[Connection], device: torch.device) -> bool:
+    """Answer a request of each of the trainer's ranks, all of which ask the same; return whether they go on."""
+    try:
+        requests = [receive(connection) for connection in connections]
+    except (EOFError, OSError):
+        return False
+    start = time.perf_counter()
+    header, parts = requests[0][0], [tensors for _, tensors in requests]
+    try:
+        batch = [joined(parts, device)] if parts[0] else []
+        reply: PoolReply = getattr(models, header["work"])(*batch, **header["options"])
+    except Exception as error:
+        for connection in connections:
+            send(connection, {"error": explain(error)}, {})
+        raise
+    computed = {name: tensor.cpu() for name, tensor in reply.tensors.items()}
+    separate = separated(computed, parts) if batch else [computed, *({} for _ in parts[1:])]
+    busy = time.perf_counter() - start
+    for number, (connection, tensors) in enumerate(zip(connections, separate, strict=True)):
+        send(connection, {"sums": {} if number else reply.sums, "busy": busy}, tensors)
+    return True
+
+
+def _score(fabric: Fabric, connection: Connection) -> None:
+    """Answer one rank's requests to reward models, of which the first to each names its weights."""
+    use_device(fabric.device)
+    classifiers: dict[str, Any] = {}
+    while True:
+        try:
+            header, inputs = receive(connection)
+        except (EOFError, OSError):
+            return
+        start, tensors = time.perf_counter(), {}
+        try:
+            path, dtype = header["options"]["path"], header["options"]["dtype"]
+            if not inputs:
+                classifiers[f"{path} {dtype}"] = load_classifier(path, dtype).to(fabric.device)
+            elif len(inputs["input_ids"]):
+                moved = {name: x.to(fabric.device) for name, x in inputs.items()}
+                with torch.no_grad(), fabric.autocast():
+                    tensors["outputs"] = classifiers[f"{path} {dtype}"](**moved).logits[:, 0].float()
+            send(connection, {"sums": {}, "busy": time.perf_counter() - start}, tensors)
+        except Exception as error:
+            send(connection, {"error": explain(error)}, {})

@@ -1,0 +1,34 @@
+"""The trainer's own code for a model beside the policy, for processes that have such a model in the trainer's place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rlkit.recipe import Recipe
+from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.parsing.reader import read
+from rlkit.registry import load_plugins
+from rlkit.train.logps import begin_logps, begin_values, frozen_top
+from rlkit.train.metrics import Meter
+from rlkit.train.models import Placer, load_critic, load_teacher
+from rlkit.train.optim import set_learning_rate
+from rlkit.train.update import MiniBatch, update_critic
+
+__all__ = [
+    "Meter", "MiniBatch", "Placer", "begin_logps", "begin_values", "frozen_top", "load_critic", "load_teacher",
+    "placed_recipe", "set_learning_rate", "update_critic",
+]  # fmt: skip
+
+
+def placed_recipe(folder: Path, pool: str) -> Recipe:
+    """Return the recipe of a run folder, with a pool's `fabric:` in place of the trainer's; it is not checked again.
+
+    Raises:
+        RecipeError: It cannot be read here.
+    """
+    composer = Composer(load_plugins())
+    composer.add(read(folder / "recipe.yaml"))
+    recipe = composer.finish()
+    assert recipe.placement is not None
+    return replace(recipe, fabric=recipe.placement.pools[pool])
