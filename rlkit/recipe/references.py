@@ -33,8 +33,8 @@ def fill(value: object, value_of: Callable[[str], object]) -> object:
     def text_of(match: re.Match[str]) -> str:
         return str(value_of(match[2])) if not match[1] and _is_key(match[2]) else match[0]
 
-    whole = PATTERN.fullmatch(value)
-    return value_of(whole[2]) if whole else PATTERN.sub(text_of, value)
+    reference = PATTERN.fullmatch(value)
+    return value_of(reference[2]) if reference else PATTERN.sub(text_of, value)
 
 
 def without_escapes(text: str) -> str:

@@ -121,16 +121,16 @@ def _gpus(recipe: Recipe) -> dict[str, list[int]]:
 
     assert recipe.placement is not None
     devices = recipe.fabric.devices
-    taken = [] if not _takes_gpus(recipe.fabric) else devices if isinstance(devices, list) else None
-    if taken is None:
-        taken = [*range(torch.cuda.device_count() if devices == "auto" else number_of(devices))]
+    used_gpus = [] if not _takes_gpus(recipe.fabric) else devices if isinstance(devices, list) else None
+    if used_gpus is None:
+        used_gpus = [*range(torch.cuda.device_count() if devices == "auto" else number_of(devices))]
     chosen = {}
     for name, pool in recipe.placement.pools.items():
         if _takes_gpus(pool):
-            start = max(taken, default=-1) + 1
+            start = max(used_gpus, default=-1) + 1
             count = number_of(pool.devices)
             chosen[name] = pool.devices if isinstance(pool.devices, list) else [*range(start, start + count)]
-            taken = [*taken, *chosen[name]]
+            used_gpus = [*used_gpus, *chosen[name]]
     return chosen
 
 
