@@ -22,5 +22,5 @@ class Placement:
             the next GPUs after those of the trainer and of earlier pools.
     """
 
-    roles: dict[Role, Name]
+    roles: dict[Name, Name]
     pools: dict[Name, Fabric]

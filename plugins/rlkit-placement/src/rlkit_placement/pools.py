@@ -248,7 +248,7 @@ class LocalPools(Pools):
 
     def _pool(self, role: str) -> Pool | None:
         """Return the pool of a role, which is waited for when it is first asked for; all ranks must call this."""
-        name = self._placement.roles.get(role)  # type: ignore[call-overload]
+        name = self._placement.roles.get(role)
         if name is None:  # agreed: from the recipe
             return None
         pool = self._pools[name]
