@@ -19,11 +19,10 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.recipe import Recipe
-from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.parsing.compose import Composer, missing, plain
 from rlkit.recipe.parsing.foreign import FOREIGN, JSONARGPARSE, NO_OPTION
 from rlkit.recipe.parsing.help import ALL, OwnOptions, print_help
 from rlkit.recipe.parsing.reader import find
-from rlkit.recipe.parsing.tree import missing, plain
 from rlkit.recipe.schema import options
 from rlkit.recipe.trust import risk
 from rlkit.registry import Registry, load_plugins
@@ -224,7 +223,6 @@ def _recipe_in(home: Path, allows_code: bool) -> str:
     if not allows_code:
         composer = Composer(load_plugins())
         composer.add_file(path)  # a part may be written as text
-        composer.resolve()
         reason = risk(plain(composer.tree))
         if reason is not None:
             raise RecipeError(

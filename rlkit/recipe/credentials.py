@@ -11,7 +11,6 @@ import yaml
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.text import ENVIRONMENTS, REFERENCE, SECRET_NAME, is_secret_flag, redact, replace_literals, substitute
-from rlkit.recipe.references import without_escapes
 from rlkit.recipe.yaml_text import load_yaml
 
 PREFIX = "RLKIT_"
@@ -21,7 +20,7 @@ HEADER = "# Credentials are left out: each ${NAME} is read from the environment 
 
 
 def expand(tree: object, key: str = "") -> object:
-    """Return a recipe's tree in which references are replaced by the variables' values, and literal ones unescaped.
+    """Return a recipe's tree in which references are replaced by the variables' values.
 
     Args:
         tree: The recipe, or a part of it.
@@ -34,7 +33,7 @@ def expand(tree: object, key: str = "") -> object:
 
     def value_of(key: str, text: str, _: bool) -> str:
         problems.extend(_problems(key, text))
-        return text if problems else REFERENCE.sub(lambda match: os.environ[match[1]], without_escapes(text))
+        return text if problems else REFERENCE.sub(lambda match: os.environ[match[1]], text)
 
     expanded = _map(tree, value_of, key)
     if problems:

@@ -14,8 +14,7 @@ from rlkit.base.errors import RlkitError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.recipe import FSDP2, Fabric, Recipe, check
 from rlkit.recipe.credentials import as_yaml
-from rlkit.recipe.parsing.compose import Composer
-from rlkit.recipe.parsing.tree import plain
+from rlkit.recipe.parsing.compose import Composer, plain
 
 if TYPE_CHECKING:
     from rlkit.models.size import Size

@@ -6,25 +6,24 @@ converted to its option's type. All mistakes are collected, and reported at once
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from copy import copy
 from dataclasses import MISSING
+from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from rlkit.base.errors import RecipeError, with_definition
+from rlkit.base.errors import RecipeError, RlkitError, explain_foreign, with_definition
 from rlkit.base.names import is_user_only
 from rlkit.base.ranges import expected, is_checked, outside
 from rlkit.base.text import part_name
 from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
-from rlkit.recipe.credentials import expand, key_of
+from rlkit.recipe.credentials import expand
 from rlkit.recipe.parsing import suggest
-from rlkit.recipe.parsing.problems import Mistake, Problems
-from rlkit.recipe.parsing.reader import convert, locations, parse_text, read, structured
-from rlkit.recipe.parsing.tree import Tree, Unresolved, instantiate, is_described, missing, node_at, plain
-from rlkit.recipe.references import fill, has_reference
+from rlkit.recipe.parsing.problems import Mistake, Problems, locations
+from rlkit.recipe.parsing.reader import convert, parse_text, read, structured
 from rlkit.recipe.schema import (
     Choice,
     DictOf,
@@ -35,10 +34,14 @@ from rlkit.recipe.schema import (
     as_data,
     import_paths,
     options,
+    options_in,
     shape,
 )
 from rlkit.registry import Part, Registry
 
+Tree = dict[str, object]
+PYTHON = "python object: "
+"""The prefix, in a written recipe, of the text that stands for an object that no recipe can name."""
 SPEC = ("class_path", "init_args")
 
 
@@ -104,48 +107,6 @@ class Composer:
         self.tree = self._fill(Recipe, "", self.tree, sections)
         self._by_user = True
 
-    def resolve(self) -> None:
-        """Set options that refer to others to the values of these."""
-        nodes: list[tuple[str, Any]] = [("", self.tree)]
-        for key, node in nodes:
-            children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-            for name, child in list(children):
-                if not isinstance(child, Unresolved):
-                    nodes.append((key_of(key, name), child))
-                    continue
-                try:
-                    node[name] = self._resolved(key_of(key, name), child, ())
-                except Mistake as mistake:
-                    self.problems.note(mistake.key, mistake.problem)
-
-    def _resolved(self, key: str, reference: Unresolved, chain: tuple[str, ...]) -> object:
-        """Return the value of an option that refers to others, `chain` being the options that refer to it.
-
-        Raises:
-            Mistake: It refers to itself, to no option or to a section, or does not take the value.
-        """
-        if key in chain:
-            path = " -> ".join((*chain[chain.index(key) :], key))
-            raise Mistake(key, f"{key} refers to itself: {path}; give one of them a value")
-
-        def value_of(name: str) -> object:
-            node = node_at(self.tree, name)
-            if isinstance(node, Unresolved):
-                node = self._resolved(name, node, (*chain, key))
-            value = node if node is MISSING else plain(node)
-            problem = suggest.unusable_reference(name, value, list(suggest.known_keys(self.registry, self.tree)))
-            if problem is None and value is None and reference.value != f"${{{name}}}":
-                problem = "is null, which has no place in a text or a list; set it"
-            if problem is not None:
-                raise Mistake(key, f"{key} refers to ${{{name}}}, which {problem}")
-            return value
-
-        value = fill(reference.value, value_of)
-        if has_reference(value):
-            raise Mistake(key, f"{key} becomes {suggest.quote(value)}, which refers to an option again; write that one")
-        is_scalar = not isinstance(value, list | dict | None)
-        return self._plain(key, reference.hint, reference.allowed, str(value) if is_scalar else value)
-
     def finish(self) -> Recipe:
         """Return the recipe that the tree describes, its parts built.
 
@@ -166,7 +127,6 @@ class Composer:
             for key, problem in missing(name, options(Recipe)[name].hint, node, self.registry):
                 if not self.problems.concern(key):
                     self.problems.note(key, problem)
-        self.resolve()
         if self.problems:
             raise RecipeError("\n".join(self.problems))
         recipe = instantiate(Recipe, expand(self.tree), self.registry)
@@ -269,8 +229,6 @@ class Composer:
             raise Mistake(full_key, suggest.unknown_option(full_key, self.tree, self.registry))
         if value in (None, "null") and allowed.optional:
             return None
-        if has_reference(value):
-            return Unresolved(hint, allowed, value)
         if allowed.plain is None:
             raise Mistake(key, f"{key} takes an object, which no recipe can hold; leave it out")
         data = parse_text(value)
@@ -380,3 +338,78 @@ def _without_type(name: str, cls: type) -> str:
     """Return the message about an argument of a class that has no type."""
     problem = f"the argument {name!r} of {part_name(cls)} has no type; annotate it"
     return with_definition(problem, cls, "__init__")
+
+
+def is_described(value: object) -> bool:
+    """Whether a value is the text that stands for a Python object."""
+    return isinstance(value, str) and value.startswith(PYTHON)
+
+
+def plain(value: object) -> object:
+    """Return a recipe's tree as data that YAML can hold; a text stands for each Python object."""
+    if isinstance(value, Mapping):
+        is_bare = "class_path" in value and not value.get("init_args")
+        return {name: plain(child) for name, child in value.items() if not (is_bare and name == "init_args")}
+    if isinstance(value, list | tuple | Set):
+        return [plain(child) for child in value]
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    return describe(value) if kinds_of(type(value)) else str(value)
+
+
+def describe(part: object) -> str:
+    """Return the text that stands for an object: its `repr`, or its class if the `repr` is an address in memory."""
+    cls = type(part)
+    has_repr = cls.__repr__ is not object.__repr__
+    return PYTHON + (repr(part) if has_repr else f"{cls.__qualname__} of {cls.__module__}")
+
+
+def missing(key: str, hint: object, node: object, registry: Registry) -> Iterator[tuple[str, str]]:
+    """Yield key and problem of each required option that is not set, and each object that only Python can provide."""
+    structure = shape(hint, registry).structure
+    if isinstance(structure, Choice) and is_described(node):
+        name = str(node).removeprefix(PYTHON)
+        problem = f"{key} is the Python object {name}, which no recipe can name: run it from Python, where "
+        yield key, f"{problem}fit(recipe, resume=FOLDER) goes on with a run, or pass --{key}"
+    if isinstance(structure, DictOf | ListOf) and isinstance(node, Mapping | list):
+        children: Iterable[tuple[object, object]] = node.items() if isinstance(node, Mapping) else enumerate(node)
+        for index_or_name, child in children:
+            yield from missing(f"{key}.{index_or_name}", structure.hint, child, registry)
+    described = options_in(structure, node)
+    if described is None:
+        return
+    cls, values = described
+    owner = key if isinstance(structure, Section) else f"{key} {cls.__name__}"
+    for name, option in options(cls).items():
+        if name in values:
+            yield from missing(f"{key}.{name}", option.hint, values[name], registry)
+        elif option.required:
+            words = suggest.describe(option.hint, registry)
+            where = "it" if isinstance(structure, Section) else "its init_args"
+            remedy = f"write `{name}: ...` with {words} in {where}, or pass --{suggest.settable(f'{key}.{name}')}"
+            yield f"{key}.{name}", f"{owner} needs {name!r}, which is not given: {remedy}"
+
+
+def instantiate(hint: object, node: object, registry: Registry) -> object:
+    """Return the section, the part or the plain value that a node describes."""
+    structure = shape(hint, registry).structure
+    if isinstance(structure, ListOf) and isinstance(node, list):
+        return [instantiate(structure.hint, child, registry) for child in node]
+    if isinstance(structure, DictOf) and isinstance(node, Mapping):
+        return {name: instantiate(structure.hint, child, registry) for name, child in node.items()}
+    described = options_in(structure, node)
+    if described is None:
+        return node
+    cls, values = described
+    arguments = {name: instantiate(options(cls)[name].hint, child, registry) for name, child in values.items()}
+    try:
+        return cls(**arguments)
+    except RlkitError:
+        raise
+    except Exception as error:  # a plugin's constructor may raise anything
+        problem = f"the recipe cannot be built: {part_name(cls)} raised {explain_foreign(error)}"
+        raise RecipeError(
+            f"{with_definition(problem, cls, '__init__')}; its constructor only stores options"
+        ) from error

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import yaml
+
+from rlkit.recipe.credentials import key_of
 
 
 class Mistake(Exception):
@@ -33,9 +38,8 @@ class Problems(list[str]):
 
     def note(self, key: str, problem: str) -> None:
         """Add a problem of an option, unless it follows from one of the section or part around the option."""
-        line = problem + self.location(key)
-        if line not in self and not any(key.startswith(f"{failed}.") for failed in self._keys):
-            self.append(line)
+        if not any(key.startswith(f"{failed}.") for failed in self._keys):
+            self.append(problem + self.location(key))
         self._keys.append(key)
 
     def location(self, key: str) -> str:
@@ -51,3 +55,18 @@ class Problems(list[str]):
     def concern(self, key: str) -> bool:
         """Whether an option, or one inside of it, has a problem."""
         return any(failed == key or failed.startswith(f"{key}.") for failed in self._keys)
+
+
+def locations(path: Path) -> dict[str, str]:
+    """Return where a recipe file has each option, as `path:line`, by the option's dotted key."""
+    by_key: dict[str, str] = {}
+    nodes: list[tuple[str, object]] = [("", yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader))]
+    for key, node in nodes:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        children = [(key_of(key, name.value), name, child) for name, child in pairs]
+        if isinstance(node, yaml.SequenceNode):
+            children = [(key_of(key, index), child, child) for index, child in enumerate(node.value)]
+        for child_key, start, child in children:
+            by_key.setdefault(child_key, f"{path}:{start.start_mark.line + 1}")
+            nodes.append((child_key, child))
+    return by_key

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING
 from enum import Enum
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -14,7 +13,6 @@ from rlkit.base.installed import DISABLE_VARIABLE, plugin_command
 from rlkit.base.ranges import expected
 from rlkit.base.text import HIDDEN, is_credential
 from rlkit.recipe import Recipe
-from rlkit.recipe.credentials import withhold
 from rlkit.recipe.parsing.foreign import FOREIGN, NO_OPTION
 from rlkit.recipe.parsing.reader import parse_text
 from rlkit.recipe.schema import UNIONS, Choice, DictOf, ListOf, Section, import_paths, options, shape
@@ -126,26 +124,6 @@ def unknown_option(key: str, tree: Mapping[str, object], registry: Registry, sib
         return f"{key} is not an option of rlkit: {remedy}"
     presence = dict.fromkeys(siblings, True) | known_keys(registry, tree)
     return f"unknown option {key!r}; {nearest(key, list(presence), [k for k in presence if presence[k]])}"
-
-
-def unusable_reference(name: str, value: object, keys: Sequence[str]) -> str | None:
-    """Return the reason why an option cannot refer to another one: a relative clause; None if it can.
-
-    Args:
-        name: What is between the braces.
-        value: That of the option, as plain data; `MISSING` if there is none.
-        keys: Those of the options that there may be.
-    """
-    if ":" in name:
-        return "is outside of the recipe; refer to its options, ${section.option}, or to a credential, ${RLKIT_NAME}"
-    if value is MISSING:
-        return f"is no option of this recipe; {nearest(name, keys)} A text is written $${{{name}}}"
-    if isinstance(value, Mapping):
-        inner = next(iter(value.get("init_args") or value), "option")
-        return f"has options of its own; refer to one of them, such as ${{{name}.{inner}}}"
-    if withhold(value, key=name) != value:
-        return "holds a credential; refer to a variable in both, ${RLKIT_NAME}"
-    return None
 
 
 def nearest(key: str, keys: Sequence[str], present: Sequence[str] = ()) -> str:
