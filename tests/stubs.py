@@ -1,13 +1,18 @@
-"""HTTP servers of tests, each in a thread of this process."""
+"""HTTP servers of tests, each in a thread of this process, and a run for reward models."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
+
+import torch
+
+from rlkit.interfaces.runtime import OneProcess
 
 
 class Stub(BaseHTTPRequestHandler):
@@ -41,3 +46,10 @@ def serving(server: type[Stub] | ThreadingHTTPServer) -> Iterator[str]:
         listener.shutdown()
         listener.server_close()
         thread.join()
+
+
+def classifier_runtime() -> Any:
+    """Return what a reward model needs of a run whose recipe places no rewards."""
+    return SimpleNamespace(
+        device=torch.device("cpu"), autocast=nullcontext, placed_classifier=OneProcess().placed_classifier
+    )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from rlkit.cli.main import main
 from rlkit.rewards import ModelReward
 from rlkit.testing import example_trajectory
 from tests.conftest import read_jsonl, rlkit
+from tests.stubs import classifier_runtime
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +51,7 @@ def result(run: Path) -> dict[str, Any]:
 def rewards(path: Path, rows: list[dict[str, Any]]) -> list[float | None]:
     """Return what ModelReward scores recorded conversations with."""
     reward = ModelReward(str(path))
-    reward.bind(SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext))  # type: ignore[arg-type]
+    reward.bind(classifier_runtime())
     trajectories = [example_trajectory(row["text"]) for row in rows]
     for trajectory, row in zip(trajectories, rows, strict=True):
         trajectory.messages = [*row["messages"], {"role": "assistant", "content": row["text"]}]

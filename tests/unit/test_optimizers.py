@@ -21,6 +21,7 @@ from rlkit.optimizers import AdamW, Muon, TorchOptimizer
 from rlkit.recipe import FSDP2, Fabric, Lora, Save, Train, check
 from rlkit.run.checkpoint.state import tensors
 from rlkit.schedules import Constant, Cosine, CosineRestarts, Linear, Polynomial, WarmupStableDecay
+from rlkit.train.models import TrainableModule
 from rlkit.train.optim import learning_rate, make_optimizer, set_learning_rate, weight_groups
 from tests.unit.phases import recipe
 
@@ -106,8 +107,9 @@ def make(model: nn.Module, optimizer: Optimizer) -> torch.optim.Optimizer:
 
 def run_of(model: nn.Module, made: torch.optim.Optimizer) -> Any:
     """Return what a checkpoint needs of a run."""
-    policy = SimpleNamespace(inner=model, optimizer=SimpleNamespace(optimizer=made))
-    models = SimpleNamespace(policy=policy, critic=None, average=None, reference=None)
+    fabric: Any = None  # nothing is computed
+    policy = TrainableModule(model, model, SimpleNamespace(optimizer=made), 1.0, fabric, 1)
+    models = SimpleNamespace(trained={"policy": policy}, critic=None, average=None, reference=None)
     return SimpleNamespace(
         models=models,
         recipe=SimpleNamespace(reference=None, save=Save()),

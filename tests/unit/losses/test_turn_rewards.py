@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +26,7 @@ from rlkit.run.evaluate import compare_turns
 from rlkit.testing import check_loss, save_random_model
 from rlkit.train.objective import Objective
 from rlkit.types import Message, PolicyOutput, Prompt, RecordedAnswer, Score, TrainBatch, Trajectory
+from tests.stubs import classifier_runtime
 from tests.unit.losses.test_preference_losses import softplus
 from tests.unit.models.test_reward_models import closed, score_model
 
@@ -120,7 +119,7 @@ def test_the_scores_of_turns_are_those_that_model_reward_returns(tmp_path: Path)
     table = model(made.tokens, made.mask).scores.detach()
     save_policy(model.policy, load_tokenizer(section), tmp_path / "rm")
     reward = ModelReward(str(tmp_path / "rm"), batch_size=2, per_turn=True)
-    reward.bind(SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext))  # type: ignore[arg-type]
+    reward.bind(classifier_runtime())
     found = reward._score(trajectories)
     reward.close()
     compare_turns(trajectories, table)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +25,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.run.evaluate import compare_order
 from rlkit.testing import example_trajectory, random_model, save_random_model
 from rlkit.types import Score, Trajectory
+from tests.stubs import classifier_runtime
 from tests.unit.models.test_packing import ARCHITECTURES, rows_of
 
 LORA = Lora(rank=4, alpha=8)
@@ -73,9 +72,7 @@ def last_scores(model: ScoreModel, tokens: Tensor, mask: Tensor) -> list[float]:
 
 def rewards(path: Path, trajectories: list[Trajectory]) -> list[float | None]:
     reward = ModelReward(str(path), batch_size=2)
-    runtime: Any = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
-    runtime.placed_classifier = lambda path, dtype: None
-    reward.bind(runtime)
+    reward.bind(classifier_runtime())
     found = reward._score(trajectories)
     reward.close()
     return [score.reward for score in found]

@@ -40,7 +40,7 @@ from rlkit.tasks import HFDataset
 from rlkit.testing import check_reward, example_trajectory
 from rlkit.tools import Calculator
 from rlkit.types import Score, Trajectory
-from tests.stubs import Stub, serving
+from tests.stubs import Stub, classifier_runtime, serving
 from tests.unit.clock import SkippingLoop
 from tests.unit.rollout.test_conversation import call, hold, tools
 
@@ -54,6 +54,7 @@ def scored(
         work=workers.call,
         device=torch.device("cpu"),
         autocast=nullcontext,
+        placed_classifier=lambda path, dtype: None,
         tokenizer=build_tokenizer(),
     )
     reward.bind(runtime)  # type: ignore[arg-type]
@@ -667,7 +668,7 @@ def test_model_reward_keeps_the_event_loop_free(
     """Four prompts of two forward passes, 25 s each, one prompt after another, with 60 s for each prompt."""
     path, _ = classifier(tmp_path / "rm", None)
     reward = ModelReward(path, batch_size=2, timeout=60.0)
-    reward.bind(SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext))  # type: ignore[arg-type]
+    reward.bind(classifier_runtime())
     forward, threads, loop = reward._model.forward, [], SkippingLoop()
 
     def slow(**batch: Any) -> Any:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rlkit_servers.process import LONGEST_FOLDER, free_port, kill_supervised, server_environment, start_supervised
@@ -21,14 +22,14 @@ from torch import Tensor
 
 from rlkit.base.errors import PoolError, RecipeError, show
 from rlkit.batch import RolloutBatch
-from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.placement import PlacedModel, PoolReply, Pools
-from rlkit.models.config import load_config
-from rlkit.models.vision import reads_pictures
 from rlkit.recipe import Recipe
 from rlkit_placement.checks import find_problems, number_of, visible_devices
 from rlkit_placement.rows import divided
 from rlkit_placement.wire import ANY_TIME, TOGETHER, receive, send
+
+if TYPE_CHECKING:
+    from rlkit.distributed.ranks import Ranks
 
 POLL_SECONDS = 0.2
 EXIT_SECONDS = 5.0
@@ -221,6 +222,9 @@ class LocalPools(Pools):
     """Pools of processes on this machine."""
 
     def __init__(self, recipe: Recipe, ranks: Ranks, folder: Path) -> None:
+        from rlkit.models.config import load_config
+        from rlkit.models.vision import reads_pictures
+
         assert recipe.placement is not None
         if reads_pictures(load_config(recipe.model)):
             raise RecipeError(
