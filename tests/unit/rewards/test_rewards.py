@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rlkit_authors.models import build_tokenizer
+from rlkit_rewards.model import load_classifier
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.functions import load_once
@@ -612,7 +613,7 @@ def test_model_reward_keeps_its_weights_in_bfloat16(tmp_path: Path, workers: Wor
     answers = [example_trajectory(text) for text in ("4", "it is four")]
     half = ModelReward(path, dtype="bfloat16")
     found, exact = scored(half, answers, workers), scored(ModelReward(path), answers, workers)
-    assert {p.dtype for p in half._model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in load_classifier(path, "bfloat16").parameters()} == {torch.bfloat16}
     for rounded, whole in zip(found, exact, strict=True):
         assert rounded.reward == pytest.approx(whole.reward, abs=0.05)
         assert rounded.reward != whole.reward
@@ -669,14 +670,14 @@ def test_model_reward_keeps_the_event_loop_free(
     path, _ = classifier(tmp_path / "rm", None)
     reward = ModelReward(path, batch_size=2, timeout=60.0)
     reward.bind(classifier_runtime())
-    forward, threads, loop = reward._model.forward, [], SkippingLoop()
+    outputs, threads, loop = reward._outputs_of, [], SkippingLoop()
 
-    def slow(**batch: Any) -> Any:
-        threads.append((threading.current_thread().name.rpartition("_")[0], len(batch["input_ids"])))
+    def slow(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        threads.append((threading.current_thread().name.rpartition("_")[0], len(inputs["input_ids"])))
         loop.skip_from_thread(25.0)
-        return forward(**batch)
+        return outputs(inputs)
 
-    monkeypatch.setattr(reward._model, "forward", slow)
+    monkeypatch.setattr(reward, "_outputs_of", slow)
 
     async def all_groups() -> list[list[Score]]:
         group = [example_trajectory(text) for text in ("4", "it is four", "4!")]
