@@ -12,7 +12,7 @@ from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit_math.answers.markup import without_markup, without_special_tokens
 from rlkit_math.answers.nodes import UngradableError
 from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
-from rlkit_math.answers.values import Answer, Formula, Number, Words
+from rlkit_math.answers.values import Answer, Digits, Formula, Number, Words
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
@@ -29,7 +29,7 @@ _CHANGED_AFTER = re.compile(
 )
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
 _BOUND = re.compile(
-    r"\b(?:(?:no |not )?(?:greater|less|more|fewer|larger|smaller|higher|lower) than|at (?:least|most))\s*\$?\s*$"
+    r"\b(?:be|is) (?:no (?:greater|less|more|fewer|larger|smaller|higher|lower) than|at (?:least|most))\s*\$?\s*$"
 )
 _FORMULA = re.compile(r"\$[^$]*\$|\\[A-Za-z]+")
 _SUFFIX = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)|(_ ?(?:[0-9]{1,2}|\{(?:[^{}]|\{[^{}]*\})*\}))")
@@ -69,8 +69,7 @@ _DOUBT = re.compile(r"(?:^|[\s.!?])(?:no[.,:!]|wait\b|oops\b|wrong\b|so it(?: i|
 """Words after an announced answer with which it is checked and found wrong."""
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
 _CLAUSE = re.compile(
-    r"[.!?=]|,(?= (?:the|so|we|it|then|namely|giving|making|leaving|yielding|which (?:gives|is|makes))\b)"
-    r"|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b",
+    r"[.!?=]|,(?= (?:the|so|we|it|then)\b)|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b",
     re.I,
 )
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
@@ -91,7 +90,7 @@ _OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
 _CHOSEN = re.compile(
     r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
 )
-_BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*| [A-Za-z ]{1,40}[.!]?)$")
+_BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
@@ -212,6 +211,8 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     label = _LABEL.search(before)
     clause = _FORMULA.sub(" ", _CLAUSE.split(before)[-1])
     words: list[str | None] = [label[1]] if label is not None else _WORD.findall(clause)[-3:]
+    if boxed:  # `on or off, giving \\boxed{4}`, but not `3 or \\boxed{4}`
+        words = [word for word in words[:-1] if word != "or"] + words[-1:]
     after = text[end : end + CONTEXT_LENGTH]
     suffix = _SUFFIX.match(after) if text[end - 1] == "}" else None
     close = _CLOSE.match(after, suffix.end() if suffix else 0)
@@ -265,9 +266,10 @@ def _unmarked(text: str) -> str | None:
     chosen, bold = _CHOSEN.search(end_of_line), _BOLD.match(end_of_line)
     if chosen is not None:
         return chosen[1]
-    if bold is not None and _parse_or_none(bold[1]) is not None:
+    stated_in_bold = None if bold is None else _in_bold(bold[1], bold[2] or "")
+    if bold is not None and stated_in_bold is not None:
         start = len(text) - len(end_of_line) + bold.start(1)
-        return line if _is_changed(text, start, start + len(bold[1])) else bold[1]
+        return line if _is_changed(text, start, start + len(bold[1])) else stated_in_bold
     answer = _parse_or_none(line)
     if answer is not None and (line == _TAG.sub("", text).strip() or not isinstance(answer, Words)):
         return line
@@ -284,6 +286,16 @@ def _unmarked(text: str) -> str | None:
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)
     return numbers[-1][0] + (words[0] if words is not None and unit_of(words[0]) else "")
+
+
+def _in_bold(bold: str, following: str) -> str | None:
+    """Return a bold answer, a number with the unit or the base that follows; None if it is none of its sentence."""
+    if not following:
+        return bold if _parse_or_none(bold) is not None else None
+    quantity = _parse_or_none(bold + following)
+    if isinstance(quantity, Number | Digits):
+        return bold + following
+    return bold if isinstance(_parse_or_none(bold), Number) and not following.startswith(" in ") else None
 
 
 def _announced(text: str) -> str | None:
