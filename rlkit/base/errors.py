@@ -61,7 +61,7 @@ def explain_foreign(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.lineno and os.path.isfile(error.filename or ""):
         return f"{type(error).__name__}: {error.msg}{_location(str(error.filename), error.lineno)}"
     frames = [pair for pair in traceback.walk_tb(error.__traceback__) if is_foreign(pair[0])]
-    frames = [pair for pair in frames if not _comes_with_rlkit(_package(pair[0]))]
+    frames = [pair for pair in frames if not _comes_with_rlkit(_package(pair[0]))] or frames
     if not frames:
         return explain(error)
     package = _package(frames[0][0])

@@ -114,8 +114,6 @@ def part_warnings_as(note: Callable[[str], None]) -> Iterator[None]:
         else:
             show_before(message, category, *place, **options)  # type: ignore[arg-type]
 
-    warnings.showwarning = show
-    try:
+    with warnings.catch_warnings():  # so that each run shows what an earlier one has shown
+        warnings.showwarning = show
         yield
-    finally:
-        warnings.showwarning = show_before

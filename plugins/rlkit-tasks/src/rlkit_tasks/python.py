@@ -42,11 +42,6 @@ class PythonTask(Task):
             )
         return task
 
-    @property
-    def holds_out(self) -> bool:
-        """Whether the class says so, once its code has run."""
-        return "_task" not in vars(self) or self._task.holds_out
-
     def rows(self, split: Split) -> Sequence[Row]:
         with calling(self._task, "rows"):
             return self._task.rows(split)

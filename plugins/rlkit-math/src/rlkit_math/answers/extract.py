@@ -290,12 +290,14 @@ def _unmarked(text: str) -> str | None:
 
 def _in_bold(bold: str, following: str) -> str | None:
     """Return a bold answer, a number with the unit or the base that follows; None if it is none of its sentence."""
+    answer = _parse_or_none(bold)
     if not following:
-        return bold if _parse_or_none(bold) is not None else None
-    quantity = _parse_or_none(bold + following)
-    if isinstance(quantity, Number | Digits):
+        return bold if answer is not None else None
+    if isinstance(answer, Number) and answer.unit:
+        return bold
+    if isinstance(_parse_or_none(bold + following), Number | Digits):
         return bold + following
-    return bold if isinstance(_parse_or_none(bold), Number) and not following.startswith(" in ") else None
+    return bold if isinstance(answer, Number) and not following.startswith(" in ") else None
 
 
 def _announced(text: str) -> str | None:
