@@ -22,8 +22,8 @@ from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
 from rlkit.recipe.credentials import expand
 from rlkit.recipe.parsing import suggest
-from rlkit.recipe.parsing.problems import Mistake, Problems, locations
-from rlkit.recipe.parsing.reader import convert, parse_text, read, structured
+from rlkit.recipe.parsing.problems import Mistake, Problems
+from rlkit.recipe.parsing.reader import convert, locations, parse_text, read, structured
 from rlkit.recipe.schema import (
     Choice,
     DictOf,

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-
-import yaml
-
-from rlkit.recipe.credentials import key_of
 
 
 class Mistake(Exception):
@@ -55,18 +50,3 @@ class Problems(list[str]):
     def concern(self, key: str) -> bool:
         """Whether an option, or one inside of it, has a problem."""
         return any(failed == key or failed.startswith(f"{key}.") for failed in self._keys)
-
-
-def locations(path: Path) -> dict[str, str]:
-    """Return where a recipe file has each option, as `path:line`, by the option's dotted key."""
-    by_key: dict[str, str] = {}
-    nodes: list[tuple[str, object]] = [("", yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader))]
-    for key, node in nodes:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        children = [(key_of(key, name.value), name, child) for name, child in pairs]
-        if isinstance(node, yaml.SequenceNode):
-            children = [(key_of(key, index), child, child) for index, child in enumerate(node.value)]
-        for child_key, start, child in children:
-            by_key.setdefault(child_key, f"{path}:{start.start_mark.line + 1}")
-            nodes.append((child_key, child))
-    return by_key

@@ -14,9 +14,11 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from rlkit.base.errors import RecipeError, shorten
+from rlkit.recipe.credentials import key_of
 from rlkit.recipe.schema import union_members
 from rlkit.recipe.yaml_text import MAX_BYTES, load
 from rlkit.registry import RecipeFile
@@ -60,6 +62,21 @@ def read(path: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
     return content
+
+
+def locations(path: Path) -> dict[str, str]:
+    """Return the place of each option in a recipe file, as `path:line`, by its dotted key."""
+    by_key: dict[str, str] = {}
+    nodes: list[tuple[str, object]] = [("", yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader))]
+    for key, node in nodes:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        children = [(key_of(key, name.value), name, child) for name, child in pairs]
+        if isinstance(node, yaml.SequenceNode):
+            children = [(key_of(key, index), child, child) for index, child in enumerate(node.value)]
+        for child_key, start, child in children:
+            by_key.setdefault(child_key, f"{path}:{start.start_mark.line + 1}")
+            nodes.append((child_key, child))
+    return by_key
 
 
 def parse_text(value: object) -> object:
