@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
+from rlkit.base.files import MAX_JSON_BYTES, read_inside
+from rlkit.base.text import REFERENCE
 from rlkit.recipe import Recipe
 from rlkit.recipe.parsing.compose import Composer
 from rlkit.recipe.parsing.reader import read
@@ -24,9 +27,13 @@ __all__ = [
 def placed_recipe(folder: Path, pool: str) -> Recipe:
     """Return the recipe of a run folder, with a pool's `fabric:` in place of the trainer's; it is not checked again.
 
+    Credentials, which the folder has not, are texts without a meaning: a pool uses none.
+
     Raises:
         RecipeError: It cannot be read here.
     """
+    for name in REFERENCE.findall(read_inside(folder, "recipe.yaml", MAX_JSON_BYTES).decode()):
+        os.environ.setdefault(name, "withheld")
     composer = Composer(load_plugins())
     composer.add(read(folder / "recipe.yaml"))
     recipe = composer.finish()

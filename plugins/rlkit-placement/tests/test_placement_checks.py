@@ -12,6 +12,7 @@ import torch
 import yaml
 from rlkit_placement import LocalPools, rows, wire
 
+from rlkit.api.roles import placed_recipe
 from rlkit.base.errors import RecipeError
 from rlkit.batch import RolloutBatch
 from rlkit.commands import parse
@@ -121,3 +122,18 @@ def test_a_message_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     left.close()
     with pytest.raises(EOFError):
         wire.receive(right)
+
+
+def test_a_pool_reads_a_recipe_without_its_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run folder names a variable in place of the query, and nobody has set it."""
+    name = "RLKIT_REWARD_URL_QUERY"
+    monkeypatch.setenv(name, "")  # so that it is removed after the test
+    monkeypatch.delenv(name)
+    placed = ("--placement.roles.critic=a", "--placement.pools.a.devices=1", "--fabric.devices=1")
+    secret = ("--reward=RemoteReward", "--reward.url=http://127.0.0.1:9/?token=hidden")
+    shown = rlkit_in_process("recipe", "show", "quick_ppo", *placed, *secret, cwd=tmp_path)
+    assert f"${{{name}}}" in shown.stdout
+    (tmp_path / "recipe.yaml").write_text(shown.stdout)
+    recipe = placed_recipe(tmp_path, "a")
+    assert recipe.critic is not None
+    assert recipe.fabric.devices == 1
