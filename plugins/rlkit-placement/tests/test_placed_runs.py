@@ -70,6 +70,10 @@ def tensors(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
     return {name: x for file in folder.glob("rank-*.safetensors") for name, x in load_file(file).items()}
 
 
+ROUNDING = 1e-5
+"""Of sums in another order, after optimizer steps: Adam divides by gradients, and a wrong one moves weights by 1e-3."""
+
+
 def require_equal(run: Path, other: Path, *, rounding: float = 0.0) -> None:
     """Compare the metrics of two runs, and all that they have learned, bit for bit or up to the order of sums."""
     for line, other_line in zip(read_jsonl(run / "metrics.jsonl"), read_jsonl(other / "metrics.jsonl"), strict=True):
@@ -80,7 +84,7 @@ def require_equal(run: Path, other: Path, *, rounding: float = 0.0) -> None:
     weights, others = tensors(run), tensors(other)
     assert weights.keys() == others.keys()
     for name, weight in weights.items():
-        assert torch.allclose(weight, others[name], rtol=0, atol=50 * rounding), name
+        assert torch.allclose(weight, others[name], rtol=0, atol=10 * rounding), name
 
 
 def test_each_role_in_a_pool_of_its_own(tmp_path: Path, reward_model: Path, together: Path) -> None:
@@ -100,14 +104,14 @@ def test_all_roles_in_one_pool(tmp_path: Path, reward_model: Path, together: Pat
 def test_a_pool_of_two_ranks(tmp_path: Path, reward_model: Path, together: Path, strategy: str) -> None:
     roles = {"critic": "values", "reference": "values"}
     run = fit(tmp_path, strategy, reward_model, section(roles, devices=2, strategy=strategy))
-    require_equal(run, together, rounding=1e-6)
+    require_equal(run, together, rounding=ROUNDING)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_ranks_of_the_trainer(tmp_path: Path, reward_model: Path, two_ranks: Path, devices: int) -> None:
     placement = section(dict.fromkeys(APART, "beside"), devices=devices)
     run = fit(tmp_path, "placed", reward_model, placement, "--fabric.devices=2")
-    require_equal(run, two_ranks, rounding=1e-6)
+    require_equal(run, two_ranks, rounding=ROUNDING)
 
 
 def test_a_teacher_in_a_pool(tmp_path: Path) -> None:
