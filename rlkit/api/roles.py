@@ -10,7 +10,6 @@ from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.text import REFERENCE
 from rlkit.recipe import Recipe
 from rlkit.recipe.parsing.compose import Composer
-from rlkit.recipe.parsing.reader import read
 from rlkit.registry import load_plugins
 from rlkit.train.logps import begin_logps, begin_values, frozen_top
 from rlkit.train.metrics import Meter
@@ -35,7 +34,7 @@ def placed_recipe(folder: Path, pool: str) -> Recipe:
     for name in REFERENCE.findall(read_inside(folder, "recipe.yaml", MAX_JSON_BYTES).decode()):
         os.environ.setdefault(name, "withheld")
     composer = Composer(load_plugins())
-    composer.add(read(folder / "recipe.yaml"))
+    composer.add_file(folder / "recipe.yaml")
     recipe = composer.finish()
     assert recipe.placement is not None
     return replace(recipe, fabric=recipe.placement.pools[pool])

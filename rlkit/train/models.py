@@ -177,8 +177,8 @@ class Models:
             self.critic = self._placed("critic") or load_critic(recipe.critic, recipe, placer, frozen)
         self.reference: FrozenPolicy | PlacedModel | None = None
         if recipe.needs_reference:
-            own = self._placed("reference")
-            self.reference = own or Reference(actor, recipe.model, placer.frozen, placer.empty)
+            placed = self._placed("reference")
+            self.reference = placed or Reference(actor, recipe.model, placer.frozen, placer.empty)
         self.average = None if train.ema is None else WeightAverage(actor, train.ema)
         self.teachers = {} if recipe.teacher is None else self._load_teachers(recipe.teacher, placer)
 
@@ -229,8 +229,8 @@ class Models:
             teachers[section.path] = None
         for option, path in section.paths().items():
             if path not in teachers:
-                own = self._placed("teacher", path)
-                teachers[path] = own or load_teacher(section, option, self._recipe, placer)
+                placed = self._placed("teacher", path)
+                teachers[path] = placed or load_teacher(section, option, self._recipe, placer)
         return teachers
 
     def update_ema_and_reference(self, step: int) -> None:

@@ -25,7 +25,7 @@ from rlkit.batch import RolloutBatch
 from rlkit.interfaces.placement import PlacedModel, PoolReply, Pools
 from rlkit.recipe import Recipe
 from rlkit_placement.checks import find_problems, number_of, visible_devices
-from rlkit_placement.rows import divided
+from rlkit_placement.rows import divided, split_rows
 from rlkit_placement.wire import ANY_TIME, TOGETHER, receive, send
 
 if TYPE_CHECKING:
@@ -118,11 +118,7 @@ class Pool:
 
     def score(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
         """Return the outputs [B] f32 of a reward model, or without inputs load it."""
-        count = len(self._connections[ANY_TIME])
-        parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
-        for name, tensor in inputs.items():
-            for part, rows in zip(parts, tensor.tensor_split(count), strict=True):
-                part[name] = rows.clone()
+        parts = split_rows(inputs, len(self._connections[ANY_TIME]))
         with self._lock:  # several rewards may be models
             reply = self._ask(ANY_TIME, "score", parts, options)
         return reply.tensors.get("outputs", torch.zeros(0))

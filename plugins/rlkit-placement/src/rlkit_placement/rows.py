@@ -23,7 +23,11 @@ PADDING = {"candidates": -1}
 
 def divided(batch: RolloutBatch, work: str, count: int) -> list[dict[str, Tensor]]:
     """Return the fields of a batch that a work reads, its rows in `count` consecutive parts, some of them empty."""
-    fields = {name: x for name, x in batch.tensors().items() if name in FIELDS[work]}
+    return split_rows({name: x for name, x in batch.tensors().items() if name in FIELDS[work]}, count)
+
+
+def split_rows(fields: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """Return the rows of all tensors in `count` consecutive parts, some of them empty, that share no memory."""
     parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for name, tensor in fields.items():
         for part, rows in zip(parts, tensor.tensor_split(count), strict=True):
