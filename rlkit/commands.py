@@ -23,6 +23,7 @@ from rlkit.recipe.parsing.compose import Composer, missing, plain
 from rlkit.recipe.parsing.foreign import FOREIGN, JSONARGPARSE, NO_OPTION
 from rlkit.recipe.parsing.help import ALL, OwnOptions, print_help
 from rlkit.recipe.parsing.reader import find
+from rlkit.recipe.parsing.references import refuse_references
 from rlkit.recipe.schema import options
 from rlkit.recipe.trust import risk
 from rlkit.registry import Registry, load_plugins
@@ -220,9 +221,10 @@ def with_recipe_of(home: Path, argv: Sequence[str]) -> list[str]:
 
 def _recipe_in(home: Path, allows_code: bool) -> str:
     path = home / "recipe.yaml"
+    composer = Composer(load_plugins())
+    composer.add_file(path)  # a part may be written as text
+    refuse_references(composer.tree, home)
     if not allows_code:
-        composer = Composer(load_plugins())
-        composer.add_file(path)  # a part may be written as text
         reason = risk(plain(composer.tree))
         if reason is not None:
             raise RecipeError(

@@ -10,6 +10,7 @@ from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.text import REFERENCE
 from rlkit.recipe import Recipe
 from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.parsing.references import refuse_references
 from rlkit.registry import load_plugins
 from rlkit.train.logps import begin_logps, begin_values, frozen_top
 from rlkit.train.metrics import Meter
@@ -35,6 +36,7 @@ def placed_recipe(folder: Path, pool: str) -> Recipe:
         os.environ.setdefault(name, "withheld")
     composer = Composer(load_plugins())
     composer.add_file(folder / "recipe.yaml")
+    refuse_references(composer.tree, folder)
     recipe = composer.finish()
     assert recipe.placement is not None
     return replace(recipe, fabric=recipe.placement.pools[pool])

@@ -16,11 +16,14 @@ from rlkit.recipe.yaml_text import load_yaml
 PREFIX = "RLKIT_"
 """The prefix of the variables that a recipe may read: one of unknown origin must not send other secrets anywhere."""
 
+OPTION_REFERENCE = re.compile(r"(\$?)\$\{([^${}.]*\.[^${}]*)\}")
+"""`${section.option}` in a recipe: the value of another option; after a `$` it is literal."""
+
 HEADER = "# Credentials are left out: each ${NAME} is read from the environment when this recipe is run.\n"
 
 
 def expand(tree: object, key: str = "") -> object:
-    """Return a recipe's tree in which references are replaced by the variables' values.
+    """Return a recipe's tree in which `${NAME}` is replaced by the variable's value, and `$${a.b}` by `${a.b}`.
 
     Args:
         tree: The recipe, or a part of it.
@@ -33,9 +36,10 @@ def expand(tree: object, key: str = "") -> object:
 
     def value_of(key: str, text: str, _: bool) -> str:
         problems.extend(_problems(key, text))
-        return text if problems else REFERENCE.sub(lambda match: os.environ[match[1]], text)
+        literal = OPTION_REFERENCE.sub(lambda match: match[0].removeprefix(match[1]), text)
+        return text if problems else REFERENCE.sub(lambda match: os.environ[match[1]], literal)
 
-    expanded = _map(tree, value_of, key)
+    expanded = map_texts(tree, value_of, key)
     if problems:
         raise RecipeError("\n".join(problems))
     return expanded
@@ -86,10 +90,10 @@ def withhold(tree: object, values: dict[str, str] | None = None, key: str = "") 
             return replace_literals(text, lambda secret: reference(key, secret))
         return substitute(text, lambda secret, kind: reference(f"{key}_{kind.variable}", secret))
 
-    _map(tree, note)
+    map_texts(tree, note)
     *parents, name = key.split(".")
     in_environment = not {*ENVIRONMENTS}.isdisjoint(parents)
-    return _map(tree, without_credentials, key, in_environment or _is_environment(name, tree))
+    return map_texts(tree, without_credentials, key, in_environment or is_environment(name, tree))
 
 
 def as_yaml(tree: object) -> str:
@@ -114,19 +118,21 @@ def without_credentials(recipe_text: str) -> str:
     return recipe_text if withhold(tree) == tree else as_yaml(tree)
 
 
-def _map(node: object, change: Callable[[str, str, bool], str], key: str = "", is_secret: bool = False) -> object:
+def map_texts(
+    node: object, change: Callable[[str, str, bool], object], key: str = "", is_secret: bool = False
+) -> object:
     """Return a tree whose texts are changed, by their keys and by whether texts at that place are credentials."""
     if isinstance(node, str):
         return change(key, node, is_secret)
     if isinstance(node, Mapping):
-        return {k: _map(v, change, key_of(key, k), is_secret or _is_environment(k, v)) for k, v in node.items()}
+        return {k: map_texts(v, change, key_of(key, k), is_secret or is_environment(k, v)) for k, v in node.items()}
     if isinstance(node, list | tuple):
         follows_flag = [False, *map(is_secret_flag, node)]
-        return [_map(c, change, key_of(key, i), is_secret or follows_flag[i]) for i, c in enumerate(node)]
+        return [map_texts(c, change, key_of(key, i), is_secret or follows_flag[i]) for i, c in enumerate(node)]
     return node
 
 
-def _is_environment(name: object, node: object) -> bool:
+def is_environment(name: object, node: object) -> bool:
     """Whether a mapping is of variables or headers, rather than a part."""
     return name in ENVIRONMENTS and isinstance(node, Mapping) and "class_path" not in node
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from rlkit.base.errors import show
 from rlkit.base.text import REFERENCE, redact
 
+TRUST = ("allow_code", "trust_remote_code")
+"""Names of the options by which a user trusts code."""
+
 
 def risk(node: object, key: str = "", part: Mapping[str, object] = {}) -> str | None:
     """Return the first option by which a recipe runs code or names an address, and what follows; None without any.
@@ -19,7 +22,7 @@ def risk(node: object, key: str = "", part: Mapping[str, object] = {}) -> str | 
     """
     if isinstance(node, str) and (re.match(r"(?i)(https?|wss?)://", node) or REFERENCE.search(node)):
         return f"{key}: {show(redact(node))}, so that samples and credentials would be sent there"
-    if node not in (False, None, "false") and key.rpartition(".")[2] in ("allow_code", "trust_remote_code"):
+    if node not in (False, None, "false") and key.rpartition(".")[2] in TRUST:
         code = part.get("function", part.get("command", part.get("path")))
         return f"{key}: true, so that {'code which it names' if code is None else redact(show(code))} would run"
     own = node if isinstance(node, Mapping) else {}

@@ -58,7 +58,7 @@ def build(composer: Composer, *, for_gpu: bool = False) -> tuple[Recipe, str]:
             recipe = composer.finish()
         recipe.rollout.engine.chosen = reason
     check(recipe)
-    return recipe, as_yaml(plain(composer.tree))
+    return recipe, as_yaml(plain(composer.values))
 
 
 def choose_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:

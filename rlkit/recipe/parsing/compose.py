@@ -20,10 +20,11 @@ from rlkit.base.ranges import expected, is_checked, outside
 from rlkit.base.text import part_name
 from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
-from rlkit.recipe.credentials import expand
+from rlkit.recipe.credentials import expand, map_texts
 from rlkit.recipe.parsing import suggest
 from rlkit.recipe.parsing.problems import Mistake, Problems
 from rlkit.recipe.parsing.reader import convert, locations, parse_text, read, structured
+from rlkit.recipe.parsing.references import References, refers
 from rlkit.recipe.schema import (
     Choice,
     DictOf,
@@ -70,6 +71,8 @@ class Composer:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.tree: Tree = {}
+        self.values: object = None
+        self._hints: dict[str, object] = {}
         self.problems = Problems()
         self._by_user = True
         self._set_by_files: Tree = {}
@@ -127,11 +130,27 @@ class Composer:
             for key, problem in missing(name, options(Recipe)[name].hint, node, self.registry):
                 if not self.problems.concern(key):
                     self.problems.note(key, problem)
+        self.values = map_texts(self.tree, partial(self._resolve, References(self.tree, self.registry)))
         if self.problems:
             raise RecipeError("\n".join(self.problems))
-        recipe = instantiate(Recipe, expand(self.tree), self.registry)
+        recipe = instantiate(Recipe, expand(self.values), self.registry)
         assert isinstance(recipe, Recipe)
         return recipe
+
+    def _resolve(self, references: References, key: str, text: str, is_secret: bool) -> object:
+        """Return a text as it is, or the value of the option that it refers to."""
+        if key not in self._hints or not refers(text):
+            return text
+        hint = self._hints[key]
+        try:
+            value = references.resolve(key, text, is_secret or is_user_only(hint))
+            data = value if hint is Any else self._plain(key, hint, shape(hint, self.registry), value)
+            if isinstance(data, Collection) and not isinstance(data, str):
+                raise Mistake(key, f"{key} takes more than one value, which no reference has; write them")
+            return data
+        except Mistake as mistake:
+            self.problems.note(mistake.key, mistake.problem)
+            return text
 
     def _fill(self, cls: type, key: str, old: object, values: Mapping[str, object], part: Part | None = None) -> Tree:
         """Return a complete node of a section, or of a part, with values laid over it."""
@@ -229,6 +248,11 @@ class Composer:
             raise Mistake(full_key, suggest.unknown_option(full_key, self.tree, self.registry))
         if value in (None, "null") and allowed.optional:
             return None
+        if refers(value) and isinstance(value, str):
+            self._hints[key] = hint
+            return value
+        if refers(value):
+            raise Mistake(key, f"{key} has a reference in a list or mapping; write its value, or $${{...}} for a text")
         if allowed.plain is None:
             raise Mistake(key, f"{key} takes an object, which no recipe can hold; leave it out")
         data = parse_text(value)
