@@ -129,6 +129,7 @@ class Recipe:
     log: sections.Log | Data = field(default_factory=sections.Log)
     profile: sections.Profile | Data | None = None
     fabric: sections.Fabric | Data = field(default_factory=sections.Fabric)
+    placement: sections.Placement | Data | None = None
 
     def yaml(self) -> str:
         """Return the recipe as YAML, every option filled in, as the run folder keeps it.

@@ -6,10 +6,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from rlkit.base.errors import RecipeError
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.text import REFERENCE
 from rlkit.recipe import Recipe
-from rlkit.recipe.parsing.compose import Composer
+from rlkit.recipe.credentials import expand
+from rlkit.recipe.parsing.compose import Composer, instantiate
 from rlkit.recipe.parsing.references import refuse_references
 from rlkit.registry import load_plugins
 from rlkit.train.logps import begin_logps, begin_values, frozen_top
@@ -24,8 +26,12 @@ __all__ = [
 ]  # fmt: skip
 
 
+READ = ("model", "rollout", "loss", "train", "critic", "reference", "teacher", "save", "fabric", "placement")
+"""The sections and parts that a pool reads; the others may be objects of Python, which only the trainer has."""
+
+
 def placed_recipe(folder: Path, pool: str) -> Recipe:
-    """Return the recipe of a run folder, with a pool's `fabric:` in place of the trainer's; it is not checked again.
+    """Return what a pool reads of a run folder's recipe, with its `fabric:` in place of the trainer's; unchecked.
 
     Credentials, which the folder has not, are texts without a meaning: a pool uses none.
 
@@ -37,6 +43,10 @@ def placed_recipe(folder: Path, pool: str) -> Recipe:
     composer = Composer(load_plugins())
     composer.add_file(folder / "recipe.yaml")
     refuse_references(composer.tree, folder)
-    recipe = composer.finish()
+    if composer.problems:
+        raise RecipeError("\n".join(composer.problems))
+    tree = {name: composer.tree[name] for name in READ} | {"task": None}
+    recipe = instantiate(Recipe, expand(tree), composer.registry)
+    assert isinstance(recipe, Recipe)
     assert recipe.placement is not None
     return replace(recipe, fabric=recipe.placement.pools[pool])

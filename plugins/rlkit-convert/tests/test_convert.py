@@ -848,3 +848,106 @@ def test_any_value_is_carried_over_or_listed(peer: str, rules: dict) -> None:
         sources = {source for _, text in conversion.recipe.values() for source in text.split(", ")}
         assert names <= sources | set(conversion.notes) | {trl.TRAINER}
         assert not any("\x1b" in line for line in remarks_of(conversion))
+
+
+POOL = {"precision": "bf16-mixed"}
+PPO_RAY = (
+    "python3 -m openrlhf.cli.train_ppo_ray --pretrain a/m --reward_pretrain a/rm --prompt_data rows.jsonl "
+    "--actor_num_nodes 1 --actor_num_gpus_per_node 4 "
+)
+APART = (
+    "--ref_num_nodes 1 --ref_num_gpus_per_node 2 --critic_num_nodes 1 --critic_num_gpus_per_node 4 "
+    "--reward_num_nodes 1 --reward_num_gpus_per_node 1 "
+)
+EACH = {
+    "roles": {"critic": "critic", "reference": "reference", "reward": "reward"},
+    "pools": {
+        "critic": {"devices": 4, "strategy": "fsdp2", **POOL},
+        "reference": {"devices": 2, "strategy": "fsdp2", **POOL},
+        "reward": {"devices": 1, **POOL},
+    },
+}
+SHARED = {
+    "roles": dict.fromkeys(("critic", "reward"), "critic_reward"),
+    "pools": {"critic_reward": {"devices": 2, **POOL}},
+}
+NEWER = PPO_RAY.replace("_num_", ".num_") + APART.replace("_num_", ".num_")
+
+
+@pytest.mark.parametrize(
+    ("words", "placement", "listed"),
+    [
+        (APART, EACH, ""),
+        (NEWER.removeprefix(PPO_RAY), EACH, ""),
+        (f"{APART} --colocate_all_models", None, "ref_num_gpus_per_node=2: nothing to do: the model is in the trainer"),
+        (f"{APART} --train.colocate_fsdp_models", None, "reward_num_gpus_per_node=1: nothing to do"),
+        (
+            "--colocate_actor_ref --ref_num_gpus_per_node 4 --colocate_critic_reward --critic_num_gpus_per_node 2 "
+            "--reward_num_gpus_per_node 2",
+            SHARED,
+            "ref_num_gpus_per_node=4: nothing to do: the model is in the trainer's processes",
+        ),
+        ("--critic_num_gpus_per_node 3", None, "critic_num_gpus_per_node=3: the section `placement:`"),
+        ("--critic_num_gpus_per_node 4 --critic_num_nodes 2", None, "whose pools are on the trainer's machine"),
+        ("--ref_num_gpus_per_node 4 --lora_rank 8", None, "the reference is the policy without its adapters"),
+        ("--ref_num_gpus_per_node 4 --init_kl_coef 0", None, "nothing to do: the recipe has no such model"),
+        (
+            "--critic_num_gpus_per_node 4 --advantage_estimator rloo",
+            None,
+            "nothing to do: the recipe has no such model",
+        ),
+        ("--reward_num_gpus_per_node 4 --remote_rm_url http://h.example", None, "the recipe has no such model"),
+    ],
+)
+def test_openrlhfs_models_with_gpus_of_their_own_are_placed(words: str, placement: object, listed: str) -> None:
+    recipe, lines = sections("openrlhf", f"{PPO_RAY}{words}", "run.sh")
+    assert recipe.get("placement") == placement
+    assert listed in "\n".join(lines)
+
+
+RM = "reward_model.enable=True reward_model.model.path=a/rm trainer.n_gpus_per_node=4 trainer.nnodes=1 "
+
+
+@pytest.mark.parametrize("prefix", ["reward_model", "reward.reward_model"])
+def test_verls_resource_pool_of_the_reward_model_is_placed(prefix: str) -> None:
+    pool = "reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=2 reward_model.nnodes=1"
+    words = f"{RM}{pool}".replace("reward_model.", f"{prefix}.").replace(
+        "reward.reward_model.model.path", "reward.reward_model.model_path"
+    )
+    recipe, lines = sections("verl", f"python3 -m verl.trainer.main_ppo {words}", "run.sh")
+    assert recipe["placement"] == {"roles": {"reward": "reward"}, "pools": {"reward": {"devices": 2, **POOL}}}
+    assert not [line for line in lines if "resource_pool" in line or "n_gpus" in line]
+
+
+@pytest.mark.parametrize(
+    ("words", "listed"),
+    [
+        (
+            "reward_model.enable_resource_pool=False reward_model.n_gpus_per_node=8",
+            "the model is in the trainer's processes",
+        ),
+        ("reward_model.enable_resource_pool=True", "enable_resource_pool=True: the section `placement:`"),
+        (
+            "reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=3",
+            "one must be a multiple of the other",
+        ),
+        (
+            "reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4 reward_model.nnodes=2",
+            "whose pools are on the trainer's machine",
+        ),
+        (
+            "reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4 "
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+            "sequence_parallel: 1",
+        ),
+    ],
+)
+def test_what_of_verls_resource_pools_is_not_carried_over_is_listed(words: str, listed: str) -> None:
+    recipe, lines = sections("verl", f"python3 -m verl.trainer.main_ppo {RM}{words}", "run.sh")
+    assert "placement" not in recipe
+    assert listed in "\n".join(lines)
+
+
+def test_a_placement_that_is_carried_over_can_run() -> None:
+    text = recipe_text(convert("openrlhf", f"{PPO_RAY}{APART}", "run.sh", ["--train.num_episodes", "1"]))
+    assert [line for line in recipe_problems(text) if "placement" in line] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,11 +69,17 @@ def test_what_cannot_work_is_named(
 def test_more_gpus_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 << 30))
     printed = problems(tmp_path, CRITIC, {"accelerator": "gpu", "devices": 4}, *PPO)
     assert "placement.pools.a would have the GPUs [0, 1, 2, 3]" not in printed
     gpu = ("--fabric.accelerator=gpu", "--fabric.devices=2")
     printed = problems(tmp_path, CRITIC, {"accelerator": "gpu", "devices": 4}, *PPO, *gpu)
     assert "placement.pools.a would have the GPUs [2, 3, 4, 5], but this machine has 4" in printed
+
+
+def test_check_refuses_a_model_that_reads_pictures(tmp_path: Path) -> None:
+    printed = problems(tmp_path, {"reference": "a"}, {}, "quick_image", "--kl_loss.coef=0.01")
+    assert "which reads pictures, but `placement:` carries texts alone" in printed
 
 
 def test_a_model_that_reads_pictures_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.parts import set_steps
+from rlkit_convert.pools import IN_TRAINER, OwnGpus, place
 from rlkit_convert.rules import ByHand, Equivalent, NoEquivalent, Rule, equivalents, read_together, without_equivalent
 from rlkit_convert.shell import commands, flags
 from rlkit_convert.source import PeerOptions
@@ -24,6 +25,10 @@ SCHEDULES = {
     "constant": "Constant", "constant_with_warmup": "Constant", "cosine": "Cosine", "cosine_with_min_lr": "Cosine",
     "linear": "Linear",
 }  # fmt: skip
+ROLES = {"critic": "critic", "ref": "reference", "reward": "reward"}
+"""rlkit's roles of the models beside the policy."""
+TOGETHER = ("train.colocate_all", "train.colocate_fsdp_models")
+"""Options by which all models share the policy's GPUs."""
 OLDER_NAMES = {
     "pretrain": "actor.model_name_or_path", "reward_pretrain": "reward.model_name_or_path",
     "critic_pretrain": "critic.model_name_or_path", "remote_rm_url": "reward.remote_url",
@@ -62,6 +67,9 @@ OLDER_NAMES = {
     "partial_rollout": "train.partial_rollout_enable", "overlong_penalty_factor": "reward.overlong_penalty_factor",
     "reward_clip_range": "reward.clip_range", "full_determinism": "train.full_determinism_enable",
     "stop_properly_penalty_coef": "reward.stop_properly_penalty_coef",
+    "colocate_all_models": "train.colocate_all", "colocate_actor_ref": "train.colocate_actor_ref",
+    "colocate_critic_reward": "train.colocate_critic_reward",
+    **{f"{role}_num_{unit}": f"{role}.num_{unit}" for role in ROLES for unit in ("nodes", "gpus_per_node")},
 }  # fmt: skip
 """Names of versions before 0.10, and those of later ones."""
 
@@ -104,11 +112,13 @@ def paths(value: object) -> str | list[str]:
 RULES: dict[str, Rule] = {
     **read_together({
         "actor.": "adam.betas lr_scheduler min_lr_ratio eps_clip* dual_clip policy_loss_type",
-        "critic.": "model_name_or_path adam.lr value_clip lr_warmup_ratio freezing_steps",
+        "critic.": "model_name_or_path adam.lr value_clip lr_warmup_ratio freezing_steps num_nodes num_gpus_per_node",
+        "ref.": "num_nodes num_gpus_per_node",
         "algo.": "advantage.is_correction_* advantage.* kl.* dynamic_filtering_enable",
-        "reward.": "model_name_or_path remote_url",
+        "reward.": "model_name_or_path remote_url num_nodes num_gpus_per_node",
         "data.": "input_key label_key input_template apply_chat_template max_len",
-        "train.": "batch_size num_episodes async_* enable_ema ema_beta",
+        "train.": "batch_size num_episodes async_* enable_ema ema_beta colocate_all colocate_fsdp_models "
+        "colocate_actor_ref colocate_critic_reward",
         "ds.": "lora.rank lora.alpha lora.target_modules",
         "vllm.": "tensor_parallel_size",
         "eval.": "steps temperature",
@@ -327,4 +337,22 @@ def running(conversion: Conversion) -> None:
         conversion.set("log.loggers", loggers, *filter(conversion.has, sources))
 
 
-FUNCTIONS = (task, training, algorithm, reward, running)
+def placement(conversion: Conversion) -> None:
+    """Put models with GPUs of their own into pools; those that share the policy's GPUs are in the trainer."""
+    together, with_policy, with_reward = (
+        [key for key in keys if conversion.get(key, boolean, False)]
+        for keys in (TOGETHER, ("train.colocate_actor_ref",), ("train.colocate_critic_reward",))
+    )
+    for name, role in ROLES.items():
+        gpus, nodes = f"{name}.num_gpus_per_node", f"{name}.num_nodes"
+        shared = together or (with_policy if role == "reference" else [])
+        if shared:
+            for key in filter(conversion.has, (gpus, nodes, *shared)):
+                conversion.note(key, IN_TRAINER)
+        else:
+            also = () if role == "reference" else tuple(with_reward)
+            pool = "critic_reward" if also else role
+            place(conversion, OwnGpus(role, pool, gpus, nodes, also))
+
+
+FUNCTIONS = (task, training, algorithm, reward, running, placement)

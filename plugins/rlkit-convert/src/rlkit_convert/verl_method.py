@@ -69,6 +69,7 @@ RULES: dict[str, Rule] = {
     "algorithm.rollout_correction.loss_type": ByHand(CORRECTION, ("ppo_clip",)),
     "algorithm.rollout_correction.rollout_is*": ByHand(CORRECTION),
     "algorithm.rollout_*": ByHand(CORRECTION),
+    "distillation.n*": ByHand(f"{DISTILLATION}; `placement:` gives the teacher GPUs of its own"),
     "distillation.*": ByHand(DISTILLATION),
     "async_training.*": ByHand("rollout.max_staleness lets rollouts run ahead: rlkit docs asynchronous"),
     "rollout.*": ByHand("engines on GPUs of their own: VllmServer, SGLangServer, with first_gpu"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlkit_convert.conversion import Conversion
+from rlkit_convert.pools import BY_HAND, IN_TRAINER, OwnGpus, place
 from rlkit_convert.values import boolean, integer, number, text
 
 MATH = ("gsm8k", "math", "aime", "dapo", "numina", "geo3k", "geometry3k", "deepscaler")
@@ -31,6 +32,7 @@ def reward(conversion: Conversion) -> None:
     elif conversion.get("reward_model.enable", boolean, False):
         conversion.set("reward", "ModelReward", "reward_model.enable")
         conversion.carry("reward.path", "reward_model.model.path", text, "")
+        _own_gpus(conversion)
     else:
         why = "verl chooses by data_source; this one is for GSM8K, MATH and similar data"
         conversion.recipe["reward"] = ("MathReward", why)
@@ -41,6 +43,20 @@ def reward(conversion: Conversion) -> None:
     for key in conversion.options.values:
         if not conversion.carries(key):
             _list_reward(conversion, key)
+
+
+def _own_gpus(conversion: Conversion) -> None:
+    """Put the reward model into a pool if it has GPUs of its own."""
+    switch, gpus, nodes = (f"reward_model.{name}" for name in ("enable_resource_pool", "n_gpus_per_node", "nnodes"))
+    if not conversion.get(switch, boolean, False):
+        for key in filter(conversion.has, (switch, gpus, nodes)):
+            conversion.note(key, IN_TRAINER)
+    elif conversion.get("actor_rollout_ref.actor.ulysses_sequence_parallel_size", integer, 1) > 1:
+        conversion.ask(switch, f"{BY_HAND}, for which fabric.strategy has sequence_parallel: 1")
+    else:
+        place(conversion, OwnGpus("reward", "reward", gpus, nodes, (switch,)))
+        if not conversion.has(gpus):
+            conversion.ask(switch, f"{BY_HAND}, with the number of GPUs")
 
 
 def _list_reward(conversion: Conversion, key: str) -> None:

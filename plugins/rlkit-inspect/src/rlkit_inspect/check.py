@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lightning.fabric import Fabric
+from rlkit_placement.checks import refuse_pictures
 
 from rlkit.api import checks
 from rlkit.api.policy import check_template
@@ -22,6 +24,7 @@ from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import Recipe
 from rlkit_inspect import estimate, footprint
 from rlkit_inspect.own_recipe import SAVINGS
+from rlkit_inspect.pools import memory_of_pools, process_counts
 from rlkit_inspect.recipe import GPU
 from rlkit_inspect.target import Target
 
@@ -38,6 +41,9 @@ def check_recipe(parsed: Parsed) -> int:
             f"model.trust_remote_code is true: to check the model would run the code that comes with "
             f"{parsed.recipe.model.path!r}; read it, and add --deep to run it"
         )
+    if parsed.recipe.placement is not None:
+        with suppress(UnavailableError):  # said once the data is loaded
+            refuse_pictures(parsed.recipe)
     options = parsed.options
     target = Target.of(parsed.recipe, options.deep, options.gpu, options.price)
     try:
@@ -181,13 +187,23 @@ def _estimate(target: Target, setting: estimate.Setting) -> str | None:
     show(("memory of each rank, estimated", table.unit), table.rows)
     for line in footprint.lines(setting):
         echo(line)
+    pools = [*memory_of_pools(setting)]
+    for pool in pools:
+        table = pool.table()
+        header = f"memory of each rank of pool {pool.name} ({', '.join(pool.roles)}), estimated"
+        show((header, table.unit), table.rows)
+    counts = process_counts(setting)
+    if pools:
+        unit = "GPUs" if setting.gpu is not None else "processes"
+        parts = ", ".join(f"{count} for {name}" for name, count in counts.items())
+        echo(f"{unit} in all: {sum(counts.values())}, of which {parts}")
     gpu, steps = setting.timed_gpu, target.recipe.train.steps
     if target.price is not None and gpu is not None and steps is not None:
         seconds = estimate.step_seconds(setting, gpu)
-        gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * setting.ranks
-        gpu_hours *= target.recipe.fabric.sequence_parallel
+        gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * sum(counts.values())
         echo(f"cost, estimated: {gpu_hours:.1f} GPU hours at {target.price:g} = {gpu_hours * target.price:,.2f}")
-    return footprint.misfit(setting)
+    misfits = [footprint.misfit(setting), *(pool.misfit() for pool in pools)]
+    return "; ".join(filter(None, misfits)) or None
 
 
 def _measure(data: Data, fabric: Fabric) -> None:

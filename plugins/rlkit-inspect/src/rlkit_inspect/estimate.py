@@ -12,7 +12,7 @@ from rlkit.interfaces.loss import Inputs
 from rlkit.models.activations import frozen_bytes, precision_of
 from rlkit.models.config import context_length, naming
 from rlkit.models.size import Size, find_config, size_of
-from rlkit.recipe import Recipe
+from rlkit.recipe import Critic, Recipe
 from rlkit_inspect.gpus import H100, Gpu
 
 if TYPE_CHECKING:
@@ -147,12 +147,19 @@ def setting(
     """
     model, critic = recipe.model, recipe.critic
     policy = size_of(find_config(model), model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
-    critic_size = None
-    if critic is not None and "critic" not in recipe.placed:
-        critic_model = model.at(critic.path)
-        with naming("critic.path" if critic.path else "model.path"):
-            critic_size = size_of(find_config(critic_model), critic.lora, model.trust_remote_code, scores=True)
-    return Setting(recipe, policy, critic_size, prompt_tokens, longest_prompt, ranks, shards, answers)
+    size = None if critic is None or "critic" in recipe.placed else critic_size(recipe, critic)
+    return Setting(recipe, policy, size, prompt_tokens, longest_prompt, ranks, shards, answers)
+
+
+def critic_size(recipe: Recipe, critic: Critic) -> Size:
+    """Return the shape of the critic.
+
+    Raises:
+        RecipeError: Its configuration cannot be loaded.
+    """
+    with naming("critic.path" if critic.path else "model.path"):
+        config = find_config(recipe.model.at(critic.path))
+    return size_of(config, critic.lora, recipe.model.trust_remote_code, scores=True)
 
 
 def work(setting: Setting) -> dict[str, float]:
@@ -161,7 +168,8 @@ def work(setting: Setting) -> dict[str, float]:
     tokens = setting.rows * (setting.prompt_tokens + setting.completion_tokens)
     learned = tokens / recipe.fabric.sequence_parallel
     operations = setting.policy.base * _passes(setting, setting.policy.lora)
-    operations += 2 * setting.policy.base * (int(recipe.needs_old_logps) + int(recipe.needs_ref_logps))
+    measures_reference = recipe.needs_ref_logps and "reference" not in recipe.placed
+    operations += 2 * setting.policy.base * (int(recipe.needs_old_logps) + int(measures_reference))
     if setting.critic is not None:
         operations += setting.critic.base * (2 + _passes(setting, setting.critic.lora))
     if not setting.is_sampled:

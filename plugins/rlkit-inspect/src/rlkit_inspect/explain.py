@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rlkit_placement.checks import number_of
+
 from rlkit.base.terminal import echo
 from rlkit.base.text import counted
 from rlkit.commands import parse
@@ -48,6 +50,7 @@ def explain(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from _loss(recipe)
     yield from _mixtures(recipe)
     yield from _training(recipe)
+    yield from _placement(recipe)
 
 
 def _name(what: str, part: object) -> str:
@@ -190,6 +193,18 @@ def _training(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "critic", f"0.5 mean_tokens (V - returns)^2{bound}; {_optimizer(critic)}{alone}"
     if train.ema is not None:
         yield "average", f"EMA of the weights with decay {train.ema}, saved beside them"
+
+
+def _placement(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    if recipe.placement is None:
+        return
+    for name, pool in recipe.placement.pools.items():
+        roles = [role for role, own_pool in recipe.placement.roles.items() if own_pool == name]
+        sharded = ", sharded" if pool.shards else ""
+        yield (
+            f"pool {name}",
+            f"{' and '.join(roles)}, on {counted(number_of(pool.devices), 'device')} in {pool.precision}{sharded}",
+        )
 
 
 def _optimizer(section: Train | Critic) -> str:

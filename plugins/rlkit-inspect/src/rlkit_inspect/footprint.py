@@ -16,6 +16,7 @@ from rlkit.models.activations import activation_bytes, token_limit
 from rlkit.models.size import PREFIX_SHARE, Size, cache_tokens, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
 from rlkit.ops.quantization import BITS
+from rlkit.recipe import Critic, Train
 from rlkit.registry import calling
 from rlkit_inspect.estimate import Setting
 from rlkit_inspect.optimizer_state import state_size
@@ -40,7 +41,7 @@ class MemoryTable(NamedTuple):
 def table(setting: Setting) -> MemoryTable:
     """Return the memory by phase, its peak, and what that is compared with: the GPU asked about, or this machine."""
     phases = memory(setting)
-    device, device_mb, is_gpu = _device(setting)
+    device, device_mb, is_gpu = device_of(setting)
     sizes = {
         phase if phase != COPIES or setting.gpu is not None else f"{phase}, if they fit a quarter of a GPU": size
         for phase, size in phases.items()
@@ -48,12 +49,17 @@ def table(setting: Setting) -> MemoryTable:
     sizes |= {"CUDA": CONTEXT_MB} if is_gpu else {}
     sizes["at the peak of a step"] = peak(phases) + CONTEXT_MB * is_gpu
     sizes[f"memory of {device}"] = device_mb
-    if sizes["at the peak of a step"] < 2**10:
+    return in_units(sizes, sizes["at the peak of a step"])
+
+
+def in_units(sizes: Mapping[str, float], peak_mb: float) -> MemoryTable:
+    """Return sizes in MiB as a table in MiB or GiB, whichever suits their peak."""
+    if peak_mb < 2**10:
         return MemoryTable("MiB", [(name, f"{size:,.0f}") for name, size in sizes.items()])
     return MemoryTable("GiB", [(name, f"{size / 2**10:,.1f}") for name, size in sizes.items()])
 
 
-def _device(setting: Setting) -> tuple[str, float, bool]:
+def device_of(setting: Setting) -> tuple[str, float, bool]:
     """Return the name of the device that is planned for, its memory in MiB, and whether it is a GPU."""
     if setting.gpu is not None:
         return setting.gpu.name, setting.gpu.memory / 2**20, True
@@ -122,14 +128,11 @@ def memory(setting: Setting) -> dict[str, float]:
     recipe, train = setting.recipe, setting.recipe.train
     models = [setting.policy] + ([] if setting.critic is None else [setting.critic])
     states = gradients = casts = 0.0
-    trained_bytes = 2 if recipe.trains_bfloat16 else 4
     for model, section in zip(models, (train, recipe.critic), strict=False):
-        states += _frozen_bytes(setting, model) if model.lora else trained_bytes * model.base
-        states += trained_bytes * model.lora
-        states += 0 if section is None else optimizer_bytes(section.optimizer, model)
-        gradients += trained_bytes * model.trained
-        if setting.precision == "mixed":  # autocast keeps cast copies of weights that are not in bfloat16
-            casts = max(casts, 2 * model.base * (model.lora == 0 or setting.frozen_weight_bytes == 4))
+        trained = trained_bytes(setting, model, section)
+        states += trained.states
+        gradients += trained.gradients
+        casts = max(casts, trained.casts)
     apart = recipe.fabric.shards or train.offload_during_rollout
     shared = setting.critic is not None and recipe.critic is not None and recipe.critic.path is None and not apart
     if shared and all(model.lora for model in models):
@@ -137,10 +140,8 @@ def memory(setting: Setting) -> dict[str, float]:
     states += 4 * setting.policy.trained * (train.ema is not None)
     if recipe.needs_reference and not setting.policy.lora and "reference" not in recipe.placed:
         states += setting.policy.base * setting.frozen_weight_bytes
-    row = setting.longest_row
-    step_tokens = setting.rows * row
+    step_tokens = setting.rows * setting.longest_row
     width = 2 if setting.half_base or setting.precision != "float32" else 4
-    indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
     gpu_bytes = None if setting.gpu is None else setting.gpu.memory
     cached = getattr(recipe.rollout.engine, "max_kv_tokens", 0)
     if cached is None:
@@ -148,9 +149,8 @@ def memory(setting: Setting) -> dict[str, float]:
     cached = min(cached, step_tokens)
     if recipe.tools or recipe.interaction or recipe.environment or recipe.agent:
         cached += int(PREFIX_SHARE * cached)
-    limit = token_limit(train, recipe.model, recipe.fabric, gpu_bytes)
-    tokens = min(max(limit, indivisible), step_tokens)
-    activations = max(_activations(setting, model, tokens) for model in models)
+    tokens = micro_batch_tokens(setting)
+    activations = max(activation_peak(setting, model, tokens) for model in models)
     teacher = (
         step_tokens * 12.0 * recipe.loss.forward.teacher_top
     )  # ids and log-probs of a teacher's most likely tokens
@@ -164,6 +164,34 @@ def memory(setting: Setting) -> dict[str, float]:
     if setting.samples_from_copies and (gpu_bytes is None or copies <= COPIES_SHARE * gpu_bytes):
         phases[COPIES] = float(copies)
     return {phase: size / 2**20 for phase, size in phases.items()}
+
+
+class TrainedBytes(NamedTuple):
+    """The bytes of a model that is trained: weights and optimizer, gradients, and copies that autocast keeps."""
+
+    states: float
+    gradients: float
+    casts: float
+
+
+def trained_bytes(setting: Setting, model: Size, section: Train | Critic | None) -> TrainedBytes:
+    """Return the bytes of a model that a section trains, before they are divided among shards."""
+    width = 2 if setting.recipe.trains_bfloat16 else 4
+    states = _frozen_bytes(setting, model) if model.lora else width * model.base
+    states += width * model.lora
+    states += 0 if section is None else optimizer_bytes(section.optimizer, model)
+    casts = 0
+    if setting.precision == "mixed":  # autocast keeps cast copies of weights that are not in bfloat16
+        casts = 2 * model.base * (model.lora == 0 or setting.frozen_weight_bytes == 4)
+    return TrainedBytes(states, width * model.trained, casts)
+
+
+def micro_batch_tokens(setting: Setting) -> int:
+    """Return the most tokens of a micro-batch; a row, or a group that is compared, may be longer than the limit."""
+    recipe, row = setting.recipe, setting.longest_row
+    indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
+    limit = token_limit(recipe.train, recipe.model, recipe.fabric, None if setting.gpu is None else setting.gpu.memory)
+    return min(max(limit, indivisible), setting.rows * row)
 
 
 def _frozen_bytes(setting: Setting, model: Size) -> float:
@@ -184,7 +212,7 @@ def optimizer_bytes(part: Optimizer, model: Size) -> float:
     return sum(count * bytes_of(kind, shape) for (kind, shape), count in model.shapes.items())
 
 
-def _activations(setting: Setting, model: Size, tokens: int) -> float:
+def activation_peak(setting: Setting, model: Size, tokens: int) -> float:
     """Return the bytes that a micro-batch takes: what the backward pass needs, its gradients, a chunk of logits.
 
     Ranks that share the tokens of rows have an equal part of them each.

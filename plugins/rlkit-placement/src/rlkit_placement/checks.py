@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from rlkit_rewards.model import ModelReward
 
-from rlkit.base.errors import show
+from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import FSDP2, Fabric, Recipe
 from rlkit.recipe.placement import Role
@@ -40,6 +40,22 @@ def find_problems(recipe: Recipe) -> Iterator[str]:
     yield from _gpu_problems(recipe)
 
 
+def refuse_pictures(recipe: Recipe) -> None:
+    """Check that the policy reads texts alone, by its configuration.
+
+    Raises:
+        RecipeError: It reads pictures, or has no configuration; UnavailableError if the hub cannot be reached.
+    """
+    from rlkit.models.size import find_config
+    from rlkit.models.vision import reads_pictures
+
+    if reads_pictures(find_config(recipe.model)):
+        raise RecipeError(
+            f"model.path is {show(recipe.model.path)}, which reads pictures, but `placement:` carries texts alone; "
+            "remove `placement:`"
+        )
+
+
 def _role_problems(recipe: Recipe, role: str) -> Iterator[str]:
     key, teacher = f"placement.roles.{role}", recipe.teacher
     if role == "critic" and recipe.critic is None:
@@ -50,13 +66,18 @@ def _role_problems(recipe: Recipe, role: str) -> Iterator[str]:
         yield f"{key} is set, but with model.lora the reference is the policy without adapters; remove it"
     elif role == "reference" and recipe.reference is not None:
         yield f"{key} is set, but `reference:` updates it from the policy, whose weights no pool gets; remove one"
-    if role == "reward" and not any(isinstance(part, ModelReward) for part in _rewards(recipe.reward)):
+    if role == "reward" and not reward_models(recipe):
         yield f"{key} is set, but the recipe has no ModelReward; remove it"
     if role == "teacher" and (teacher is None or teacher.urls is not None or not teacher.paths()):
         yield f"{key} is set, but no teacher is loaded from a path; set teacher.path without teacher.urls, or remove it"
     elif role == "teacher" and teacher is not None and teacher.retokenize and recipe.loss.forward.teacher_top:
         loss = type(recipe.loss).__name__
         yield f"{key} is set, but {loss} with teacher.retokenize needs the teacher in the trainer's process; remove it"
+
+
+def reward_models(recipe: Recipe) -> list[ModelReward]:
+    """Return the reward models of a recipe, also those inside other rewards."""
+    return [part for part in _rewards(recipe.reward) if isinstance(part, ModelReward)]
 
 
 def _rewards(reward: object) -> Iterator[object]:

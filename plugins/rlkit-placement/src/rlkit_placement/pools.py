@@ -20,11 +20,11 @@ import torch
 from rlkit_servers.process import LONGEST_FOLDER, free_port, kill_supervised, server_environment, start_supervised
 from torch import Tensor
 
-from rlkit.base.errors import PoolError, RecipeError, show
+from rlkit.base.errors import PoolError
 from rlkit.batch import RolloutBatch
 from rlkit.interfaces.placement import PlacedModel, PoolReply, Pools
 from rlkit.recipe import Recipe
-from rlkit_placement.checks import find_problems, number_of, visible_devices
+from rlkit_placement.checks import find_problems, number_of, refuse_pictures, visible_devices
 from rlkit_placement.rows import divided, split_rows
 from rlkit_placement.wire import ANY_TIME, TOGETHER, receive, send
 
@@ -218,15 +218,8 @@ class LocalPools(Pools):
     """Pools of processes on this machine."""
 
     def __init__(self, recipe: Recipe, ranks: Ranks, folder: Path) -> None:
-        from rlkit.models.config import load_config
-        from rlkit.models.vision import reads_pictures
-
         assert recipe.placement is not None
-        if reads_pictures(load_config(recipe.model)):
-            raise RecipeError(
-                f"model.path is {show(recipe.model.path)}, which reads pictures, but `placement:` carries texts alone; "
-                "remove `placement:`"
-            )
+        refuse_pictures(recipe)
         self._placement, self._ranks = recipe.placement, ranks
         self._sockets = Path(ranks.from_first(_private_folder))
         self._pools = {name: Pool(name, recipe, ranks, folder, self._sockets) for name in recipe.placement.pools}
