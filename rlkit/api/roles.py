@@ -6,12 +6,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from rlkit.base.errors import RecipeError
 from rlkit.base.files import MAX_JSON_BYTES, read_inside
 from rlkit.base.text import REFERENCE
 from rlkit.recipe import Recipe
-from rlkit.recipe.credentials import expand
-from rlkit.recipe.parsing.compose import Composer, instantiate
+from rlkit.recipe.parsing.compose import Composer
 from rlkit.recipe.parsing.references import refuse_references
 from rlkit.registry import load_plugins
 from rlkit.train.logps import begin_logps, begin_values, frozen_top
@@ -26,8 +24,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-READ = ("model", "rollout", "loss", "train", "critic", "reference", "teacher", "save", "fabric", "placement")
-"""The sections and parts that a pool reads; the others may be objects of Python, which only the trainer has."""
+READ = ("model", "train", "critic", "teacher", "save", "placement")
+"""The sections that a pool reads; others may have objects of Python, which only the trainer has."""
 
 
 def placed_recipe(folder: Path, pool: str) -> Recipe:
@@ -43,10 +41,10 @@ def placed_recipe(folder: Path, pool: str) -> Recipe:
     composer = Composer(load_plugins())
     composer.add_file(folder / "recipe.yaml")
     refuse_references(composer.tree, folder)
-    if composer.problems:
-        raise RecipeError("\n".join(composer.problems))
-    tree = {name: composer.tree[name] for name in READ} | {"task": None}
-    recipe = instantiate(Recipe, expand(tree), composer.registry)
-    assert isinstance(recipe, Recipe)
+    rollout = composer.tree["rollout"]
+    assert isinstance(rollout, dict)
+    absent = {"task": None, "loss": None, "rollout": {"sampling": rollout["sampling"]}}
+    composer.tree = {name: composer.tree[name] for name in READ} | absent
+    recipe = composer.finish()
     assert recipe.placement is not None
     return replace(recipe, fabric=recipe.placement.pools[pool])

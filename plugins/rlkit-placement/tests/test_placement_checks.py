@@ -13,10 +13,12 @@ import torch
 import yaml
 from rlkit_placement import LocalPools, rows, wire
 
+import rlkit
 from rlkit.api.roles import placed_recipe
 from rlkit.base.errors import RecipeError
 from rlkit.batch import RolloutBatch
 from rlkit.commands import parse
+from rlkit.optimizers import AdamW
 from rlkit.recipe import Fabric, Placement
 from tests.conftest import rlkit_in_process
 
@@ -129,6 +131,32 @@ def test_a_message_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     left.close()
     with pytest.raises(EOFError):
         wire.receive(right)
+
+
+def test_a_pool_reads_a_recipe_of_python(tmp_path: Path) -> None:
+    """Rows and functions are the trainer's; an optimizer that no recipe can name is the pool's, and is refused."""
+
+    class Mine(AdamW):
+        pass
+
+    def right(text: str, answer: str) -> float:
+        return float(answer in text)
+
+    def text_with(critic: dict[str, object]) -> str:
+        recipe = rlkit.Recipe(
+            model="tiny", task=[{"prompt": "1 + 1 = ?", "answer": "2"}], reward=right, advantage="GAE", critic=critic,
+            fabric={"accelerator": "cpu", "devices": 1},
+            placement=Placement({"critic": "a"}, {"a": Fabric("cpu", 1, precision="64-true")}),
+        )  # fmt: skip
+        return recipe.yaml()
+
+    (tmp_path / "recipe.yaml").write_text(text_with({"lr": 0.5}))
+    recipe = placed_recipe(tmp_path, "a")
+    assert recipe.critic is not None
+    assert (recipe.critic.lr, recipe.fabric.precision, recipe.train.steps) == (0.5, "64-true", 100)
+    (tmp_path / "recipe.yaml").write_text(text_with({"optimizer": Mine()}))
+    with pytest.raises(RecipeError, match="critic.optimizer is the Python object .*, which no recipe can name"):
+        placed_recipe(tmp_path, "a")
 
 
 def test_a_pool_reads_a_recipe_without_its_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
