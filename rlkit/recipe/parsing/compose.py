@@ -24,7 +24,7 @@ from rlkit.recipe.credentials import expand, map_texts
 from rlkit.recipe.parsing import suggest
 from rlkit.recipe.parsing.problems import Mistake, Problems
 from rlkit.recipe.parsing.reader import convert, locations, parse_text, read, structured
-from rlkit.recipe.parsing.references import References, refers
+from rlkit.recipe.parsing.references import Reference, References, refers
 from rlkit.recipe.schema import (
     Choice,
     DictOf,
@@ -72,7 +72,6 @@ class Composer:
         self.registry = registry
         self.tree: Tree = {}
         self.values: object = None
-        self._hints: dict[str, object] = {}
         self.problems = Problems()
         self._by_user = True
         self._set_by_files: Tree = {}
@@ -139,12 +138,11 @@ class Composer:
 
     def _resolve(self, references: References, key: str, text: str, is_secret: bool) -> object:
         """Return a text as it is, or the value of the option that it refers to."""
-        if key not in self._hints or not refers(text):
+        if not isinstance(text, Reference):
             return text
-        hint = self._hints[key]
         try:
-            value = references.resolve(key, text, is_secret or is_user_only(hint))
-            data = value if hint is Any else self._plain(key, hint, shape(hint, self.registry), value)
+            value = references.resolve(key, text, is_secret or is_user_only(text.hint))
+            data = value if text.hint is Any else self._plain(key, text.hint, shape(text.hint, self.registry), value)
             if isinstance(data, Collection) and not isinstance(data, str):
                 raise Mistake(key, f"{key} takes more than one value, which no reference has; write them")
             return data
@@ -248,10 +246,9 @@ class Composer:
             raise Mistake(full_key, suggest.unknown_option(full_key, self.tree, self.registry))
         if value in (None, "null") and allowed.optional:
             return None
-        if refers(value) and isinstance(value, str):
-            self._hints[key] = hint
-            return value
         if refers(value):
+            if isinstance(value, str):
+                return Reference(value, hint)
             raise Mistake(key, f"{key} has a reference in a list or mapping; write its value, or $${{...}} for a text")
         if allowed.plain is None:
             raise Mistake(key, f"{key} takes an object, which no recipe can hold; leave it out")

@@ -21,6 +21,22 @@ from rlkit.recipe.yaml_text import MAX_BYTES
 from rlkit.registry import Registry
 
 
+class Reference(str):
+    """A text with references, in place of an option's value while a recipe is composed.
+
+    Args:
+        text: The text.
+        hint: The type of the option.
+    """
+
+    hint: object
+
+    def __new__(cls, text: str, hint: object) -> Reference:
+        reference = super().__new__(cls, text)
+        reference.hint = hint
+        return reference
+
+
 class References:
     """What the options of a composed recipe refer to.
 

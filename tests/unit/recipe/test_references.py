@@ -319,6 +319,19 @@ def test_numbers_as_keys(compose: Compose) -> None:
     assert "unknown option '1.2'" in refusal(compose, f"{STEPS}rollout: {{sampling_column: '${{1.2}}'}}\n")
 
 
+def test_names_of_yaml_s_own_structure_hide_no_reference(compose: Compose) -> None:
+    """Messages leave `init_args` out of keys, but a task may have this name; its options are resolved alike."""
+    task = "{class_path: Arithmetic, init_args: {max_operand: '${train.steps}'}}"
+    made = compose(f"train: {{steps: 5}}\nvalidation: {{tasks: {{init_args: {task}}}}}\n").recipe
+    assert made.validation is not None
+    assert made.validation.tasks is not None
+    assert vars(made.validation.tasks["init_args"])["max_operand"] == 5
+    code = "{class_path: PythonReward, init_args: {function: 'evil.py:f', allow_code: '${train.shuffle}'}}"
+    reward = f"reward: {{class_path: Composite, init_args: {{rewards: {{init_args: {code}}}}}}}\n"
+    refused = refusal(compose, f"{STEPS}{reward}", base=BASE.replace("reward: MathReward\n", ""))
+    assert "allow_code is secret, asks for trust" in refused
+
+
 def test_the_precision_that_is_chosen_is_referred_to(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rlkit.run.build, "choose_precision", lambda _: "bf16-mixed")
     parsed = compose(f"{STEPS}rollout: {{sampling_column: '${{fabric.precision}}'}}\nfabric: {{precision: auto}}\n")
