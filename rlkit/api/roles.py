@@ -43,8 +43,8 @@ def placed_recipe(folder: Path, pool: str) -> Recipe:
     refuse_references(composer.tree, folder)
     rollout = composer.tree["rollout"]
     assert isinstance(rollout, dict)
-    absent = {"task": None, "loss": None, "rollout": {"sampling": rollout["sampling"]}}
-    composer.tree = {name: composer.tree[name] for name in READ} | absent
+    sampled = {name: rollout[name] for name in ("engine", "sampling")}
+    composer.tree = {name: composer.tree[name] for name in READ} | {"rollout": sampled, "task": None, "loss": None}
     recipe = composer.finish()
     assert recipe.placement is not None
     return replace(recipe, fabric=recipe.placement.pools[pool])
