@@ -29,7 +29,7 @@ READ = ("model", "train", "critic", "teacher", "save", "placement")
 
 
 def placed_recipe(folder: Path, pool: str) -> Recipe:
-    """Return what a pool reads of a run folder's recipe, with its `fabric:` in place of the trainer's; unchecked.
+    """Return the sections of a run folder's recipe that a pool reads, with its `fabric:` for the trainer's; unchecked.
 
     Credentials, which the folder has not, are texts without a meaning: a pool uses none.
 

@@ -24,7 +24,7 @@ from rlkit.recipe.credentials import expand, map_texts
 from rlkit.recipe.parsing import suggest
 from rlkit.recipe.parsing.problems import Mistake, Problems
 from rlkit.recipe.parsing.reader import convert, locations, parse_text, read, structured
-from rlkit.recipe.parsing.references import Reference, References, refers
+from rlkit.recipe.parsing.references import References, ReferringText, refers
 from rlkit.recipe.schema import (
     Choice,
     DictOf,
@@ -138,7 +138,7 @@ class Composer:
 
     def _resolve(self, references: References, key: str, text: str, is_secret: bool) -> object:
         """Return a text as it is, or the value of the option that it refers to."""
-        if not isinstance(text, Reference):
+        if not isinstance(text, ReferringText):
             return text
         try:
             value = references.resolve(key, text, is_secret or is_user_only(text.hint))
@@ -248,7 +248,7 @@ class Composer:
             return None
         if refers(value):
             if isinstance(value, str):
-                return Reference(value, hint)
+                return ReferringText(value, hint)
             raise Mistake(key, f"{key} has a reference in a list or mapping; write its value, or $${{...}} for a text")
         if allowed.plain is None:
             raise Mistake(key, f"{key} takes an object, which no recipe can hold; leave it out")

@@ -21,7 +21,7 @@ from rlkit.recipe.yaml_text import MAX_BYTES
 from rlkit.registry import Registry
 
 
-class Reference(str):
+class ReferringText(str):
     """A text with references, in place of an option's value while a recipe is composed.
 
     Args:
@@ -31,7 +31,7 @@ class Reference(str):
 
     hint: object
 
-    def __new__(cls, text: str, hint: object) -> Reference:
+    def __new__(cls, text: str, hint: object) -> ReferringText:
         reference = super().__new__(cls, text)
         reference.hint = hint
         return reference
