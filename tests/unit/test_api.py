@@ -54,8 +54,8 @@ def written(one: Recipe) -> dict[str, Any]:
 
 
 def test_the_sections_are_those_of_a_recipe() -> None:
-    """But for what starts processes that read the recipe from files; from Python, the calling process trains."""
-    assert {f.name for f in fields(Recipe)} == {f.name for f in fields(recipe.Recipe)} - {"launcher", "placement"}
+    """But for a launcher, whose processes read the recipe from files; from Python, the calling process trains."""
+    assert {f.name for f in fields(Recipe)} == {f.name for f in fields(recipe.Recipe)} - {"launcher"}
 
 
 def test_the_smallest_recipe_is_a_model_a_task_and_a_reward() -> None:
