@@ -110,12 +110,15 @@ class Trainer:
         return [a.tokens for a in answers] == [self.greedy(p, 24) for p in PROMPTS]
 
 
-def documented_architectures() -> set[str]:
-    """Return the classes of the architectures in the table of tested models."""
+def documented_architectures(product: str = "") -> set[str]:
+    """Return the classes of the architectures in the tables of tested models: those that a product has code for."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page("tested-models").splitlines()]
-    return {CLASSES[row[0]] for row in rows if len(row) == 7 and row[0] in CLASSES}
+    lines = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page("tested-models").splitlines()]
+    [names] = [cells for cells in lines if "SGLang" in cells]
+    rows = [dict(zip(names, cells, strict=True)) for cells in lines if len(cells) == len(names)]
+    listed = [row for row in rows if row["architecture"] in CLASSES]
+    return {CLASSES[row["architecture"]] for row in listed if not product or row[product] == "yes"}
 
 
 def request(tokens: tuple[int, ...], sample: int = 0, session: str = "s", **sampling: Any) -> Request:

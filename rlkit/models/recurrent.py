@@ -52,10 +52,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
 
     def add_rows(self, other: StateLayer, rows: Tensor) -> None:
         """Append the states of rows [K] i64 of another layer."""
-        for states, added in (
-            (self.conv_states, other.conv_states),
-            (self.recurrent_states, other.recurrent_states),
-        ):
+        for states, added in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
             for i, state in added.items():
                 before = states[i]
                 if state is not None:

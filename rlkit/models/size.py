@@ -165,7 +165,11 @@ def cache_tokens(config: ModelConfig, width: int, gpu_bytes: float | None) -> in
 
 
 def kv_bytes(config: ModelConfig, tokens: int, width: int = 4) -> int:
-    """Return the bytes of a key-value cache for a number of tokens, with `width` bytes per number."""
-    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    """Return the bytes of a key-value cache for a number of tokens, with `width` bytes per number.
+
+    A model without attention counts as one with a single head.
+    """
+    queries = getattr(config, "num_attention_heads", None) or 1
+    heads = int(getattr(config, "num_key_value_heads", None) or queries)
+    size = int(getattr(config, "head_dim", None) or config.hidden_size // queries)
     return tokens * int(config.num_hidden_layers) * 2 * heads * size * width

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from rlkit_engine_torch.samplers import DecoderSampler
-from rlkit_inspect.docs import page
 
-from rlkit.base.errors import RecipeError
-from rlkit.distributed.expert_parallel import expert_plan
-from rlkit.distributed.tensor_parallel import MATRICES, plan_of
-from rlkit.models.actor import Actor
-from rlkit.ops.logps import DEFAULT_READS
-from rlkit.testing import random_model
+from tests.contract.model_table import COMPUTED, OTHERS, USED, actor, adapters, computed, decoding, rows, served
 from tests.contract.test_torch_engine import PROMPTS, ask, engine_of, request
 from tests.flow.test_architectures import KINDS, MISMATCH
 from tests.unit.models.test_packing import rows_of
 
-OTHERS: dict[str, dict[str, Any]] = {"gemma2": {"head_dim": 8, "sliding_window": 6}, "granite": {"logits_scaling": 2.0}}
 FAST = {"llama", "gpt_oss", "deepseek_v3", "qwen3_next", "falcon_h1", "mamba", "gemma2", "granite"}
 """Sinks and windows, heads of two sizes, linear attention, layers with attention and a state, soft caps and scales."""
 EACH = [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in (*KINDS, *OTHERS)]
@@ -28,47 +19,21 @@ EACH = [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for
 pytestmark = pytest.mark.filterwarnings("ignore:TorchEngine")
 
 
-@cache
-def actor(kind: str) -> Actor:
-    return Actor(random_model(kind, **{**KINDS, **OTHERS}[kind]))
-
-
-def division(kind: str) -> str:
-    """Return what tensor parallelism over two ranks divides."""
-    try:
-        plan = plan_of(actor(kind).policy.config, 2)
-    except RecipeError:
-        return "no"
-    return "yes" if any(".experts" not in name and style in MATRICES for name, style in plan.items()) else "experts"
-
-
-def replay(kind: str) -> str:
-    """Return whether routers select the experts that they are told; nothing without experts."""
-    module = actor(kind)
-    if module.routers is None:
-        return ""
-    tokens, mask = rows_of([6], [[9]], 0)
-    shape = (*tokens.shape, len(module.routers.layers), module.routers.top_k)
-    first, last = (torch.zeros(shape) + torch.tensor(experts) for experts in ([1, 2], [3, 4]))
-    with torch.no_grad():
-        reads = [DEFAULT_READS._replace(expert_routes=routes) for routes in (first, last)]
-        logps = [module(tokens, mask, 1.0, read).logps for read in reads]
-    return "yes" if (logps[0] - logps[1]).abs().max() > 0.1 else "no"
-
-
 @pytest.mark.parametrize("kind", EACH)
 def test_the_docs_say_how_a_kind_is_computed(kind: str) -> None:
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page("tested-models").splitlines()]
-    listed = {row[0]: row[2:] for row in rows if len(row) == 7}
-    sampler = engine_of(actor(kind).policy)._sampler
-    decoding = "generate"
-    if isinstance(sampler, DecoderSampler):
-        decoding = "fused" if sampler.health()["fused"] else "batched"
-    training = "packed" if actor(kind).passes.packed else "padded"
-    distributed = "yes" if expert_plan(actor(kind).policy.config, 2) else ""
-    assert kind in OTHERS or listed[kind] == [training, decoding, division(kind), distributed, replay(kind)]
-    assert (training == "padded") == (kind == "mamba")
-    assert decoding != "generate"
+    """`python -m tests.contract.model_table` writes what they say."""
+    own = computed(kind)
+    if kind in KINDS:
+        assert rows(COMPUTED)[kind][1:] == own
+        assert rows(USED)[kind][1:] == [*decoding(kind)[1:], served(kind, "SGLang"), served(kind, "vLLM")]
+    assert own[0].startswith("padded") == (kind == "mamba")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "mamba" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_the_docs_say_what_adapters_reach(kind: str) -> None:
+    assert rows(USED)[kind][0] == adapters(kind)
 
 
 @pytest.mark.parametrize("kind", EACH)

@@ -78,10 +78,10 @@ def ask(bound: TorchEngine, *requests: Request) -> list[Completion]:
     return asyncio.run(each())
 
 
-def check_equal(cached: list[Completion], plain: list[Completion]) -> None:
+def check_equal(cached: list[Completion], plain: list[Completion], atol: float = 1e-5) -> None:
     assert [a.tokens for a in cached] == [a.tokens for a in plain]
     for a, b in zip(cached, plain, strict=True):
-        torch.testing.assert_close(torch.tensor(a.logps), torch.tensor(b.logps), rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(a.logps), torch.tensor(b.logps), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("turns", [1, 2, 4, 8, 16, 32])

@@ -64,8 +64,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "olmo3": SLIDING,
     "cohere2": SLIDING,
     "nemotron_h": {
-        "hybrid_override_pattern": "M*", "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1,
-        "chunk_size": 16, "head_dim": 8,
+        "hybrid_override_pattern": "M*E", "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1,
+        "chunk_size": 16, "head_dim": 8, "num_hidden_layers": 3, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
+        "moe_shared_expert_intermediate_size": 16, **EXPERTS,
     },
 }  # fmt: skip
 FEW = (

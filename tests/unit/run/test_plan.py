@@ -102,6 +102,17 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
     assert "learning, besides │ 12" in " ".join(small.split())  # of 336 tokens
 
 
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_memory_is_estimated_without_attention(kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A configuration as it is published: it has no number of heads."""
+    file = save_random_model(tmp_path, kind, state_size=8, num_heads=8, head_dim=8, n_groups=1) / "config.json"
+    values = json.loads(file.read_text())
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        del values[name]
+    file.write_text(json.dumps(values))
+    assert "free" in check(capsys, "--model.path", str(tmp_path), "--gpu=24GB")
+
+
 def test_the_reference_of_an_adapter_is_said_to_be_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model("tiny", lora=Lora(4, 8))
     save_policy(load_policy(model), load_tokenizer(model), tmp_path / "adapter")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ATTENTION = {"full_attention", "sliding_attention"}
 """The types of layers that have keys and values alone."""
 
+WITH_KEYS = {*ATTENTION, "hybrid"}
+"""The types of layers that have keys and values."""
+
 
 class CacheLayer(StateLayer, CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values [R,H,C,D], if it has any, and its states; all rows end at the same column."""

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import groupby, zip_longest
+from itertools import accumulate, groupby, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,12 +15,12 @@ from transformers.cache_utils import Cache
 
 from rlkit.models.attention import layer_types
 from rlkit.models.packing import masked_attention
-from rlkit.models.recurrent import cache_name
+from rlkit.models.recurrent import StateLayer, cache_name
 from rlkit.models.routes import Routing, routers_of
 from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
 from rlkit.ops.attention import equally_wide
 from rlkit.ops.routes import Routers
-from rlkit_engine_torch.cache import ATTENTION, CacheLayer, attention_masks, layer_windows, prefix_columns
+from rlkit_engine_torch.cache import ATTENTION, WITH_KEYS, CacheLayer, attention_masks, layer_windows, prefix_columns
 from rlkit_engine_torch.prefixes import Prefix
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ class AnyDecoder(Protocol):
     """Whether rows may be admitted with their own tokens after a shared prompt."""
 
     continues: bool
-    """Whether prompts may be admitted with prefixes, from `keys_values` of the same weights."""
+    """Whether prompts may be admitted with prefixes, from `keys_values` and `states` of the same weights."""
+
+    recurrent: bool
+    """Whether layers have states, which exist after the last token alone and take no padding."""
 
     routers: Routers | None
     """Those of a mixture of experts, whose choices the decoder can record."""
@@ -81,6 +84,8 @@ class AnyDecoder(Protocol):
     def keep(self, rows: Sequence[int]) -> None: ...
 
     def keys_values(self, row: int, start: int, end: int) -> Tensor: ...
+
+    def states(self, row: int) -> Sequence[StateLayer]: ...
 
     def refresh(self) -> None: ...
 
@@ -125,9 +130,10 @@ class Decoder:
         self.offsets: list[int]
         """What to add to the index of a row's next token, for its position."""
         self.layers: list[CacheLayer]
-        self.recurrent = bool(set(layer_types(self.config)) - ATTENTION)
-        """Whether layers have states, which exist after the last token alone and take no padding."""
-        self.continues = not self.recurrent
+        kinds = layer_types(self.config)
+        self.recurrent = bool(set(kinds) - ATTENTION)
+        self._with_keys = [i for i, kind in enumerate(kinds) if kind in WITH_KEYS]
+        """The layers that have keys and values."""
         self.release()
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
@@ -168,9 +174,11 @@ class Decoder:
         if any(media) and len(prompts) > 1:  # together, columns with pictures would be run again
             prompt_rows = zip(prompts, copies, media, prefixes, strict=True)
             return torch.cat([self.admit([row[0]], [row[1]], (), [row[2]], [row[3]]) for row in prompt_rows])
-        if self.recurrent and len(set(map(len, prompts))) > 1:
-            by_length = groupby(zip(prompts, copies, strict=True), lambda row: len(row[0]))
-            return torch.cat([self.admit(*zip(*rows, strict=True)) for _, rows in by_length])
+        new = [len(prompt) - (prefix.length if prefix else 0) for prompt, prefix in zip_longest(prompts, prefixes)]
+        if self.recurrent and len(set(new)) > 1:
+            ends = accumulate((len(list(rows)) for _, rows in groupby(new)), initial=0)
+            parts = [slice(*bounds) for bounds in pairwise(ends)]
+            return torch.cat([self.admit(prompts[i], copies[i], (), (), prefixes[i]) for i in parts])
         width = max(map(len, prompts))
         begins = [width - len(prompt) for prompt in prompts]
         cached = min((begin + prefix.length for begin, prefix in zip(begins, prefixes, strict=False)), default=0)
@@ -185,8 +193,11 @@ class Decoder:
         offsets = [_offset(self.model, prompt, pictures) for prompt, pictures in zip_longest(prompts, media)]
         positions = (queries - starts[:, None]).clamp(min=0) + torch.tensor(offsets, device=self.device)[:, None]
         layers = self._new_layers(None)
-        for layer, prefix in zip(layers, prefix_columns(prefixes, begins, cached), strict=False):
-            layer.prefix = prefix
+        for index, columns_before in zip(self._with_keys, prefix_columns(prefixes, begins, cached), strict=False):
+            layers[index].prefix = columns_before
+        for prefix in prefixes:
+            for layer, states in zip(layers, prefix.states, strict=False):
+                layer.add_rows(states, torch.tensor([0], device=self.device))
         logits = self._forward(tokens[:, cached:].to(self.device), visible, positions, Cache(layers=list(layers)))
         repeats = torch.tensor(copies, device=self.device)
         rows = [i for i, count in enumerate(copies) for _ in range(count)]
@@ -234,8 +245,18 @@ class Decoder:
     def keys_values(self, row: int, start: int, end: int) -> Tensor:
         """Return a copy of the keys and values [L,2,H,n,D] of a row's tokens from `start` to `end`."""
         columns = slice(self.starts[row] + start, self.starts[row] + end)
-        pairs = (equally_wide(x.keys[row, :, columns], x.values[row, :, columns]) for x in self.layers)
-        return torch.stack([torch.stack(pair) for pair in pairs])
+        layers = [self.layers[index] for index in self._with_keys]
+        pairs = (equally_wide(x.keys[row, :, columns], x.values[row, :, columns]) for x in layers)
+        stacked = [torch.stack(pair) for pair in pairs]
+        return torch.stack(stacked) if stacked else torch.empty(0, 2, 0, end - start, 0)
+
+    @torch.inference_mode()
+    def states(self, row: int) -> list[StateLayer]:
+        """Return copies of the states [1,...] of each layer after a row's last token; none if layers have none."""
+        copies = self._new_layers(None) if self.recurrent else []
+        for layer, copied in zip(self.layers, copies, strict=False):
+            copied.add_rows(layer, torch.tensor([row], device=self.device))
+        return list(copies)
 
     def refresh(self) -> None:
         """Do nothing: the model's own weights are read."""

@@ -41,10 +41,10 @@ class TorchEngine(RolloutEngine):
     """Continuous batching over the policy in this process: no server, no second copy, nothing to sync.
 
     Requests that arrive between two decode steps join the batch. Equal prompts are run once, and of a conversation's
-    next turn only what is new: its keys and values are kept until the weights change. A sampled token depends only on
-    its request's key and its position, whatever else is in the batch (except for floating-point noise). Log-probs are
-    those of the full softmax at the request's temperature, even if sampling is truncated. The model runs in one worker
-    thread, so that a decode step never blocks the event loop.
+    next turn only what is new: its keys, values and states are kept until the weights change. A sampled token depends
+    only on its request's key and its position, whatever else is in the batch (except for floating-point noise).
+    Log-probs are those of the full softmax at the request's temperature, even if sampling is truncated. The model runs
+    in one worker thread, so that a decode step never blocks the event loop.
 
     Args:
         max_rows: Largest number of requests in the batch; further requests wait. Null for 256, or 512 where there is

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from rlkit.models.recurrent import StateLayer
 from rlkit.models.vision import RowMedia
 from rlkit.ops.attention import Layout, Scoring, Span, packed_attention, token_indices, widened
 from rlkit.ops.ragged import by_sdpa
@@ -140,6 +141,7 @@ class FusedDecoder:
     resumes = True
     few_sizes = True
     continues = True
+    recurrent = False
     routers: Routers | None = None
     recorded: list[Tensor] | None = None
 
@@ -301,6 +303,9 @@ class FusedDecoder:
         self._indexed = False
 
     @torch.inference_mode()
+    def states(self, row: int) -> Sequence[StateLayer]:
+        return ()
+
     def keys_values(self, row: int, start: int, end: int) -> Tensor:
         """Return a copy of the keys and values [L,2,H,n,D] of a row's tokens from `start` to `end`."""
         prompt = self.row_prompts[row]

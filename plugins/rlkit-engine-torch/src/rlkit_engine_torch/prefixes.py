@@ -1,4 +1,4 @@
-"""Keys and values of conversations between their turns: a tree of tokens whose branches share their beginnings."""
+"""What layers keep of conversations between their turns: a tree of tokens whose branches share their beginnings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlkit.media import Media
+from rlkit.models.recurrent import StateLayer
 
 Tokens = tuple[object, ...]
 """Tokens as the tree compares them: ids, some of them with the pictures of the text that they begin."""
@@ -22,10 +23,12 @@ class Prefix:
     Args:
         length: Their number.
         chunks: Their keys and values [L,2,H,n,D], in order.
+        states: Those [1,...] of each layer after the last of them; empty if layers have none.
     """
 
     length: int
     chunks: list[Tensor]
+    states: Sequence[StateLayer] = ()
 
     def write(self, target: Tensor, layers: int | slice = slice(None)) -> None:
         """Copy keys and values of one layer to a tensor [2,H,n,D], or of all to [L,2,H,n,D], as many as it holds."""
@@ -45,6 +48,13 @@ class _Node:
     parent: _Node | None = None
     children: dict[object, _Node] = field(default_factory=dict)
     """By their first tokens."""
+    states: Sequence[StateLayer] = ()
+    """Those after the last token."""
+
+    @property
+    def nbytes(self) -> int:
+        kinds = (states for layer in self.states for states in (layer.conv_states, layer.recurrent_states))
+        return sum((x.nbytes for states in kinds for x in states.values() if x is not None), self.keys_values.nbytes)
 
 
 class PrefixCache:
@@ -54,10 +64,13 @@ class PrefixCache:
 
     Args:
         max_bytes: The largest size; 0 to keep nothing.
+        recurrent: Whether layers have states, which are kept after the last token of a turn alone. A prompt that does
+            not go on from there has no prefix.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, recurrent: bool = False) -> None:
         self.max_bytes = max_bytes
+        self.recurrent = recurrent
         self.bytes = 0
         self._root = _Node((), torch.empty(0))
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
@@ -70,33 +83,39 @@ class PrefixCache:
         path, length = self._walk(tokens_of(tokens, media))
         self._touch(path)
         length = min(length, len(tokens) - 1 if most is None else most)
+        if self.recurrent:
+            path, length = _up_to_states(path, length)
         if not length or (media is not None and media.segments[-1].end > length):
             return None
-        return Prefix(length, [node.keys_values for node in path])
+        return Prefix(length, [node.keys_values for node in path], path[-1].states)
 
-    def store(self, tokens: Sequence[int], media: Media | None, keys_values: Callable[[int, int], Tensor]) -> None:
+    def store(
+        self,
+        tokens: Sequence[int],
+        media: Media | None,
+        keys_values: Callable[[int, int], Tensor],
+        states: Callable[[], Sequence[StateLayer]] = tuple,
+    ) -> None:
         """Keep what is missing of tokens.
 
         Args:
             tokens: A conversation's, from its beginning.
             media: Its pictures.
             keys_values: Returns the keys and values [L,2,H,n,D] of `tokens[start:end]`.
+            states: Returns those [1,...] of each layer after the last token.
         """
         keys = tokens_of(tokens, media)
         path, length = self._walk(keys)
-        parent = path[-1] if path else self._root
-        if self.max_bytes and length < len(keys):
+        if self.max_bytes and (self.recurrent or length < len(keys)):
+            new, last_states = keys_values(length, len(keys)), states()
             shared = length - sum(len(node.tokens) for node in path[:-1])
-            if path and shared < len(parent.tokens):
-                path[-1] = parent = self._split(parent, shared)
-            new = keys_values(length, len(keys))
-            self.bytes += new.nbytes
-            if path and not parent.children:  # a conversation goes on: few nodes are fast
-                parent.tokens += keys[length:]
-                parent.keys_values = torch.cat((parent.keys_values, new), 3)
-            else:
-                parent.children[keys[length]] = _Node(keys[length:], new, parent)
-                path.append(parent.children[keys[length]])
+            if path and shared < len(path[-1].tokens):
+                path[-1] = self._split(path[-1], shared)
+            if length < len(keys):
+                self._append(path, keys[length:], new)
+            self.bytes -= path[-1].nbytes
+            path[-1].states = last_states
+            self.bytes += path[-1].nbytes
         self._touch(path)
         while self.bytes > self.max_bytes:
             self._evict()
@@ -120,6 +139,17 @@ class PrefixCache:
                 break
         return path, length
 
+    def _append(self, path: list[_Node], tokens: Tokens, keys_values: Tensor) -> None:
+        """Let a path go on: in its last node, unless that has children."""
+        parent = path[-1] if path else self._root
+        if path and not parent.children:  # a conversation goes on: few nodes are fast
+            parent.keys_values = torch.cat((parent.keys_values, keys_values), 3)
+            parent.tokens += tokens
+        else:
+            parent.children[tokens[0]] = _Node(tokens, keys_values, parent)
+            path.append(parent.children[tokens[0]])
+        self.bytes += keys_values.nbytes
+
     def _split(self, node: _Node, count: int) -> _Node:
         """Let the first tokens of a node have a node of their own; return it."""
         assert node.parent is not None
@@ -139,7 +169,7 @@ class PrefixCache:
         node, _ = self._nodes.popitem(last=False)
         assert node.parent is not None
         del node.parent.children[node.tokens[0]]
-        self.bytes -= node.keys_values.nbytes
+        self.bytes -= node.nbytes
 
 
 def tokens_of(tokens: Sequence[int], media: Media | None) -> Tokens:
@@ -152,6 +182,14 @@ def tokens_of(tokens: Sequence[int], media: Media | None) -> Tokens:
         keys[start] = (tokens[start], *segment.pictures)
         start = segment.end
     return tuple(keys)
+
+
+def _up_to_states(path: list[_Node], most: int) -> tuple[list[_Node], int]:
+    """Return the nodes up to the last whose states come after `most` tokens or fewer, and the number of tokens."""
+    length = sum(len(node.tokens) for node in path)
+    while path and (length > most or not path[-1].states):
+        length -= len(path.pop().tokens)
+    return path, length
 
 
 def _common(first: Tokens, second: Tokens) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,9 @@ MAX_GAPS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.02, torch
 A wrong mask yields 0.24 or more in tiny random models of five architectures.
 """
 
+NO_LIMIT = (0.0, inf)
+"""The `time_step_limit` of a state-space layer that clamps nothing. Nemotron-H's is a gap too small for a probe."""
+
 
 def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -> str | None:
     """Explain why a decoder does not support a model: unknown layers, or a probe differs from a plain forward pass.
@@ -35,9 +39,10 @@ def why_not(model: CausalLM, make: Callable[[CausalLM], AnyDecoder] = Decoder) -
 
 
 def why_not_continued(model: CausalLM, decoder: AnyDecoder) -> str | None:
-    """Explain why a decoder, which supports a model, cannot run what comes after keys and values that were kept."""
-    if not decoder.continues:
-        return "its recurrent layers have no states of earlier turns"
+    """Explain why a decoder, which supports a model, cannot run what comes after kept keys, values and states."""
+    limits = [tuple(getattr(module, "time_step_limit", None) or NO_LIMIT) for module in model.modules()]
+    if set(limits) != {NO_LIMIT}:
+        return "its decode steps do not clamp time steps as its passes over several tokens do"
     problem = _problem(model, lambda: _continue(decoder))
     decoder.release()
     return problem
@@ -69,11 +74,13 @@ def _step(decoder: AnyDecoder) -> tuple[Tensor, list[list[int]]]:
 
 
 def _continue(decoder: AnyDecoder) -> tuple[Tensor, list[list[int]]]:
-    """Return the logits [2,V] of two prompts that continue a row's prefixes of different lengths, and the prompts."""
-    tokens = [3, 5, 4, 6, 7]
-    decoder.admit([tokens], [1])
-    rows = [[*tokens, 4], [*tokens[:2], 6, 3, 7]]
-    prefixes = [Prefix(count, [decoder.keys_values(0, 0, count)]) for count in (5, 2)]
+    """Return the logits [2,V] of two prompts that continue rows of different lengths, and the prompts."""
+    _, turns = _step(decoder)
+    prefixes = [
+        Prefix(len(turn), [decoder.keys_values(row, 0, len(turn))], decoder.states(row))
+        for row, turn in enumerate(turns)
+    ]
+    rows = [[*turns[0], 4], [*turns[1], 6, 3, 7]]
     return decoder.admit(rows, [1, 1], (), (), prefixes), rows
 
 

@@ -72,7 +72,7 @@ class DecoderSampler(Sampler):
         worker: Runs this sampler; its other calls interrupt decoding.
         max_rows: Largest number of rows in the batch.
         max_kv_tokens: Largest size of the key-value cache, as rows times the longest row.
-        prefix_bytes: Largest size of the keys and values that are kept between turns.
+        prefix_bytes: Largest size of the keys, values and states that are kept between turns.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DecoderSampler(Sampler):
         prefix_bytes: int = 0,
     ) -> None:
         self.decoder = decoder
-        self.prefixes = PrefixCache(prefix_bytes)
+        self.prefixes = PrefixCache(prefix_bytes, decoder.recurrent)
         self._weights = 0
         """How often the weights have changed."""
         self._versions = versions(decoder.model)
@@ -213,21 +213,25 @@ class DecoderSampler(Sampler):
                     row.prompt_routes = routes[len(routes) - len(group.prompt) + start :].cpu()
 
     def _store_prompts(self, groups: Sequence[PrefillGroup], first: int) -> None:
-        """Keep the keys and values of new prompts that may be continued, whose rows begin at `first`."""
-        for group in groups:
+        """Keep the keys and values of new prompts that may be continued, whose rows begin at `first`.
+
+        States after a prompt are of no use: other rows with this prompt need the logits of its last token.
+        """
+        for group in () if self.decoder.recurrent else groups:
             continues = any(row.request.continues and row.failure is None for row in group.rows)
             if continues and group.prefix is None:
                 self.prefixes.store(group.prompt, group.media, partial(self.decoder.keys_values, first))
             first += len(group.rows)
 
     def _store(self, batch: DecodeBatch, ended: Sequence[Row]) -> None:
-        """Keep the keys and values of rows that may be continued, but for the last token, which has not been run."""
+        """Keep the keys, values and states of rows that may be continued, but for the last token, which was not run."""
         rows = set(ended)
         for index, row in enumerate(batch.rows if rows else ()):
             ready = row in rows and row.failure is None and row.weights == self._weights
             if ready and row.request.continues and row.completion is not None and not row.future.done():
                 tokens = row.request.tokens + tuple(row.completion.tokens[:-1])
-                self.prefixes.store(tokens, row.request.media, partial(self.decoder.keys_values, index))
+                keys_values, states = partial(self.decoder.keys_values, index), partial(self.decoder.states, index)
+                self.prefixes.store(tokens, row.request.media, keys_values, states)
 
 
 def versions(model: CausalLM) -> list[int]:
