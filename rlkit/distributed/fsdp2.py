@@ -38,6 +38,7 @@ from rlkit.base.garbage import reuse_memory
 from rlkit.distributed.expert_parallel import distribute_experts
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.distributed.tensor_parallel import divide
+from rlkit.ops.quantization import QuantizedLinear
 
 DEADLINE = timedelta(seconds=1800)
 
@@ -123,6 +124,9 @@ class FSDP2Strategy(ModelParallelStrategy):
         }
         if mesh.size() == 1:
             return parallelize(module, mesh, options)
+        for layer in module.modules():
+            if isinstance(layer, QuantizedLinear):
+                layer.register()
         weights = _take_weights(module)
         if self._experts_mesh is not None:
             group, alone = self._experts_mesh["experts"], mesh["tensor_parallel"]  # of one rank: a recipe has either

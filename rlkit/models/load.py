@@ -300,7 +300,7 @@ class _Loader:
         Raises:
             RecipeError: bitsandbytes is not installed, or the model's layers are of another kind.
         """
-        if quantization is None or self.empty:
+        if quantization is None:
             return policy
         problem = why_not_quantized(policy)
         if problem is not None:

@@ -20,7 +20,9 @@ from rlkit.models.load import task_of, with_score_head
 from rlkit.models.lora import add_lora, score_head
 from rlkit.models.source import source_of
 from rlkit.models.vision import freeze_vision, language_targets, reads_pictures
+from rlkit.ops.quantization import BITS
 from rlkit.recipe import Lora, Model, Vision
+from rlkit.recipe.model import Quantization
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
@@ -62,6 +64,10 @@ class Size:
     def trained(self) -> int:
         """The number of trained parameters: those of the adapters, or all but a frozen vision tower's."""
         return sum(count * shape.numel() for (_, shape), count in self.shapes.items())
+
+    def base_bytes(self, width: int, quantization: Quantization | None) -> float:
+        """Return the bytes of a frozen base, with `width` bytes of a weight that is not quantized."""
+        return self.base * width - (0 if quantization is None else self.linear * (width - BITS / 8))
 
     @property
     def dora(self) -> bool:

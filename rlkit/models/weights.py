@@ -21,6 +21,7 @@ from rlkit.models.lora import (
     plain_name,
 )
 from rlkit.models.vision import reads_pictures
+from rlkit.ops.quantization import QuantizedLinear
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class PolicyWeights:
     """All full parameters under their Hugging Face names, in buckets of bounded size, with adapters merged or not.
 
-    `specs` has the shape and type of each tensor by name before the first bucket is read. Peak extra memory is one
+    Weights in 4 bits are dequantized one by one: engines hold the values with which the trainer computes. `specs` has the shape and type of each tensor by name before the first bucket is read. Peak extra memory is one
     bucket plus its largest merged or gathered tensor. All ranks of a sharded policy must read the buckets together.
 
     Args:
@@ -43,23 +44,24 @@ class PolicyWeights:
         self._policy = policy
 
     @cached_property
-    def _sources(self) -> dict[str, tuple[AdapterLayer | None, Tensor]]:
-        """Each parameter with its adapter, if it has one, by name; an engine that reads the policy needs none."""
+    def _sources(self) -> dict[str, tuple[AdapterLayer | None, Tensor | QuantizedLinear]]:
+        """Each weight with its adapter, if it has one, by name; an engine that reads the policy needs none."""
         base = base_model(self._policy)
         adapters = adapters_by_weight(base)
-        sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
-        for name, parameter in base.named_parameters():  # tied weights appear once, under their first name
-            if "lora_" not in name:
+        layers = [(f"{name}.weight", x) for name, x in base.named_modules() if isinstance(x, QuantizedLinear)]
+        sources: dict[str, tuple[AdapterLayer | None, Tensor | QuantizedLinear]] = {}
+        for name, source in (*base.named_parameters(), *layers):  # tied weights appear once, under their first name
+            if "lora_" not in name and source.dtype != torch.uint8:  # of a quantized layer that is sharded
                 plain = plain_name(name)
-                sources[plain] = (adapters.get(plain), parameter)
+                sources[plain] = (adapters.get(plain), source)
         return sources
 
     @cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """The shape and type of each tensor, by name."""
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        for name, (_, parameter) in self._sources.items():
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        for name, (_, source) in self._sources.items():
+            empty = torch.empty(source.shape, dtype=source.dtype, device="meta")
             saved = as_saved(base_model(self._policy), name, empty)
             shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in saved.items()}
         return shapes
@@ -69,8 +71,11 @@ class PolicyWeights:
         """Yield detached tensors with adapters `merged` or left out; tensors that are not merged share memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
-        for name, (adapter, parameter) in self._sources.items():  # agreed: parameters are the same on every rank
-            tensor = full_tensor(parameter.detach())
+        for name, (adapter, source) in self._sources.items():  # agreed: parameters are the same on every rank
+            if isinstance(source, QuantizedLinear):
+                tensor = source.dequantize(full_tensor)
+            else:
+                tensor = full_tensor(source.detach())
             if adapter is not None and merged:
                 tensor = merged_weight(adapter, tensor, gather=full_tensor).to(tensor.dtype)
             saved = as_saved(base_model(self._policy), name, tensor)

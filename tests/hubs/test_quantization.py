@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,9 +19,11 @@ from rlkit.cli.main import main
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, merge_adapters
 from rlkit.models.source import OVERRIDES, locate, source_of
-from rlkit.ops.quantization import BITS, QuantizedLinear, replace_layers
+from rlkit.models.weights import PolicyWeights
+from rlkit.ops.quantization import BITS, PARTS, QuantizedLinear, replace_layers
 from rlkit.recipe import Lora, Model
-from tests.conftest import read_jsonl
+from tests import forks
+from tests.conftest import read_jsonl, rlkit
 
 TOKENS = torch.arange(2, 26).view(2, 12)
 LORA = Lora(32, 32.0)
@@ -58,15 +60,29 @@ def test_outputs_and_gradients_are_those_of_bitsandbytes() -> None:
     assert torch.equal(*outputs)
     assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in outputs))
     assert 0.05 < (own.weight - layer.weight).norm() / layer.weight.norm() < 0.12
-    tables = 4 * (16 + 256 + 1)  # the 16 values of NF4, 256 of scales and their offset, whatever the layer's size
+    tables = 4 * (256 + 1)  # 256 values of scales and their offset, whatever the layer's size
     assert own.nbytes == 1024 * 512 * BITS / 8 + tables
     assert layer.weight.nbytes / own.nbytes > 7.7
     assert [name for name, _ in own.named_parameters()] == ["bias"] == list(own.state_dict())
 
 
-def test_a_cast_or_a_move_changes_no_bits() -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 7), (100, 33), (64, 256), (1024, 513)])
+def test_a_rank_without_weights_has_tensors_of_the_same_sizes(inputs: int, outputs: int) -> None:
+    layer = QuantizedLinear(nn.Linear(inputs, outputs, dtype=torch.bfloat16))
+    empty = QuantizedLinear(nn.Linear(inputs, outputs, dtype=torch.bfloat16, device="meta"))
+    for part in PARTS:
+        real, meta = getattr(layer, part), getattr(empty, part)
+        assert (real.shape, real.dtype, meta.device.type) == (meta.shape, meta.dtype, "meta")
+    assert (empty.weight.shape, empty.weight.dtype) == (layer.weight.shape, layer.weight.dtype)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_cast_or_a_move_changes_no_bits(registered: bool) -> None:
     layer = QuantizedLinear(nn.Linear(64, 32))
     weight = layer.weight
+    if registered:
+        layer.register()
+        assert {name for name, part in layer.named_parameters() if not part.requires_grad} == set(PARTS)
     layer.to(torch.bfloat16)
     assert torch.equal(layer.weight, weight.bfloat16())
     layer.to(torch.float32)
@@ -105,6 +121,30 @@ def test_the_adapted_and_merged_policy_is_pefts(use_dora: bool) -> None:
     assert (difference.abs() > 1e-5).float().mean() < 0.001  # noise at the border of two values of NF4
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_servers_get_the_weights_with_which_the_trainer_computes(dtype: Literal["float32", "bfloat16"]) -> None:
+    policy = trained(load_policy(Model("tiny", Lora(4), dtype=dtype, quantization="nf4")))
+    weights = PolicyWeights(policy, bucket_bytes=2**16)
+    server: Any = load_policy(Model("tiny", dtype=dtype), frozen=True)
+    names = {name for name, _ in server.named_parameters()}
+    for merged in (False, True):
+        buckets = list(weights.buckets(merged))
+        assert max(sum(x.nbytes for _, x in bucket[:-1]) for bucket in buckets) < 2**16
+        sent = {name: weight for bucket in buckets for name, weight in bucket}
+        assert sent.keys() == names
+        assert {name: (tuple(x.shape), x.dtype) for name, x in sent.items()} == weights.specs
+        server.load_state_dict(sent, strict=False)
+        served = logits(server)
+        if merged:
+            expected = logits(merge_adapters(policy))
+        else:
+            with adapters_off(policy):
+                expected = logits(policy)
+        assert torch.equal(served, expected)
+    plain: Any = load_policy(Model("tiny", dtype=dtype), frozen=True)
+    assert (served - logits(plain)).abs().max() > 0.1
+
+
 FIT = (
     "fit", "--recipe=quick_lora", "--model.quantization=nf4", "--kl_loss.coef=0.001", "--validation=null",
     "--train.schedule=Constant", "--save.every=1", "--train.prompts_per_step=16",
@@ -135,6 +175,30 @@ def test_a_resumed_run_ends_with_the_same_bits(run: Path, tmp_path: Path) -> Non
         assert main([*FIT, f"--out={parts}", "--resume=auto", f"--train.steps={steps}"]) == 0
     one, other = (load_file(out / "final" / "adapter_model.safetensors") for out in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("use_dora", ["false", "true"])
+def test_a_sharded_base_learns_as_a_whole_one(precision: str, use_dora: str, tmp_path: Path) -> None:
+    """Of two ranks, each holds half of the 4-bit tensors; gradients equal those of one process."""
+    script = str(Path(__file__).with_name("quantized_ranks.py"))
+    done = forks.run((script, precision, use_dora), tmp_path, 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == 2
+
+
+def test_a_sharded_run_goes_on_with_one_rank(tmp_path: Path) -> None:
+    ranks = ("--fabric.devices=2", "--fabric.strategy=FSDP2")
+    for name, steps, *words in (("whole", 3), ("sharded", 2, *ranks), ("resumed", 3, "--resume=sharded")):
+        process = rlkit(*FIT, f"--train.steps={steps}", *words, f"--out={name}", cwd=tmp_path)
+        assert process.returncode == 0, process.stderr
+    runs = {name: read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("whole", "sharded", "resumed")}
+    for expected, row in zip(runs["whole"], (*runs["sharded"], *runs["resumed"]), strict=True):
+        assert row["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4), row["step"]
+        assert row["mismatch/max"] < 1e-4
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "resumed"))
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, atol=1e-4, rtol=1e-3, msg=name)
 
 
 def test_an_export_is_over_the_quantized_base(run: Path, tmp_path: Path) -> None:

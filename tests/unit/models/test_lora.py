@@ -183,7 +183,7 @@ def test_policy_and_critic_share_one_base(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_cannot_use_four_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["--model.quantization=nf4", "--fabric.strategy=FSDP2", "--rollout.engine=SGLangServer"]
+    options = ["--model.quantization=nf4", "--fabric.strategy=FSDP2"]
     monkeypatch.setattr("rlkit.recipe.check_model.find_spec", lambda name: None)
     with pytest.raises(RecipeError) as caught:
         parse("fit", ["--recipe=quickstart", *options])
@@ -191,7 +191,6 @@ def test_what_cannot_use_four_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert [line.partition(start)[2].partition("; ")[0] for line in str(caught.value).splitlines()] == [
         "all weights are trained, which needs more than 4 bits",
         "fabric.strategy FSDP2 cannot shard weights in 4 bits",
-        "rollout.engine SGLangServer needs weights in 16 bits",
         "bitsandbytes is not installed: pip install -e '.[4bit]' in a checkout of rlkit",
     ]
     lora = Lora(2)

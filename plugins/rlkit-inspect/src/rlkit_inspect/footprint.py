@@ -15,7 +15,6 @@ from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, token_limit
 from rlkit.models.size import PREFIX_SHARE, Size, cache_tokens, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
-from rlkit.ops.quantization import BITS
 from rlkit.registry import calling
 from rlkit_inspect.estimate import Setting
 from rlkit_inspect.optimizer_state import state_size
@@ -124,7 +123,9 @@ def memory(setting: Setting) -> dict[str, float]:
     states = gradients = casts = 0.0
     trained_bytes = 2 if recipe.trains_bfloat16 else 4
     for model, section in zip(models, (train, recipe.critic), strict=False):
-        states += _frozen_bytes(setting, model) if model.lora else trained_bytes * model.base
+        quantization = recipe.model.quantization if model is setting.policy else None
+        base = model.base_bytes(setting.frozen_weight_bytes, quantization)
+        states += base if model.lora else trained_bytes * model.base
         states += trained_bytes * model.lora
         states += 0 if section is None else optimizer_bytes(section.optimizer, model)
         gradients += trained_bytes * model.trained
@@ -164,13 +165,6 @@ def memory(setting: Setting) -> dict[str, float]:
     if setting.samples_from_copies and (gpu_bytes is None or copies <= COPIES_SHARE * gpu_bytes):
         phases[COPIES] = float(copies)
     return {phase: size / 2**20 for phase, size in phases.items()}
-
-
-def _frozen_bytes(setting: Setting, model: Size) -> float:
-    """Return the bytes of the base under adapters; the policy's may be quantized."""
-    width = setting.frozen_weight_bytes
-    quantized = model.linear if model is setting.policy and setting.recipe.model.quantization is not None else 0
-    return model.base * width - quantized * (width - BITS / 8)
 
 
 def optimizer_bytes(part: Optimizer, model: Size) -> float:
