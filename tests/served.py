@@ -117,7 +117,7 @@ def adapted_policy(in_four_bits: bool, **sizes: int) -> Any:
     """Return a random model with adapters, over a base as it is or in 4 bits."""
     policy: Any = random_model("qwen2", **sizes)
     if in_four_bits:
-        replace_layers(policy, nn.Linear, QuantizedLinear, but=policy.lm_head)
+        replace_layers(policy.model, nn.Linear, QuantizedLinear)
     return add_lora(policy, Lora(rank=4, alpha=8))
 
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 class PolicyWeights:
     """All full parameters under their Hugging Face names, in buckets of bounded size, with adapters merged or not.
 
-    Weights in 4 bits are dequantized one by one: engines hold the values with which the trainer computes. `specs` has the shape and type of each tensor by name before the first bucket is read. Peak extra memory is one
+    Weights in 4 bits are dequantized one by one: engines hold the values with which the trainer computes.
+
+    `specs` has the shape and type of each tensor by name before the first bucket is read. Peak extra memory is one
     bucket plus its largest merged or gathered tensor. All ranks of a sharded policy must read the buckets together.
 
     Args:

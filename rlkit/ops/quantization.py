@@ -138,9 +138,9 @@ class QuantizedLinearFunction(torch.autograd.Function):
         return (grad @ ctx.layer.weight.to(grad.dtype)).to(ctx.dtype), None
 
 
-def replace_layers(model: nn.Module, old: type[nn.Linear], new: Callable[[Any], nn.Linear], but: object = None) -> None:
-    """Replace all linear layers of exactly one class, except the layer `but`."""
+def replace_layers(model: nn.Module, old: type[nn.Linear], new: Callable[[Any], nn.Linear]) -> None:
+    """Replace all linear layers of exactly one class inside a module."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is old and layer is not but:
+            if type(layer) is old:
                 setattr(parent, name, new(layer))

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+import transformers.integrations.sdpa_attention as attention
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from bitsandbytes.nn import Linear4bit, Params4bit
 from peft import LoraConfig, get_peft_model
+from rlkit_inspect import estimate, footprint
+from rlkit_inspect.gpus import gpu_named
 from safetensors.torch import load_file
 from torch import nn
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
+from rlkit.commands import parse
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, merge_adapters
 from rlkit.models.source import OVERRIDES, locate, source_of
 from rlkit.models.weights import PolicyWeights
+from rlkit.ops import logps
 from rlkit.ops.quantization import BITS, PARTS, QuantizedLinear, replace_layers
 from rlkit.recipe import Lora, Model
 from tests import forks
 from tests.conftest import read_jsonl, rlkit
+from tests.flow.counted_memory import learning_peak
 
 TOKENS = torch.arange(2, 26).view(2, 12)
 LORA = Lora(32, 32.0)
@@ -100,7 +107,7 @@ def test_the_adapted_and_merged_policy_is_pefts(use_dora: bool) -> None:
     """peft merges into 4 bits again, so that its merged weights are compared after the same second quantization."""
     own = trained(load_policy(Model("tiny", Lora(4, use_dora=use_dora), quantization="nf4")))
     plain: Any = load_policy(Model("tiny"))
-    replace_layers(plain, nn.Linear, reference_layer, but=plain.lm_head)
+    replace_layers(plain.model, nn.Linear, reference_layer)
     plain.is_loaded_in_4bit = True  # so that peft takes its own layers for 4 bits
     config = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM", use_dora=use_dora)
     theirs = trained(get_peft_model(plain, config))
@@ -143,6 +150,29 @@ def test_servers_get_the_weights_with_which_the_trainer_computes(dtype: Literal[
         assert torch.equal(served, expected)
     plain: Any = load_policy(Model("tiny", dtype=dtype), frozen=True)
     assert (served - logits(plain)).abs().max() > 0.1
+
+
+def test_the_text_model_alone_of_one_that_reads_pictures_is_quantized(tmp_path: Path) -> None:
+    """Trainer and engine agree, servers get all weights, and a run goes on from its checkpoint."""
+    policy: Any = trained(load_policy(Model("tiny-vision", Lora(4), quantization="nf4")))
+    linear = {name: x for name, x in policy.named_modules() if isinstance(x, nn.Linear) and ".lora_" not in name}
+    quantized = {name for name, x in linear.items() if isinstance(x, QuantizedLinear)}
+    assert quantized == {name for name in linear if ".language_model." in name}
+    assert any(".visual." in name for name in linear)
+    sent = {name: x for bucket in PolicyWeights(policy).buckets() for name, x in bucket}
+    plain = {name: x for bucket in PolicyWeights(load_policy(Model("tiny-vision"))).buckets() for name, x in bucket}
+    assert {name: x.shape for name, x in sent.items()} == {name: x.shape for name, x in plain.items()}
+    vision = [name for name in sent if "visual" in name]
+    assert all(torch.equal(sent[name], plain[name]) for name in vision)
+    assert len(vision) > 10
+    words = ("--recipe=quick_image", "--model.lora.rank=4", "--model.quantization=nf4", "--train.prompts_per_step=4")
+    more = ("--train.lr=0.005", "--validation=null", "--save.every=1", "--train.schedule=Constant")
+    for name, steps, resume in (("whole", 2, "null"), ("parts", 1, "auto"), ("parts", 2, "auto")):
+        options = (f"--train.steps={steps}", f"--resume={resume}", f"--out={tmp_path / name}")
+        assert main(["fit", *words, *more, *options]) == 0
+    assert all(row["mismatch/max"] < 1e-4 for row in read_jsonl(tmp_path / "whole" / "metrics.jsonl"))
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 FIT = (
@@ -199,6 +229,18 @@ def test_a_sharded_run_goes_on_with_one_rank(tmp_path: Path) -> None:
     one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "resumed"))
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_seven_billion_parameters_learn_in_16_gb_as_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "use_gqa_in_sdpa", lambda *_: True)  # as on a GPU
+    monkeypatch.setattr(logps, "BLOCK_BYTES", logps.CHUNK_BYTES)
+    words = ("--model.quantization=nf4", "--train.max_tokens_per_micro_batch=1152")
+    recipe = parse("fit", ["--recipe=grpo_gsm8k_lora_7b", *words]).recipe
+    setting = replace(estimate.setting(recipe, 128, 128), gpu=gpu_named("16000"))
+    phases = footprint.memory(setting)
+    estimated = (phases[footprint.STATES] + phases[footprint.LEARNING]) * 2**20
+    assert estimated == pytest.approx(learning_peak(setting, 1152), rel=0.1)
+    assert footprint.misfit(setting) is None
 
 
 def test_an_export_is_over_the_quantized_base(run: Path, tmp_path: Path) -> None:

@@ -99,10 +99,7 @@ def _remedies(setting: Setting) -> str:
     remedies = {
         "model.lora": model.lora is None,
         "model.dtype: bfloat16": model.lora is not None and setting.frozen_weight_bytes == 4,
-        "model.quantization: nf4": model.lora is not None
-        and model.quantization is None
-        and setting.shards == 1
-        and setting.reads_policy,
+        "model.quantization: nf4": model.lora is not None and model.quantization is None and setting.policy.linear > 0,
         "train.checkpoint_activations: true": not train.checkpoint_activations,
         "fabric.precision: bf16-true with train.optimizer: AdamW8bit": model.lora is None
         and setting.shards == 1
@@ -155,7 +152,8 @@ def memory(setting: Setting) -> dict[str, float]:
     teacher = (
         step_tokens * 12.0 * recipe.loss.forward.teacher_top
     )  # ids and log-probs of a teacher's most likely tokens
-    gathered = setting.policy.base * (2 if setting.precision == "mixed" else 4) if setting.shards > 1 else 0
+    whole = setting.policy.base_bytes(2 if setting.precision == "mixed" else 4, recipe.model.quantization)
+    gathered = whole if setting.shards > 1 else 0
     phases = {
         STATES: states / setting.shards,
         SAMPLING: kv_bytes(setting.policy.config, cached, width) + gathered,
