@@ -38,7 +38,6 @@ from rlkit.base.garbage import reuse_memory
 from rlkit.distributed.expert_parallel import distribute_experts
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.distributed.tensor_parallel import divide
-from rlkit.ops.quantization import QuantizedLinear
 
 DEADLINE = timedelta(seconds=1800)
 
@@ -124,9 +123,6 @@ class FSDP2Strategy(ModelParallelStrategy):
         }
         if mesh.size() == 1:
             return parallelize(module, mesh, options)
-        for layer in module.modules():
-            if isinstance(layer, QuantizedLinear):
-                layer.register()
         weights = _take_weights(module)
         if self._experts_mesh is not None:
             group, alone = self._experts_mesh["experts"], mesh["tensor_parallel"]  # of one rank: a recipe has either
@@ -154,7 +150,8 @@ class HalfWeights(Precision):
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Round the weights but not the buffers: the rotary frequencies stay float32."""
         for parameter in module.parameters():
-            if not parameter.requires_grad or (self.trained and parameter.shape[:1] != (1,)):
+            rounded = not parameter.requires_grad or (self.trained and parameter.shape[:1] != (1,))
+            if rounded and parameter.is_floating_point():
                 parameter.data = parameter.data.to(torch.bfloat16)
         return module
 

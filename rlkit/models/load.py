@@ -353,22 +353,16 @@ def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
     return policy
 
 
-def require_quantizable(policy: CausalLM, quantization: Quantization) -> None:
+def require_quantizable(policy: CausalLM, quantization: Quantization | None) -> None:
     """Refuse a model, perhaps on the meta device, of which most weights would not be quantized.
 
     Raises:
         RecipeError: The model is one.
     """
-    problem = None
-    if any(parameter.dim() > 2 for parameter in language_model(policy).parameters()):
-        problem = "has weights of more than two dimensions, such as experts, which would stay as they are"
-    elif getattr(policy, "hf_quantizer", None) is not None:
-        problem = "has files that are quantized already"
-    if problem is not None:
-        raise RecipeError(
-            f"model.quantization is {quantization!r}, but the model {problem}; set it to null, with model.dtype: "
-            "bfloat16"
-        )
+    stacked = any(parameter.dim() > 2 for parameter in language_model(policy).parameters())
+    if quantization is not None and (stacked or getattr(policy, "hf_quantizer", None) is not None):
+        problem = "experts, which would stay as they are" if stacked else "files that are quantized already"
+        raise RecipeError(f"model.quantization is {quantization!r}, but the model has {problem}; set it to null")
 
 
 def stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:

@@ -21,7 +21,7 @@ from rlkit.models.lora import (
     plain_name,
 )
 from rlkit.models.vision import reads_pictures
-from rlkit.ops.quantization import QuantizedLinear
+from rlkit.ops.quantization import PARTS, QuantizedLinear
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
@@ -50,13 +50,11 @@ class PolicyWeights:
         """Each weight with its adapter, if it has one, by name; an engine that reads the policy needs none."""
         base = base_model(self._policy)
         adapters = adapters_by_weight(base)
-        layers = [(f"{name}.weight", x) for name, x in base.named_modules() if isinstance(x, QuantizedLinear)]
-        sources: dict[str, tuple[AdapterLayer | None, Tensor | QuantizedLinear]] = {}
-        for name, source in (*base.named_parameters(), *layers):  # tied weights appear once, under their first name
-            if "lora_" not in name and source.dtype != torch.uint8:  # of a quantized layer that is sharded
-                plain = plain_name(name)
-                sources[plain] = (adapters.get(plain), source)
-        return sources
+        named = {n: x for n, x in base.named_parameters() if "lora_" not in n and n.rpartition(".")[2] not in PARTS}
+        weights: dict[str, Tensor | QuantizedLinear] = {**named}
+        weights |= {f"{name}.weight": x for name, x in base.named_modules() if isinstance(x, QuantizedLinear)}
+        plain = {plain_name(name): weight for name, weight in weights.items()}  # tied ones once, under their first name
+        return {name: (adapters.get(name), weight) for name, weight in plain.items()}
 
     @cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -73,11 +71,8 @@ class PolicyWeights:
         """Yield detached tensors with adapters `merged` or left out; tensors that are not merged share memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
-        for name, (adapter, source) in self._sources.items():  # agreed: parameters are the same on every rank
-            if isinstance(source, QuantizedLinear):
-                tensor = source.dequantize(full_tensor)
-            else:
-                tensor = full_tensor(source.detach())
+        for name, (adapter, x) in self._sources.items():  # agreed: parameters are the same on every rank
+            tensor = x.dequantize(full_tensor) if isinstance(x, QuantizedLinear) else full_tensor(x.detach())
             if adapter is not None and merged:
                 tensor = merged_weight(adapter, tensor, gather=full_tensor).to(tensor.dtype)
             saved = as_saved(base_model(self._policy), name, tensor)

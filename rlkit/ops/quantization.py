@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,8 @@ BITS = 4 + 8 / BLOCK + 32 / (BLOCK * SCALES)
 """Bits of a weight in nf4, with its scales."""
 
 PARTS = ("codes", "scales", "scales_of_scales", "values_of_scales", "offset")
-"""The 4-bit tensors of a layer: its weights, two levels of scales, the 256 values of scales, and what is added."""
+"""The tensors of a weight in 4 bits: two weights in a byte [N/2,1], two levels of scales, the 256 values that scales
+have, and what is added to them."""
 
 
 class QuantizedLinear(nn.Linear):
@@ -29,8 +30,8 @@ class QuantizedLinear(nn.Linear):
     rounded to bfloat16 before it is quantized, so that the result does not depend on the type in which it was loaded.
 
     Unlike `bitsandbytes.nn.Linear4bit`, a pass never changes the layer (on some CPUs that one rewrites its weight to
-    compute in bfloat16), and the 4-bit tensors are no parameters: they are not saved or sent to other ranks. All of
-    them are bytes, which no cast changes.
+    compute in bfloat16), and all 4-bit tensors are frozen parameters of bytes, which strategies shard and no cast
+    changes.
 
     Args:
         layer: The layer to quantize, which is not changed; on the meta device, so are the 4-bit tensors.
@@ -39,6 +40,8 @@ class QuantizedLinear(nn.Linear):
         ImportError: bitsandbytes is not installed.
     """
 
+    codes: Tensor
+
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features = layer.in_features
@@ -46,7 +49,7 @@ class QuantizedLinear(nn.Linear):
         self.bias = layer.bias
         self.dtype = layer.weight.dtype
         for name, tensor in zip(PARTS, _quantize(layer.weight.detach()), strict=True):
-            setattr(self, name, tensor)
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -57,11 +60,6 @@ class QuantizedLinear(nn.Linear):
     def shape(self) -> torch.Size:
         """The shape of the dequantized weight."""
         return torch.Size((self.out_features, self.in_features))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weight in 4 bits, with its scales."""
-        return sum(getattr(self, name).nbytes for name in PARTS)
 
     def dequantize(self, gather: Callable[[Tensor], Tensor] = torch.detach) -> Tensor:
         """Return `weight`; `gather` returns a whole 4-bit tensor, a collective if they are sharded."""
@@ -75,12 +73,10 @@ class QuantizedLinear(nn.Linear):
         state = QuantState(
             scales, self.shape, blocksize=BLOCK, quant_type="nf4", dtype=torch.float32, offset=offset, state2=nested
         )
-        weight: Tensor = dequantize_4bit(codes.view(-1, 1), state)
-        return weight.to(self.dtype)
+        return dequantize_4bit(codes, state).to(self.dtype)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = QuantizedLinearFunction.apply(x, self)  # type: ignore[no-untyped-call]
-        return output
+        return QuantizedLinearFunction.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def dequantized(self) -> nn.Linear:
         """Return the layer with its dequantized weight."""
@@ -89,18 +85,10 @@ class QuantizedLinear(nn.Linear):
         layer.bias = self.bias
         return layer
 
-    def register(self) -> None:
-        """Make the 4-bit tensors parameters, which a strategy sends to other ranks and shards."""
-        for name in PARTS:
-            self.register_parameter(name, nn.Parameter(self.__dict__.pop(name), requires_grad=False))
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the 4-bit tensors with the module; a cast changes the type of the dequantized weight alone."""
+        """Let a cast of the module change the type of the dequantized weight alone."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=getattr(self, PARTS[0]).device)).dtype
-        for name in PARTS:
-            if name not in self._parameters:
-                setattr(self, name, fn(getattr(self, name)))
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device)).dtype
         return self
 
 
@@ -108,33 +96,28 @@ def _quantize(weight: Tensor) -> tuple[Tensor, ...]:
     """Return the 4-bit tensors of a weight [O,I] in the order of `PARTS`, all of them as bytes."""
     blocks = -(-weight.numel() // BLOCK)
     if weight.is_meta:
-        lengths = (-(-weight.numel() // 2), blocks, 4 * -(-blocks // SCALES), 4 * SCALES, 4)
-        return tuple(torch.empty(length, dtype=torch.uint8, device="meta") for length in lengths)
+        shapes = ((-(-weight.numel() // 2), 1), (blocks,), (4 * -(-blocks // SCALES),), (4 * SCALES,), (4,))
+        return tuple(torch.empty(shape, dtype=torch.uint8, device="meta") for shape in shapes)
     from bitsandbytes.functional import quantize_4bit
 
     rounded = weight.to(torch.bfloat16).float()
     codes, state = quantize_4bit(rounded, blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
     tables = (state.state2.absmax, state.state2.code, state.offset.view(1))
-    return codes.view(-1), state.absmax, *(table.view(torch.uint8) for table in tables)
-
-
-class _QuantizedContext(Protocol):
-    layer: QuantizedLinear
-    dtype: torch.dtype
+    return codes, state.absmax, *(table.view(torch.uint8) for table in tables)
 
 
 class QuantizedLinearFunction(torch.autograd.Function):
     """A linear layer for x [...,I] with a frozen `QuantizedLinear`, which the backward pass dequantizes again."""
 
     @staticmethod
-    def forward(ctx: _QuantizedContext, x: Tensor, layer: QuantizedLinear) -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
         ctx.layer = layer
         ctx.dtype = x.dtype
         weight = layer.weight if torch.is_autocast_enabled(x.device.type) else layer.weight.to(x.dtype)  # as FSDP2 does
         return linear(x, weight, layer.bias)
 
     @staticmethod
-    def backward(ctx: _QuantizedContext, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return (grad @ ctx.layer.weight.to(grad.dtype)).to(ctx.dtype), None
 
 

@@ -97,9 +97,6 @@ def _model(recipe: Recipe, path: str, lora: Lora | None, scores: bool = False) -
             return freeze_vision(model)
         if path == model_section.path and model_section.quantization is not None:
             replace_layers(language_model(model), nn.Linear, QuantizedLinear)
-            for layer in model.modules():
-                if isinstance(layer, QuantizedLinear):
-                    layer.register()  # so that their tensors are counted
         return add_lora(model, language_targets(model, lora, model_section.vision), task=task_of(model))
 
 

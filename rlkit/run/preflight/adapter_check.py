@@ -76,8 +76,7 @@ def check_adapters(model: Model) -> Iterator[str]:
     config = find_config(model)
     with torch.device("meta"):
         base = _random(config, model)
-        if model.quantization is not None:
-            require_quantizable(base, model.quantization)
+        require_quantizable(base, model.quantization)
         full = _adapted(base, model, model.lora)
     yield reach(full)
     size = sum(weight.numel() for weight in full.parameters())
