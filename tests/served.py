@@ -27,12 +27,15 @@ from rlkit_servers.server import InferenceServer
 from rlkit_servers.states import ServerState
 from rlkit_servers.transports import Transport
 from rlkit_servers.update import finish, load, prepare
+from torch import nn
 
 from rlkit.base.errors import EngineError, RolloutError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.engine import RolloutEngine
-from rlkit.models.lora import base_model
+from rlkit.models.lora import add_lora, base_model
 from rlkit.models.weights import PolicyWeights
+from rlkit.ops.quantization import QuantizedLinear, replace_layers
+from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason, Structure
 from tests.candidates import logps_over_candidates
@@ -108,6 +111,14 @@ class Trainer:
         answers = self.ask(engine, [request(p, temperature=0.0) for p in PROMPTS])
         assert all(v == self.version for a in answers for v in a.versions)
         return [a.tokens for a in answers] == [self.greedy(p, 24) for p in PROMPTS]
+
+
+def adapted_policy(in_four_bits: bool, **sizes: int) -> Any:
+    """Return a random model with adapters, over a base as it is or in 4 bits."""
+    policy: Any = random_model("qwen2", **sizes)
+    if in_four_bits:
+        replace_layers(policy.model, nn.Linear, QuantizedLinear)
+    return add_lora(policy, Lora(rank=4, alpha=8))
 
 
 def documented_architectures(product: str = "") -> set[str]:

@@ -150,7 +150,8 @@ class HalfWeights(Precision):
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Round the weights but not the buffers: the rotary frequencies stay float32."""
         for parameter in module.parameters():
-            if not parameter.requires_grad or (self.trained and parameter.shape[:1] != (1,)):
+            rounded = not parameter.requires_grad or (self.trained and parameter.shape[:1] != (1,))
+            if rounded and parameter.is_floating_point():
                 parameter.data = parameter.data.to(torch.bfloat16)
         return module
 

@@ -87,4 +87,5 @@ class LearningWork(NamedTuple):
 
 
 def _operations_per_token(weight: Tensor) -> int:
-    return weight.numel() * (6 if weight.requires_grad else 4)
+    count = weight.numel() * (1 if weight.is_floating_point() else 2)  # a byte has two weights in 4 bits
+    return count * (6 if weight.requires_grad else 4)

@@ -21,7 +21,7 @@ from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, 
 from rlkit.models.processor import Processor, load_processor
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
 from rlkit.models.store import Store
-from rlkit.models.vision import backbone_of, freeze_vision, language_targets, reads_pictures
+from rlkit.models.vision import backbone_of, freeze_vision, language_model, language_targets, reads_pictures
 from rlkit.models.weights import trainable
 from rlkit.ops.quantization import QuantizedLinear, replace_layers
 from rlkit.recipe import Model
@@ -295,18 +295,16 @@ class _Loader:
         return cast_weights(merge_adapters(policy) if has_lora(policy) else policy, dtype)
 
     def quantized(self, policy: CausalLM, quantization: Quantization | None) -> CausalLM:
-        """Quantize the linear layers of a model besides its output layer.
+        """Quantize the linear layers of a text model besides its output layer; a vision tower stays as it is.
 
         Raises:
             RecipeError: bitsandbytes is not installed, or the model's layers are of another kind.
         """
-        if quantization is None or self.empty:
+        if quantization is None:
             return policy
-        problem = why_not_quantized(policy)
-        if problem is not None:
-            raise RecipeError(f"model.quantization is {quantization!r}, but {problem}; set it to null")
+        require_quantizable(policy, quantization)
         try:
-            replace_layers(policy, nn.Linear, QuantizedLinear, but=score_head(policy) or policy.get_output_embeddings())
+            replace_layers(language_model(policy), nn.Linear, QuantizedLinear)
         except ImportError as error:
             remedy = extra_command("4bit")
             raise RecipeError(f"model.quantization is {quantization!r}: {error}: {remedy}") from error
@@ -355,15 +353,16 @@ def cast_weights(policy: CausalLM, dtype: torch.dtype) -> CausalLM:
     return policy
 
 
-def why_not_quantized(policy: CausalLM) -> str | None:
-    """Return the reason why a model cannot be quantized; None if it can."""
-    if reads_pictures(policy.config):
-        return "the model reads pictures"
-    if any(parameter.dim() > 2 for parameter in policy.parameters()):
-        return "the model has weights of more than two dimensions, such as experts, which would stay as they are"
-    if getattr(policy, "hf_quantizer", None) is not None:
-        return "the model's files are quantized already"
-    return None
+def require_quantizable(policy: CausalLM, quantization: Quantization | None) -> None:
+    """Refuse a model, perhaps on the meta device, of which most weights would not be quantized.
+
+    Raises:
+        RecipeError: The model is one.
+    """
+    stacked = any(parameter.dim() > 2 for parameter in language_model(policy).parameters())
+    if quantization is not None and (stacked or getattr(policy, "hf_quantizer", None) is not None):
+        problem = "experts, which would stay as they are" if stacked else "files that are quantized already"
+        raise RecipeError(f"model.quantization is {quantization!r}, but the model has {problem}; set it to null")
 
 
 def stop_ids(model: Model, tokenizer: Tokenizer) -> frozenset[int]:

@@ -93,8 +93,7 @@ def find_targets(policy: CausalLM, targets: str | list[str]) -> tuple[str | list
         if targets != "all-linear" or not unread:
             return targets, []
         heads = [score_head(policy), policy.get_output_embeddings()]
-        linear = (nn.Linear, QuantizedLinear)
-        names = {n for n, x in modules.items() if isinstance(x, linear) and all(x is not head for head in heads)}
+        names = {n for n, x in modules.items() if isinstance(x, nn.Linear) and all(x is not head for head in heads)}
         return sorted(names - unread), []
     names = {name for name, _ in policy.named_parameters()}
     parameters = [target for target in targets if any(f".{name}".endswith(f".{target}") for name in names)]

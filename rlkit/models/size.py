@@ -17,10 +17,12 @@ from rlkit.distributed.fsdp2 import blocks
 from rlkit.interfaces.optimizer import WeightKind
 from rlkit.models.config import auto_class_of, load_config, override
 from rlkit.models.load import task_of, with_score_head
-from rlkit.models.lora import add_lora, score_head
+from rlkit.models.lora import add_lora
 from rlkit.models.source import source_of
-from rlkit.models.vision import freeze_vision, language_targets, reads_pictures
+from rlkit.models.vision import freeze_vision, language_model, language_targets, reads_pictures
+from rlkit.ops.quantization import BITS
 from rlkit.recipe import Lora, Model, Vision
+from rlkit.recipe.model import Quantization
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
@@ -46,7 +48,7 @@ class Size:
         config: The configuration of the text model.
         outputs: The number of outputs of its head per token: the size of the vocabulary, or 1 for a score.
         base: The number of its parameters; tied parameters count once.
-        linear: The number of weights in its linear layers besides the head.
+        linear: The number of weights in linear layers of the text model besides the head.
         lora: The number of parameters of its adapters.
         shapes: The number of trained weights by kind and shape.
     """
@@ -62,6 +64,10 @@ class Size:
     def trained(self) -> int:
         """The number of trained parameters: those of the adapters, or all but a frozen vision tower's."""
         return sum(count * shape.numel() for (_, shape), count in self.shapes.items())
+
+    def base_bytes(self, width: int, quantization: Quantization | None) -> float:
+        """Return the bytes of a frozen base, with `width` bytes of a weight that is not quantized."""
+        return self.base * width - (0 if quantization is None else self.linear * (width - BITS / 8))
 
     @property
     def dora(self) -> bool:
@@ -127,8 +133,7 @@ def _count_weights(
         if scores and not reads_pictures(config):  # no classifier of transformers reads pictures; the head is small
             model = with_score_head(model)
         base = _count(model)
-        head = score_head(model) or model.get_output_embeddings()
-        linear = sum(x.weight.numel() for x in model.modules() if type(x) is nn.Linear and x is not head)
+        linear = sum(x.weight.numel() for x in language_model(model).modules() if type(x) is nn.Linear)
         if lora is None:
             trained = model if vision.train else freeze_vision(model)
         else:

@@ -21,6 +21,7 @@ from rlkit.models.lora import (
     plain_name,
 )
 from rlkit.models.vision import reads_pictures
+from rlkit.ops.quantization import PARTS, QuantizedLinear
 from rlkit.types import JsonObject
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 class PolicyWeights:
     """All full parameters under their Hugging Face names, in buckets of bounded size, with adapters merged or not.
+
+    Weights in 4 bits are dequantized one by one: engines hold the values with which the trainer computes.
 
     `specs` has the shape and type of each tensor by name before the first bucket is read. Peak extra memory is one
     bucket plus its largest merged or gathered tensor. All ranks of a sharded policy must read the buckets together.
@@ -43,23 +46,22 @@ class PolicyWeights:
         self._policy = policy
 
     @cached_property
-    def _sources(self) -> dict[str, tuple[AdapterLayer | None, Tensor]]:
-        """Each parameter with its adapter, if it has one, by name; an engine that reads the policy needs none."""
+    def _sources(self) -> dict[str, tuple[AdapterLayer | None, Tensor | QuantizedLinear]]:
+        """Each weight with its adapter, if it has one, by name; an engine that reads the policy needs none."""
         base = base_model(self._policy)
         adapters = adapters_by_weight(base)
-        sources: dict[str, tuple[AdapterLayer | None, Tensor]] = {}
-        for name, parameter in base.named_parameters():  # tied weights appear once, under their first name
-            if "lora_" not in name:
-                plain = plain_name(name)
-                sources[plain] = (adapters.get(plain), parameter)
-        return sources
+        named = {n: x for n, x in base.named_parameters() if "lora_" not in n and n.rpartition(".")[2] not in PARTS}
+        weights: dict[str, Tensor | QuantizedLinear] = {**named}
+        weights |= {f"{name}.weight": x for name, x in base.named_modules() if isinstance(x, QuantizedLinear)}
+        plain = {plain_name(name): weight for name, weight in weights.items()}  # tied ones once, under their first name
+        return {name: (adapters.get(name), weight) for name, weight in plain.items()}
 
     @cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """The shape and type of each tensor, by name."""
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        for name, (_, parameter) in self._sources.items():
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        for name, (_, source) in self._sources.items():
+            empty = torch.empty(source.shape, dtype=source.dtype, device="meta")
             saved = as_saved(base_model(self._policy), name, empty)
             shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in saved.items()}
         return shapes
@@ -69,8 +71,8 @@ class PolicyWeights:
         """Yield detached tensors with adapters `merged` or left out; tensors that are not merged share memory."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
-        for name, (adapter, parameter) in self._sources.items():  # agreed: parameters are the same on every rank
-            tensor = full_tensor(parameter.detach())
+        for name, (adapter, x) in self._sources.items():  # agreed: parameters are the same on every rank
+            tensor = x.dequantize(full_tensor) if isinstance(x, QuantizedLinear) else full_tensor(x.detach())
             if adapter is not None and merged:
                 tensor = merged_weight(adapter, tensor, gather=full_tensor).to(tensor.dtype)
             saved = as_saved(base_model(self._policy), name, tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,15 @@ from torch.nn.functional import linear
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel that is not used here
 
-BITS = 4 + 8 / 64 + 32 / (64 * 256)
-"""Bits of a weight in nf4: its own, a scale of 8 bits for 64 weights, and one of 32 bits for 256 such scales."""
+BLOCK, SCALES = 64, 256
+"""Weights that share a scale of 8 bits, and such scales that share one of 32 bits."""
+
+BITS = 4 + 8 / BLOCK + 32 / (BLOCK * SCALES)
+"""Bits of a weight in nf4, with its scales."""
+
+PARTS = ("codes", "scales", "scales_of_scales", "values_of_scales", "offset")
+"""The tensors of a weight in 4 bits: two weights in a byte [N/2,1], two levels of scales, the 256 values that scales
+have, and what is added to them."""
 
 
 class QuantizedLinear(nn.Linear):
@@ -23,42 +30,53 @@ class QuantizedLinear(nn.Linear):
     rounded to bfloat16 before it is quantized, so that the result does not depend on the type in which it was loaded.
 
     Unlike `bitsandbytes.nn.Linear4bit`, a pass never changes the layer (on some CPUs that one rewrites its weight to
-    compute in bfloat16), and the 4-bit tensors are no parameters: they are not saved, cast or sent to other ranks.
+    compute in bfloat16), and all 4-bit tensors are frozen parameters of bytes, which strategies shard and no cast
+    changes.
 
     Args:
-        layer: The layer to quantize, which is not changed.
+        layer: The layer to quantize, which is not changed; on the meta device, so are the 4-bit tensors.
 
     Raises:
         ImportError: bitsandbytes is not installed.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
-        from bitsandbytes.functional import quantize_4bit
+    codes: Tensor
 
+    def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features = layer.in_features
         self.out_features = layer.out_features
         self.bias = layer.bias
         self.dtype = layer.weight.dtype
-        rounded = layer.weight.detach().to(torch.bfloat16).float()
-        self._packed, self._state = quantize_4bit(rounded, compress_statistics=True, quant_type="nf4")
+        for name, tensor in zip(PARTS, _quantize(layer.weight.detach()), strict=True):
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The dequantized weight [O,I], in the type of the layer that was quantized."""
-        from bitsandbytes.functional import dequantize_4bit
-
-        weight: Tensor = dequantize_4bit(self._packed, self._state)
-        return weight.to(self.dtype)
+        return self.dequantize()
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the weight in 4 bits, with its scales."""
-        return sum(getattr(owner, name).nbytes for owner, name in self._tensors())
+    def shape(self) -> torch.Size:
+        """The shape of the dequantized weight."""
+        return torch.Size((self.out_features, self.in_features))
+
+    def dequantize(self, gather: Callable[[Tensor], Tensor] = torch.detach) -> Tensor:
+        """Return `weight`; `gather` returns a whole 4-bit tensor, a collective if they are sharded."""
+        from bitsandbytes.functional import QuantState, dequantize_4bit
+
+        codes, scales, *tables = (gather(getattr(self, name)) for name in PARTS)
+        if codes.is_meta:
+            return torch.empty(self.shape, dtype=self.dtype, device="meta")
+        scales_of_scales, values_of_scales, offset = (table.view(torch.float32) for table in tables)
+        nested = QuantState(scales_of_scales, code=values_of_scales, blocksize=SCALES, dtype=torch.float32)
+        state = QuantState(
+            scales, self.shape, blocksize=BLOCK, quant_type="nf4", dtype=torch.float32, offset=offset, state2=nested
+        )
+        return dequantize_4bit(codes, state).to(self.dtype)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = QuantizedLinearFunction.apply(x, self)  # type: ignore[no-untyped-call]
-        return output
+        return QuantizedLinearFunction.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def dequantized(self) -> nn.Linear:
         """Return the layer with its dequantized weight."""
@@ -68,50 +86,44 @@ class QuantizedLinear(nn.Linear):
         return layer
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the 4-bit tensors with the module; a cast changes the type of the dequantized weight alone."""
+        """Let a cast of the module change the type of the dequantized weight alone."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.dtype = fn(self._packed.new_empty(0, dtype=self.dtype)).dtype
-        for owner, name in self._tensors():
-            tensor = getattr(owner, name)
-            moved = fn(tensor)
-            setattr(owner, name, moved if moved.dtype == tensor.dtype else tensor.to(moved.device))
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.codes.device)).dtype
         return self
 
-    def _tensors(self) -> list[tuple[Any, str]]:
-        """Return the owners and names of the 4-bit tensors: codes, and two levels of scales."""
-        state, nested = self._state, self._state.state2
-        return [
-            (self, "_packed"),
-            (state, "absmax"),
-            (state, "code"),
-            (state, "offset"),
-            (nested, "absmax"),
-            (nested, "code"),
-        ]
 
+def _quantize(weight: Tensor) -> tuple[Tensor, ...]:
+    """Return the 4-bit tensors of a weight [O,I] in the order of `PARTS`, all of them as bytes."""
+    blocks = -(-weight.numel() // BLOCK)
+    if weight.is_meta:
+        shapes = ((-(-weight.numel() // 2), 1), (blocks,), (4 * -(-blocks // SCALES),), (4 * SCALES,), (4,))
+        return tuple(torch.empty(shape, dtype=torch.uint8, device="meta") for shape in shapes)
+    from bitsandbytes.functional import quantize_4bit
 
-class _QuantizedContext(Protocol):
-    layer: QuantizedLinear
-    dtype: torch.dtype
+    rounded = weight.to(torch.bfloat16).float()
+    codes, state = quantize_4bit(rounded, blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
+    tables = (state.state2.absmax, state.state2.code, state.offset.view(1))
+    return codes, state.absmax, *(table.view(torch.uint8) for table in tables)
 
 
 class QuantizedLinearFunction(torch.autograd.Function):
     """A linear layer for x [...,I] with a frozen `QuantizedLinear`, which the backward pass dequantizes again."""
 
     @staticmethod
-    def forward(ctx: _QuantizedContext, x: Tensor, layer: QuantizedLinear) -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
         ctx.layer = layer
         ctx.dtype = x.dtype
-        return linear(x, layer.weight, layer.bias)
+        weight = layer.weight if torch.is_autocast_enabled(x.device.type) else layer.weight.to(x.dtype)  # as FSDP2 does
+        return linear(x, weight, layer.bias)
 
     @staticmethod
-    def backward(ctx: _QuantizedContext, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return (grad @ ctx.layer.weight.to(grad.dtype)).to(ctx.dtype), None
 
 
-def replace_layers(model: nn.Module, old: type[nn.Linear], new: Callable[[Any], nn.Linear], but: object = None) -> None:
-    """Replace all linear layers of exactly one class, except the layer `but`."""
+def replace_layers(model: nn.Module, old: type[nn.Linear], new: Callable[[Any], nn.Linear]) -> None:
+    """Replace all linear layers of exactly one class inside a module."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is old and layer is not but:
+            if type(layer) is old:
                 setattr(parent, name, new(layer))

@@ -182,14 +182,10 @@ def _check_quantization(recipe: Recipe) -> Iterator[str]:
     quantized = f"model.quantization is {recipe.model.quantization!r}, but"
     if recipe.model.lora is None:
         yield f"{quantized} all weights are trained, which needs more than 4 bits; add model.lora, or set it to null"
-    if isinstance(recipe.fabric.strategy, FSDP2):
-        yield f"{quantized} fabric.strategy FSDP2 cannot shard weights in 4 bits; choose ddp, or set it to null"
-    engine = recipe.rollout.engine
-    if Capability.READS_POLICY not in engine.capabilities:
-        yield (
-            f"{quantized} rollout.engine {type(engine).__name__} needs weights in 16 bits; choose rollout.engine: "
-            "TorchEngine, or set it to null"
-        )
+    strategy = recipe.fabric.strategy
+    if isinstance(strategy, FSDP2) and strategy.tensor_parallel > 1:
+        divided = f"tensor_parallel={strategy.tensor_parallel}, which divides matrices in 4 bits"
+        yield f"{quantized} fabric.strategy has {divided}; set tensor_parallel: 1, or quantization: null"
     if find_spec("bitsandbytes") is None:
         yield f"{quantized} bitsandbytes is not installed: {extra_command('4bit')}"
 

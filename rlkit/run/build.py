@@ -106,8 +106,6 @@ def _misfit(recipe: Recipe, engine: type[RolloutEngine]) -> str | None:
     model = recipe.model
     if model.trust_remote_code:
         return "model.trust_remote_code is true"
-    if model.quantization is not None:
-        return f"model.quantization is {model.quantization}"
     if precision_of(model, recipe.fabric) != "mixed":
         return f"fabric.precision is {recipe.fabric.precision}, expected bf16-mixed, in which servers are fast"
     try:
@@ -165,4 +163,5 @@ def _trainer_bytes(recipe: Recipe, size: Size, shards: int) -> float:
     frozen = sum(count for role, count in models.items() if role not in recipe.placed)
     trained = 1 + (recipe.critic is not None and "critic" not in recipe.placed)
     trained_bytes = 16 * size.trained + frozen_width * (size.base + size.lora - size.trained)
-    return (trained * trained_bytes + frozen * frozen_width * size.base) / shards
+    saved = size.base * frozen_width - size.base_bytes(frozen_width, recipe.model.quantization)
+    return (trained * trained_bytes - saved + frozen * frozen_width * size.base) / shards

@@ -22,8 +22,9 @@ from rlkit.models.load import task_of, with_score_head
 from rlkit.models.lora import add_lora
 from rlkit.models.optimizer_state import materialize_state
 from rlkit.models.size import by_kind, find_config
-from rlkit.models.vision import freeze_vision, language_targets
+from rlkit.models.vision import freeze_vision, language_model, language_targets
 from rlkit.ops.logps import OutputLayer, token_logps
+from rlkit.ops.quantization import QuantizedLinear, replace_layers
 from rlkit.recipe import Critic, Lora, Recipe, Train
 
 
@@ -94,6 +95,8 @@ def _model(recipe: Recipe, path: str, lora: Lora | None, scores: bool = False) -
         model = with_score_head(model) if scores else model
         if lora is None:
             return freeze_vision(model)
+        if path == model_section.path and model_section.quantization is not None:
+            replace_layers(language_model(model), nn.Linear, QuantizedLinear)
         return add_lora(model, language_targets(model, lora, model_section.vision), task=task_of(model))
 
 

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+import transformers.integrations.sdpa_attention as attention
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from bitsandbytes.nn import Linear4bit, Params4bit
 from peft import LoraConfig, get_peft_model
+from rlkit_inspect import estimate, footprint
+from rlkit_inspect.gpus import gpu_named
 from safetensors.torch import load_file
 from torch import nn
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
+from rlkit.commands import parse
+from rlkit.models.flops import LearningWork
 from rlkit.models.load import load_policy
-from rlkit.models.lora import adapters_off, merge_adapters
+from rlkit.models.lora import adapters_off, base_model, merge_adapters
 from rlkit.models.source import OVERRIDES, locate, source_of
-from rlkit.ops.quantization import BITS, QuantizedLinear, replace_layers
+from rlkit.models.weights import PolicyWeights
+from rlkit.ops import logps
+from rlkit.ops.quantization import BITS, PARTS, QuantizedLinear, replace_layers
 from rlkit.recipe import Lora, Model
-from tests.conftest import read_jsonl
+from tests import forks
+from tests.conftest import read_jsonl, rlkit
+from tests.flow.counted_memory import learning_peak
 
 TOKENS = torch.arange(2, 26).view(2, 12)
 LORA = Lora(32, 32.0)
@@ -58,10 +68,21 @@ def test_outputs_and_gradients_are_those_of_bitsandbytes() -> None:
     assert torch.equal(*outputs)
     assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in outputs))
     assert 0.05 < (own.weight - layer.weight).norm() / layer.weight.norm() < 0.12
-    tables = 4 * (16 + 256 + 1)  # the 16 values of NF4, 256 of scales and their offset, whatever the layer's size
-    assert own.nbytes == 1024 * 512 * BITS / 8 + tables
-    assert layer.weight.nbytes / own.nbytes > 7.7
-    assert [name for name, _ in own.named_parameters()] == ["bias"] == list(own.state_dict())
+    tables = 4 * (256 + 1)  # 256 values of scales and their offset, whatever the layer's size
+    held = sum(getattr(own, part).nbytes for part in PARTS)
+    assert held == 1024 * 512 * BITS / 8 + tables
+    assert layer.weight.nbytes / held > 7.7
+    assert [name for name, weight in own.named_parameters() if weight.requires_grad] == ["bias"]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 7), (100, 33), (64, 256), (1024, 513)])
+def test_a_rank_without_weights_has_tensors_of_the_same_sizes(inputs: int, outputs: int) -> None:
+    layer = QuantizedLinear(nn.Linear(inputs, outputs, dtype=torch.bfloat16))
+    empty = QuantizedLinear(nn.Linear(inputs, outputs, dtype=torch.bfloat16, device="meta"))
+    for part in PARTS:
+        real, meta = getattr(layer, part), getattr(empty, part)
+        assert (real.shape, real.dtype, meta.device.type) == (meta.shape, meta.dtype, "meta")
+    assert (empty.weight.shape, empty.weight.dtype) == (layer.weight.shape, layer.weight.dtype)
 
 
 def test_a_cast_or_a_move_changes_no_bits() -> None:
@@ -84,7 +105,7 @@ def test_the_adapted_and_merged_policy_is_pefts(use_dora: bool) -> None:
     """peft merges into 4 bits again, so that its merged weights are compared after the same second quantization."""
     own = trained(load_policy(Model("tiny", Lora(4, use_dora=use_dora), quantization="nf4")))
     plain: Any = load_policy(Model("tiny"))
-    replace_layers(plain, nn.Linear, reference_layer, but=plain.lm_head)
+    replace_layers(plain.model, nn.Linear, reference_layer)
     plain.is_loaded_in_4bit = True  # so that peft takes its own layers for 4 bits
     config = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM", use_dora=use_dora)
     theirs = trained(get_peft_model(plain, config))
@@ -103,6 +124,54 @@ def test_the_adapted_and_merged_policy_is_pefts(use_dora: bool) -> None:
     again = dequantize_4bit(*quantize_4bit(weight, compress_statistics=True, quant_type="nf4"))
     difference = again - dequantize_4bit(theirs_merged.data, theirs_merged.quant_state)
     assert (difference.abs() > 1e-5).float().mean() < 0.001  # noise at the border of two values of NF4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_servers_get_the_weights_with_which_the_trainer_computes(dtype: Literal["float32", "bfloat16"]) -> None:
+    policy = trained(load_policy(Model("tiny", Lora(4), dtype=dtype, quantization="nf4")))
+    weights = PolicyWeights(policy, bucket_bytes=2**16)
+    server: Any = load_policy(Model("tiny", dtype=dtype), frozen=True)
+    names = {name for name, _ in server.named_parameters()}
+    for merged in (False, True):
+        buckets = list(weights.buckets(merged))
+        assert max(sum(x.nbytes for _, x in bucket[:-1]) for bucket in buckets) < 2**16
+        sent = {name: weight for bucket in buckets for name, weight in bucket}
+        assert sent.keys() == names
+        assert {name: (tuple(x.shape), x.dtype) for name, x in sent.items()} == weights.specs
+        server.load_state_dict(sent, strict=False)
+        served = logits(server)
+        if merged:
+            expected = logits(merge_adapters(policy))
+        else:
+            with adapters_off(policy):
+                expected = logits(policy)
+        assert torch.equal(served, expected)
+    plain: Any = load_policy(Model("tiny", dtype=dtype), frozen=True)
+    assert (served - logits(plain)).abs().max() > 0.1
+
+
+def test_the_text_model_alone_of_one_that_reads_pictures_is_quantized(tmp_path: Path) -> None:
+    """Trainer and engine agree, servers get all weights, and a run goes on from its checkpoint."""
+    policy: Any = trained(load_policy(Model("tiny-vision", Lora(4), quantization="nf4")))
+    linear = {name: x for name, x in policy.named_modules() if isinstance(x, nn.Linear) and ".lora_" not in name}
+    quantized = {name for name, x in linear.items() if isinstance(x, QuantizedLinear)}
+    assert quantized == {name for name in linear if ".language_model." in name}
+    assert any(".visual." in name for name in linear)
+    sent = {name: x for bucket in PolicyWeights(policy).buckets() for name, x in bucket}
+    plain = {name: x for bucket in PolicyWeights(load_policy(Model("tiny-vision"))).buckets() for name, x in bucket}
+    assert {name: x.shape for name, x in sent.items()} == {name: x.shape for name, x in plain.items()}
+    vision = [name for name in sent if "visual" in name]
+    assert all(torch.equal(sent[name], plain[name]) for name in vision)
+    assert len(vision) > 10
+    words = ("--recipe=quick_image", "--model.lora.rank=4", "--model.quantization=nf4", "--train.prompts_per_step=4")
+    more = ("--train.lr=0.005", "--validation=null", "--save.every=1", "--train.warmup_steps=0")
+    more += ("--train.schedule=Constant",)
+    for name, steps in (("whole", 2), ("parts", 1), ("parts", 2)):
+        options = (f"--train.steps={steps}", "--resume=auto", f"--out={tmp_path / name}")
+        assert main(["fit", *words, *more, *options]) == 0
+    assert all(row["mismatch/max"] < 1e-4 for row in read_jsonl(tmp_path / "whole" / "metrics.jsonl"))
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 FIT = (
@@ -135,6 +204,48 @@ def test_a_resumed_run_ends_with_the_same_bits(run: Path, tmp_path: Path) -> Non
         assert main([*FIT, f"--out={parts}", "--resume=auto", f"--train.steps={steps}"]) == 0
     one, other = (load_file(out / "final" / "adapter_model.safetensors") for out in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("use_dora", ["false", "true"])
+def test_a_sharded_base_learns_as_a_whole_one(precision: str, use_dora: str, tmp_path: Path) -> None:
+    """Of two ranks, each holds half of the 4-bit tensors; gradients equal those of one process."""
+    script = str(Path(__file__).with_name("quantized_ranks.py"))
+    done = forks.run((script, precision, use_dora), tmp_path, 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == 2
+
+
+def test_a_sharded_run_goes_on_with_one_rank(tmp_path: Path) -> None:
+    ranks = ("--fabric.devices=2", "--fabric.strategy=FSDP2")
+    for name, steps, *words in (("whole", 3), ("sharded", 2, *ranks), ("resumed", 3, "--resume=sharded")):
+        process = rlkit(*FIT, f"--train.steps={steps}", *words, f"--out={name}", cwd=tmp_path)
+        assert process.returncode == 0, process.stderr
+    runs = {name: read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("whole", "sharded", "resumed")}
+    for expected, row in zip(runs["whole"], (*runs["sharded"], *runs["resumed"]), strict=True):
+        assert row["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4), row["step"]
+        assert row["mismatch/max"] < 1e-4
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "resumed"))
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_operations_count_the_weights_in_four_bits() -> None:
+    models: list[Any] = [load_policy(Model("tiny", Lora(4), quantization=name)) for name in (None, "nf4")]
+    plain, quantized = (LearningWork.of(base_model(model)) for model in models)
+    assert plain == quantized is not None
+
+
+def test_seven_billion_parameters_learn_in_16_gb_as_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "use_gqa_in_sdpa", lambda *_: True)  # as on a GPU
+    monkeypatch.setattr(logps, "BLOCK_BYTES", logps.CHUNK_BYTES)
+    words = ("--model.quantization=nf4", "--train.max_tokens_per_micro_batch=1152")
+    recipe = parse("fit", ["--recipe=grpo_gsm8k_lora_7b", *words]).recipe
+    setting = replace(estimate.setting(recipe, 128, 128), gpu=gpu_named("16000"))
+    phases = footprint.memory(setting)
+    estimated = (phases[footprint.STATES] + phases[footprint.LEARNING]) * 2**20
+    assert estimated == pytest.approx(learning_peak(setting, 1152), rel=0.1)
+    assert footprint.misfit(setting) is None
 
 
 def test_an_export_is_over_the_quantized_base(run: Path, tmp_path: Path) -> None:

@@ -60,6 +60,20 @@ def test_sglang_server_learns_while_its_server_is_killed(tmp_path: Path) -> None
     assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.2
 
 
+def test_a_base_in_four_bits_is_sent_again_after_a_restart(tmp_path: Path) -> None:
+    """Adapters travel alone over its dequantized weights, also in a run that is resumed with another server."""
+    alone = ("--rollout.engine=SGLangServer", "--rollout.engine.launch.adapter_only=true")
+    lora = ("--model.quantization=nf4", "--model.lora.rank=16", "--train.lr=0.01", "--train.schedule=Constant")
+    validation = fit_and_kill(tmp_path, 16, 5, *alone, *lora)
+    assert validation["after"]["sampled_accuracy"] >= validation["before"]["sampled_accuracy"] + 0.1
+    words = ("--recipe=quickstart", *alone, *lora, "--validation.limit=100", "--train.steps=18", "--resume=auto")
+    process = rlkit("fit", *words, "--out=out", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    rows = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [*range(1, 19)]
+    assert all(row["mismatch/max"] < 1e-4 and row["engine/weight_gap"] < 1e-4 for row in rows)
+
+
 def fit_while_a_server_is_dead(folder: Path, engine: str) -> None:
     """Run `fit` with two servers and kill one; the new one is stopped until three more steps are made, then joins."""
     options = ("--recipe=quickstart", f"--rollout.engine={engine}", "--rollout.engine.servers=2", *FAST)
@@ -140,9 +154,10 @@ def sharded_lora(folder: Path, *engine: str) -> None:
     check_versions(folder / "out", 2)
 
 
-@pytest.mark.parametrize("alone", ["false", "true"])
-def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str) -> None:
-    sharded_lora(tmp_path, "--rollout.engine=SGLangServer", f"--rollout.engine.launch.adapter_only={alone}")
+@pytest.mark.parametrize(("alone", "quantization"), [("false", "null"), ("true", "null"), ("true", "nf4")])
+def test_a_server_samples_for_sharded_lora(tmp_path: Path, alone: str, quantization: str) -> None:
+    words = (f"--rollout.engine.launch.adapter_only={alone}", f"--model.quantization={quantization}")
+    sharded_lora(tmp_path, "--rollout.engine=SGLangServer", *words)
 
 
 def test_ranks_share_a_server_that_releases_its_memory(tmp_path: Path) -> None:

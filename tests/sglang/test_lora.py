@@ -14,11 +14,9 @@ from torch import Tensor
 
 from rlkit.base.errors import EngineError, RecipeError
 from rlkit.engines import SGLangServer
-from rlkit.models.lora import add_lora
 from rlkit.models.weights import PolicyWeights
-from rlkit.recipe import Lora
 from rlkit.testing import random_model
-from tests.served import RETRY, Trainer
+from tests.served import RETRY, Trainer, adapted_policy
 
 
 class Watched(PolicyWeights):
@@ -39,9 +37,9 @@ class Watched(PolicyWeights):
         return adapter
 
 
-@pytest.fixture(scope="module")
-def adapted() -> Iterator[Trainer]:
-    trainer = Trainer(add_lora(random_model("qwen2"), Lora(rank=4, alpha=8)))
+@pytest.fixture(scope="module", params=[False, True], ids=["as it is", "in 4 bits"])
+def adapted(request: pytest.FixtureRequest) -> Iterator[Trainer]:
+    trainer = Trainer(adapted_policy(request.param))
     yield trainer
     trainer.runner.close()
 

@@ -10,8 +10,6 @@ from rlkit_engine_vllm import VllmLaunch, VllmServer
 
 from rlkit.base.errors import EngineError
 from rlkit.models.actor import Actor
-from rlkit.models.lora import add_lora
-from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from tests.agreement import (
     large,
@@ -20,7 +18,7 @@ from tests.agreement import (
     test_a_stop_text_ends_a_turn_as_with_torch_engine,
     test_sampled_frequencies_are_those_of_the_softmax,
 )
-from tests.served import PROMPTS, RETRY, Trainer, request
+from tests.served import PROMPTS, RETRY, Trainer, adapted_policy, request
 from tests.vllm.conftest import TINY
 
 __all__ = [
@@ -52,8 +50,9 @@ def test_a_seed_repeats_a_sample(trainer: Trainer, engine: VllmServer) -> None:
     assert [answer.tokens for answer in first] == [answer.tokens for answer in again[::-1]]
 
 
-def test_adapters_travel_alone_after_the_base(trainer: Trainer, engine: VllmServer) -> None:
-    adapted = Trainer(add_lora(random_model("qwen2", **TINY), Lora(rank=4, alpha=8)))
+@pytest.mark.parametrize("in_four_bits", [False, True])
+def test_adapters_travel_alone_after_the_base(trainer: Trainer, engine: VllmServer, in_four_bits: bool) -> None:
+    adapted = Trainer(adapted_policy(in_four_bits, **TINY))
     alone = VllmServer([engine.fleet.owned[0].url], retry=RETRY, launch=VllmLaunch(adapter_only=True))
     alone.bind(adapted.runtime)
     generator = torch.Generator().manual_seed(5)

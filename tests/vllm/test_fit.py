@@ -47,8 +47,9 @@ def test_a_run_sends_only_what_has_changed(tmp_path: Path, engine: VllmServer) -
     send_changes(tmp_path, *at(engine))
 
 
-def test_two_ranks_with_adapters_share_a_running_server(tmp_path: Path, engine: VllmServer) -> None:
-    sharded_lora(tmp_path, *at(engine))
+@pytest.mark.parametrize("quantization", ["null", "nf4"])
+def test_two_ranks_with_adapters_share_a_running_server(tmp_path: Path, engine: VllmServer, quantization: str) -> None:
+    sharded_lora(tmp_path, *at(engine), f"--model.quantization={quantization}")
 
 
 def test_structured_answers_train_on_a_running_server(tmp_path: Path, trainer: Trainer, engine: VllmServer) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rlkit.base.errors import RecipeError, show
 from rlkit.distributed.fsdp2 import blocks
 from rlkit.models.config import auto_class_of
-from rlkit.models.load import task_of, with_score_head
+from rlkit.models.load import require_quantizable, task_of, with_score_head
 from rlkit.models.lora import (
     adapters_by_weight,
     add_lora,
@@ -68,20 +68,23 @@ def check_adapters(model: Model) -> Iterator[str]:
     """Yield the share of weights that adapters reach, and try the adapters, if the recipe has any.
 
     Raises:
-        RecipeError: They cannot be saved, read, merged, or loaded by peft with the same logits.
+        RecipeError: They cannot be saved, read, merged, or loaded by peft with the same logits, or the base cannot be
+            quantized.
     """
     if model.lora is None:
         return
     config = find_config(model)
     with torch.device("meta"):
-        full = _adapted(_random(config, model), model, model.lora)
+        base = _random(config, model)
+        require_quantizable(base, model.quantization)
+        full = _adapted(base, model, model.lora)
     yield reach(full)
     size = sum(weight.numel() for weight in full.parameters())
     kinds = _layer_kinds(full)
     for copy in [config] if size <= SMALL else _copies(config, kinds):
-        base = _runnable(copy, model, set(kinds))
-        if base is not None:
-            _Trial(base, model).require()
+        runnable = _runnable(copy, model, set(kinds))
+        if runnable is not None:
+            _Trial(runnable, model).require()
             return
     yield f"adapters: not tried before the run, since no shallow copy of {show(model.path)} is small enough and runs"
 

@@ -23,6 +23,7 @@ from rlkit.models.save import save_policy
 from rlkit.models.source import locate
 from rlkit.models.weights import PolicyWeights
 from rlkit.recipe import Lora, Model
+from rlkit.run.preflight.adapter_check import check_adapters
 from rlkit.testing import random_model, save_random_model
 from rlkit.train.models import Models, Placer
 from rlkit.train.setup import fabric_for
@@ -182,20 +183,21 @@ def test_policy_and_critic_share_one_base(monkeypatch: pytest.MonkeyPatch) -> No
     assert gradients("--train.offload_during_rollout=true")[1] == 2 * base
 
 
-def test_what_cannot_use_four_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["--model.quantization=nf4", "--fabric.strategy=FSDP2", "--rollout.engine=SGLangServer"]
+def test_what_cannot_use_four_bits_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ranks = ["--fabric.strategy=FSDP2", "--fabric.strategy.tensor_parallel=2"]
+    options = ["--model.quantization=nf4", *ranks, "--rollout.engine=SGLangServer"]
     monkeypatch.setattr("rlkit.recipe.check_model.find_spec", lambda name: None)
     with pytest.raises(RecipeError) as caught:
         parse("fit", ["--recipe=quickstart", *options])
     start = "model.quantization is 'nf4', but "
     assert [line.partition(start)[2].partition("; ")[0] for line in str(caught.value).splitlines()] == [
         "all weights are trained, which needs more than 4 bits",
-        "fabric.strategy FSDP2 cannot shard weights in 4 bits",
-        "rollout.engine SGLangServer needs weights in 16 bits",
+        "fabric.strategy has tensor_parallel=2, which divides matrices in 4 bits",
         "bitsandbytes is not installed: pip install -e '.[4bit]' in a checkout of rlkit",
     ]
-    lora = Lora(2)
-    with pytest.raises(RecipeError, match=r"the model reads pictures; set it to null"):
-        load_policy(Model("tiny-vision", lora=lora, quantization="nf4"))
+    mixture = Model(str(save_random_model(tmp_path / "mixture", "qwen3_moe")), Lora(2), quantization="nf4")
+    for refuse in (load_policy, lambda model: [*check_adapters(model)]):
+        with pytest.raises(RecipeError, match=r"the model has experts, which would stay as they are; set it to null"):
+            refuse(mixture)
     with pytest.raises(RecipeError, match=r"expected null|expected 'nf4'|expected nf4"):
         parse("fit", ["--recipe=quick_lora", "--model.quantization=int3"])

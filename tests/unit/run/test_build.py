@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from rlkit_servers.sglang import engine as sglang
 
 from rlkit.commands import parse
 from rlkit.engines import SGLangEngine, TorchEngine
-from rlkit.recipe import FSDP2, Fabric, Model, Recipe
+from rlkit.interfaces.optimizer import WeightKind
+from rlkit.models.size import Size
+from rlkit.recipe import FSDP2, Fabric, Lora, Model, Recipe
 from rlkit.run.build import GIB, choose_engine, choose_precision
 from rlkit.run.preflight.plan import batches
 from rlkit.testing import random_model
@@ -122,6 +125,14 @@ def test_engines_are_tried_in_their_order(monkeypatch: pytest.MonkeyPatch, folde
     )
 
 
+def size_of_layers(rank: int = 0) -> Size:
+    """Return the size of 2e9 weights in linear layers, with 1e6 adapters per rank."""
+    config: Any = SimpleNamespace(head_dim=64)
+    trained = 10**6 * rank or 2 * 10**9
+    shapes = Counter({(WeightKind.MATRIX, torch.Size((trained,))): 1})
+    return Size(config, 0, base=2 * 10**9, linear=2 * 10**9, lora=10**6 * rank, shapes=shapes)
+
+
 def chosen(recipe: Recipe) -> tuple[Any, str]:
     return choose_engine(recipe, [SGLangEngine])
 
@@ -154,7 +165,7 @@ def test_memory_is_what_the_trainer_leaves(monkeypatch: pytest.MonkeyPatch, fold
     """A model of 2e9 parameters: 3.7 GiB in 16 bits, 29.8 GiB to train; an engine gets 0.4 of the rest."""
     recipe = recipe_of(folder)
     install(monkeypatch)
-    size = SimpleNamespace(config=SimpleNamespace(head_dim=64), base=2 * 10**9, lora=0, trained=2 * 10**9)
+    size = size_of_layers()
     monkeypatch.setattr("rlkit.models.size.size_of", lambda *args, **options: size)
     gpus(monkeypatch, 47)  # 0.4 * (47 - 29.8) = 6.9
     assert chosen(recipe)[0] is SGLangEngine
@@ -166,6 +177,17 @@ def test_memory_is_what_the_trainer_leaves(monkeypatch: pytest.MonkeyPatch, fold
     assert chosen(replace(recipe, fabric=sharded))[0] is SGLangEngine
     gpus(monkeypatch, 17)  # 0.4 * 17 = 6.8
     assert chosen(replace(recipe, train=replace(recipe.train, offload_during_rollout=True)))[0] is SGLangEngine
+
+
+def test_a_base_in_four_bits_leaves_room_for_a_server(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Of 2e9 frozen weights: 0.96 GiB in 4 bits and 3.7 in bfloat16, beside 0.01 of adapters; a server takes 6.7."""
+    recipe = recipe_of(folder)
+    install(monkeypatch)
+    monkeypatch.setattr("rlkit.models.size.size_of", lambda *args, **options: size_of_layers(rank=1))
+    gpus(monkeypatch, 18)  # 0.4 * (18 - 0.97) = 6.8; 0.4 * (18 - 3.7) = 5.7
+    model = replace(recipe.model, lora=Lora(1), dtype="bfloat16")
+    assert chosen(replace(recipe, model=model))[0] is None
+    assert chosen(replace(recipe, model=replace(model, quantization="nf4")))[0] is SGLangEngine
 
 
 @pytest.mark.parametrize(
@@ -186,7 +208,7 @@ def test_weights_are_sharded_over_the_ranks_of_the_run(
     """Of 8 GPUs with 24 GiB; an engine takes 6.7 of 0.4 * (24 - 29.8 / shards): 8.1 for 8 shards, 3.6 for 2."""
     recipe = recipe_of(folder)
     install(monkeypatch)
-    size = SimpleNamespace(config=SimpleNamespace(head_dim=64), base=2 * 10**9, lora=0, trained=2 * 10**9)
+    size = size_of_layers()
     monkeypatch.setattr("rlkit.models.size.size_of", lambda *args, **options: size)
     gpus(monkeypatch, 24, count=8)
     engine, _ = chosen(replace(recipe, fabric=replace(fabric, precision="bf16-mixed")))

@@ -213,7 +213,8 @@ def _has_room(runtime: Runtime) -> bool:
     if memory is None:
         return True
     half = _half(runtime)
-    size = sum(weight.numel() * (2 if half else weight.element_size()) for weight in runtime.policy.parameters())
+    weights = [weight for weight in runtime.policy.parameters() if weight.is_floating_point()]
+    size = sum(weight.numel() * (2 if half else weight.element_size()) for weight in weights)
     for layer in runtime.policy.modules():
         if isinstance(layer, QuantizedLinear):  # copies are dequantized
             size += layer.in_features * layer.out_features * (2 if half else layer.dtype.itemsize)

@@ -15,7 +15,6 @@ from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, token_limit
 from rlkit.models.size import PREFIX_SHARE, Size, cache_tokens, kv_bytes
 from rlkit.ops.logps import CHUNK_BYTES
-from rlkit.ops.quantization import BITS
 from rlkit.recipe import Critic, Train
 from rlkit.registry import calling
 from rlkit_inspect.estimate import Setting
@@ -106,10 +105,7 @@ def _remedies(setting: Setting) -> str:
     remedies = {
         "model.lora": model.lora is None,
         "model.dtype: bfloat16": model.lora is not None and setting.frozen_weight_bytes == 4,
-        "model.quantization: nf4": model.lora is not None
-        and model.quantization is None
-        and setting.shards == 1
-        and setting.reads_policy,
+        "model.quantization: nf4": model.lora is not None and model.quantization is None and setting.policy.linear > 0,
         "train.checkpoint_activations: true": not train.checkpoint_activations,
         "fabric.precision: bf16-true with train.optimizer: AdamW8bit": model.lora is None
         and setting.shards == 1
@@ -154,7 +150,8 @@ def memory(setting: Setting) -> dict[str, float]:
     teacher = (
         step_tokens * 12.0 * recipe.loss.forward.teacher_top
     )  # ids and log-probs of a teacher's most likely tokens
-    gathered = setting.policy.base * (2 if setting.precision == "mixed" else 4) if setting.shards > 1 else 0
+    whole = setting.policy.base_bytes(2 if setting.precision == "mixed" else 4, recipe.model.quantization)
+    gathered = whole if setting.shards > 1 else 0
     phases = {
         STATES: states / setting.shards,
         SAMPLING: kv_bytes(setting.policy.config, cached, width) + gathered,
@@ -177,7 +174,9 @@ class TrainedBytes(NamedTuple):
 def trained_bytes(setting: Setting, model: Size, section: Train | Critic | None) -> TrainedBytes:
     """Return the bytes of a model that a section trains, before they are divided among shards."""
     width = 2 if setting.recipe.trains_bfloat16 else 4
-    states = _frozen_bytes(setting, model) if model.lora else width * model.base
+    quantization = setting.recipe.model.quantization if model is setting.policy else None
+    base = model.base_bytes(setting.frozen_weight_bytes, quantization)
+    states = base if model.lora else width * model.base
     states += width * model.lora
     states += 0 if section is None else optimizer_bytes(section.optimizer, model)
     casts = 0
@@ -192,13 +191,6 @@ def micro_batch_tokens(setting: Setting) -> int:
     indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
     limit = token_limit(recipe.train, recipe.model, recipe.fabric, None if setting.gpu is None else setting.gpu.memory)
     return min(max(limit, indivisible), setting.rows * row)
-
-
-def _frozen_bytes(setting: Setting, model: Size) -> float:
-    """Return the bytes of the base under adapters; the policy's may be quantized."""
-    width = setting.frozen_weight_bytes
-    quantized = model.linear if model is setting.policy and setting.recipe.model.quantization is not None else 0
-    return model.base * width - quantized * (width - BITS / 8)
 
 
 def optimizer_bytes(part: Optimizer, model: Size) -> float:
