@@ -24,3 +24,9 @@ class Placement:
 
     roles: dict[Name, Name]
     pools: dict[Name, Fabric]
+
+    @property
+    def gpus(self) -> tuple[tuple[int, ...], ...]:
+        """The GPUs of each process of each pool, whose numbers of devices are known; 0 for a process on a CPU."""
+        counts = {name: x.devices if isinstance(x.devices, int) else 0 for name, x in self.pools.items()}
+        return tuple((int(pool.accelerator != "cpu"),) * counts[name] for name, pool in self.pools.items())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from rlkit_placement import LocalPools, rows, wire
+from rlkit_placement import StartedPools, rows, wire
 
 from rlkit.api.roles import placed_recipe
 from rlkit.base.errors import RecipeError
@@ -80,7 +80,7 @@ def test_a_model_that_reads_pictures_is_refused(tmp_path: Path) -> None:
     recipe = replace(parsed.recipe, placement=Placement({"reward": "a"}, {"a": Fabric(devices=1)}))
     ranks: Any = None  # none is asked before
     with pytest.raises(RecipeError, match="which reads pictures, but `placement:` carries texts alone"):
-        LocalPools(recipe, ranks, tmp_path)
+        StartedPools(recipe, ranks, tmp_path)
 
 
 def test_rows_of_two_ranks_are_joined_and_separated() -> None:
