@@ -28,5 +28,5 @@ class Placement:
     @property
     def gpus(self) -> tuple[tuple[int, ...], ...]:
         """The GPUs of each process of each pool, whose numbers of devices are known; 0 for a process on a CPU."""
-        counts = {name: x.devices if isinstance(x.devices, int) else 0 for name, x in self.pools.items()}
-        return tuple((int(pool.accelerator != "cpu"),) * counts[name] for name, pool in self.pools.items())
+        pools = self.pools.values()
+        return tuple((int(x.accelerator != "cpu"),) * x.devices for x in pools if isinstance(x.devices, int))

@@ -52,11 +52,12 @@ LORA = "--model.lora.rank=4"
         ({"teacher": "a"}, {}, (), "no teacher is loaded from a path"),
         (CRITIC, {"devices": "auto"}, (), "placement.pools.a.devices is 'auto', expected a number"),
         (CRITIC, {"devices": 3}, (*PPO, "--fabric.devices=2"), "expected one to be a multiple of the other"),
-        (CRITIC, {"num_nodes": 2}, (), "pools are on the trainer's machine"),
+        (CRITIC, {"num_nodes": 2}, (), "placement.pools.a has num_nodes or plugins, but `devices`"),
         (CRITIC, {"precision": "auto"}, (), "placement.pools.a.precision is 'auto'"),
         (CRITIC, {"precision": "bf16-true"}, (), "in which most small updates of AdamW round to zero"),
         (CRITIC, {"strategy": {"class_path": "FSDP2", "init_args": {"tensor_parallel": 2}}}, (), "tensor_parallel=2"),
-        (CRITIC, {}, (*PPO, "--fabric.num_nodes=2"), "`placement:` starts pools on one machine"),
+        (CRITIC, {}, (*PPO, "--fabric.num_nodes=2"), "one machine without a launcher; set fabric.num_nodes: 1, or"),
+        (CRITIC, {}, (*PPO, "--launcher=Slurm"), "beside those of the ranks, which Slurm does not start; set launcher"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_named(

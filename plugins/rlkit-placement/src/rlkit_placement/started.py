@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlkit_servers.process import LOCAL_HOST, ServerProcess, server_environment
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlkit.interfaces.launcher import Launcher, ServerCommand, ServerSite
 from rlkit.registry import calling
@@ -68,7 +68,7 @@ class PoolProcess:
         self._arguments = arguments
         passed_on = {name: value for name, value in server_environment().items() if name.startswith(PASSED_ON)}
         command = ServerCommand(
-            "pool", self._words, lambda _: None, passed_on | variables, gpus, log=log.absolute(), vital=True
+            "pool", self._words, lambda _: None, {**passed_on, **variables}, gpus, log=log.absolute(), vital=True
         )
         hosted = None
         if launcher is not None:
