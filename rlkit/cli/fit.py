@@ -78,7 +78,7 @@ def _launch_of(parsed: Parsed, folder: Path) -> LaunchedRun:
         fabric.devices,
         on_gpus,
         servers if on_gpus else (0,) * len(servers),
-        () if parsed.recipe.placement is None else parsed.recipe.placement.gpus,
+        () if parsed.recipe.placement is None else parsed.recipe.placement.gpus(),
     )
 
 

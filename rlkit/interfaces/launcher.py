@@ -149,9 +149,8 @@ class HostedServer(ABC):
     def alive(self) -> bool:
         """Whether the server is running, as far as is known; returns at once."""
 
-    @property
     def exit_status(self) -> int | None:
-        """How a server that is not alive ended, negative for a signal; None if that is not known."""
+        """Return the exit status of a server that has ended, negative for a signal; None if it is not known."""
         return None
 
     def is_lost(self) -> bool:

@@ -57,6 +57,8 @@ LORA = "--model.lora.rank=4"
         (CRITIC, {"precision": "bf16-true"}, (), "in which most small updates of AdamW round to zero"),
         (CRITIC, {"strategy": {"class_path": "FSDP2", "init_args": {"tensor_parallel": 2}}}, (), "tensor_parallel=2"),
         (CRITIC, {}, (*PPO, "--fabric.num_nodes=2"), "one machine without a launcher; set fabric.num_nodes: 1, or"),
+        (CRITIC, {"devices": [1, 2]}, (*PPO, "--launcher=Slurm"), "chooses devices; set it to their number, 2"),
+        (CRITIC, {"devices": 3}, (*PPO, "--fabric.devices=1", "--fabric.num_nodes=2"), "the trainer 2 ranks, expected"),
         (CRITIC, {}, (*PPO, "--launcher=Slurm"), "beside those of the ranks, which Slurm does not start; set launcher"),
     ],
 )  # fmt: skip

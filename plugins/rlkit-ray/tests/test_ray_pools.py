@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 APART = {"critic": "values", "reference": "frozen", "reward": "judge"}
 POOL = {"accelerator": "cpu", "devices": 1}
 LONG = ("--train.steps=10", "--save.every=2")
-OWN = ("time/", "memory/", "placement/", "update/tflop")
-"""The metrics that depend on where models are."""
+OWN = ("time/", "memory/", "placement/", "update/tflop", "engine/prefilled_tokens")
+"""The metrics that depend on where models are, or on what the engine has cached before."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with started_cluster(tmp_path_factory.mktemp("site"), nodes=2, cpus=2) as cluster:
+    with started_cluster(tmp_path_factory.mktemp("site"), nodes=2, cpus=3) as cluster:
         yield cluster
 
 
@@ -99,8 +99,8 @@ def pool_processes(run: Path) -> dict[str, int]:
 
 
 @contextmanager
-def strangers(run: Path) -> Iterator[set[str]]:
-    """Keep connecting to a run's pools from their start on, to say nothing or nonsense; collect their addresses."""
+def other_connections(run: Path) -> Iterator[set[str]]:
+    """Keep connecting to a run's pools from their start on, and send nothing or nonsense; collect their addresses."""
     ended, reached = threading.Event(), set[str]()
     open_connections = []
 
@@ -109,10 +109,10 @@ def strangers(run: Path) -> Iterator[set[str]]:
             for line in command_lines(run).values():
                 with suppress(OSError):
                     host, _, port = line[-1].rpartition(":")
-                    stranger = socket.create_connection((host, int(port)), timeout=5.0)
-                    open_connections.append(stranger)
+                    peer = socket.create_connection((host, int(port)), timeout=5.0)
+                    open_connections.append(peer)
                     reached.add(line[-1])
-                    stranger.sendall((b"", b"\x7f\xff\xff\xff", bytes(64), bytes(4096))[len(open_connections) % 4])
+                    peer.sendall((b"", b"\x7f\xff\xff\xff", bytes(64), bytes(4096))[len(open_connections) % 4])
 
     thread = threading.Thread(target=disturb)
     thread.start()
@@ -121,17 +121,17 @@ def strangers(run: Path) -> Iterator[set[str]]:
     finally:
         ended.set()
         thread.join()
-        for stranger in open_connections:
-            stranger.close()
+        for peer in open_connections:
+            peer.close()
 
 
 def test_each_role_in_a_pool_of_its_own(cluster: Cluster, tmp_path: Path, reward_model: Path) -> None:
-    """Strangers that connect to the pools meanwhile change nothing."""
+    """Whatever else connects to the pools meanwhile changes nothing."""
     steps = "--train.steps=3"
     here = rlkit(*words(tmp_path, reward_model, {}, steps, "--fabric.devices=1", "--out=here"), cwd=tmp_path)
     assert here.returncode == 0, here.stdout + here.stderr
     options = (steps, *on_ray(cluster), "--fabric.devices=1", "--out=apart")
-    with strangers(tmp_path / "apart") as reached:
+    with other_connections(tmp_path / "apart") as reached:
         done = rlkit(*words(tmp_path, reward_model, APART, *options), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert reached
@@ -158,9 +158,9 @@ def test_ranks_on_several_nodes_share_a_pool_of_two(cluster: Cluster, tmp_path: 
 
 def test_what_the_cluster_has_no_room_for_is_refused(cluster: Cluster, tmp_path: Path, reward_model: Path) -> None:
     options = (*on_ray(cluster), "--fabric.devices=1", "--out=run")
-    done = rlkit(*words(tmp_path, reward_model, APART, *options, devices=2), cwd=tmp_path)
+    done = rlkit(*words(tmp_path, reward_model, APART, *options, devices=3), cwd=tmp_path)
     assert done.returncode == 2
-    room = "room for 0 of the run's 1 nodes of 1 CPU, and 4 of the 6 processes of its pools of 1 CPU; its nodes have"
+    room = "room for 0 of the run's 1 nodes of 1 CPU, and 6 of the 9 processes of its pools of 1 CPU; its nodes have"
     assert room in done.stderr
     assert "the devices of placement.pools" in done.stderr
     assert not os.path.exists(tmp_path / "run")
@@ -251,8 +251,9 @@ def test_a_run_goes_on_after_the_node_of_a_pool_has_died(
 def test_nothing_is_left_of_a_run_whose_command_ends(
     cluster: Cluster, tmp_path: Path, reward_model: Path, number: signal.Signals
 ) -> None:
-    """Meanwhile its key stands nowhere but in its processes."""
-    process = begin(tmp_path, reward_model, "--train.steps=100000", *on_ray(cluster))
+    """Neither a pool nor a server; meanwhile the key of the pools stands nowhere but in its processes."""
+    engine = ("--rollout.engine=HttpEngine",)
+    process = begin(tmp_path, reward_model, "--train.steps=100000", *engine, *on_ray(cluster))
     environment = Path(f"/proc/{pool_processes(tmp_path / 'run')['values']}/environ").read_bytes()
     [key] = [line.partition(b"=")[2] for line in environment.split(b"\0") if line.startswith(b"RLKIT_POOL_KEY=")]
     assert len(key) == 64
@@ -266,6 +267,6 @@ def test_nothing_is_left_of_a_run_whose_command_ends(
     assert wait_until(lambda: not pool_processes(tmp_path / "run"))
     ray.init(address=cluster.address, log_to_driver=False)
     try:
-        assert wait_until(lambda: ray.available_resources().get("CPU") == 4.0)
+        assert wait_until(lambda: ray.available_resources().get("CPU") == 6.0)
     finally:
         ray.shutdown()

@@ -23,7 +23,7 @@ from rlkit.interfaces.launcher import is_launched
 from rlkit.interfaces.placement import PlacedModel, PoolReply, Pools
 from rlkit.recipe import Recipe
 from rlkit_placement.checks import find_problems, number_of, visible_devices
-from rlkit_placement.door import join_pool
+from rlkit_placement.handshake import connect_client
 from rlkit_placement.rows import divided, split_rows
 from rlkit_placement.started import PoolProcess, ProcessGroup
 from rlkit_placement.wire import ANY_TIME, KEY, TOGETHER, receive, send
@@ -117,10 +117,10 @@ class Pool:
         for kind in kinds:
             header = {"kind": kind, "rank": self._ranks.index}
             try:
-                joined = [join_pool(addresses[rank], key, header, self._deadline) for rank in own]
+                connections = [connect_client(addresses[rank], key, header, self._deadline) for rank in own]
             except OSError as error:
                 raise PoolError(f"{self} cannot be reached from {socket.gethostname()}: {error}") from error
-            self._connections[kind] = joined
+            self._connections[kind] = connections
 
     def begin(self, work: str, batch: RolloutBatch | None, options: Mapping[str, object]) -> Future[PoolReply]:
         """Begin a request that all ranks make in the same order."""

@@ -30,7 +30,7 @@ from rlkit.interfaces.placement import PoolReply
 from rlkit.recipe import Recipe
 from rlkit.types import JsonObject
 from rlkit_placement.checks import number_of
-from rlkit_placement.door import Door
+from rlkit_placement.handshake import ClientListener
 from rlkit_placement.models import RoleModels
 from rlkit_placement.rows import joined, separated
 from rlkit_placement.wire import ANY_TIME, KEY, TOGETHER, receive, send
@@ -44,13 +44,13 @@ def main(argv: Sequence[str]) -> int:
         assert recipe.placement is not None
         roles = {role for role, own in recipe.placement.roles.items() if own == pool}
         kinds = [TOGETHER] * bool(roles - {"reward"}) + [ANY_TIME] * ("reward" in roles)
-        door = _door(address, int(clients) * len(kinds))
+        listener = _listener(address, int(clients) * len(kinds))
         size, here = number_of(recipe.fabric.devices), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         fabric = fabric_for(replace(recipe, fabric=replace(recipe.fabric, devices=here, num_nodes=size // here)))
         fabric.launch()
         models = RoleModels(recipe, fabric, roles)
         print(f"pool {pool} serves {', '.join(sorted(roles))}", flush=True)
-        _serve(door, models, fabric)
+        _serve(listener, models, fabric)
     except RlkitError as error:
         print(f"error: {error}", flush=True)
         return error.exit_code
@@ -73,24 +73,24 @@ def _recipe_in(folder: str, run: Path, pool: str) -> Recipe:
         ) from error
 
 
-def _door(address: str, clients: int) -> Door:
+def _listener(address: str, clients: int) -> ClientListener:
     try:
-        return Door(address, bytes.fromhex(os.environ.pop(KEY)), clients)
+        return ClientListener(address, bytes.fromhex(os.environ.pop(KEY)), clients)
     except OSError as error:
         raise PoolError(f"nothing can listen at {address}: {explain(error)}") from error
 
 
-def _serve(door: Door, models: RoleModels, fabric: Fabric) -> None:
-    """Let all clients in, and answer them until one has ended."""
+def _serve(listener: ClientListener, models: RoleModels, fabric: Fabric) -> None:
+    """Accept all clients, and answer them until one has ended."""
     together: dict[int, Connection] = {}
 
-    def admit(header: JsonObject, connection: Connection) -> None:
+    def accept(header: JsonObject, connection: Connection) -> None:
         if header["kind"] == TOGETHER:
             together[header["rank"]] = connection
         else:
             threading.Thread(target=_score, args=(fabric, connection), daemon=True).start()
 
-    door.admit_all(admit)
+    listener.accept_all(accept)
     if not together:
         threading.Event().wait()  # the supervisor ends this process
     while _answer(models, [together[rank] for rank in sorted(together)], fabric.device):

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlkit_servers.process import LOCAL_HOST, ServerProcess, server_environment
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from rlkit.distributed.sender_group import rendezvous_store
 from rlkit.interfaces.launcher import Launcher, ServerCommand, ServerSite
 from rlkit.registry import calling
-from rlkit_placement.door import connected
+from rlkit_placement.handshake import connected
 
 PASSED_ON = ("GLOO_", "HF_", "NCCL_", "OMP_", "PYTHONPATH", "TORCH_")
 """Beginnings of the environment variables of the first rank that a process on another node gets too."""
@@ -22,7 +22,7 @@ LONGEST_PATH = 100
 
 
 class ProcessGroup:
-    """The process group of a pool, whose processes meet at a store that this process has.
+    """The process group of a pool, whose store this process has.
 
     Args:
         size: Number of processes.
@@ -32,7 +32,7 @@ class ProcessGroup:
     def __init__(self, size: int, is_placed: bool) -> None:
         self._size, self._is_placed = size, is_placed
         self._host = os.environ["MASTER_ADDR"] if is_placed else LOCAL_HOST
-        self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        self._store = rendezvous_store(self._host)
 
     def variables(self, rank: int) -> dict[str, str]:
         """Return the environment variables of a process, which are those of torchrun."""
@@ -102,7 +102,7 @@ class PoolProcess:
         """Describe how it has ended, with its last error; None if it runs."""
         if self._process.alive:
             return None
-        status = self._process.exit_status
+        status = self._process.exit_status()
         if status is None:
             return "whose node does not answer"
         errors = [line for line in self._process.tail().splitlines() if line.startswith("error: ")]

@@ -102,11 +102,11 @@ class NodeAgent:
         return {rank: process.status() for rank, process in self._ranks.items()}
 
     def note_lost_server(self, bundle: int, status: int | None) -> None:
-        """Remember what ended a server without which the run ends: a signal, negative, or None for its node's death."""
+        """Store the exit status of a vital server that a signal has ended; None for one that has died with its node."""
         self._lost_servers[bundle] = status
 
     def lost_servers(self) -> dict[int, int | None]:
-        """Return what ended the servers without which the run ends, by the indices of their bundles."""
+        """Return the exit statuses of the vital servers that were lost, by the indices of their bundles."""
         return self._lost_servers
 
     def log(self, rank: int) -> Path:

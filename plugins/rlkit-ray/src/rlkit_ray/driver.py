@@ -121,7 +121,7 @@ class ClusterDriver:
             time.sleep(1.0)
         deadline = time.monotonic() + self.launcher.wait_seconds
         while not signals:
-            for nodes in filter(partial(_divides_rows, run), range(demand.nodes, 0, -1)):
+            for nodes in filter(partial(divides_rows, run), range(demand.nodes, 0, -1)):
                 fewer = replace(demand, nodes=nodes)
                 if capacity(fewer) == fewer.counts:
                     return nodes
@@ -138,7 +138,7 @@ class ClusterDriver:
         return {"OMP_NUM_THREADS": str(self.launcher.cpus_per_rank), "PYTHONUNBUFFERED": "1"} | own
 
 
-def _divides_rows(run: LaunchedRun, nodes: int) -> bool:
+def divides_rows(run: LaunchedRun, nodes: int) -> bool:
     """Whether the ranks of so many nodes can divide their rows among those of each pool: see `rlkit docs placement`."""
     ranks = nodes * run.ranks_per_node
     return all(max(ranks, len(pool)) % min(ranks, len(pool)) == 0 for pool in run.pools)

@@ -201,7 +201,6 @@ class RayServer(HostedServer):
     def alive(self) -> bool:
         return self._alive
 
-    @property
     def exit_status(self) -> int | None:
         return self._exit_status
 

@@ -123,7 +123,7 @@ def kill_supervised(process: subprocess.Popen[bytes]) -> None:
 
 
 def exit_status(process: subprocess.Popen[bytes]) -> int | None:
-    """Return how a supervisor's command ended, negative for the signal that ended it; None while it runs."""
+    """Return the exit status of a supervisor's command, negative for a signal; None while it runs."""
     code = process.poll()
     return code if code is None or code < SIGNALLED else code - 256
 
@@ -183,7 +183,7 @@ class SupervisedProcess:
         return self.supervisor is not None and self.supervisor.poll() is None
 
     def exit_status(self) -> int | None:
-        """Return how the process ended, negative for a signal; None if it has not."""
+        """Return the exit status of the process, negative for a signal; None if it has not ended."""
         return None if self.supervisor is None else exit_status(self.supervisor)
 
     def tail(self) -> str:
@@ -246,7 +246,6 @@ class ServerProcess(HostedServer):
     def alive(self) -> bool:
         return self.supervised.running()
 
-    @property
     def exit_status(self) -> int | None:
         return self.supervised.exit_status()
 

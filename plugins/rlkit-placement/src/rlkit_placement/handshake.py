@@ -1,9 +1,10 @@
-"""How a rank of the trainer and a process of a pool meet: each proves that it has the run's key, which is never sent.
+"""Connections between the trainer's ranks and a pool's processes: each side authenticates itself with the run's key.
 
-The pool's process sends 32 random bytes; the rank answers with 32 of its own and a MAC of both; the process answers
-with another MAC. Until then at most 64 bytes are read from a connection, and at most `MOST_PENDING` connections are
-held, of which a newer one ends the oldest. So strangers who are silent, who send anything, or who come in any number,
-cost the run's ranks at most another try.
+The process of a pool sends 32 random bytes, the nonce. The rank answers with a nonce of its own and a MAC of both; the
+process answers with another MAC. The key itself is never sent, and a MAC is of use neither in another connection nor
+at another address. Before the MAC at most 64 bytes of a connection are read, and at most `MOST_PENDING` connections
+are held, of which a newer one closes the oldest. So connections without the key, idle or hostile, and however many,
+cost a rank another try at most.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ from multiprocessing.connection import Connection
 from rlkit.types import JsonObject
 from rlkit_placement.wire import receive, send
 
+Accept = Callable[[JsonObject, Connection], None]
+"""Takes a client's header and its connection."""
+
 MOST_PENDING = 64
 HANDSHAKE_SECONDS = 10.0
 """How long a rank waits for an answer of a pool's process before it tries again."""
 RETRY_SECONDS = 0.2
-NONCE_BYTES = PROOF_BYTES = 32
+NONCE_BYTES = MAC_BYTES = 32
 
 
 class KeyMismatchError(ConnectionError):
     """What listens at the address of a pool's process does not have the run's key."""
 
 
-class Door:
-    """Where the clients of a process enter, until all are there.
+class ClientListener:
+    """Accepts the clients of a process, until all have connected.
 
     Args:
         address: Where it listens, `host:port` or the path of a Unix socket; others cannot take it from here on.
@@ -54,61 +58,61 @@ class Door:
         self._lock = threading.Lock()
         self._is_complete = threading.Event()
 
-    def admit_all(self, admit: Callable[[JsonObject, Connection], None]) -> None:
-        """Listen until all clients have shown the key and said who they are.
+    def accept_all(self, accept: Accept) -> None:
+        """Listen until all clients have authenticated themselves and sent a header.
 
         Args:
-            admit: Called with what each client says of itself, and its connection; of one that comes again, once more.
+            accept: Called for each client, once more if it connects again.
         """
         self._listener.listen(MOST_PENDING)
         while not self._is_complete.is_set():
             try:
-                stranger, _ = self._listener.accept()
-            except OSError:  # as with too many open files; those of strangers are closed soon
+                peer, _ = self._listener.accept()
+            except OSError:  # as with too many open files, while pending connections have some
                 time.sleep(RETRY_SECONDS)
                 continue
-            self._begin(stranger, admit)
+            self._begin(peer, accept)
         self._listener.close()
         with self._lock:
-            for stranger in self._pending:
-                _end(stranger)
+            for peer in self._pending:
+                _end(peer)
 
-    def _begin(self, stranger: socket.socket, admit: Callable[[JsonObject, Connection], None]) -> None:
-        """Ask a stranger for the key; end the connection that waits longest, if there are too many."""
+    def _begin(self, peer: socket.socket, accept: Accept) -> None:
+        """Begin a connection's handshake; close the oldest that has not finished its own, if there are too many."""
         with self._lock:
-            self._pending.append(stranger)
+            self._pending.append(peer)
             if len(self._pending) > max(MOST_PENDING, 2 * self._expected):
                 _end(self._pending.pop(0))
-        threading.Thread(target=self._ask, args=(stranger, admit), daemon=True).start()
+        threading.Thread(target=self._handshake, args=(peer, accept), daemon=True).start()
 
-    def _ask(self, stranger: socket.socket, admit: Callable[[JsonObject, Connection], None]) -> None:
-        with stranger, suppress(OSError, EOFError):
-            proof = self._proof_for(stranger)
-            if self._forget(stranger) and proof:
-                stranger.sendall(proof)
-                connection = _connection(stranger)
+    def _handshake(self, peer: socket.socket, accept: Accept) -> None:
+        with peer, suppress(OSError, EOFError):
+            mac = self._answer_to(peer)
+            if self._remove(peer) and mac:
+                peer.sendall(mac)
+                connection = _connection(peer)
                 header, _ = receive(connection)
-                admit(header, connection)
+                accept(header, connection)
                 self._count(str(sorted(header.items())))
-        self._forget(stranger)
+        self._remove(peer)
 
-    def _proof_for(self, stranger: socket.socket) -> bytes:
-        """Return this side's proof for a connection that has the key; nothing for another."""
+    def _answer_to(self, peer: socket.socket) -> bytes:
+        """Return this side's MAC for a peer that has the key; nothing for another."""
         nonce = secrets.token_bytes(NONCE_BYTES)
-        stranger.sendall(nonce)
-        answer = _read(stranger, NONCE_BYTES + PROOF_BYTES)
+        peer.sendall(nonce)
+        answer = _read(peer, NONCE_BYTES + MAC_BYTES)
         nonces = nonce + answer[:NONCE_BYTES]
-        if not hmac.compare_digest(answer[NONCE_BYTES:], _proof(self._key, "rank", self._address, nonces)):
+        if not hmac.compare_digest(answer[NONCE_BYTES:], _mac(self._key, "rank", self._address, nonces)):
             return b""
-        return _proof(self._key, "pool", self._address, nonces)
+        return _mac(self._key, "pool", self._address, nonces)
 
-    def _forget(self, stranger: socket.socket) -> bool:
-        """Take a connection off those that wait; return whether it has waited, and was not ended meanwhile."""
+    def _remove(self, peer: socket.socket) -> bool:
+        """Remove a connection from the pending ones; return whether it was one, and not closed meanwhile."""
         with self._lock:
-            waited = stranger in self._pending
-            if waited:
-                self._pending.remove(stranger)
-            return waited
+            was_pending = peer in self._pending
+            if was_pending:
+                self._pending.remove(peer)
+            return was_pending
 
     def _count(self, client: str) -> None:
         with self._lock:
@@ -120,8 +124,8 @@ class Door:
                 connected(self._address).close()  # ends `accept`
 
 
-def join_pool(address: str, key: bytes, header: JsonObject, seconds: float) -> Connection:
-    """Connect to a process of a pool, and say who this is.
+def connect_client(address: str, key: bytes, header: JsonObject, seconds: float) -> Connection:
+    """Connect to a process of a pool, authenticate both sides, and send the header.
 
     Raises:
         TimeoutError: The process does not answer within so many seconds.
@@ -130,7 +134,7 @@ def join_pool(address: str, key: bytes, header: JsonObject, seconds: float) -> C
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return _join(address, key, header)
+            return _connect(address, key, header)
         except KeyMismatchError:
             raise
         except (OSError, EOFError) as error:
@@ -139,12 +143,12 @@ def join_pool(address: str, key: bytes, header: JsonObject, seconds: float) -> C
             time.sleep(RETRY_SECONDS)
 
 
-def _join(address: str, key: bytes, header: JsonObject) -> Connection:
+def _connect(address: str, key: bytes, header: JsonObject) -> Connection:
     with connected(address) as process:
         nonces = _read(process, NONCE_BYTES) + secrets.token_bytes(NONCE_BYTES)
-        process.sendall(nonces[NONCE_BYTES:] + _proof(key, "rank", address, nonces))
-        if not hmac.compare_digest(_read(process, PROOF_BYTES), _proof(key, "pool", address, nonces)):
-            raise KeyMismatchError(f"what listens at {address} is no process of this run's pools")
+        process.sendall(nonces[NONCE_BYTES:] + _mac(key, "rank", address, nonces))
+        if not hmac.compare_digest(_read(process, MAC_BYTES), _mac(key, "pool", address, nonces)):
+            raise KeyMismatchError(f"what listens at {address} does not have the run's key")
         connection = _connection(process)
     send(connection, header, {})
     return connection
@@ -183,8 +187,8 @@ def _target(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
     return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, int(port))
 
 
-def _proof(key: bytes, side: str, address: str, nonces: bytes) -> bytes:
-    """Return the MAC by which a side shows the key, for this address and these connection's nonces alone."""
+def _mac(key: bytes, side: str, address: str, nonces: bytes) -> bytes:
+    """Return the MAC of a side, for this address and these connection's nonces alone."""
     return hmac.digest(key, f"rlkit pool {side} {address} ".encode() + nonces, "sha256")
 
 
@@ -198,11 +202,11 @@ def _read(peer: socket.socket, size: int) -> bytes:
     while len(read) < size:
         part = peer.recv(size - len(read))
         if not part:
-            raise EOFError
+            raise EOFError("it has closed the connection")
         read += part
     return read
 
 
-def _end(stranger: socket.socket) -> None:
+def _end(peer: socket.socket) -> None:
     with suppress(OSError):
-        stranger.shutdown(socket.SHUT_RDWR)
+        peer.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Who may ask a process of a pool, and what strangers cost it: over real sockets."""
+"""Connections to a process of a pool, with the run's key and without it: over real sockets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from rlkit_placement import door
-from rlkit_placement.door import Door, KeyMismatchError, join_pool
+from rlkit_placement import handshake
+from rlkit_placement.handshake import ClientListener, KeyMismatchError, connect_client
 from rlkit_placement.wire import receive, send
 from rlkit_servers.process import free_port
 
@@ -23,30 +23,30 @@ KEY = bytes(range(32))
 
 
 class Opened:
-    """A door for two clients, in a thread that opens it."""
+    """A listener for two clients, which accepts them in a thread."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.admitted: list[tuple[int, Connection]] = []
-        self.door = Door(address, KEY, 2)
-        self.thread = threading.Thread(target=self.door.admit_all, args=(self.admit,), daemon=True)
+        self.accepted: list[tuple[int, Connection]] = []
+        self.listener = ClientListener(address, KEY, 2)
+        self.thread = threading.Thread(target=self.listener.accept_all, args=(self.accept,), daemon=True)
 
-    def admit(self, header: JsonObject, connection: Connection) -> None:
-        self.admitted.append((header["rank"], connection))
+    def accept(self, header: JsonObject, connection: Connection) -> None:
+        self.accepted.append((header["rank"], connection))
 
     def open(self) -> None:
         self.thread.start()
         while True:
             with suppress(ConnectionRefusedError):  # until it listens
-                return door.connected(self.address).close()
+                return handshake.connected(self.address).close()
 
     def join(self, rank: int, key: bytes = KEY) -> Connection:
-        return join_pool(self.address, key, {"kind": "together", "rank": rank}, 60.0)
+        return connect_client(self.address, key, {"kind": "together", "rank": rank}, 60.0)
 
-    def stranger(self) -> socket.socket:
-        stranger = door.connected(self.address)
-        assert len(stranger.recv(64)) == door.NONCE_BYTES
-        return stranger
+    def peer(self) -> socket.socket:
+        peer = handshake.connected(self.address)
+        assert len(peer.recv(64)) == handshake.NONCE_BYTES
+        return peer
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -67,13 +67,13 @@ def require_clients(opened: Opened) -> None:
     ranks = [opened.join(rank) for rank in (0, 1)]
     opened.thread.join(60)
     assert not opened.thread.is_alive()
-    admitted = dict(opened.admitted)
-    assert sorted(admitted) == [0, 1]
+    accepted = dict(opened.accepted)
+    assert sorted(accepted) == [0, 1]
     for rank, connection in enumerate(ranks):
         send(connection, {"work": rank}, {})
-        assert receive(admitted[rank], 60.0)[0]["work"] == rank
+        assert receive(accepted[rank], 60.0)[0]["work"] == rank
     with pytest.raises(OSError, match=r"refused|No such file"):
-        door.connected(opened.address)
+        handshake.connected(opened.address)
 
 
 def test_two_ranks_join(opened: Opened) -> None:
@@ -83,7 +83,7 @@ def test_two_ranks_join(opened: Opened) -> None:
 def test_a_rank_that_comes_again_counts_once(opened: Opened) -> None:
     opened.join(0)
     require_clients(opened)
-    assert [rank for rank, _ in opened.admitted] == [0, 0, 1]
+    assert [rank for rank, _ in opened.accepted] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -97,40 +97,40 @@ def test_a_rank_that_comes_again_counts_once(opened: Opened) -> None:
     ],
     ids=["nothing", "HTTP", "a large header", "a huge header", "garbage"],
 )
-def test_strangers_are_turned_away(opened: Opened, sent: bytes) -> None:
-    """Whether they stay silent, or send what is no proof; then nothing more is said to them."""
-    strangers = [opened.stranger() for _ in range(4)]
-    for stranger in strangers:
-        stranger.sendall(sent)
-    if len(sent) >= door.NONCE_BYTES + door.PROOF_BYTES:
-        for stranger in strangers:
+def test_connections_without_the_key_are_closed(opened: Opened, sent: bytes) -> None:
+    """Whether they are idle, or send what is no MAC; nothing more is sent to them."""
+    peers = [opened.peer() for _ in range(4)]
+    for peer in peers:
+        peer.sendall(sent)
+    if len(sent) >= handshake.NONCE_BYTES + handshake.MAC_BYTES:
+        for peer in peers:
             with suppress(ConnectionResetError):  # as with what it sent still unread
-                assert stranger.recv(64) == b""
+                assert peer.recv(64) == b""
     require_clients(opened)
-    for stranger in strangers:
-        stranger.close()
+    for peer in peers:
+        peer.close()
 
 
-def test_more_strangers_than_may_wait(opened: Opened) -> None:
-    """Those that wait longest are ended; the ranks get in meanwhile."""
-    strangers = [opened.stranger() for _ in range(door.MOST_PENDING + 5)]
-    assert [stranger.recv(1) for stranger in strangers[:5]] == [b""] * 5
-    assert len(opened.door._pending) == door.MOST_PENDING
+def test_more_connections_than_may_be_pending(opened: Opened) -> None:
+    """The oldest are closed; ranks connect meanwhile."""
+    peers = [opened.peer() for _ in range(handshake.MOST_PENDING + 5)]
+    assert [peer.recv(1) for peer in peers[:5]] == [b""] * 5
+    assert len(opened.listener._pending) == handshake.MOST_PENDING
     require_clients(opened)
-    assert strangers[-1].recv(1) == b""
-    for stranger in strangers:
-        stranger.close()
+    assert peers[-1].recv(1) == b""
+    for peer in peers:
+        peer.close()
 
 
 def test_a_rank_with_another_key_is_refused(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(handshake, "RETRY_SECONDS", 0.0)
     with pytest.raises(TimeoutError, match="does not answer"):
-        join_pool(opened.address, bytes(32), {"kind": "together", "rank": 0}, 0.0)
+        connect_client(opened.address, bytes(32), {"kind": "together", "rank": 0}, 0.0)
     require_clients(opened)
 
 
-def test_a_stranger_in_place_of_a_pool_learns_nothing(tmp_path: Path) -> None:
-    """What a rank sends it proves nothing elsewhere, and the rank does not stay with it."""
+def test_a_process_without_the_key_in_place_of_a_pool(tmp_path: Path) -> None:
+    """What a rank sends to it is of no use elsewhere, and the rank closes the connection."""
     received = []
 
     def pretend(server: socket.socket) -> None:
@@ -144,15 +144,15 @@ def test_a_stranger_in_place_of_a_pool_learns_nothing(tmp_path: Path) -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         thread = threading.Thread(target=pretend, args=(server,))
         thread.start()
-        with pytest.raises(KeyMismatchError, match="no process of this run's pools"):
-            join_pool(address, KEY, {"kind": "together", "rank": 0}, 60.0)
+        with pytest.raises(KeyMismatchError, match="does not have the run's key"):
+            connect_client(address, KEY, {"kind": "together", "rank": 0}, 60.0)
         thread.join()
     assert KEY not in received[0]
     other = Opened(str(tmp_path / "s"))
     other.open()
-    stranger = other.stranger()
-    stranger.sendall(received[0])
-    assert stranger.recv(64) == b""
+    peer = other.peer()
+    peer.sendall(received[0])
+    assert peer.recv(64) == b""
     require_clients(other)
 
 
@@ -161,8 +161,8 @@ def test_an_address_is_taken_before_models_are_loaded() -> None:
     address = f"127.0.0.1:{free_port()}"
     waiting = Opened(address)
     with pytest.raises(OSError, match="in use"):
-        Door(address, KEY, 2)
+        ClientListener(address, KEY, 2)
     with pytest.raises(ConnectionRefusedError):
-        door.connected(address)
+        handshake.connected(address)
     waiting.open()
     require_clients(waiting)
