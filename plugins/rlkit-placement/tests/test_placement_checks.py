@@ -11,11 +11,13 @@ import pytest
 import torch
 import yaml
 from rlkit_placement import StartedPools, rows, wire
+from rlkit_placement.started import PoolProcess
 
 from rlkit.api.roles import placed_recipe
 from rlkit.base.errors import RecipeError
 from rlkit.batch import RolloutBatch
 from rlkit.commands import parse
+from rlkit.interfaces.launcher import ServerSite
 from rlkit.recipe import Fabric, Placement
 from tests.conftest import rlkit_in_process
 
@@ -84,6 +86,16 @@ def test_a_model_that_reads_pictures_is_refused(tmp_path: Path) -> None:
     ranks: Any = None  # none is asked before
     with pytest.raises(RecipeError, match="which reads pictures, but `placement:` carries texts alone"):
         StartedPools(recipe, ranks, tmp_path)
+
+
+def test_a_socket_has_a_path_that_systems_take(tmp_path: Path) -> None:
+    """A folder of temporary files may have a longer one; then the process listens at a port of this machine."""
+    process = PoolProcess(("run", "a", "1", "."), {}, tmp_path / "log", 0, None)
+    site = ServerSite(Path("/tmp/rlkit-pool-12345678"), "127.0.0.1", 20001, "python")
+    words = ["python", "-m", "rlkit_placement", "run", "a", "1", "."]
+    assert process._words(site) == [*words, "/tmp/rlkit-pool-12345678/socket"]
+    assert process._words(site._replace(folder=Path("/tmp", "x" * 90))) == [*words, "127.0.0.1:20001"]
+    process.close()
 
 
 def test_rows_of_two_ranks_are_joined_and_separated() -> None:

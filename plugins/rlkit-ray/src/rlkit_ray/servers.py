@@ -180,15 +180,17 @@ class RayServer(HostedServer):
 
     def _note_end(self, with_its_node: bool) -> None:
         """Note how the server ended; of a vital one, the agent of the first node is told before the run ends by it."""
-        with contextlib.suppress(RayError, GetTimeoutError):
+        try:
             self._exit_status = None if with_its_node else self._call("exit_status")
-        by_itself = self._exit_status is not None and self._exit_status >= 0
-        if self._command.vital and not by_itself and not self._closed.is_set():
-            with contextlib.suppress(RayError, GetTimeoutError, ValueError):  # a ValueError: the agent is gone
+            by_itself = self._exit_status is not None and self._exit_status >= 0
+            if self._command.vital and not by_itself and not self._closed.is_set():
                 agent = ray.get_actor(os.environ[RESERVED])
                 noted = agent.note_lost_server.remote(self._bundle, self._exit_status)
                 ray.get(noted, timeout=REPLY_SECONDS)
-        self._alive = False
+        except (RayError, GetTimeoutError, ValueError):  # a ValueError: the agent is gone
+            pass
+        finally:
+            self._alive = False
 
     def _status(self) -> bool | None:
         """Check whether the server runs; None if its actor does not answer."""
