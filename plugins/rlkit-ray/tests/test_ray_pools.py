@@ -125,22 +125,46 @@ def other_connections(run: Path) -> Iterator[set[str]]:
             peer.close()
 
 
-def test_each_role_in_a_pool_of_its_own(cluster: Cluster, tmp_path: Path, reward_model: Path) -> None:
-    """Whatever else connects to the pools meanwhile changes nothing."""
-    steps = "--train.steps=3"
-    here = rlkit(*words(tmp_path, reward_model, {}, steps, "--fabric.devices=1", "--out=here"), cwd=tmp_path)
-    assert here.returncode == 0, here.stdout + here.stderr
-    options = (steps, *on_ray(cluster), "--fabric.devices=1", "--out=apart")
-    with other_connections(tmp_path / "apart") as reached:
-        done = rlkit(*words(tmp_path, reward_model, APART, *options), cwd=tmp_path)
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory, reward_model: Path) -> Path:
+    """A run of three steps in one process."""
+    folder = tmp_path_factory.mktemp("here")
+    options = ("--train.steps=3", "--fabric.devices=1", "--out=run")
+    done = rlkit(*words(folder, reward_model, {}, *options), cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert reached
-    ours, theirs = learned(tmp_path / "apart"), learned(tmp_path / "here")
-    assert len(ours) == 3
+    return folder / "run"
+
+
+def fit_apart(cluster: Cluster, folder: Path, reward_model: Path) -> Path:
+    """Make three steps on the cluster, each role in a pool of its own; return the run folder."""
+    options = ("--train.steps=3", *on_ray(cluster), "--fabric.devices=1", "--out=apart")
+    done = rlkit(*words(folder, reward_model, APART, *options), cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "apart"
+
+
+def require_equal(run: Path, other: Path) -> None:
+    """Compare all that two runs have learned, bit for bit, and that their pools have ended."""
+    ours = learned(run)
     assert all("critic/loss" in line for line in ours)
-    assert ours == [pytest.approx(line, rel=1e-6, abs=1e-9) for line in theirs]
-    assert weights(tmp_path / "apart") == weights(tmp_path / "here")
-    assert "serves reference" in (tmp_path / "apart/pools/frozen-0.log").read_text()
+    assert ours == learned(other)
+    assert weights(run) == weights(other)
+    assert wait_until(lambda: not pool_processes(run))
+
+
+def test_each_role_in_a_pool_of_its_own(cluster: Cluster, tmp_path: Path, reward_model: Path, here: Path) -> None:
+    run = fit_apart(cluster, tmp_path, reward_model)
+    require_equal(run, here)
+    assert "serves reference" in (run / "pools/frozen-0.log").read_text()
+
+
+def test_other_connections_to_pools_change_nothing(
+    cluster: Cluster, tmp_path: Path, reward_model: Path, here: Path
+) -> None:
+    with other_connections(tmp_path / "apart") as reached:
+        run = fit_apart(cluster, tmp_path, reward_model)
+    assert reached
+    require_equal(run, here)
 
 
 def test_ranks_on_several_nodes_share_a_pool_of_two(cluster: Cluster, tmp_path: Path, reward_model: Path) -> None:
@@ -204,13 +228,6 @@ def without_a_fault(tmp_path_factory: pytest.TempPathFactory, reward_model: Path
     return folder / "run"
 
 
-def require_whole(run: Path, other: Path) -> None:
-    """Compare all that two runs have learned, bit for bit."""
-    assert learned(run) == learned(other)
-    assert weights(run) == weights(other)
-    assert wait_until(lambda: not pool_processes(run))
-
-
 @pytest.mark.parametrize(
     "role", ["critic", *(pytest.param(r, marks=pytest.mark.stress) for r in ("reference", "reward"))]
 )
@@ -225,7 +242,7 @@ def test_a_run_goes_on_after_a_pool_was_killed(
     assert f"pool {APART[role]} ({role}) has lost its process 0, ended by SIGKILL" in printed
     assert "launcher: a process of a pool was ended by SIGKILL" in printed
     assert "going on with 1 of 1 nodes (1 of 3 restarts)" in printed
-    require_whole(tmp_path / "run", without_a_fault)
+    require_equal(tmp_path / "run", without_a_fault)
 
 
 def test_a_run_goes_on_after_the_node_of_a_pool_has_died(
@@ -244,7 +261,7 @@ def test_a_run_goes_on_after_the_node_of_a_pool_has_died(
     assert process.returncode == 0, printed
     assert "launcher: 1 nodes with processes of pools died" in printed
     assert "going on with 1 of 1 nodes (1 of 3 restarts)" in printed
-    require_whole(tmp_path / "run", without_a_fault)
+    require_equal(tmp_path / "run", without_a_fault)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
