@@ -111,11 +111,15 @@ SUITES = {
         "sglang",
     ),
     "ray": Suite(
-        ("plugins/rlkit-ray/**/*.py", "rlkit/launchers.py", "rlkit/run/launch.py", "tests/ray_cluster.py"),
+        (
+            "plugins/rlkit-ray/**/*.py", "plugins/rlkit-placement/src/**/*.py", "rlkit/launchers.py",
+            "rlkit/run/launch.py", "tests/ray_cluster.py",
+        ),
         ("-m", "slow", "plugins/rlkit-ray"),
         (
             "plugins/rlkit-ray/tests/test_ray.py::test_two_nodes_have_the_losses_of_one_machine",
             "plugins/rlkit-ray/tests/test_ray.py::test_a_cluster_that_is_too_small_is_refused",
+            "plugins/rlkit-ray/tests/test_ray_pools.py::test_each_role_in_a_pool_of_its_own",
         ),
     ),
     "browser": Suite(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,14 @@ def get_node(gcs_address: str, node_id: str) -> Any:
 
 
 @contextmanager
-def started_cluster(site: Path, nodes: int = 3, quick: bool = True) -> Iterator[Cluster]:
-    """Start a head without CPUs and some nodes with one each, all with the packages of these tests installed.
+def started_cluster(site: Path, nodes: int = 3, quick: bool = True, cpus: int = 1) -> Iterator[Cluster]:
+    """Start a head without CPUs and some nodes with a few each, all with the packages of these tests installed.
 
     Args:
         site: Where the metadata of the packages goes.
         nodes: How many nodes.
         quick: Whether a dead node is noticed in seconds, not by Ray's defaults, which take up to a minute.
+        cpus: How many each node has.
     """
     paths: list[str | Path] = [site, ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     for package in PACKAGES:
@@ -61,7 +63,25 @@ def started_cluster(site: Path, nodes: int = 3, quick: bool = True) -> Iterator[
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(nodes):
-                cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+                cluster.add_node(num_cpus=cpus, object_store_memory=100 * 2**20)
             yield cluster
         finally:
             cluster.shutdown()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.2)
+    return condition()
+
+
+def end_machine(node: Any) -> None:
+    """Kill a node as the death of its machine does: its raylet, its workers and all that they have started."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    pids = [raylet, *(info.process.pid for info in node.all_processes.get("gcs_server", []))]
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            pids += [int(child) for child in path.read_text().split()]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)

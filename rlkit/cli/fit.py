@@ -57,12 +57,8 @@ def _launch_of(parsed: Parsed, folder: Path) -> LaunchedRun:
     """
     line, fabric = parsed.line, parsed.recipe.fabric
     if not isinstance(fabric.devices, int):
-        raise RecipeError(
-            f"fabric.devices is {fabric.devices!r} with a launcher, expected the number of devices of each node; "
-            "set --fabric.devices and --fabric.num_nodes"
-        )
-    recipes = [os.path.abspath(recipe) if os.path.isfile(recipe) else recipe for recipe in line.recipes]
-    words = [f"--recipe={recipe}" for recipe in recipes]
+        raise RecipeError(f"fabric.devices is {fabric.devices!r} with a launcher, expected the number on each node")
+    words = [f"--recipe={os.path.abspath(name) if os.path.isfile(name) else name}" for name in line.recipes]
     values = dict(os.environ)
     for key, text in line.overrides:
         value = structured(text)
@@ -82,6 +78,7 @@ def _launch_of(parsed: Parsed, folder: Path) -> LaunchedRun:
         fabric.devices,
         on_gpus,
         servers if on_gpus else (0,) * len(servers),
+        () if parsed.recipe.placement is None else parsed.recipe.placement.gpus(),
     )
 
 

@@ -12,6 +12,11 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 
+def rendezvous_store(host: str) -> Any:
+    """Return a store of this process at which others form a process group; it has a `port`."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
 class SenderGroup:
     """The process group; this rank is its first member.
 

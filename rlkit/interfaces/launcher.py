@@ -31,6 +31,8 @@ class LaunchedRun:
         on_gpus: Whether each rank has a GPU, rather than a CPU.
         servers: The GPUs of each rollout server that the first rank starts, on the nodes that `host_server` chooses; of
             each server without GPUs, 0.
+        pools: The GPUs of each process of each pool of `placement:`, which the first rank starts likewise, before the
+            rollout servers.
     """
 
     words: tuple[str, ...]
@@ -41,6 +43,7 @@ class LaunchedRun:
     ranks_per_node: int
     on_gpus: bool
     servers: tuple[int, ...] = ()
+    pools: tuple[tuple[int, ...], ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -110,6 +113,8 @@ class ServerCommand:
         environment: Environment variables beside those of the node.
         gpus: Number of GPUs.
         first_gpu: The index of the first GPU if the server starts on this machine.
+        log: The file that gets the output, in a folder that all nodes share; None for one in the server's folder.
+        vital: Whether the run ends with the server; its launcher may then start the run again.
     """
 
     product: str
@@ -118,6 +123,8 @@ class ServerCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
     first_gpu: int | None = None
+    log: Path | None = None
+    vital: bool = False
 
 
 class HostedServer(ABC):
@@ -141,6 +148,10 @@ class HostedServer(ABC):
     @abstractmethod
     def alive(self) -> bool:
         """Whether the server is running, as far as is known; returns at once."""
+
+    def exit_status(self) -> int | None:
+        """Return the exit status of a server that has ended, negative for a signal; None if it is not known."""
+        return None
 
     def is_lost(self) -> bool:
         """Whether the server has ended with its machine, so that `start` finds another one; may take a while."""
@@ -171,7 +182,7 @@ class Launcher(RunPart):
         """
 
     def host_server(self, command: ServerCommand) -> HostedServer | None:
-        """Return the process of a rollout server on a node that the launcher chooses; None for the rank's own machine.
+        """Return the process of a server on a node that the launcher chooses; None for the rank's own machine.
 
         The first rank calls this. The server is not started yet.
         """

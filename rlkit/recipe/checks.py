@@ -165,8 +165,7 @@ def _check_agent(recipe: Recipe, others: Sequence[str]) -> Iterator[str]:
         if option(recipe, key) is not None:
             yield f"the recipe has both `agent:` and `{key}:`, which counts samples, not rollouts; remove `{key}:`"
     if Inputs.GROUPS in recipe.loss.inputs:
-        name = type(recipe.loss).__name__
-        yield f"loss {name} compares samples, but a rollout of `agent:` may have several; choose ClipLoss"
+        yield f"loss {type(recipe.loss).__name__} compares samples, but agents' rollouts have several; choose ClipLoss"
 
 
 def _check_reference(recipe: Recipe) -> Iterator[str]:
@@ -182,15 +181,9 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
             "`kl_reward:`, or choose a loss that reads the reference, such as DPO"
         )
     if recipe.reference is not None and recipe.model.dtype != "float32":
-        yield (
-            f"`reference:` follows the policy, but in model.dtype: {recipe.model.dtype} its updates round to zero; "
-            "remove `reference:` or `model.dtype`"
-        )
+        yield f"`reference:` follows the policy, but in model.dtype {recipe.model.dtype} updates round to 0; remove one"
     if recipe.reference is not None and recipe.model.lora is not None:
-        yield (
-            "`reference:` cannot follow the policy under LoRA, since the reference is the base model; remove "
-            "`reference:` or `model.lora`"
-        )
+        yield "`reference:` cannot follow the policy under `model.lora`, whose reference is the base model; remove one"
 
 
 def _check_truncation(recipe: Recipe) -> Iterator[str]:

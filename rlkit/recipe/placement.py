@@ -19,8 +19,13 @@ class Placement:
     Args:
         roles: The pool of each role that is placed; roles of one pool share its processes.
         pools: The processes of each pool, as in `fabric:`, with a number of devices, or their indices. A number takes
-            the next GPUs after those of the trainer and of earlier pools.
+            the next GPUs after those of the trainer and of earlier pools; with a launcher, devices of any node.
     """
 
     roles: dict[Name, Name]
     pools: dict[Name, Fabric]
+
+    def gpus(self) -> tuple[tuple[int, ...], ...]:
+        """Return the GPUs of each process of each pool with a number of devices; 0 for a process on a CPU."""
+        pools = self.pools.values()
+        return tuple((int(x.accelerator != "cpu"),) * x.devices for x in pools if isinstance(x.devices, int))

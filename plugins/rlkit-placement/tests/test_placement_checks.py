@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from rlkit_placement import LocalPools, rows, wire
+from rlkit_placement import StartedPools, rows, wire
+from rlkit_placement.started import PoolProcess
 
 import rlkit
 from rlkit.api.roles import placed_recipe
 from rlkit.base.errors import RecipeError
 from rlkit.batch import RolloutBatch
 from rlkit.commands import parse
+from rlkit.interfaces.launcher import ServerSite
 from rlkit.optimizers import AdamW
 from rlkit.recipe import Fabric, Placement
 from tests.conftest import rlkit_in_process
@@ -55,11 +57,14 @@ LORA = "--model.lora.rank=4"
         ({"teacher": "a"}, {}, (), "no teacher is loaded from a path"),
         (CRITIC, {"devices": "auto"}, (), "placement.pools.a.devices is 'auto', expected a number"),
         (CRITIC, {"devices": 3}, (*PPO, "--fabric.devices=2"), "expected one to be a multiple of the other"),
-        (CRITIC, {"num_nodes": 2}, (), "pools are on the trainer's machine"),
+        (CRITIC, {"num_nodes": 2}, (), "placement.pools.a has num_nodes or plugins, but `devices`"),
         (CRITIC, {"precision": "auto"}, (), "placement.pools.a.precision is 'auto'"),
         (CRITIC, {"precision": "bf16-true"}, (), "in which most small updates of AdamW round to zero"),
         (CRITIC, {"strategy": {"class_path": "FSDP2", "init_args": {"tensor_parallel": 2}}}, (), "tensor_parallel=2"),
-        (CRITIC, {}, (*PPO, "--fabric.num_nodes=2"), "`placement:` starts pools on one machine"),
+        (CRITIC, {}, (*PPO, "--fabric.num_nodes=2"), "one machine without a launcher; set fabric.num_nodes: 1, or"),
+        (CRITIC, {"devices": [1, 2]}, (*PPO, "--launcher=Slurm"), "chooses devices; set it to their number, 2"),
+        (CRITIC, {"devices": 3}, (*PPO, "--fabric.devices=1", "--fabric.num_nodes=2"), "the trainer 2 ranks, expected"),
+        (CRITIC, {}, (*PPO, "--launcher=Slurm"), "beside those of the ranks, which Slurm does not start; set launcher"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_named(
@@ -89,7 +94,17 @@ def test_a_model_that_reads_pictures_is_refused(tmp_path: Path) -> None:
     recipe = replace(parsed.recipe, placement=Placement({"reward": "a"}, {"a": Fabric(devices=1)}))
     ranks: Any = None  # none is asked before
     with pytest.raises(RecipeError, match="which reads pictures, but `placement:` carries texts alone"):
-        LocalPools(recipe, ranks, tmp_path)
+        StartedPools(recipe, ranks, tmp_path)
+
+
+def test_a_socket_has_a_path_that_systems_take(tmp_path: Path) -> None:
+    """A folder of temporary files may have a longer one; then the process listens at a port of this machine."""
+    process = PoolProcess(("run", "a", "1", "."), {}, tmp_path / "log", 0, None)
+    site = ServerSite(Path("/tmp/rlkit-pool-12345678"), "127.0.0.1", 20001, "python")
+    words = ["python", "-m", "rlkit_placement", "run", "a", "1", "."]
+    assert process._words(site) == [*words, "/tmp/rlkit-pool-12345678/socket"]
+    assert process._words(site._replace(folder=Path("/tmp", "x" * 90))) == [*words, "127.0.0.1:20001"]
+    process.close()
 
 
 def test_rows_of_two_ranks_are_joined_and_separated() -> None:

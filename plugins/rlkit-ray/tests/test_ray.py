@@ -9,8 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +25,7 @@ from rlkit.commands import parse
 from rlkit.interfaces.launcher import LaunchedRun
 from rlkit.testing import check_plugin
 from tests.conftest import ROOT, write_metadata
-from tests.ray_cluster import PACKAGES, started_cluster
+from tests.ray_cluster import PACKAGES, end_machine, started_cluster, wait_until
 
 SIZES = ("--fabric.accelerator=cpu", "--fabric.num_nodes=2", "--fabric.devices=1")
 SHORT = ("--recipe=quickstart", "--validation=null", "--train.prompts_per_step=8", "--rollout.group_size=4")
@@ -34,13 +33,6 @@ SHORT = ("--recipe=quickstart", "--validation=null", "--train.prompts_per_step=8
 
 def test_it_is_registered() -> None:
     assert {(f.part, f.state) for f in check_plugin("rlkit-ray", rlkit_ray)} == {("Ray", "ok")}
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.2)
-    return condition()
 
 
 def rlkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -314,17 +306,6 @@ def node_of_bundle(cluster: Cluster, bundle: int, other_than: Any = None) -> Any
         return node
     finally:
         ray.shutdown()
-
-
-def end_machine(node: Any) -> None:
-    """Kill a node as the death of its machine does: its raylet, its workers and all that they have started."""
-    raylet = node.all_processes["raylet"][0].process.pid
-    pids = [raylet, *(info.process.pid for info in node.all_processes.get("gcs_server", []))]
-    for pid in pids:
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            pids += [int(child) for child in path.read_text().split()]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 from rlkit_ray import servers
-from rlkit_ray.servers import RESERVED, RayServer
+from rlkit_ray.driver import divides_rows
+from rlkit_ray.servers import RESERVED, RayServer, ServerActor
 
 from rlkit.base.errors import EngineError
-from rlkit.interfaces.launcher import ServerCommand, ServerSite
+from rlkit.interfaces.launcher import LaunchedRun, ServerCommand, ServerSite
 
 COMMAND = ServerCommand("fake", lambda site: ["serve", str(site.port)], lambda folder: None)
 DEAD = ActorUnavailableError("its node does not answer", None)
@@ -31,6 +33,7 @@ class Node:
         self.port = port
         self.fault = fault
         self.runs = False
+        self.status: int | None = None
         self.calls: list[str] = []
 
     def __getattr__(self, method: str) -> Any:
@@ -42,7 +45,8 @@ class Node:
             raise self.fault[1]
         if method == "start":
             self.runs = True
-        return {"site": ServerSite(Path("folder"), "host", self.port), "running": self.runs}.get(method)
+        site = ServerSite(Path("folder"), "host", self.port)
+        return {"site": site, "running": self.runs, "exit_status": self.status}.get(method)
 
 
 @pytest.fixture
@@ -130,3 +134,48 @@ def test_a_closed_server_is_not_tried_again(cluster: Callable[..., list[Node]]) 
     with pytest.raises(EngineError, match="could not be started"):
         hosted.start()
     assert len(placed) == 1
+
+
+@pytest.mark.parametrize(
+    ("vital", "status", "noted"),
+    [(True, -9, {4: -9}), (True, None, {4: None}), (True, 2, {}), (True, 0, {}), (False, -9, {})],
+)
+def test_the_first_nodes_agent_knows_what_ended_a_vital_server(
+    cluster: Callable[..., list[Node]], monkeypatch: pytest.MonkeyPatch, vital: bool, status: int | None, noted: object
+) -> None:
+    """A signal, or its node's death; one that has ended by its own error would do so again."""
+    placed = cluster(None)
+    told: dict[int, int | None] = {}
+    agent = SimpleNamespace(note_lost_server=SimpleNamespace(remote=lambda *arguments: (Told(), arguments)))
+    monkeypatch.setattr(servers.ray, "get_actor", {"group": agent}.__getitem__, raising=False)
+
+    class Told:
+        def call(self, arguments: tuple[int, int | None]) -> None:
+            assert hosted.alive  # the run does not know it yet
+            told.update([arguments])
+
+    command = ServerCommand("fake", COMMAND.words, COMMAND.write_files, vital=vital)
+    hosted = RayServer(command, 4, {"CPU": 1.0}, 60.0)
+    hosted.start()
+    placed[0].status = status
+    hosted._note_end(with_its_node=status is None)
+    assert (hosted.alive, hosted.exit_status(), told) == (False, status, noted)
+
+
+def test_a_log_is_written_where_the_node_shares_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    actor = ServerActor()
+    with pytest.raises(FileNotFoundError, match=rf"node 10\.0\.0\.1 does not share the folder {tmp_path}/missing"):
+        actor.start(["true"], {}, {}, tmp_path / "missing" / "log")
+    actor.start([sys.executable, "-c", "print('begun')"], {}, {}, tmp_path / "log")
+    assert actor.supervisor is not None
+    assert actor.supervisor.wait(60) == 0
+    assert (tmp_path / "log").read_text().startswith("begun\n")
+    assert (actor.running(), actor.exit_status()) == (False, 0)
+    actor.close()
+
+
+@pytest.mark.parametrize(("nodes", "fits"), [(4, True), (3, False), (2, True), (1, True)])
+def test_a_run_goes_on_with_ranks_that_can_divide_the_rows_of_its_pools(nodes: int, fits: bool) -> None:
+    run = LaunchedRun((), Path("/run"), None, False, 4, 2, False, pools=((0, 0, 0, 0), (0,)))
+    assert divides_rows(run, nodes) == fits

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rlkit.hooks import Register, hookimpl
-from rlkit_placement.pools import LocalPools
+from rlkit_placement.pools import StartedPools
 
-__all__ = ["LocalPools"]
+__all__ = ["StartedPools"]
 
 
 @hookimpl
 def rlkit_register(register: Register) -> None:
-    register(LocalPools)
+    register(StartedPools)

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from rlkit_rewards.model import ModelReward
 
 from rlkit.base.errors import RecipeError, show
+from rlkit.interfaces.launcher import Launcher
 from rlkit.interfaces.reward import RewardManager
 from rlkit.recipe import FSDP2, Fabric, Recipe
 from rlkit.recipe.placement import Role
@@ -93,13 +94,15 @@ def _pool_problems(recipe: Recipe, name: str) -> Iterator[str]:
     assert recipe.placement is not None
     key, pool, roles = f"placement.pools.{name}", recipe.placement.pools[name], recipe.placement.roles
     own = {role for role, own_pool in roles.items() if own_pool == name}
-    size, ranks = number_of(pool.devices), number_of(recipe.fabric.devices)
+    size, ranks = number_of(pool.devices), number_of(recipe.fabric.devices) * recipe.fabric.num_nodes
     if not size:
         yield f"{key}.devices is {show(pool.devices)}, expected a number of devices or their indices"
+    elif not isinstance(pool.devices, int) and recipe.launcher is not None:
+        yield f"{key}.devices is {show(pool.devices)}, but the launcher chooses devices; set it to their number, {size}"
     elif ranks and max(size, ranks) % min(size, ranks):
-        yield f"{key}.devices has {size} and fabric.devices {ranks}, expected one to be a multiple of the other"
+        yield f"{key}.devices has {size}, and the trainer {ranks} ranks, expected one to be a multiple of the other"
     if pool.num_nodes != 1 or pool.plugins is not None:
-        yield f"{key} has num_nodes or plugins, but pools are on the trainer's machine; remove them"
+        yield f"{key} has num_nodes or plugins, but `devices` says how large a pool is, wherever they are; remove them"
     if pool.precision == "auto":
         yield f"{key}.precision is 'auto', expected that of the pool, such as {recipe.fabric.precision}"
     strategy = pool.strategy
@@ -120,8 +123,12 @@ def _pool_problems(recipe: Recipe, name: str) -> Iterator[str]:
 
 
 def _trainer_problems(fabric: Fabric, recipe: Recipe) -> Iterator[str]:
-    if fabric.num_nodes != 1 or recipe.launcher is not None:
-        yield "`placement:` starts pools on one machine; remove it, or set fabric.num_nodes: 1 and no `launcher:`"
+    launcher = recipe.launcher
+    if launcher is None and fabric.num_nodes != 1:
+        yield "`placement:` starts pools on one machine without a launcher; set fabric.num_nodes: 1, or launcher: Ray"
+    if launcher is not None and type(launcher).host_server is Launcher.host_server:
+        name = type(launcher).__name__
+        yield f"`placement:` needs devices beside those of the ranks, which {name} does not start; set launcher: Ray"
     strategy = fabric.strategy
     if isinstance(strategy, FSDP2) and strategy.tensor_parallel * strategy.sequence_parallel > 1:
         yield (
@@ -158,6 +165,8 @@ def _gpus(recipe: Recipe) -> dict[str, list[int]]:
 def _gpu_problems(recipe: Recipe) -> Iterator[str]:
     import torch
 
+    if recipe.launcher is not None:  # it knows what its cluster has
+        return
     for name, indices in _gpus(recipe).items():
         if indices and max(indices) >= torch.cuda.device_count():
             yield (

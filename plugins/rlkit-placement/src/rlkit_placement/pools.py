@@ -1,39 +1,39 @@
-"""The pools of a run, as its ranks use them: processes of this machine, which end with the run."""
+"""The pools of a run, as its ranks use them: processes that the first rank starts, and that end with the run."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import tempfile
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from rlkit_servers.process import LONGEST_FOLDER, free_port, kill_supervised, server_environment, start_supervised
 from torch import Tensor
 
 from rlkit.base.errors import PoolError
 from rlkit.batch import RolloutBatch
+from rlkit.interfaces.launcher import is_launched
 from rlkit.interfaces.placement import PlacedModel, PoolReply, Pools
 from rlkit.recipe import Recipe
 from rlkit_placement.checks import find_problems, number_of, refuse_pictures, visible_devices
+from rlkit_placement.handshake import connect_client
 from rlkit_placement.rows import divided, split_rows
-from rlkit_placement.wire import ANY_TIME, TOGETHER, receive, send
+from rlkit_placement.started import PoolProcess, ProcessGroup
+from rlkit_placement.wire import ANY_TIME, KEY, TOGETHER, receive, send
 
 if TYPE_CHECKING:
     from rlkit.distributed.ranks import Ranks
 
 POLL_SECONDS = 0.2
-EXIT_SECONDS = 5.0
-"""How long the exit status of a process may take that has closed its connections."""
+EXIT_SECONDS = 45.0
+"""How long the end of a process may take to be known that has closed its connections; Ray looks for its node first."""
 
 
 class Pool:
@@ -44,18 +44,19 @@ class Pool:
         recipe: With that pool.
         ranks: This rank among the others.
         run: The run folder.
-        sockets: The folder of its sockets.
     """
 
-    def __init__(self, name: str, recipe: Recipe, ranks: Ranks, run: Path, sockets: Path) -> None:
+    def __init__(self, name: str, recipe: Recipe, ranks: Ranks, run: Path) -> None:
         assert recipe.placement is not None
         self.name = name
         self.roles = sorted(role for role, pool in recipe.placement.roles.items() if pool == name)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[PoolProcess] = []
         self.logs = run / "pools"
         self.busy = 0.0
-        self._recipe, self._ranks, self._run, self._sockets = recipe, ranks, run, sockets
+        self._recipe, self._ranks, self._run = recipe, ranks, run
         self._size = number_of(recipe.placement.pools[name].devices)
+        self._gpus = int(recipe.placement.pools[name].accelerator != "cpu")
+        self._group: ProcessGroup | None = None  # its store is open as long as this object is
         self._deadline = recipe.train.deadline
         self._connections: dict[str, list[Connection]] = {}
         self._lock = threading.Lock()
@@ -64,27 +65,31 @@ class Pool:
     def __str__(self) -> str:
         return f"pool {self.name} ({', '.join(self.roles)})"
 
-    def start(self) -> None:
-        """Start its processes, as the first rank does."""
+    def start(self, key: bytes) -> list[str]:
+        """Start its processes, as the first rank does; return their addresses.
+
+        Raises:
+            EngineError: The launcher cannot start one.
+        """
         self.logs.mkdir(exist_ok=True)
-        environment = server_environment() | visible_devices(self._recipe, self.name)
-        port = free_port() if self._size > 1 else 0
-        clients = [self._ranks.count // self._size] * self._size if self._ranks.count > self._size else [1] * self._size
+        launcher = self._recipe.launcher if is_launched() else None
+        self._group = ProcessGroup(self._size, launcher is not None) if self._size > 1 else None
+        own_gpus = {} if launcher is not None else visible_devices(self._recipe, self.name)
+        clients = max(self._ranks.count // self._size, 1)
+        words = (str(self._run.absolute()), self.name, str(clients), os.getcwd())
         for rank in range(self._size):
-            words = [str(self._run.absolute()), self.name, str(clients[rank]), str(self._socket(rank))]
-            group = _group(rank, self._size, port) if port else {}
-            command = (sys.executable, "-m", "rlkit_placement", *words)
-            log = self.log(rank)
-            log.unlink(missing_ok=True)
-            process = start_supervised(command, environment | group, log, folder=self._sockets)
+            self.log(rank).unlink(missing_ok=True)
+            variables = {} if self._group is None else self._group.variables(rank)
+            process = PoolProcess(
+                words, {**own_gpus, **variables, KEY: key.hex()}, self.log(rank), self._gpus, launcher
+            )
             self.processes.append(process)
+            process.start()
+        return [process.address for process in self.processes]
 
     def log(self, rank: int) -> Path:
         """Return the file of a process's output."""
         return self.logs / f"{self.name}-{rank}.log"
-
-    def _socket(self, rank: int) -> Path:
-        return self._sockets / f"{self.name}-{rank}"
 
     def await_ready(self) -> None:
         """Wait until its processes have loaded their models, as the first rank does.
@@ -93,7 +98,7 @@ class Pool:
             PoolError: One has ended, or does not within `train.deadline`.
         """
         end = time.monotonic() + self._deadline
-        while not all(os.path.exists(self._socket(rank)) for rank in range(self._size)):
+        while not all(process.listens() for process in self.processes):
             problem = self.failure()
             if problem is not None:
                 raise PoolError(problem)
@@ -101,14 +106,21 @@ class Pool:
                 raise PoolError(f"{self} has not loaded its models within train.deadline; its log is {self.log(0)}")
             time.sleep(POLL_SECONDS)
 
-    def connect(self) -> None:
-        """Connect this rank to its processes, which are ready."""
+    def connect(self, addresses: Sequence[str], key: bytes) -> None:
+        """Connect this rank to its processes, which are ready.
+
+        Raises:
+            PoolError: One does not answer, or has another key.
+        """
         own = [rank for rank in range(self._size) if rank % self._ranks.count == self._ranks.index % self._size]
         kinds = [TOGETHER] * (self.roles != ["reward"]) + [ANY_TIME] * ("reward" in self.roles)
         for kind in kinds:
-            self._connections[kind] = [Client(str(self._socket(rank)), "AF_UNIX") for rank in own]
-            for connection in self._connections[kind]:
-                send(connection, {"kind": kind, "rank": self._ranks.index}, {})
+            header = {"kind": kind, "rank": self._ranks.index}
+            try:
+                connections = [connect_client(addresses[rank], key, header, self._deadline) for rank in own]
+            except OSError as error:
+                raise PoolError(f"{self} cannot be reached from {socket.gethostname()}: {error}") from error
+            self._connections[kind] = connections
 
     def begin(self, work: str, batch: RolloutBatch | None, options: Mapping[str, object]) -> Future[PoolReply]:
         """Begin a request that all ranks make in the same order."""
@@ -152,17 +164,10 @@ class Pool:
     def failure(self) -> str | None:
         """Name a process that has ended; None if all run, or for a rank that has not started them."""
         for rank, process in enumerate(self.processes):
-            status = process.poll()
-            if status is not None:
-                how = f"ended by {signal.Signals(256 - status).name}" if status > 128 else f"exit status {status}"
-                return f"{self} has lost its process {rank}, {how}{self._error(rank)}; its log is {self.log(rank)}"
+            end = process.end()
+            if end is not None:
+                return f"{self} has lost its process {rank}, {end}; its log is {self.log(rank)}"
         return None
-
-    def _error(self, rank: int) -> str:
-        """Return the error with which a process has ended, after a colon; empty if its log has none."""
-        lines = self.log(rank).read_text(encoding="utf-8", errors="replace").splitlines()
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return f": {errors[-1]}" if errors else ""
 
     def _lost(self) -> str:
         end = time.monotonic() + EXIT_SECONDS
@@ -177,21 +182,14 @@ class Pool:
         """End its processes, on the rank that started them, and this rank's connections."""
         processes, self.processes = self.processes, []
         for process in processes:
-            kill_supervised(process)
+            process.close()
         for connection in (c for connections in self._connections.values() for c in connections):
             connection.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _group(rank: int, size: int, port: int) -> dict[str, str]:
-    """Return the variables of a process group, which are those of torchrun."""
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "rlkit"}
-    return {name: str(value) for name, value in (ranks | master).items()}
-
-
-class LocalModel(PlacedModel):
-    """A model of a pool on this machine.
+class PooledModel(PlacedModel):
+    """A model of a pool.
 
     Args:
         pool: Connected.
@@ -214,19 +212,18 @@ class LocalModel(PlacedModel):
         return wait
 
 
-class LocalPools(Pools):
-    """Pools of processes on this machine."""
+class StartedPools(Pools):
+    """Pools whose processes the first rank starts: where the run's launcher places them, or on this machine."""
 
     def __init__(self, recipe: Recipe, ranks: Ranks, folder: Path) -> None:
         assert recipe.placement is not None
         refuse_pictures(recipe)
         self._placement, self._ranks = recipe.placement, ranks
-        self._sockets = Path(ranks.from_first(_private_folder))
-        self._pools = {name: Pool(name, recipe, ranks, folder, self._sockets) for name in recipe.placement.pools}
+        self._pools = {name: Pool(name, recipe, ranks, folder) for name in recipe.placement.pools}
         self._connected: set[str] = set()
         self._since = time.monotonic()
         try:
-            ranks.on_first(self._start)
+            self._key, self._addresses = ranks.from_first(self._start)
         except BaseException:
             self.close()
             raise
@@ -235,9 +232,10 @@ class LocalPools(Pools):
     def problems(recipe: Recipe) -> Iterator[str]:
         return find_problems(recipe)
 
-    def _start(self) -> None:
-        for pool in self._pools.values():
-            pool.start()
+    def _start(self) -> tuple[bytes, dict[str, list[str]]]:
+        """Start the processes; return the run's key, and the addresses of each pool's processes."""
+        key = secrets.token_bytes(32)
+        return key, {name: pool.start(key) for name, pool in self._pools.items()}
 
     def _pool(self, role: str) -> Pool | None:
         """Return the pool of a role, which is waited for when it is first asked for; all ranks must call this."""
@@ -247,14 +245,14 @@ class LocalPools(Pools):
         pool = self._pools[name]
         if name not in self._connected:  # agreed: all ranks ask for the same roles, in the same order
             self._ranks.on_first(pool.await_ready)
-            pool.connect()
+            pool.connect(self._addresses[name], self._key)
             self._connected.add(name)
         return pool
 
     def model(self, role: str, path: str | None = None) -> PlacedModel | None:
         pool = self._pool(role)
         options = {} if path is None else {"path": path}
-        return None if pool is None else LocalModel(pool, self._ranks.fabric.device, options)
+        return None if pool is None else PooledModel(pool, self._ranks.fabric.device, options)
 
     def classifier(self, path: str, dtype: str) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
         pool = self._pool("reward")
@@ -278,14 +276,3 @@ class LocalPools(Pools):
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
-        if self._ranks.fabric.is_global_zero:
-            for path in self._sockets.glob("*"):
-                path.unlink(missing_ok=True)
-            if os.path.exists(self._sockets):
-                self._sockets.rmdir()
-
-
-def _private_folder() -> str:
-    """Make a folder that no other user can enter, whose path is short enough for sockets."""
-    long = len(tempfile.gettempdir()) > LONGEST_FOLDER
-    return tempfile.mkdtemp(prefix="rlkit-pools-", dir="/tmp" if long else None)

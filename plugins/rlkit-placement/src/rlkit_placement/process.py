@@ -1,17 +1,20 @@
-"""A process of a pool: `python -m rlkit_placement RUN POOL CLIENTS SOCKET`.
+"""A process of a pool: `python -m rlkit_placement RUN POOL CLIENTS FOLDER ADDRESS`.
 
-It loads the models of the pool's roles, then serves the trainer's ranks that connect to SOCKET, CLIENTS of them. Of
+In the FOLDER of the command, which relative paths in the recipe mean, it loads the models of the pool's roles. Then it
+serves the trainer's ranks that connect to ADDRESS, CLIENTS of them, with the key in the variable `KEY`. Of
 requests to trained and frozen models it takes one from each of them and computes them together, so that all ranks of
 the pool, which share the work, do the same in the same order. Rewards are scored at any time, beside that.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,50 +24,76 @@ from rlkit_rewards.model import load_classifier
 
 from rlkit.api.policy import fabric_for
 from rlkit.api.roles import placed_recipe
-from rlkit.base.errors import RlkitError, explain
+from rlkit.base.errors import PoolError, RlkitError, explain
 from rlkit.distributed.offload import use_device
 from rlkit.interfaces.placement import PoolReply
 from rlkit.recipe import Recipe
+from rlkit.types import JsonObject
 from rlkit_placement.checks import number_of
+from rlkit_placement.handshake import ClientListener
 from rlkit_placement.models import RoleModels
 from rlkit_placement.rows import joined, separated
-from rlkit_placement.wire import ANY_TIME, TOGETHER, receive, send
+from rlkit_placement.wire import ANY_TIME, KEY, TOGETHER, receive, send
 
 
 def main(argv: Sequence[str]) -> int:
     """Load the models and serve until the trainer's ranks have ended; return the exit status."""
-    run, pool, clients, socket = argv
+    run, pool, clients, folder, address = argv
     try:
-        recipe = placed_recipe(Path(run), pool)
-        own = replace(recipe.fabric, devices=number_of(recipe.fabric.devices))
-        fabric = fabric_for(replace(recipe, fabric=own))
+        recipe = _recipe_in(folder, Path(run), pool)
+        assert recipe.placement is not None
+        roles = {role for role, own in recipe.placement.roles.items() if own == pool}
+        kinds = [TOGETHER] * bool(roles - {"reward"}) + [ANY_TIME] * ("reward" in roles)
+        listener = _listener(address, int(clients) * len(kinds))
+        size, here = number_of(recipe.fabric.devices), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        fabric = fabric_for(replace(recipe, fabric=replace(recipe.fabric, devices=here, num_nodes=size // here)))
         fabric.launch()
-        _serve(recipe, fabric, pool, int(clients), Path(socket))
+        models = RoleModels(recipe, fabric, roles)
+        print(f"pool {pool} serves {', '.join(sorted(roles))}", flush=True)
+        _serve(listener, models, fabric)
     except RlkitError as error:
         print(f"error: {error}", flush=True)
         return error.exit_code
     return 0
 
 
-def _serve(recipe: Recipe, fabric: Fabric, pool: str, clients: int, socket: Path) -> None:
-    assert recipe.placement is not None
-    roles = {role for role, own in recipe.placement.roles.items() if own == pool}
-    models = RoleModels(recipe, fabric, roles)
-    kinds = [TOGETHER] * bool(roles - {"reward"}) + [ANY_TIME] * ("reward" in roles)
-    listener = Listener(f"{socket}.new", "AF_UNIX", backlog=2 * clients)
-    socket.with_name(f"{socket.name}.new").rename(socket)  # it listens by now
-    print(f"pool {pool} serves {', '.join(sorted(roles))}", flush=True)
+def _recipe_in(folder: str, run: Path, pool: str) -> Recipe:
+    """Enter the folder of the command; return the recipe of the run, for the pool.
+
+    Raises:
+        PoolError: This machine has not these folders.
+    """
+    try:
+        os.chdir(folder)
+        return placed_recipe(run, pool)
+    except OSError as error:
+        raise PoolError(
+            f"{socket.gethostname()} cannot read {folder} and {run}, the folders of the command and of the run: "
+            f"{explain(error)}; all nodes must share them"
+        ) from error
+
+
+def _listener(address: str, clients: int) -> ClientListener:
+    try:
+        return ClientListener(address, bytes.fromhex(os.environ.pop(KEY)), clients)
+    except OSError as error:
+        raise PoolError(f"nothing can listen at {address}: {explain(error)}") from error
+
+
+def _serve(listener: ClientListener, models: RoleModels, fabric: Fabric) -> None:
+    """Accept all clients, and answer them until one has ended."""
     together: dict[int, Connection] = {}
-    for _ in range(clients * len(kinds)):
-        connection = listener.accept()
-        header, _ = receive(connection)
+
+    def accept(header: JsonObject, connection: Connection) -> None:
         if header["kind"] == TOGETHER:
             together[header["rank"]] = connection
         else:
             threading.Thread(target=_score, args=(fabric, connection), daemon=True).start()
+
+    listener.accept_all(accept)
     if not together:
         threading.Event().wait()  # the supervisor ends this process
-    while _answer(models, [together[index] for index in sorted(together)], fabric.device):
+    while _answer(models, [together[rank] for rank in sorted(together)], fabric.device):
         pass
 
 

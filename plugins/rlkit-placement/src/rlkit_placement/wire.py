@@ -14,6 +14,9 @@ from rlkit.types import JsonObject
 TOGETHER, ANY_TIME = "together", "any time"
 """What a connection is for: requests that all ranks make in the same order, or those of rewards."""
 
+KEY = "RLKIT_POOL_KEY"
+"""The environment variable of a pool's processes with the run's random key, in hexadecimal digits."""
+
 HEADER_BYTES = 1 << 24
 PART_BYTES = 1 << 30
 """Tensors of a part take so much, or the part is a single tensor."""

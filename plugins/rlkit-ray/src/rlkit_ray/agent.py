@@ -10,10 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlkit_servers.process import free_port, kill_supervised, start_supervised
-
-SIGNALLED = 192
-"""A larger exit status of a supervisor is 256 minus the number of the signal that ended its rank."""
+from rlkit_servers.process import exit_status, free_port, kill_supervised, start_supervised
 
 
 class NodeInfo(NamedTuple):
@@ -38,8 +35,7 @@ class RankProcess:
 
     def status(self) -> int | None:
         """Return the exit status, negative for the signal that ended the rank; None while it runs."""
-        code = self._process.poll()
-        return code if code is None or code < SIGNALLED else code - 256
+        return exit_status(self._process)
 
     def signal(self, number: int) -> None:
         """Send a signal to the rank."""
@@ -64,6 +60,7 @@ class NodeAgent:
     def __init__(self, working_folder: str, out: str) -> None:
         self._out = Path(out)
         self._ranks: dict[int, RankProcess] = {}
+        self._lost_servers: dict[int, int | None] = {}
         self._problem = ""
         try:
             os.chdir(working_folder)
@@ -103,6 +100,14 @@ class NodeAgent:
     def statuses(self) -> dict[int, int | None]:
         """Return the exit status of each rank."""
         return {rank: process.status() for rank, process in self._ranks.items()}
+
+    def note_lost_server(self, bundle: int, status: int | None) -> None:
+        """Store the exit status of a vital server that a signal has ended; None for one that has died with its node."""
+        self._lost_servers[bundle] = status
+
+    def lost_servers(self) -> dict[int, int | None]:
+        """Return the exit statuses of the vital servers that were lost, by the indices of their bundles."""
+        return self._lost_servers
 
     def log(self, rank: int) -> Path:
         """Return the file with a rank's output."""

@@ -69,11 +69,12 @@ class Attempt:
         actor = ray.remote(NodeAgent)
         self._agents: list[Any] = [
             actor.options(
+                name=f"{reservation.name}-{index}" if index else reservation.name,
                 num_cpus=resources["CPU"],
                 num_gpus=resources.get("GPU", 0),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(reservation.group, bundle),
             ).remote(os.getcwd(), str(run.out))
-            for bundle in reservation.order
+            for index, bundle in enumerate(reservation.order)
         ]
 
     def start(self, variables: Mapping[str, str], *, restarted: bool) -> None:
@@ -163,16 +164,21 @@ class Attempt:
         if not failed or interrupted:
             return End(INTERRUPTED if interrupted and failed else code)
         killed = {rank: status for rank, status in statuses.items() if status is not None and status < 0}
+        lost_servers: dict[int, int | None] = self._answer(0, self._agents[0].lost_servers.remote()) or {}
         deadline = time.monotonic() + SEEN_SECONDS
-        while len(self._agents) > 1 and not (killed or self._lost) and time.monotonic() < deadline:
+        while len(self._agents) > 1 and not (killed or lost_servers or self._lost) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             self._statuses()
         if self._lost:
             lost = frozenset(self._nodes[index] for index in self._lost)
             return End(code, lost, True, f"{len(lost)} of {len(self._nodes)} nodes died")
-        if killed:
-            rank, status = next(iter(killed.items()))
-            return End(code, frozenset(), True, f"rank {rank} was ended by {signal.Signals(-status).name}")
+        lost = frozenset(self._reservation.nodes[bundle] for bundle, status in lost_servers.items() if status is None)
+        if lost:
+            return End(code, lost, True, f"{len(lost)} nodes with processes of pools died")
+        ended = [(f"rank {rank}", status) for rank, status in killed.items()]
+        ended += [("a process of a pool", status) for status in lost_servers.values() if status is not None]
+        for name, status in ended:
+            return End(code, frozenset(), True, f"{name} was ended by {signal.Signals(-status).name}")
         return End(code)
 
     def _statuses(self) -> dict[int, int | None]:

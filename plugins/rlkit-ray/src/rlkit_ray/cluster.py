@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,10 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Reservation:
-    """Devices for the servers and the ranks of a run.
+    """Devices for the pools, the servers and the ranks of a run.
 
     Args:
-        group: The placement group: a bundle for each server, then one for each node of the run.
+        group: The placement group: a bundle for each process of a pool, for each server, and for each node of the run.
         name: The group's name.
         nodes: The id of the node of each bundle.
         order: Bundles of the run's nodes, those on one node next to each other: Ray's PACK does not keep them so.
@@ -47,22 +48,36 @@ class Demand:
         nodes: Number of nodes.
         node: The resources of each node.
         servers: The resources of each server.
+        pools: The resources of each process of a pool.
     """
 
     nodes: int
     node: Resources
     servers: Sequence[Resources] = ()
+    pools: Sequence[Resources] = ()
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The numbers of processes of pools, of servers and of nodes."""
+        return len(self.pools), len(self.servers), self.nodes
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """The bundles of the placement group."""
+        return [dict(resources) for resources in (*self.pools, *self.servers, *[self.node] * self.nodes)]
 
     @classmethod
     def of(cls, run: LaunchedRun, cpus_per_rank: int, cpus_per_server: int) -> Demand:
         """Return the resources of a run."""
         ranks = float(run.ranks_per_node)
         node = {"CPU": ranks * cpus_per_rank} | ({"GPU": ranks} if run.on_gpus else {})
-        return cls(run.nodes, node, [server_resources(gpus, cpus_per_server) for gpus in run.servers])
+        servers = [server_resources(gpus, cpus_per_server) for gpus in run.servers]
+        pools = [server_resources(gpus, cpus_per_server) for pool in run.pools for gpus in pool]
+        return cls(run.nodes, node, servers, pools)
 
 
 def server_resources(gpus: int, cpus: int) -> dict[str, float]:
-    """Return the resources of a server."""
+    """Return the resources of a server or of a process of a pool."""
     return {"CPU": float(cpus)} | ({"GPU": float(gpus)} if gpus else {})
 
 
@@ -71,8 +86,8 @@ def alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def capacity(demand: Demand) -> tuple[int, int]:
-    """Return for how many servers, and then for how many nodes of a run the cluster has room if it is not in use."""
+def capacity(demand: Demand) -> tuple[int, int, int]:
+    """Return for how many processes of pools, servers and nodes of a run the cluster has room if it is not in use."""
     rooms = [dict(node["Resources"]) for node in alive_nodes()]
 
     def place(resources: Resources) -> bool:
@@ -83,10 +98,10 @@ def capacity(demand: Demand) -> tuple[int, int]:
                 return True
         return False
 
-    largest_first = sorted([*demand.servers, *[demand.node] * demand.nodes], key=_size, reverse=True)
-    placed = [resources for resources in largest_first if place(resources)]
-    nodes = min(demand.nodes, placed.count(demand.node))
-    return len(placed) - nodes, nodes
+    kinds = [kind for kind, count in enumerate(demand.counts) for _ in range(count)]
+    largest_first = sorted(zip(kinds, demand.bundles, strict=True), key=lambda bundle: _size(bundle[1]), reverse=True)
+    placed = Counter(kind for kind, resources in largest_first if place(resources))
+    return placed[0], placed[1], placed[2]
 
 
 def _size(resources: Resources) -> tuple[float, float]:
@@ -99,10 +114,10 @@ def require_capacity(demand: Demand) -> None:
     Raises:
         RecipeError: With a table of what the nodes have.
     """
-    servers, nodes = capacity(demand)
-    if (servers, nodes) == (len(demand.servers), demand.nodes):
+    pools, servers, nodes = capacity(demand)
+    if (pools, servers, nodes) == demand.counts:
         return
-    names = dict.fromkeys(name for resources in (demand.node, *demand.servers) for name in resources)
+    names = dict.fromkeys(name for resources in (demand.node, *demand.bundles) for name in resources)
     rows = [
         f"  {safe(node['NodeManagerAddress']):<20}" + "".join(f"{node['Resources'].get(name, 0):>8g}" for name in names)
         for node in alive_nodes()
@@ -110,11 +125,15 @@ def require_capacity(demand: Demand) -> None:
     room = f"{nodes} of the run's {demand.nodes} nodes of {_text(demand.node)}"
     if demand.servers:
         room += f", and {servers} of its {len(demand.servers)} servers of {_text(demand.servers[0])}"
+    if demand.pools:
+        sizes = " or ".join(dict.fromkeys(map(_text, demand.pools)))
+        room += f", and {pools} of the {len(demand.pools)} processes of its pools of {sizes}"
     raise RecipeError(
         f"the Ray cluster has room for {room}; its nodes have\n"
         + "\n".join([f"  {'address':<20}" + "".join(f"{name:>8}" for name in names), *rows])
         + "\nset --fabric.num_nodes, --fabric.devices, --launcher.cpus_per_rank"
         + (", --rollout.engine.servers" if demand.servers else "")
+        + (", the devices of placement.pools" if demand.pools else "")
         + ", or add nodes by `ray start`"
     )
 
@@ -129,7 +148,7 @@ def reserve(demand: Demand, wait_seconds: float, signals: Sequence[int]) -> Rese
     Raises:
         LaunchError: Others use them for longer than `wait_seconds`.
     """
-    bundles = [dict(resources) for resources in (*demand.servers, *[demand.node] * demand.nodes)]
+    bundles = demand.bundles
     name = f"rlkit-{uuid.uuid4().hex}"
     group = placement_group(bundles, strategy="PACK", name=name)
     ready, deadline = group.ready(), time.monotonic() + wait_seconds
@@ -141,15 +160,17 @@ def reserve(demand: Demand, wait_seconds: float, signals: Sequence[int]) -> Rese
     if not ray.wait([ready], timeout=0)[0]:
         remove_placement_group(group)
         free = ray.available_resources()
-        total = {key: sum(bundle.get(key, 0) for bundle in bundles) for key in bundles[-1]}
+        keys = dict.fromkeys(key for bundle in bundles for key in bundle)
+        total = {key: sum(bundle.get(key, 0) for bundle in bundles) for key in keys}
         listed = _text({key: free.get(key, 0) for key in total})
-        servers = f" and {len(demand.servers)} servers" if demand.servers else ""
+        beside = f" and {len(demand.servers)} servers" if demand.servers else ""
+        beside += f" and {len(demand.pools)} processes of pools" if demand.pools else ""
         raise LaunchError(
-            f"the run needs {_text(total)} for {demand.nodes} nodes{servers}, but for {wait_seconds:g} s only {listed} "
+            f"the run needs {_text(total)} for {demand.nodes} nodes{beside}, but for {wait_seconds:g} s only {listed} "
             "were free (launcher.wait_seconds); end other work on the cluster, or wait longer"
         )
     placed = placement_group_table(group)["bundles_to_node_id"]
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    nodes = range(len(demand.servers), len(bundles))
+    nodes = range(len(bundles) - demand.nodes, len(bundles))
     order = sorted(nodes, key=lambda bundle: (addresses[placed[bundle]], placed[bundle], bundle))
     return Reservation(group, name, [placed[bundle] for bundle in sorted(placed)], order)

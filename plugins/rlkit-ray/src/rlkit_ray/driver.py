@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -87,7 +88,7 @@ class ClusterDriver:
         nodes, lost = run.nodes, set[str]()
         for attempt in range(self.launcher.restarts + 1):
             if attempt:
-                nodes = self._nodes_left(demand, lost, signals)
+                nodes = self._nodes_left(run, demand, lost, signals)
                 restarts = self.launcher.restarts
                 print(f"launcher: going on with {nodes} of {run.nodes} nodes ({attempt} of {restarts} restarts)")
             reservation = (
@@ -109,8 +110,8 @@ class ClusterDriver:
             f"{end.reason}, after {self.launcher.restarts} restarts (launcher.restarts); logs: {run.out}/launcher"
         )
 
-    def _nodes_left(self, demand: Demand, lost: set[str], signals: list[int]) -> int:
-        """Return on how many nodes the run can go on, once Ray has noticed which have died.
+    def _nodes_left(self, run: LaunchedRun, demand: Demand, lost: set[str], signals: list[int]) -> int:
+        """Return on how many nodes the run can go on, with its pools, once Ray has noticed which have died.
 
         Raises:
             LaunchError: There is no room for any.
@@ -120,8 +121,9 @@ class ClusterDriver:
             time.sleep(1.0)
         deadline = time.monotonic() + self.launcher.wait_seconds
         while not signals:
-            for nodes in range(demand.nodes, 0, -1):
-                if capacity(replace(demand, nodes=nodes)) == (len(demand.servers), nodes):
+            for nodes in filter(partial(divides_rows, run), range(demand.nodes, 0, -1)):
+                fewer = replace(demand, nodes=nodes)
+                if capacity(fewer) == fewer.counts:
                     return nodes
             if time.monotonic() > deadline:
                 raise LaunchError(
@@ -134,6 +136,12 @@ class ClusterDriver:
         """Return the environment variables that ranks get from the command."""
         own = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
         return {"OMP_NUM_THREADS": str(self.launcher.cpus_per_rank), "PYTHONUNBUFFERED": "1"} | own
+
+
+def divides_rows(run: LaunchedRun, nodes: int) -> bool:
+    """Whether the ranks of so many nodes can divide their rows among those of each pool: see `rlkit docs placement`."""
+    ranks = nodes * run.ranks_per_node
+    return all(max(ranks, len(pool)) % min(ranks, len(pool)) == 0 for pool in run.pools)
 
 
 def _init(address: str, options: dict[str, Any]) -> None:

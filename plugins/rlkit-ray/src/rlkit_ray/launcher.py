@@ -13,7 +13,8 @@ class Ray(Launcher):
     """Starts the ranks on the nodes of a Ray cluster, and goes on with the nodes that are left when one dies.
 
     Rollout servers that the run starts (SGLangServer, HttpEngine) get devices of their own on any node. If their node
-    dies, they are started on another one and get the weights again, while the run goes on.
+    dies, they are started on another one and get the weights again, while the run goes on. The processes of pools
+    (`placement:`) get devices on any node, too; if one is lost, the run goes on from its newest checkpoint.
 
     The nodes need rlkit and this package, and the file systems of the current folder and of the run folder, where each
     rank's output is in `launcher/`. The command shows that of rank 0; Ctrl-C ends the run as without a launcher. When
@@ -23,8 +24,9 @@ class Ray(Launcher):
         address: The cluster: `auto` for that of this machine or of `RAY_ADDRESS`, `host:port`, `ray://host:port`, or
             `local` for a new one of this machine alone. No recipe file may set it.
         cpus_per_rank: CPUs of each rank; on CPUs, also its threads.
-        cpus_per_server: CPUs of each rollout server that the run starts.
-        restarts: How often the run goes on from its newest checkpoint after a node has died, or a rank was killed.
+        cpus_per_server: CPUs of each rollout server that the run starts, and of each process of a pool.
+        restarts: How often the run goes on from its newest checkpoint after a node has died, or a rank or a process of
+            a pool was killed.
         wait_seconds: Seconds to wait for devices that others use.
         grace_seconds: Seconds in which the other ranks end by themselves once one has failed.
     """

@@ -1,4 +1,4 @@
-"""Rollout servers on the nodes of the cluster: an actor for each, which starts, watches and kills its process."""
+"""Servers and processes of pools on the cluster's nodes: an actor for each, which starts, watches and kills it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ CLUSTER = "RLKIT_RAY_CLUSTER"
 """The environment variable of ranks with the address of the cluster."""
 
 RESERVED = "RLKIT_RAY_SERVERS"
-"""The environment variable of ranks with the name of the placement group, whose bundles are servers', then nodes'."""
+"""The environment variable of ranks with the name of the placement group, and of the agent of the first node.
+
+The bundles of the group are those of pools, of rollout servers and of nodes, in this order.
+"""
 
 NAMESPACE = "rlkit"
 POLL_SECONDS = 1.0
@@ -60,14 +63,22 @@ class ServerActor(SupervisedProcess):
         on_gpus = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
         return ServerSite(self.folder, host, free_port(host), sys.executable, 0 if on_gpus else None)
 
-    def start(self, words: Sequence[str], environment: Mapping[str, str], files: Files) -> None:
+    def start(self, words: Sequence[str], environment: Mapping[str, str], files: Files, log: Path | None) -> None:
         """Start or restart the server.
 
         Args:
             words: The command line.
             environment: Environment variables beside those of the node.
             files: What the command reads in its folder.
+            log: The file of its output, on a file system that the node shares; None for one in its folder.
+
+        Raises:
+            FileNotFoundError: The node does not share the folder of the log.
         """
+        if log is not None:
+            if not os.path.isdir(log.parent):
+                raise FileNotFoundError(f"node {ray.util.get_node_ip_address()} does not share the folder {log.parent}")
+            self.log_file = log
         for name, content in files.items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +110,7 @@ class RayServer(HostedServer):
         self._wait_seconds = wait_seconds
         self._actor: Any = None
         self._alive = False
+        self._exit_status: int | None = None
         self._closed = threading.Event()
         with tempfile.TemporaryDirectory() as folder:
             command.write_files(Path(folder))
@@ -116,7 +128,7 @@ class RayServer(HostedServer):
             try:
                 if self._actor is None or self._status() is None:
                     self._place(deadline - time.monotonic())
-                self._call("start", self._words, self._command.environment, self._files)
+                self._call("start", self._words, self._command.environment, self._files, self._command.log)
                 self._alive = True
             except (RayError, GetTimeoutError) as error:
                 self._lose()
@@ -154,7 +166,7 @@ class RayServer(HostedServer):
         )
         site: ServerSite = ray.get(self._actor.site.remote(), timeout=max(seconds, 0))
         self.url = f"http://{site.host}:{site.port}"
-        self.log = f"{site.folder}/server.log on {site.host}"
+        self.log = str(self._command.log or f"{site.folder}/server.log on {site.host}")
         self._words = list(self._command.words(site))
         watch = threading.Thread(target=self._watch, args=(self._actor,), daemon=True, name="rlkit-ray-server")
         watch.start()
@@ -162,8 +174,23 @@ class RayServer(HostedServer):
     def _watch(self, actor: Any) -> None:
         """Note when the server has ended, as long as this actor runs it."""
         while actor is self._actor and not self._closed.wait(POLL_SECONDS):
-            if self._alive:
-                self._alive = self._status() is True
+            running = self._status() if self._alive else True
+            if not running:
+                self._note_end(with_its_node=running is None)
+
+    def _note_end(self, with_its_node: bool) -> None:
+        """Note how the server ended; of a vital one, the agent of the first node is told before the run ends by it."""
+        try:
+            self._exit_status = None if with_its_node else self._call("exit_status")
+            by_itself = self._exit_status is not None and self._exit_status >= 0
+            if self._command.vital and not by_itself and not self._closed.is_set():
+                agent = ray.get_actor(os.environ[RESERVED])
+                noted = agent.note_lost_server.remote(self._bundle, self._exit_status)
+                ray.get(noted, timeout=REPLY_SECONDS)
+        except (RayError, GetTimeoutError, ValueError):  # a ValueError: the agent is gone
+            pass
+        finally:
+            self._alive = False
 
     def _status(self) -> bool | None:
         """Check whether the server runs; None if its actor does not answer."""
@@ -175,6 +202,9 @@ class RayServer(HostedServer):
     @property
     def alive(self) -> bool:
         return self._alive
+
+    def exit_status(self) -> int | None:
+        return self._exit_status
 
     def is_lost(self) -> bool:
         return self._actor is None or self._status() is None

@@ -31,6 +31,8 @@ LONGEST_FOLDER = 64
 KILL_SECONDS = 20.0
 """A supervisor's time to end what it has started."""
 PORTS = range(20000, 30000)
+SIGNALLED = 192
+"""A larger exit status of a supervisor is 256 minus the number of the signal that ended its command."""
 
 TRAINER_VARIABLES = re.compile(
     "(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_.*|TORCHELASTIC_.*|TORCH_NCCL_.*|PYTORCH_.*ALLOC_CONF"
@@ -120,6 +122,12 @@ def kill_supervised(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def exit_status(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit status of a supervisor's command, negative for a signal; None while it runs."""
+    code = process.poll()
+    return code if code is None or code < SIGNALLED else code - 256
+
+
 class TemporaryFolder:
     """A folder that is removed when this process ends, even if it is killed.
 
@@ -153,11 +161,12 @@ class SupervisedProcess:
 
     Args:
         product: Part of the folder's name.
+        log: The file of its output; None for one in the folder.
     """
 
-    def __init__(self, product: str) -> None:
+    def __init__(self, product: str, log: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"rlkit-{product}-"))
-        self.log_file = self.folder / "server.log"
+        self.log_file = log or self.folder / "server.log"
         self.supervisor: subprocess.Popen[bytes] | None = None
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -172,6 +181,10 @@ class SupervisedProcess:
     def running(self) -> bool:
         """Check whether the process runs."""
         return self.supervisor is not None and self.supervisor.poll() is None
+
+    def exit_status(self) -> int | None:
+        """Return the exit status of the process, negative for a signal; None if it has not ended."""
+        return None if self.supervisor is None else exit_status(self.supervisor)
 
     def tail(self) -> str:
         """Return the end of the log, after the last exceptions that were logged before it."""
@@ -207,7 +220,7 @@ class ServerProcess(HostedServer):
     """
 
     def __init__(self, command: ServerCommand) -> None:
-        self.supervised = SupervisedProcess(command.product)
+        self.supervised = SupervisedProcess(command.product, command.log)
         self.log = str(self.supervised.log_file)
         self.environment = {**server_environment(), **command.environment}
         self._command = command
@@ -232,6 +245,9 @@ class ServerProcess(HostedServer):
     @property
     def alive(self) -> bool:
         return self.supervised.running()
+
+    def exit_status(self) -> int | None:
+        return self.supervised.exit_status()
 
     def is_lost(self) -> bool:
         """Whether the server has ended and another process listens on its port, so that `start` takes another port."""
