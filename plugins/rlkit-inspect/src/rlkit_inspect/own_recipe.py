@@ -123,8 +123,8 @@ def misread_header(data: str) -> str | None:
         for column in columns:
             if column == row[column] or column.strip().replace(".", "", 1).isdigit():
                 return (
-                    f"the first line of {show(data)} is read as the columns' names, but {show(column, 60)} looks like a "
-                    f"value: if it is one, write a line of names above it, such as prompt,answer"
+                    f"the first line of {show(data)} is read as the columns' names, but {show(column, 60)} looks like "
+                    "a value: if it is one, write a line of names above it, such as prompt,answer"
                 )
     return None
 
