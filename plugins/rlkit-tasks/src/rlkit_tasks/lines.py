@@ -40,7 +40,7 @@ def suffix_of(name: str) -> str:
 
 
 def delimiter_of(name: str) -> str | None:
-    """Return what separates the columns of a text file; None for JSON lines.
+    """Return the text between the columns of a text file; None for JSON lines.
 
     Spreadsheets write `.csv` with semicolons where the comma is the decimal sign: a first line without a comma says so.
 
