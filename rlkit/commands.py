@@ -134,7 +134,7 @@ def _set_flag(
     elif value is None and key.rpartition(".")[2] in (*FOREIGN, *NO_OPTION):
         line.overrides.append((key, "true"))  # a switch of another toolkit, which is then named
     elif value is None:
-        line.problems.append(f"{flag} has no value; write {flag}=VALUE")
+        line.problems.append(f"{flag} has no value; write {flag}=VALUE. {keywords.get('help', '')}".rstrip(" ."))
     elif flag == "--recipe":
         line.recipes.append(value)
     elif keywords.get("action") == "append":

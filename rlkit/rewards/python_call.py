@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from rlkit.base.errors import show
+from rlkit.base.text import similar
 from rlkit.interfaces.content import json_messages
 from rlkit.interfaces.reward import as_score
 from rlkit.types import JsonObject, Score, Trajectory
@@ -159,19 +160,18 @@ def _arguments(
     Raises:
         TypeError: The function requires an argument that is not available.
     """
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        names = dict.fromkeys(available)
-    else:
-        names = dict.fromkeys(name for name in parameters if name in available)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, parameter in parameters.items():
         optional = parameter.default is not parameter.empty or parameter.kind in (
             parameter.VAR_KEYWORD,
             parameter.VAR_POSITIONAL,
         )
         if not optional and name not in available:
-            hint = "" if "completions" in available else "; or completions, prompts, completion_ids in lists"
-            raise TypeError(f"{function} has the argument {name!r}, expected any of: {', '.join(available)}{hint}")
-    return {name: available[name] for name in names}
+            hint = similar(name, [field for field in available if field.isidentifier()], "expected any of")
+            if hint.startswith("expected") and "completions" not in available:
+                hint += "; or completions, prompts, completion_ids in lists"
+            raise TypeError(f"{function} has the argument {name!r}, {hint}")
+    return {name: value for name, value in available.items() if takes_all or name in parameters}
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlkit.base.errors import RecipeError, TrainingError, shorten
-from rlkit.base.text import part_name
+from rlkit.base.text import counted, part_name
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
 from rlkit.records.rewards import RewardHistory, advice_on_prompts
@@ -182,12 +182,12 @@ class Progress:
         for text, times in errors.most_common():
             if text not in self.errors_shown and len(self.errors_shown) < MAX_ERRORS_SHOWN:
                 self.errors_shown.add(text)
-                yield f"warning: step {number} left out what failed; {times} times: {shorten(text, 500)}"
+                yield f"warning: step {number} left out what failed; {counted(times, 'time')}: {shorten(text, 500)}"
 
     def _cause(self, metrics: Mapping[str, float], errors: Counter[str]) -> str:
         """Return the reason why a step had no learning signal, and what to do."""
         samples = f"{metrics.get('rollout/samples', 0):.0f}"
-        top_error = "".join(f"; {times} times: {shorten(text, 500)}" for text, times in errors.most_common(1))
+        top_error = "".join(f"; {counted(n, 'time')}: {shorten(text, 500)}" for text, n in errors.most_common(1))
         not_finite = metrics.get("advantage/not_finite")
         if not_finite:
             return (

@@ -574,7 +574,7 @@ def test_trls_min_p_keeps_the_likeliest_tokens() -> None:
     [
         ("reward_model.reward_manager=batch", "BatchReward"),
         ("reward_manager.name=batch", "BatchReward"),
-        ("x=1", "PythonReward"),
+        ("trainer.nnodes=1", "PythonReward"),
     ],
 )
 def test_verls_batch_manager_is_batch_reward(manager: str, reward: str) -> None:
@@ -951,3 +951,18 @@ def test_what_of_verls_resource_pools_is_not_carried_over_is_listed(words: str, 
 def test_a_placement_that_is_carried_over_can_run() -> None:
     text = recipe_text(convert("openrlhf", f"{PPO_RAY}{APART}", "run.sh", ["--train.num_episodes", "1"]))
     assert [line for line in recipe_problems(text) if "placement" in line] == []
+
+
+@pytest.mark.parametrize("words", [["--out", "mine.yaml"], ["mine.yaml"], ["--trainer.total_epochs", "3"]])
+def test_a_word_that_is_no_option_of_verl_is_refused(words: list[str]) -> None:
+    with pytest.raises(RecipeError, match=rf"{words[0]!r} is no option of verl, expected .*`> mine.yaml`"):
+        convert("verl", GRPO, "run.sh", words)
+    assert convert("verl", GRPO, "run.sh", ["+trainer.total_epochs=3"]).recipe["train.data_epochs"][0] == 3
+
+
+def test_a_tool_of_verl_is_to_be_written_as_a_plugin(tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: my.Add, tool_schema: {function: {name: add}}}]\n")
+    option = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+    conversion = convert("verl", GRPO, "run.sh", [f"{option}={tmp_path}/tools.yaml"])
+    remark = "add: a tool of your own in place of Add, with the same name: rlkit plugins new NAME --kind tool"
+    assert remark in conversion.notes[option]

@@ -200,3 +200,27 @@ def test_a_gpu_is_named_by_its_memory(name: str, gib: int) -> None:
 def test_what_is_no_memory_is_refused(name: str) -> None:
     with pytest.raises(RecipeError, match="or its memory, such as 24GB"):
         gpu_named(name)
+
+
+def test_smaller_batches_are_named_where_they_are_enough(check: Callable[..., str]) -> None:
+    output = check("grpo_gsm8k_lora_7b", "--gpu=24GB")
+    assert output.startswith("1 ")
+    remedy = re.search(
+        r"to make it fit: (train.max_tokens_per_micro_batch: \d+) with (rollout.engine.\w+: \d+),", output
+    )
+    assert remedy is not None
+    options = [f"--{option.replace(': ', '=')}" for option in remedy.groups()]
+    assert "fits a GPU of 24 GB, 23 GiB: yes" in check("grpo_gsm8k_lora_7b", "--gpu=24GB", *options)
+
+
+def test_a_price_without_a_speed_or_steps_is_explained(check: Callable[..., str]) -> None:
+    assert "cost, not estimated: it needs the speed of the GPU, which is known of --gpu h100, h200" in check(
+        "grpo_gsm8k", "--gpu=40GB", "--price=1"
+    )
+    assert "cost, not estimated: it needs the speed" in check("quickstart", "--price=1")
+
+
+def test_a_check_finds_that_calls_of_tools_cannot_be_read(check: Callable[..., str]) -> None:
+    output = check("quick_tool", "--parser=null")
+    assert output.startswith("2 ")
+    assert "does not show how the model writes tool calls; set parser: HermesParser" in output

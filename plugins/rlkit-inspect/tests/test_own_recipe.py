@@ -200,3 +200,24 @@ def test_a_recipe_is_not_overwritten(folder: Path) -> None:
     (folder / "mine.yaml").write_text("mine", encoding="utf-8")
     assert main(["recipe", "new", "mine.yaml", "--task", "sums.csv", "--reward", "reward.py:score"]) == 2
     assert (folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("a.csv", "Where is it?,delivery\nPay me,refund\nWhen?,delivery\n", "delivery"),
+        ("b.csv", "1 + 1,2\n1 + 2,3\n1 + 3,4\n", "2"),
+        ("c.tsv", "is 1.5 more?\t1.5\nmore?\t2.5\nless?\t0.5\n", "1.5"),
+        ("d.csv", "prompt,label\nis it a label?,no\nsecond label,yes\n", None),
+        ("e.jsonl", '{"prompt": "prompt", "2": "2"}\n{"prompt": "b", "2": "3"}\n', None),
+    ],
+)
+def test_a_table_without_names_of_columns_is_noticed(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, value: str | None
+) -> None:
+    (folder / name).write_text(text, encoding="utf-8")
+    assert main(["recipe", "new", "mine.yaml", "--task", name, "--reward", "reward.py:score"]) == 0
+    output = capsys.readouterr().out
+    assert ("write a line of names above it" in output) == (value is not None)
+    if value is not None:
+        assert f"the columns' names, but '{value}' looks like a value" in output

@@ -36,6 +36,8 @@ def test_the_last_one_counts(run: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(RecipeError, match="--checkpoint is 'nowhere', expected a run folder, its final/ or a"):
         with_checkpoint([f"--checkpoint={run}", "--checkpoint=nowhere"])
+    with pytest.raises(RecipeError, match=f"there is no such folder: did you mean '{run}'"):
+        with_checkpoint([f"--checkpoint={run}2"])
 
 
 def test_a_run_in_the_place_of_a_recipe_is_refused_with_the_option(run: Path) -> None:

@@ -407,3 +407,27 @@ def test_a_server_need_not_state_a_length(suffix: str) -> None:
         with serving(answer) as server:
             rows = Jsonl(f"{server.url}/a.jsonl{suffix}").rows("train")
             assert [row["prompt"] for row in rows] == [str(number) for number in range(5000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("a.csv", "\ufeffprompt;answer\n1,5 + 1;2,5\n", [("1,5 + 1", "2,5")]),  # as a spreadsheet with decimal commas
+        ("b.csv", "\n\nprompt\tanswer\na;b\t1\n", [("a;b", "1")]),
+        ("c.csv", 'prompt,"answer"\na;b,1;2\n', [("a;b", "1;2")]),
+        ("d.csv.gz", '"prompt";"answer"\n"a\nb";1\n', [("a\nb", "1")]),
+    ],
+)
+def test_the_first_line_of_a_csv_file_says_what_separates_columns(
+    tmp_path: Path, name: str, text: str, rows: list[tuple[str, str]]
+) -> None:
+    content = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    task = HFDataset(str(tmp_path / name))
+    assert [(row["prompt"], row["answer"]) for row in task.rows("train")] == rows
+
+
+def test_a_semicolon_in_quotes_separates_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('"prompt;answer"\na;b\n', encoding="utf-8")
+    task = HFDataset(str(tmp_path / "t.csv"), prompt_field="prompt;answer", answer_field=None)
+    assert [dict(row) for row in task.rows("train")] == [{"prompt;answer": "a;b"}]

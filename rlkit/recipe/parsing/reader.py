@@ -41,7 +41,7 @@ def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
     files = glob("*.y*ml", root_dir=folder) if os.path.isdir(folder or os.curdir) else []
     paths = {os.path.splitext(name)[0]: os.path.join(folder, name) for name in files}
     near = begun or get_close_matches(os.path.splitext(file)[0], dict.fromkeys(named) | paths, 1)
-    hint = f"did you mean {paths.get(near[0], near[0])!r}?" if near else f"recipes: {', '.join(named)}"
+    hint = f"did you mean {paths.get(near[0], near[0])!r}?" if near else "rlkit recipe list names them"
     raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a known recipe; {hint}")
 
 

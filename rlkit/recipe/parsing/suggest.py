@@ -214,7 +214,7 @@ def _not_offered(package: str, registry: Registry) -> str:
             if plugin.disabled:
                 return f"of the plugin {plugin.name!r}, which {DISABLE_VARIABLE} disables; unset it"
             return f"which the plugin {plugin.name!r} does not register"
-    return f"but no plugin of a package {package!r} is installed, and a recipe names only what plugins register"
+    return f"but no plugin of a package {package!r} is installed; rlkit plugins new NAME makes one of your own code"
 
 
 def _state(distribution: str, registry: Registry) -> str:

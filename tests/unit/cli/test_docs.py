@@ -367,9 +367,12 @@ def test_a_terminal_gets_a_pager(monkeypatch: pytest.MonkeyPatch) -> None:
         ("plug", "plugins"),
         ("reward", "plugins/reward"),
         ("plugins/optim", "plugins/optimizer"),
+        ("verl", "from-verl"),
+        ("memory", "out-of-memory"),
+        ("TRL", "from-trl"),
     ],
 )
-def test_the_beginning_of_a_name_is_enough(given: str, topic: str) -> None:
+def test_the_beginning_or_a_word_of_a_name_is_enough(given: str, topic: str) -> None:
     assert find(given) == topic
 
 
@@ -378,6 +381,7 @@ def test_the_beginning_of_a_name_is_enough(given: str, topic: str) -> None:
     [
         ("metrcs", "did you mean metrics"),
         ("data", "data-and-rewards or data-types"),
+        ("rewards", "data-and-rewards or json-and-format-rewards"),
         ("num_generations", "pages that mention it, most often first: from-trl"),
         ("ppo_mini_batch_size", "pages that mention it, most often first: from-verl"),
         ("DAPO", "pages that mention it, most often first: algorithms"),

@@ -198,6 +198,9 @@ def texts(prompts, completions):
 def everything(text, **others):
     return float(sorted(others) == ["answer", "completion", "level", "messages", "meta", "trajectory"])
 
+def asks_in_capitals(text, Level):
+    return 1.0
+
 def asks(text, rubric):
     return 1.0
 
@@ -248,6 +251,7 @@ def test_python_reward_calls_any_function(
             "asks_in_lists",
             "argument 'rubric', expected any of: level, answer, prompts, completions, completion_ids$",
         ),
+        ("asks_in_capitals", "has the argument 'Level', did you mean 'level'[?]$"),
         ("flat", "returned 1.0, expected a list with one number"),
         ("nameless", r"returned the components \['score'\], expected one named 'reward'"),
         ("worded", r"mine.py:worded returned '0.5', expected finite numbers"),
@@ -256,7 +260,7 @@ def test_python_reward_calls_any_function(
 def test_python_reward_says_what_a_function_got_wrong(tmp_path: Path, workers: Workers, name: str, error: str) -> None:
     (tmp_path / "mine.py").write_text(CODE)
     trajectory = example_trajectory("4")
-    trajectory.prompt.meta = {"level": 3}
+    trajectory.prompt.meta = {"level": 3, "no name": 4}
     [found] = scored(PythonReward(f"{tmp_path}/mine.py:{name}", allow_code=True), [trajectory], workers)
     assert found.reward is None
     assert re.search(error, found.error or ""), found.error

@@ -74,7 +74,7 @@ def test_a_mistyped_argument_fails_its_conversation_only(
     problem = f"RolloutError: tool 'calculator' cannot begin for prompt 'sum-{ROWS - 1}': "
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count("warning: step 1 left out what failed") == 1
-    assert f"warning: step 1 left out what failed; 1 times: {problem}" in printed
+    assert f"warning: step 1 left out what failed; 1 time: {problem}" in printed
     for step in (1, 2):
         logged = read_jsonl(tmp_path / "out" / "rollouts" / f"step-0000{step}.jsonl.gz")
         [failed] = [row for row in logged if row["error"] is not None]

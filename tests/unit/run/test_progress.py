@@ -42,7 +42,7 @@ def see(progress: Progress, *steps: dict[str, float], errors: tuple[str, ...] = 
         (
             {"rollout/failed": 16.0, "rollout/samples": 16.0},
             ("no engine",),
-            "16 of 16 conversations failed; 1 times: no e",
+            "16 of 16 conversations failed; 1 time: no e",
         ),
         ({"rollout/samples": 0.0}, (), "none of its prompts fits the model's context"),
     ],
@@ -119,7 +119,7 @@ def test_failures_beside_a_good_step_are_shown_once(recipe: Recipe) -> None:
     assert progress.failed(GOOD | {"reward/failed": 1.0})
     assert see(progress, failing, failing, errors=("a", "b", "b")) == [
         "warning: step 1 left out what failed; 2 times: b",
-        "warning: step 1 left out what failed; 1 times: a",
+        "warning: step 1 left out what failed; 1 time: a",
     ]
     assert len(see(progress, failing, errors=("c", "d", "e", "f", "a"))) == 3
     assert see(progress, failing, errors=("g",)) == []

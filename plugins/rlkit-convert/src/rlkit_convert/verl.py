@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlkit.base.errors import RecipeError, show
 from rlkit_convert import verl_method, verl_runtime
 from rlkit_convert.rules import NoEquivalent, Rule, equivalents, read_together
 from rlkit_convert.shell import commands
@@ -146,7 +147,16 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
     """Return the options of a YAML file or of the commands in a shell script, followed by the overrides.
 
     A configuration that the commands name is read too, if it is on this machine.
+
+    Raises:
+        RecipeError: An override is no option of verl.
     """
+    for word in overrides:
+        if OPTION.match(word) is None and word.partition("=")[0] not in CONFIG:
+            raise RecipeError(
+                f"{show(word, 100)} is no option of verl, expected one such as trainer.total_epochs=3; to write the "
+                "recipe to a file, end the line with `> mine.yaml`"
+            )
     if name.lower().endswith((".yaml", ".yml")):
         options = read_yaml(content, name, nested=True)
         words = overrides

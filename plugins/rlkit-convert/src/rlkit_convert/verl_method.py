@@ -7,6 +7,7 @@ from rlkit_convert.verl_runtime import ACTOR, MODEL, REF, ROLLOUT
 
 AGENT = "an environment, an interaction or tools of your own: rlkit docs tools-and-environments"
 COLUMN = "the task Verl reads the column {!r}; rename yours"
+WRITE_TOOL = "rlkit plugins new NAME --kind tool"
 TASK = "write a task as a plugin: rlkit plugins new NAME --kind task"
 OTHER_NAME = "another version's name of {}; set those instead"
 OPTIMIZER = "train.optimizer: AdamW, Muon or TorchOptimizer, with its options"
@@ -59,7 +60,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.agent.default_agent_loop": ByHand(AGENT, ("single_turn_agent", "tool_agent")),
     f"{ROLLOUT}.agent.*": ByHand(AGENT),
     f"{ROLLOUT}.custom.*": ByHand(AGENT),
-    f"{ROLLOUT}.multi_turn.function_tool_path": ByHand("tools of your own, with @rlkit.tool: rlkit docs plugins/tool"),
+    f"{ROLLOUT}.multi_turn.function_tool_path": ByHand(f"tools of your own: {WRITE_TOOL}"),
     f"{ROLLOUT}.multi_turn.max_parallel_calls": ByHand("conversation.tool_calls counts all calls", (1,)),
     f"{ROLLOUT}.multi_turn.max_tool_response_length": ByHand("conversation.max_reply_tokens counts tokens", (256,)),
     f"{ROLLOUT}.multi_turn.tool_response_truncate_side": ByHand("rlkit leaves out the middle", ("middle",)),

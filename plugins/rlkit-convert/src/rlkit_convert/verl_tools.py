@@ -9,6 +9,7 @@ from rlkit.recipe.yaml_text import load
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.source import read_text
 from rlkit_convert.values import boolean, integer, text
+from rlkit_convert.verl_method import WRITE_TOOL
 from rlkit_convert.verl_runtime import ROLLOUT
 
 MULTI_TURN = f"{ROLLOUT}.multi_turn"
@@ -95,7 +96,7 @@ def _tool(entry: Mapping[str, object]) -> tuple[str, object | None, str]:
         return name, None, "McpTool of rlkit-tool-mcp, one for each tool of the server"
     if cls in SCORERS:
         return name, {"class_path": "AnswerScore", "init_args": _descriptions(function)}, "AnswerScore of rlkit-convert"
-    return name, None, f"a tool of your own in place of {cls}, with @rlkit.tool and the same name; see rlkit docs tools"
+    return name, None, f"a tool of your own in place of {cls}, with the same name: {WRITE_TOOL}"
 
 
 def _descriptions(function: object) -> dict[str, object]:

@@ -21,8 +21,10 @@ from rlkit.base.text import counted
 from rlkit.commands import Parsed, parse
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
+from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit_inspect import estimate, footprint
+from rlkit_inspect.gpus import GPUS
 from rlkit_inspect.own_recipe import SAVINGS
 from rlkit_inspect.pools import memory_of_pools, process_counts
 from rlkit_inspect.recipe import GPU
@@ -105,6 +107,8 @@ def _check(target: Target, data: Data) -> int:
     on_gpu = target.is_gpu(fabric)
     for line in [*checks.describe_run(data, ranks, on_gpu)]:
         echo(line)
+    if recipe.tools and recipe.parser is None and detect(str(data.dialogue.tokenizer.chat_template)) is None:
+        raise RecipeError(data.dialogue.missing_parser)
     template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:
         echo(f"template: {fact}")
@@ -197,13 +201,22 @@ def _estimate(target: Target, setting: estimate.Setting) -> str | None:
         unit = "GPUs" if setting.gpu is not None else "processes"
         parts = ", ".join(f"{count} for {name}" for name, count in counts.items())
         echo(f"{unit} in all: {sum(counts.values())}, of which {parts}")
-    gpu, steps = setting.timed_gpu, target.recipe.train.steps
-    if target.price is not None and gpu is not None and steps is not None:
-        seconds = estimate.step_seconds(setting, gpu)
-        gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * sum(counts.values())
-        echo(f"cost, estimated: {gpu_hours:.1f} GPU hours at {target.price:g} = {gpu_hours * target.price:,.2f}")
+    if target.price is not None:
+        echo(f"cost, {_cost(setting, target.price, sum(counts.values()))}")
     misfits = [footprint.misfit(setting), *(pool.misfit() for pool in pools)]
     return "; ".join(filter(None, misfits)) or None
+
+
+def _cost(setting: estimate.Setting, price: float, gpus: int) -> str:
+    """Return the GPU hours of the run and their cost, or the reason why they are unknown."""
+    gpu, steps = setting.timed_gpu, setting.recipe.train.steps
+    if steps is None:
+        return "not estimated: train.steps is null"
+    if gpu is None:
+        return f"not estimated: it needs the speed of the GPU, which is known of --gpu {', '.join(GPUS)}"
+    seconds = estimate.step_seconds(setting, gpu)
+    gpu_hours = (seconds.sampling + seconds.learning) * steps / 3600 * gpus
+    return f"estimated: {gpu_hours:.1f} GPU hours at {price:g} = {gpu_hours * price:,.2f}"
 
 
 def _measure(data: Data, fabric: Fabric) -> None:

@@ -109,6 +109,7 @@ def find(topic_name: str) -> str:
     tries = [[name] for name in (word, kind) if name in names]
     prefixes = ((ORDER, word), (names, kind))
     tries += [[topic for topic in candidates if topic.startswith(prefix)] for candidates, prefix in prefixes]
+    tries.append([topic for topic in ORDER if word in topic.split("-")])
     matches = next(filter(None, tries), []) if word else []
     if len(matches) == 1:
         return matches[0]

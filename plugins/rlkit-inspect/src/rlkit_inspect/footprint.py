@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -102,6 +104,7 @@ def peak(phases: Mapping[str, float]) -> float:
 def _remedies(setting: Setting) -> str:
     """Return the options that save memory and are not in use."""
     train, model = setting.recipe.train, setting.recipe.model
+    smaller = _smaller_batches(setting)
     remedies = {
         "model.lora": model.lora is None,
         "model.dtype: bfloat16": model.lora is not None and setting.frozen_weight_bytes == 4,
@@ -116,7 +119,28 @@ def _remedies(setting: Setting) -> str:
         "fabric.precision: bf16-mixed": setting.precision == "float32",
         "fabric.strategy: fsdp2 on more GPUs": setting.shards == 1,
     }
-    return ", ".join(option for option, helps in remedies.items() if helps) or "more GPUs"
+    helpful = [option for option, helps in remedies.items() if helps]
+    return ", ".join(helpful if smaller is None else [smaller, *helpful]) or "more GPUs"
+
+
+def _smaller_batches(setting: Setting) -> str | None:
+    """Return the options of smaller micro-batches and caches with which the run fits; None if it fits with none."""
+    recipe, gpu = setting.recipe, setting.gpu
+    if gpu is None:
+        return None
+    tokens = token_limit(recipe.train, recipe.model, recipe.fabric, gpu.memory)
+    cached = getattr(recipe.rollout.engine, "max_kv_tokens", None)
+    for divisor in (2, 4, 8, 16):
+        options = {"train.max_tokens_per_micro_batch": max(tokens // divisor, setting.longest_row)}
+        engine = copy(recipe.rollout.engine)
+        if cached is not None:
+            engine.max_kv_tokens = max(cached // divisor, setting.longest_row)
+            options["rollout.engine.max_kv_tokens"] = engine.max_kv_tokens
+        train = replace(recipe.train, max_tokens_per_micro_batch=options["train.max_tokens_per_micro_batch"])
+        smaller = replace(recipe, train=train, rollout=replace(recipe.rollout, engine=engine))
+        if peak(memory(replace(setting, recipe=smaller))) + CONTEXT_MB <= gpu.memory / 2**20:
+            return " with ".join(f"{option}: {value}" for option, value in options.items())
+    return None
 
 
 def memory(setting: Setting) -> dict[str, float]:

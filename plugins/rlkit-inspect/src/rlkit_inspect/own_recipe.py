@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ ANSWERS = ("answer", "solution", "label", "target", "total", "output", "response
 
 HELD_OUT = 150
 """Rows to validate on, enough to see an improvement by a tenth; at most half of all."""
+HEADER_ROWS = 1000
+"""Rows that are compared with the columns' names."""
 STEPS = 40
 GROUP_SIZE = 8
 PROMPTS_PER_STEP = 16
@@ -104,6 +107,26 @@ loss: ClipLoss
 rollout: {{group_size: {GROUP_SIZE}, sampling: {{max_tokens: {16 if is_tiny else 512}}}}}
 train: {{steps: {STEPS}, prompts_per_step: {prompts_per_step}, lr: {rate}{savings}}}
 {precision}"""
+
+
+def misread_header(data: str) -> str | None:
+    """Return the problem of a CSV file whose first row was taken for the columns' names; None if they look like names.
+
+    Args:
+        data: A file whose rows `own_recipe` has read.
+    """
+    if not {".csv", ".tsv"} & {suffix.lower() for suffix in Path(data).suffixes}:
+        return None
+    rows = provider(RowReader)().rows_of(data, "--task")  # type: ignore[type-abstract]
+    columns = list(rows[0])
+    for row in itertools.islice(rows, HEADER_ROWS):
+        for column in columns:
+            if column == row[column] or column.strip().replace(".", "", 1).isdigit():
+                return (
+                    f"the first line of {show(data)} is read as the columns' names, but {show(column, 60)} looks like "
+                    "a value: if it is one, write a line of names above it, such as prompt,answer"
+                )
+    return None
 
 
 def _function(function: str) -> str:

@@ -14,7 +14,7 @@ from rlkit.registry import Registry, load_plugins
 from rlkit_inspect.annotate import annotated
 from rlkit_inspect.gpus import GPUS
 from rlkit_inspect.new_file import new_file
-from rlkit_inspect.own_recipe import SAVINGS, own_recipe
+from rlkit_inspect.own_recipe import SAVINGS, misread_header, own_recipe
 from rlkit_inspect.script import as_python
 
 USAGE = """usage: rlkit recipe list
@@ -112,6 +112,9 @@ def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:
         )
     model = options.model or "tiny"
     texts = [own_recipe(options.task, options.reward, model, reward_options, saving) for saving in SAVINGS]
+    problem = misread_header(options.task)
+    if problem is not None:
+        echo(f"warning: {problem}")
     if options.gpu is None:
         return texts[0], "" if options.model is None else " --gpu 24GB (your GPU's memory)"
     from rlkit_inspect.check import first_that_fits

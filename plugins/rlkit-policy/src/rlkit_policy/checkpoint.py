@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import nearby
 from rlkit.commands import with_recipe_of
 from rlkit.models.source import locate
 from rlkit.records.folder import home_of
@@ -34,7 +35,8 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
     home_of(path)  # refuses a folder that leads elsewhere
     source = locate(path)
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
-        raise RecipeError(f"{FLAG} is {path!r}, expected a run folder, its final/ or a checkpoint")
+        hint = "" if os.path.exists(path) else f"; there is no such folder: {nearby(Path(path))}"
+        raise RecipeError(f"{FLAG} is {path!r}, expected a run folder, its final/ or a checkpoint{hint}")
     lora = "null" if source.lora is None else json.dumps(asdict(source.lora))
     quantization = [] if source.quantization is None else [f"--model.quantization={source.quantization}"]
     return [*_with_recipe(argv, [path]), f"--model.path={source.location}", f"--model.lora={lora}", *quantization]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from rlkit.types import Row
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 """Suffixes of packed files, after that of the format."""
 
+LONGEST_HEADER = 2**20
+"""Bytes of a CSV file's first line that are searched for what separates its columns."""
+
 LONGEST_FIELD = 2**31 - 1
 """Characters of a field in a CSV file; Python's own limit, which is the process's, is 131,072."""
 
@@ -33,6 +37,23 @@ def suffix_of(name: str) -> str:
     """Return the suffix of a file's format, which that of a compression may follow."""
     path = PurePosixPath(urlsplit(name).path if is_url(name) else name)
     return PurePosixPath(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+
+
+def delimiter_of(name: str) -> str | None:
+    """Return the text between the columns of a text file; None for JSON lines.
+
+    Spreadsheets write `.csv` with semicolons where the comma is the decimal sign: a first line without a comma says so.
+
+    Raises:
+        RecipeError: It cannot be read.
+    """
+    suffix = suffix_of(name)
+    if suffix != ".csv":
+        return {".jsonl": None, ".tsv": "\t"}[suffix]
+    with opened(name) as file:
+        first = next((line for line in iter(lambda: file.readline(LONGEST_HEADER), b"") if line.strip()), b"")
+    unquoted = re.sub(rb'"[^"]*"', b"", first).decode(errors="replace")
+    return next((mark for mark in ",;\t" if mark in unquoted), ",")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from rlkit.base.files import is_url, nearby
 from rlkit.base.hub import work_offline_without_network
 from rlkit.base.text import redact
 from rlkit.types import Row
-from rlkit_tasks.lines import COMPRESSED, first_line, suffix_of
+from rlkit_tasks.lines import COMPRESSED, delimiter_of, first_line, suffix_of
 from rlkit_tasks.table import Table
 from rlkit_tasks.text_rows import TextRows
 
@@ -33,9 +33,8 @@ KINDS = {
 }  # fmt: skip
 """Formats of files by suffix: the first three are read by `datasets`."""
 
-TEXTS = {".jsonl": None, ".csv": ",", ".tsv": "\t"}
-"""What separates the columns of files with rows of text, by suffix; None for JSON lines."""
-
+TEXTS = (".jsonl", ".csv", ".tsv")
+"""Suffixes of files whose rows are read from their text."""
 
 SAVED = ("state.json", "dataset_dict.json")
 """One of these is in a folder that `datasets` has saved."""
@@ -113,7 +112,7 @@ def files(names: Sequence[str], option: str) -> Table:
     for in_text, group in groupby(names, lambda name: suffix_of(name) in TEXTS):
         if in_text:
             texts = [*group]
-            rows = TextRows(texts, [TEXTS[suffix_of(name)] for name in texts])
+            rows = TextRows(texts, [*map(delimiter_of, texts)])
             parts.append((", ".join(rows.names), rows))
         else:
             parts += [(redact(name), _open(KINDS[suffix_of(name)], name, option)) for name in group]
