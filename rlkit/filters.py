@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from rlkit.base.ranges import Repeats
@@ -12,7 +13,7 @@ __all__ = ["ZeroSignal"]
 
 
 class ZeroSignal(GroupFilter):
-    """Drops groups whose rewards are all equal: their advantage is 0.
+    """Drops groups whose rewards are all equal, in float32 as the advantage reads them: it is 0.
 
     Source: dynamic sampling of DAPO (Yu et al. 2025, arXiv:2503.14476, section 3.2).
 
@@ -26,9 +27,6 @@ class ZeroSignal(GroupFilter):
         self.component = component
 
     def keep(self, group: Sequence[Trajectory]) -> bool:
-        scored = [t for t in group if t.score is not None]
-        values = [
-            t.reward if self.component is None or t.score is None else t.score.components.get(self.component)
-            for t in scored
-        ]
-        return len({value for value in values if value is not None}) > 1
+        name = self.component
+        values = [t.reward if name is None else t.score.components.get(name) for t in group if t.score is not None]
+        return len({*array("f", (value for value in values if value is not None))}) > 1

@@ -184,8 +184,8 @@ def fit(
             raise RecipeError("fit has a tokenizer, but its model is no object, which would need one; remove it")
         checked, yaml, registry = _build(recipe, sections)
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
-        steps, samples = checked.train.total_steps, checked.log.samples
-        outcome, folder = launch(job, lambda first: Display(steps, samples, quiet=quiet or not first))
+        train, samples = checked.train, checked.log.samples
+        outcome, folder = launch(job, lambda first: Display(train.total_steps, samples, quiet=quiet or not first))
     path = folder / "metrics.jsonl"  # absent if the run was interrupted at its start
     metrics = [json.loads(line) for _, line in read_lines(path)] if os.path.exists(path) else []
     return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics, outcome.verdict)

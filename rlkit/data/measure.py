@@ -126,8 +126,8 @@ def measure_answers(
 
     def lengths(chunk: Sequence[Prompt]) -> list[int]:
         spans_of = [_named(prompt, lambda p: _measured(template, p, answer_loss)) for prompt in chunk]
-        texts = [s.text for spans in spans_of for sample in spans for s in sample if not pictures_of(s.messages)]
-        sizes = iter(template.codec.lengths(texts))
+        read = [s for spans in spans_of for sample in spans for s in sample if not pictures_of(s.messages)]
+        sizes = iter(template.codec.lengths([s.text for s in read], [s.before for s in read]))
         return [_length(template, spans, sizes) for spans in spans_of]
 
     if len(single) <= FEW:
@@ -254,9 +254,8 @@ def _read(path: Path, count: int) -> list[int] | None:
         stored = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    if stored.shape != (count,) or stored.dtype != np.int32 or stored.min() < 0:
-        return None
-    return [int(length) for length in stored]
+    is_sound = stored.shape == (count,) and stored.dtype == np.int32 and stored.min() >= 0
+    return stored.tolist() if is_sound else None
 
 
 def _write(path: Path, lengths: Sequence[int]) -> None:

@@ -85,7 +85,7 @@ def retokenize(ids: Sequence[int], codec: TokenCodec, teacher: ChatTemplate) -> 
     ended = bool(ids) and ids[-1] in codec.stop_ids
     body = ids[:-1] if ended else ids
     pieces = codec.pieces(body)
-    teacher_ids = teacher.codec.encode("".join(pieces))
+    teacher_ids = teacher.codec.encode("".join(pieces), teacher.prompt_end)
     spans = align(pieces, teacher.codec.pieces(teacher_ids))
     if ended:
         end = teacher.turn_end

@@ -29,15 +29,11 @@ class Tokenizer(Protocol):
     eos_token_id: int
     pad_token: str | None
     pad_token_id: int | None
+    clean_up_tokenization_spaces: bool
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
         """Added tokens by id."""
-
-    def __call__(
-        self, text: Sequence[str], *, add_special_tokens: bool = True
-    ) -> Mapping[str, Sequence[Sequence[int]]]:
-        """Return the token ids of texts, as `input_ids`."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
         """Return the token ids of a text; if `verbose`, one that exceeds the context logs a warning."""

@@ -50,6 +50,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
         tokenizer.chat_template = processor.chat_template
     if model.chat_template is not None:
         tokenizer.chat_template = _read_template(model.chat_template, tokenizer)
+    tokenizer.clean_up_tokenization_spaces = False  # Llama 3's files ask to lose the space of `git add .`
     if tokenizer.chat_template is None:
         raise RecipeError(
             f"model.path {model.path!r} has a tokenizer without a chat template, so messages cannot be rendered; "
@@ -71,7 +72,10 @@ def _read_template(template: str, tokenizer: Tokenizer) -> str:
     if template == "plain":
         text, encoded = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
         begun = next((i for i in range(len(encoded)) if encoded[i : i + len(text)] == text), 0)
-        return f"{{{{ {json.dumps(tokenizer.decode(encoded[:begun]))} }}}}{PLAIN_TEMPLATE}" if begun else PLAIN_TEMPLATE
+        start = tokenizer.decode(encoded[:begun])
+        # some tokenizers write a space before what begins a text, but none after the text of a special token
+        start += " " * (tokenizer.encode(f"{start} a", add_special_tokens=False) == encoded)
+        return f"{{{{ {json.dumps(start)} }}}}{PLAIN_TEMPLATE}" if begun else PLAIN_TEMPLATE
     if "{{" in template or "{%" in template:
         return template
     expected = "expected `plain`, a template in Jinja, or the path of a file that holds one"
@@ -175,8 +179,7 @@ def load_policy(model: Model, seed: int = 0, empty: bool = False, frozen: bool =
 
 def is_reward_model(model: Model) -> bool:
     """Whether `model.path` is a reward model, by its configuration."""
-    source = locate(model.path)
-    return source.scores or classifies(load_config(model).architectures)
+    return locate(model.path).scores or classifies(load_config(model).architectures)
 
 
 def with_score_head(policy: CausalLM) -> CausalLM:

@@ -10,6 +10,7 @@ from os.path import commonprefix
 from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.loss import Inputs, PolicyLoss
 from rlkit.rollout.conversation import Conversation, Limits
+from rlkit.rollout.rendering import TAIL
 from rlkit.rollout.template import ChatTemplate
 from rlkit.types import Completion, Message, Prompt, RecordedAnswer, Score, StopReason, Tools, Trajectory
 
@@ -122,7 +123,7 @@ def _of_sample(template: ChatTemplate, sample: RecordedSample, conversation: Con
         if conversation.over:
             break
         if span.role == "assistant":
-            tokens = template.codec.encode(span.text)
+            tokens = template.codec.encode(span.text, span.before)
             fitting = tokens[: conversation.budget(len(tokens))]
             stop = StopReason.STOP if len(fitting) == len(tokens) else StopReason.CONTEXT
             start = len(conversation.mask)
@@ -131,7 +132,7 @@ def _of_sample(template: ChatTemplate, sample: RecordedSample, conversation: Con
                 conversation.mask[start:] = [False] * (len(conversation.mask) - start)
         else:
             conversation.interact()
-            conversation.observed(span.role, *template.read(span.text, span.messages))
+            conversation.observed(span.role, *template.read(span.text, span.messages, span.before))
     if not conversation.over:
         conversation.complete(StopReason.STOP)
     return conversation.trajectory(sample.messages[-1].get("content") or "", sample.messages)
@@ -146,12 +147,14 @@ class RecordedSpan:
         text: As the template renders it.
         messages: What the policy reads in it; none for its own turn.
         trained: Whether a turn of the policy is trained on, which its message's `trained: false` denies.
+        before: The end of what precedes it; empty where nothing does.
     """
 
     role: str
     text: str
     messages: Sequence[Message] = ()
     trained: bool = True
+    before: str = ""
 
 
 @dataclass
@@ -202,12 +205,13 @@ def samples_of(template: ChatTemplate, prompt: Prompt, answer: RecordedAnswer) -
                 samples[-1].differs, shared_length = _difference(rendered, opening), 0
                 samples.append(RecordedSample())
                 new = RecordedSpan("user", "", list(messages))
-            new.text = opening[shared_length:]
+            new.text, new.before = opening[shared_length:], opening[:shared_length][-TAIL:]
             [message] = turn_messages
             turn = _turn(template, [*messages, message], opening, prompt.tools)
             rendered = opening + turn
             turn += "" if template.end(bool(message.get("tool_calls"))).token else str(template.tokenizer.eos_token)
-            samples[-1].spans += [new, RecordedSpan("assistant", turn, trained=message.get("trained") is not False)]
+            is_trained = message.get("trained") is not False
+            samples[-1].spans += [new, RecordedSpan("assistant", turn, (), is_trained, opening[-TAIL:])]
             samples[-1].messages = [*messages, *turn_messages]
         messages += turn_messages
     return samples

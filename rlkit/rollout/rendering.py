@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, zip_longest
 from os.path import commonprefix
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -21,6 +21,8 @@ V = TypeVar("V")
 
 OPENING_TOKENS = 32
 """Tokens at the end of a prompt that may begin the thinking of the policy's turn."""
+TAIL = 64
+"""Characters at the end of a text that tell how a tokenizer goes on after it: more than a special token has."""
 CALLING: list[Message] = [
     {"role": "user", "content": "How many are left?"},
     {
@@ -57,12 +59,27 @@ class TokenCodec:
         """Matches the text of a special token, or of one that ends a turn."""
         self._marks = frozenset(i for i, token in added if token.special and str(token) in MARKS)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, which may be longer than the context; in Rust, other threads go on."""
+    def encode(self, text: str, before: str = "") -> list[int]:
+        """Return the ids of a text, which may be longer than the context; in Rust, other threads go on.
+
+        Args:
+            text: A text of its own or, after `before`, its continuation, whose ids are those that it has there.
+            before: The end of what precedes it, whose own ids stay as they are.
+        """
+        if before and self._spaced:
+            special = next((m.group() for m in self.special.finditer(before) if m.end() == len(before)), None)
+            for anchor in ("\n", "a") if special is None else (special,):
+                first, ids = self.encode(anchor), self.encode(anchor + text)
+                if ids[: len(first)] == first:  # else the text's beginning joins with it
+                    return ids[len(first) :]
         if self._backend is not None:
-            ids: list[int] = self._encode_batch([text])[0].ids
-            return ids
+            return list(self._encode_batch([text])[0].ids)
         return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+
+    @cached_property
+    def _spaced(self) -> bool:
+        """Whether the tokenizer writes a space before what begins a text, as SentencePiece does."""
+        return all(self.encode(f"\n{x}") != self.encode("\n") + self.encode(x) for x in "aZ7")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
@@ -101,20 +118,17 @@ class TokenCodec:
         """Return the opening of a turn's thinking with which a prompt ends; empty if there is none."""
         return opened_thinking(self.decode(prompt[-OPENING_TOKENS:]))
 
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of ids of each text; a tokenizer in Rust uses all CPUs."""
-        if not texts:
-            return []
-        if self._backend is not None:
-            return [len(encoded) for encoded in self._encode_batch(texts)]
-        return [len(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+    def lengths(self, texts: Sequence[str], before: Sequence[str] = ()) -> list[int]:
+        """Return the number of ids of each text, or continuation; a tokenizer in Rust uses all CPUs."""
+        if self._backend is None or (any(before) and self._spaced):
+            return [len(self.encode(*pair)) for pair in zip_longest(texts, before, fillvalue="")]
+        return [len(encoded) for encoded in self._encode_batch(texts)]
 
     def _encode_batch(self, texts: Sequence[str]) -> list[Any]:
         if self._backend.truncation or self._backend.padding:  # its file may ask for that; a change waits for threads
             self._backend.no_truncation()
             self._backend.no_padding()
-        encodings: list[Any] = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return encodings
+        return list(self._backend.encode_batch_fast(list(texts), add_special_tokens=False))
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text that the policy reads, by itself."""
@@ -214,10 +228,9 @@ class Renderer:
                 )
             self._has_rendered = True
         except (OverdueError, MemoryError) as error:
-            limit = f"{RENDER_SECONDS} s and {RENDER_BYTES >> 20} MiB"
             raise RecipeError(
-                f"the chat template does not end within {limit}; correct the model's chat_template.jinja or choose "
-                "another model"
+                f"the chat template does not end within {RENDER_SECONDS} s and {RENDER_BYTES >> 20} MiB; correct the "
+                "model's chat_template.jinja or choose another model"
             ) from error
         except Exception as error:  # Jinja code may raise anything
             roles = ", ".join(str(message["role"]) for message in messages)

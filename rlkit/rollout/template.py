@@ -14,6 +14,7 @@ from rlkit.media import Rendered
 from rlkit.rollout.cache import SizedCache
 from rlkit.rollout.pictures import PictureReader, tensor_bytes
 from rlkit.rollout.rendering import (
+    TAIL,
     Renderer,
     TokenCodec,
     TurnEnd,
@@ -84,7 +85,8 @@ class ChatTemplate:
         self.render = Renderer(tokenizer, self.tools, self.kwargs)
         if reader is not None and not _takes_texts(self.render):
             self.render = Renderer(tokenizer, self.tools, self.kwargs, typed=True)
-        self._files = TokenCodec(tokenizer, stop_ids)
+        self.files = TokenCodec(tokenizer, stop_ids)
+        """Converts as `codec`, with the ids that end the policy's turn by the model's files alone."""
         self._turn_ends: dict[bool, TurnEnd] = {}
         self._pictured = SizedCache(KEPT_BYTES, tensor_bytes)
         self._starts: SizedCache[array[int]] = SizedCache(KEPT_TOKENS, len)
@@ -108,13 +110,11 @@ class ChatTemplate:
         Raises:
             RecipeError: The template or the processor refuses the messages, or a text holds a placeholder.
         """
-        pictures = [] if self.reader is None else pictures_of(messages)
         key, opening = repr((messages, tools)), partial(self.opening, messages, tools)
         self._check_markers(messages)
-        if self.reader is None or not pictures:
+        if self.reader is None or not pictures_of(messages):
             return Rendered(self._starts.get(key, lambda: array("i", self.codec.encode(opening()))).tolist())
-        reader = self.reader
-        return self._pictured.get(key, lambda: reader.read(opening(), pictures))
+        return self._pictured.get(key, lambda: self.read(opening(), messages))
 
     def _check_markers(self, messages: Sequence[Message]) -> None:
         """Check that no text holds what stands for a picture.
@@ -142,8 +142,8 @@ class ChatTemplate:
 
     def text(self, messages: Sequence[Message], *, generate: bool, tools: Tools | None) -> str:
         """Return the result of `render`, cached for messages that are measured first and then trained on."""
-        render = partial(self.render, messages, generate=generate, tools=tools)
-        return self._texts.get(repr((messages, generate, tools)), render)
+        key = repr((messages, generate, tools))
+        return self._texts.get(key, lambda: self.render(messages, generate=generate, tools=tools))
 
     @property
     def replaced_end(self) -> str:
@@ -152,7 +152,7 @@ class ChatTemplate:
             text, end = self._delta_text([AND])
         except RecipeError:
             return ""
-        other = self._files.special.match(text)
+        other = self.files.special.match(text)
         return other.group() if end.token and other is not None and other.group() != end.token else ""
 
     def delta(self, messages: Sequence[Message], after: int | None = None) -> list[int]:
@@ -179,10 +179,9 @@ class ChatTemplate:
             RecipeError: As `delta`, or the processor refuses the messages.
         """
         text, end = self._delta_text(messages)
-        rendered = self.read(text, messages)
-        own = self._files.encode(end.token)
-        is_own = bool(own) and after in (None, own[-1])
-        if is_own:  # it is what the text begins with, or was in the place of that
+        rendered = self.read(text, messages, "" if end.token else REPLY)
+        own = self.files.encode(end.token)
+        if own and after in (None, own[-1]):  # it is what the text begins with, or was in the place of that
             begun = self.codec.special.match(text) is not None
         else:
             begun = after in self.stop_ids and rendered.tokens[:1] == [after]
@@ -190,11 +189,11 @@ class ChatTemplate:
             return rendered
         return Rendered(rendered.tokens[1:], None if rendered.media is None else rendered.media.after(-1))
 
-    def read(self, text: str, messages: Sequence[Message]) -> Rendered:
-        """Return the ids of the rendering of messages, with their pictures."""
+    def read(self, text: str, messages: Sequence[Message], before: str = "") -> Rendered:
+        """Return the ids of the rendering of messages after other text, with their pictures."""
         pictures = pictures_of(messages)
         if self.reader is None or not pictures:
-            return Rendered(self.codec.encode(text))
+            return Rendered(self.codec.encode(text, before))
         return self.reader.read(text, pictures)
 
     def _delta_text(self, messages: Sequence[Message]) -> tuple[str, TurnEnd]:
@@ -210,10 +209,7 @@ class ChatTemplate:
 
     def rendered(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """Return the text of the template's own rendering of a whole conversation, to compare with that of its ids."""
-        text, pictures = self.render(messages, generate=False, tools=tools), pictures_of(messages)
-        has_pictures = self.reader is not None and bool(pictures)
-        ids = self.reader.read(text, pictures).tokens if self.reader and has_pictures else self.codec.encode(text)
-        return self.codec.decode(ids)
+        return self.codec.decode(self.read(self.render(messages, generate=False, tools=tools), messages).tokens)
 
     @cached_property
     def codec(self) -> TokenCodec:
@@ -223,12 +219,7 @@ class ChatTemplate:
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """The ids that end the policy's turn: by the model's files, and in its template."""
-        return self._files.stop_ids.union(self.ends)
-
-    @property
-    def stop_ids_of_files(self) -> frozenset[int]:
-        """The ids that end the policy's turn by the model's files alone."""
-        return self._files.stop_ids
+        return self.files.stop_ids.union(self.ends)
 
     @property
     def turn_end(self) -> list[int]:
@@ -243,7 +234,12 @@ class ChatTemplate:
     @cached_property
     def ends_turns(self) -> re.Pattern[str]:
         """Matches the text of a special token that ends a turn."""
-        return any_of([t for t in map(self.tokenizer.decode, self.stop_ids) if self._files.special.fullmatch(t)])
+        return any_of([t for t in map(self.tokenizer.decode, self.stop_ids) if self.files.special.fullmatch(t)])
+
+    @cached_property
+    def prompt_end(self) -> str:
+        """The last characters before a turn of the policy."""
+        return self.render([USER], generate=True)[-TAIL:]
 
     @cached_property
     def lead(self) -> str:
@@ -254,7 +250,7 @@ class ChatTemplate:
     def end_ids(self, calls: bool = False) -> list[int]:
         """Return the ids with which the template ends a turn of text, or one with `calls`; none if it writes none."""
         try:
-            return self._files.encode(self.end(calls).token)
+            return self.files.encode(self.end(calls).token)
         except RecipeError:  # a template that renders no such turn
             return []
 
@@ -280,12 +276,12 @@ class ChatTemplate:
         if last not in alone or last not in followed:
             raise RecipeError(problem)
         alone, followed = alone.partition(last)[2], followed.partition(last)[2]
-        return find_end(alone, followed, self._files.special, self._files.stop)
+        return find_end(alone, followed, self.files.special, self.files.stop)
 
     def closing(self) -> list[int]:
         """Return the ids with which the template ends a conversation after the text of an assistant's turn."""
         rendered = self.render([USER, ANSWER], generate=False)
-        return self.codec.encode(rendered.rpartition(REPLY)[2])
+        return self.codec.encode(rendered.rpartition(REPLY)[2], REPLY)
 
     def _addition(self, turn: Message, last: str, messages: Sequence[Message]) -> tuple[str, TurnEnd]:
         """Return the text after a stand-in's turn from its end token on, and the end of the turn.
@@ -295,13 +291,13 @@ class ChatTemplate:
             last: Its last text.
             messages: What follows it.
         """
-        special = self._files.special
+        special = self.files.special
         rendered = self.render([USER, turn, *messages], generate=True)
         begun, asked = (self.render([USER], generate=generate) for generate in (False, True))
         opening = begun[: common_length(begun, asked, special)]
         alone = _past(self.render([USER, turn], generate=False), opening, last)
         followed = _past(rendered, opening, last)
-        end = find_end(alone, followed, special, self._files.stop)
+        end = find_end(alone, followed, special, self.files.stop)
         before = end.before
         if not end.token:
             closed = self.render([USER, ANSWER], generate=False)

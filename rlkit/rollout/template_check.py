@@ -82,7 +82,7 @@ def _check_end(template: ChatTemplate, report: TemplateCheck) -> None:
             continue
         whose = ", with which the next message begins" if end.opens_next else ""
         report.facts.append(f"{what} ends with {end.token!r}{whose}, on which the policy is trained")
-        if template.stop_ids_of_files.isdisjoint(template.end_ids(calls)):
+        if template.files.stop_ids.isdisjoint(template.end_ids(calls)):
             report.facts.append(
                 f"the model's files end no turn with {end.token!r}: rollouts stop at it, and so does the saved model"
             )

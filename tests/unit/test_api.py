@@ -198,6 +198,13 @@ def test_sections_alone_are_a_recipe(tmp_path: Path) -> None:
     assert list(result.rollouts(2)) == []
 
 
+def test_passes_over_the_data_are_the_length_of_a_run(tmp_path: Path) -> None:
+    """6 rows twice, 4 in a step: 3 steps, known once the rows are."""
+    train = {"data_epochs": 2, "prompts_per_step": 4}
+    result = fit(model="tiny", task=ROWS[:6], reward=right, out=tmp_path, quiet=True, **SMALL, train=train)
+    assert (result.status, result.steps) == ("ok", 3)
+
+
 def test_objects_of_transformers_are_a_model(tmp_path: Path) -> None:
     """The run loads what the object had, and leaves the object as it was; a second start takes the same again."""
     model = AutoModelForCausalLM.from_pretrained(SHIPPED["tiny"])

@@ -383,3 +383,10 @@ def test_schemas_have_no_fields_of_others(container: str, tmp_path: Path) -> Non
 def test_what_is_no_tool_is_refused_by_row_and_column(column: object, message: str) -> None:
     with pytest.raises(RecipeError, match=f"^task, row 0: {message}"):
         prompt_of({"prompt": "Tide?", "tools": column})
+
+
+def test_a_prompt_that_ends_with_the_assistant_is_refused() -> None:
+    """The template would close that turn and begin another, as for data sets that open it with `<think>`."""
+    asked = [{"role": "user", "content": "2 + 2 = ?"}, {"role": "assistant", "content": "Let me think.\n<think>"}]
+    with pytest.raises(RecipeError, match=r"row 0: 'prompt' ends with a turn of the assistant, .*; remove that turn"):
+        Rows([{"prompt": asked, "answer": "4"}]).prompt({"prompt": asked, "answer": "4"}, 0)

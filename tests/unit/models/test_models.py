@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model, save_random_model
 from rlkit.types import Prompt, RecordedAnswer
 
+FOR_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 0, 0]])
 MASK = torch.tensor([[False, False, True, False, True, True], [False, True, True, True, False, False]])
 
@@ -256,3 +258,14 @@ def test_a_quantization_that_cannot_be_loaded_is_explained(tmp_path: Path, quant
 def test_unknown_lora_targets_are_named_with_the_known() -> None:
     with pytest.raises(RecipeError, match=r"model.lora.targets is \['query'\].*q_proj"):
         load_policy(Model("tiny", lora=Lora(targets=["query"])))
+
+
+def test_decoding_keeps_spaces_before_punctuation(tmp_path: Path) -> None:
+    """Llama 3's files ask to lose them; transformers 5.5 obeys, and newer ones for other tokenizers than BPE."""
+    copytree(SHIPPED["tiny"], tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    asked = dict.fromkeys(("clean_up_tokenization_spaces", FOR_BPE), True)
+    path.write_text(json.dumps(json.loads(path.read_text()) | asked))
+    tokenizer = load_tokenizer(Model(str(tmp_path)))
+    text = "git add . && echo it 's"
+    assert tokenizer.decode(tokenizer.encode(text)) == text

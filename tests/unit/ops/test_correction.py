@@ -301,6 +301,9 @@ def test_zero_signal_keeps_groups_whose_rewards_differ() -> None:
     assert not ZeroSignal().keep(equal)
     assert ZeroSignal(component="accuracy").keep(equal)
     assert ZeroSignal().keep(group(Score(1.0), Score(0.5)))
+    assert 0.1 + 0.2 != 0.3
+    assert not ZeroSignal().keep(group(Score(0.1 + 0.2), Score(0.3)))  # float32 of both is 0.3, so the advantage is 0
+    assert ZeroSignal().keep(group(Score(0.3 + 2**-25), Score(0.3)))  # one unit in the last place of float32 apart
 
 
 def test_the_mismatch_of_all_ranks_takes_three_reductions() -> None:

@@ -74,4 +74,4 @@ class Rescorer:
 
     def _tokenize(self, messages: list[Message], text: str) -> tuple[list[int], list[int]]:
         template = self._template
-        return template.start(messages), template.codec.encode(text) + template.turn_end
+        return template.start(messages), template.codec.encode(text, template.prompt_end) + template.turn_end

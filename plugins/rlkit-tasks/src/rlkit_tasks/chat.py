@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from rlkit.base.errors import RecipeError
 from rlkit.interfaces.rows import LocatedRow
 from rlkit.types import JsonObject, Message, Row
 from rlkit_tasks.json_text import checked_text, decode
@@ -48,11 +49,17 @@ class ChatRow:
         """Return the messages before the policy's turn: those in a column, or the user's with a text.
 
         Raises:
-            RecipeError: It is neither.
+            RecipeError: It is neither, or ends with a turn of the assistant, which nobody answers.
         """
-        messages = self._read(value, f"{self.location}: {column!r}", "user")
+        what = f"{self.location}: {column!r}"
+        messages = self._read(value, what, "user")
         if not messages:
-            refuse(f"{self.location}: {column!r}", value, f"text, or {MESSAGES}")
+            refuse(what, value, f"text, or {MESSAGES}")
+        if messages[-1]["role"] == "assistant":
+            raise RecipeError(
+                f"{what} ends with a turn of the assistant, after which the chat template would begin another one; "
+                "remove that turn, or ask for such a beginning in the user's message"
+            )
         return context(messages)
 
     def answer(self, value: object, column: str) -> list[Message]:
