@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rlkit_math.answers import equal, reference_of
 from test_notations import rows
@@ -304,13 +306,19 @@ BOXES = r"""
 - $$\boxed{\frac{1}{5}+\begin{pmatrix} 3 & 4 \\ 4 & -3 \end{pmatrix}}$$
 - $$\boxed{\frac{1}{0}\begin{pmatrix} 3 & 4 \\ 4 & -3 \end{pmatrix}}$$
 - $$\boxed{x\begin{pmatrix} 3 & 4 \\ 4 & -3 \end{pmatrix}}$$
+@ \begin{pmatrix} 3 & 4 \\ 4 & -3 \end{pmatrix}
+- $$\boxed{\frac{1}{0}\begin{pmatrix} 3 & 4 \\ 4 & -3 \end{pmatrix}}$$
+- $$\boxed{2\begin{pmatrix} 3 & 4 \\ 4 & -3 \end{pmatrix}}$$
 @ \begin{pmatrix} \sqrt2/2 \\ a \end{pmatrix}
 + \boxed{\frac{\sqrt{2}}{2}\begin{pmatrix} 1 \\ \sqrt{2}a \end{pmatrix}}
 - \boxed{\sqrt{2}\begin{pmatrix} 1 \\ \sqrt{2}a \end{pmatrix}}
 """
 
 
-@pytest.mark.parametrize(("reference", "text", "right"), rows(WORDS + LANGUAGES + VALUES + BOXES))
+FORMS = (Path(__file__).parent / "prose_forms.txt").read_text(encoding="utf-8").partition("\n")[2]
+
+
+@pytest.mark.parametrize(("reference", "text", "right"), rows(FORMS + WORDS + LANGUAGES + VALUES + BOXES))
 def test_a_sentence_states_its_answer(reference: str, text: str, right: bool) -> None:
     score = MathReward().grade(example_trajectory(text.replace("⏎", "\n"), reference))
     assert score.error is None
