@@ -350,7 +350,7 @@ def _stated(line: str) -> Statement | None:
             return Statement(value, match.end())
     sentence = len(line) - len(_END_OF_SENTENCE.split(line)[-1])
     for token in list(_TOKEN.finditer(line, sentence))[-MAX_TOKENS:]:
-        value = line[token.start() :]
+        value = re.sub(r"(?<!\.)\.$", "", line[token.start() :])
         answer = _parse_or_none(value) if _VALUE.match(value) else None
         items = answer.items if isinstance(answer, UnorderedItems) and "," in value else ()
         is_clause = any(isinstance(item, Number) and item.noun for item in items)
