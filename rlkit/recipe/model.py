@@ -92,8 +92,8 @@ class Model:
         head: `lm` predicts tokens: a policy. `score` returns a number for a conversation: a reward model, which starts
             with a head of zeros unless `path` is a sequence classifier with one label, and is saved as one.
         dtype: The type of frozen weights: the base under adapters, and the reference. Trained weights are float32.
-        quantization: `nf4` keeps the linear layers of the base under adapters in 4 bits (QLoRA, Dettmers et al. 2023,
-            arXiv:2305.14314), by bitsandbytes, and computes in `dtype`. null for none.
+        quantization: `nf4` keeps the linear layers of the text model under adapters in 4 bits (QLoRA, Dettmers et al.
+            2023, arXiv:2305.14314), by bitsandbytes, and computes in `dtype`. null for none.
         attention: The implementation of attention in transformers; `auto` is `sdpa` if the model has it, else `eager`.
             `auto` trains on rows without padding; flash attention, which does not, needs its package, a GPU and bf16.
             TorchEngine has its own attention.

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import ray
@@ -99,8 +100,9 @@ def capacity(demand: Demand) -> tuple[int, int, int]:
         return False
 
     kinds = [kind for kind, count in enumerate(demand.counts) for _ in range(count)]
-    largest_first = sorted(zip(kinds, demand.bundles, strict=True), key=lambda bundle: _size(bundle[1]), reverse=True)
-    placed = Counter(kind for kind, resources in largest_first if place(resources))
+    bundles = [(_size(bundle), kind, bundle) for kind, bundle in zip(kinds, demand.bundles, strict=True)]
+    largest_first = sorted(bundles, key=itemgetter(0, 1), reverse=True)  # of equal ones, nodes
+    placed = Counter(kind for _, kind, bundle in largest_first if place(bundle))
     return placed[0], placed[1], placed[2]
 
 
