@@ -65,7 +65,8 @@ class QuantizedLinear(nn.Linear):
         """Return `weight`; `gather` returns a whole 4-bit tensor, a collective if they are sharded."""
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
-        codes, scales, *tables = (gather(getattr(self, name)) for name in PARTS)  # agreed: always these
+        # FSDP2 of torch 2.11 casts bytes as well to bfloat16, which holds them exactly
+        codes, scales, *tables = (gather(getattr(self, name)).to(torch.uint8) for name in PARTS)  # agreed: always these
         if codes.is_meta:
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         scales_of_scales, values_of_scales, offset = (table.view(torch.float32) for table in tables)

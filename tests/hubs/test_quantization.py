@@ -92,6 +92,9 @@ def test_a_cast_or_a_move_changes_no_bits() -> None:
     assert torch.equal(layer.weight, weight.bfloat16())
     layer.to(torch.float32)
     assert torch.equal(layer.weight, weight)
+    for part in PARTS:
+        setattr(layer, part, nn.Parameter(getattr(layer, part).bfloat16(), requires_grad=False))  # by older FSDP2
+    assert torch.equal(layer.weight, weight)
     with torch.autocast("cpu", torch.bfloat16):
         x = torch.ones(1, 64, requires_grad=True)
         out = layer(x)
