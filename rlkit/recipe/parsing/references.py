@@ -63,8 +63,8 @@ class References:
         """
         if _is_protected(key, text, is_secret):
             raise Mistake(key, f"{key} is secret, asks for trust or leads out of the run folder; write its value")
-        whole = OPTION_REFERENCE.fullmatch(text)
-        value = self._value(key, whole[2]) if whole else OPTION_REFERENCE.sub(lambda m: self._text(key, m), text)
+        single = OPTION_REFERENCE.fullmatch(text)
+        value = self._value(key, single[2]) if single else OPTION_REFERENCE.sub(lambda m: self._text(key, m), text)
         if isinstance(value, str) and (refers(value) or _is_protected(key, value, False)):
             raise Mistake(key, f"{key} would become a reference, a login or a credential; write its value")
         return value

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlkit.models.recurrent import StateLayer
 from rlkit.models.vision import RowMedia
 from rlkit.ops.attention import Layout, Scoring, Span, packed_attention, token_indices, widened
 from rlkit.ops.ragged import by_sdpa
@@ -20,6 +19,9 @@ from rlkit_engine_torch.blocks import FusedModel
 from rlkit_engine_torch.decoder import SPARE
 from rlkit_engine_torch.prefixes import Prefix
 from rlkit_engine_torch.row_attention import RowAttention, additive_mask
+
+if TYPE_CHECKING:
+    from rlkit.models.recurrent import StateLayer
 
 GROWTH = 16
 """The least number of columns by which the cache grows; otherwise it grows by half."""
@@ -302,10 +304,10 @@ class FusedDecoder:
         self.end -= first
         self._indexed = False
 
-    @torch.inference_mode()
     def states(self, row: int) -> Sequence[StateLayer]:
         return ()
 
+    @torch.inference_mode()
     def keys_values(self, row: int, start: int, end: int) -> Tensor:
         """Return a copy of the keys and values [L,2,H,n,D] of a row's tokens from `start` to `end`."""
         prompt = self.row_prompts[row]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlkit.media import Media
-from rlkit.models.recurrent import StateLayer
+
+if TYPE_CHECKING:
+    from rlkit.models.recurrent import StateLayer
 
 Tokens = tuple[object, ...]
 """Tokens as the tree compares them: ids, some of them with the pictures of the text that they begin."""
@@ -184,10 +187,10 @@ def tokens_of(tokens: Sequence[int], media: Media | None) -> Tokens:
     return tuple(keys)
 
 
-def _up_to_states(path: list[_Node], most: int) -> tuple[list[_Node], int]:
-    """Return the nodes up to the last whose states come after `most` tokens or fewer, and the number of tokens."""
+def _up_to_states(path: list[_Node], limit: int) -> tuple[list[_Node], int]:
+    """Return the nodes up to the last whose states come after `limit` tokens or fewer, and the number of tokens."""
     length = sum(len(node.tokens) for node in path)
-    while path and (length > most or not path[-1].states):
+    while path and (length > limit or not path[-1].states):
         length -= len(path.pop().tokens)
     return path, length
 

@@ -134,8 +134,8 @@ def _smaller_batches(setting: Setting) -> str | None:
         options = {"train.max_tokens_per_micro_batch": max(tokens // divisor, setting.longest_row)}
         engine = copy(recipe.rollout.engine)
         if cached is not None:
-            engine.max_kv_tokens = max(cached // divisor, setting.longest_row)
-            options["rollout.engine.max_kv_tokens"] = engine.max_kv_tokens
+            options["rollout.engine.max_kv_tokens"] = max(cached // divisor, setting.longest_row)
+            vars(engine)["max_kv_tokens"] = options["rollout.engine.max_kv_tokens"]
         train = replace(recipe.train, max_tokens_per_micro_batch=options["train.max_tokens_per_micro_batch"])
         smaller = replace(recipe, train=train, rollout=replace(recipe.rollout, engine=engine))
         if peak(memory(replace(setting, recipe=smaller))) + CONTEXT_MB <= gpu.memory / 2**20:
@@ -174,8 +174,8 @@ def memory(setting: Setting) -> dict[str, float]:
     teacher = (
         step_tokens * 12.0 * recipe.loss.forward.teacher_top
     )  # ids and log-probs of a teacher's most likely tokens
-    whole = setting.policy.base_bytes(2 if setting.precision == "mixed" else 4, recipe.model.quantization)
-    gathered = whole if setting.shards > 1 else 0
+    base_bytes = setting.policy.base_bytes(2 if setting.precision == "mixed" else 4, recipe.model.quantization)
+    gathered = base_bytes if setting.shards > 1 else 0
     phases = {
         STATES: states / setting.shards,
         SAMPLING: kv_bytes(setting.policy.config, cached, width) + gathered,

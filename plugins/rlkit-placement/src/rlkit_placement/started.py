@@ -39,8 +39,8 @@ class ProcessGroup:
         node, local_rank, local_size = (rank, 0, 1) if self._is_placed else (0, rank, self._size)
         ranks = {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": node, "WORLD_SIZE": self._size}
         store = {"MASTER_ADDR": self._host, "MASTER_PORT": self._store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
-        every = {"LOCAL_WORLD_SIZE": local_size, "TORCHELASTIC_RUN_ID": "rlkit"}
-        return {name: str(value) for name, value in (ranks | store | every).items()}
+        launch = {"LOCAL_WORLD_SIZE": local_size, "TORCHELASTIC_RUN_ID": "rlkit"}
+        return {name: str(value) for name, value in (ranks | store | launch).items()}
 
 
 class PoolProcess:

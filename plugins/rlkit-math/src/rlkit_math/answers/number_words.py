@@ -89,6 +89,6 @@ def value_in_words(text: str) -> Fraction | None:
     if scale in _THOUSANDS:
         value = value_in_words(amount)
         return None if value is None else value * _THOUSANDS[scale]
-    whole, _, part = text.rpartition(" and ")
-    integer, fraction = number_in_words(whole), fraction_in_words(part)
+    integer_words, _, fraction_words = text.rpartition(" and ")
+    integer, fraction = number_in_words(integer_words), fraction_in_words(fraction_words)
     return None if integer is None or fraction is None else integer + fraction

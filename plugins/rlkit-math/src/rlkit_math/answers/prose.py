@@ -71,8 +71,8 @@ def _number(match: re.Match[str]) -> str:
     if values == [None]:  # two numbers: `ten and twelve`
         values = [value_in_words(part) for part in words.split(" and ")]
     mixed = [divmod(value, 1) for value in values if value is not None]
-    written = [f"{whole} {part}" if whole and part else str(whole + part) for whole, part in mixed]
-    return " and ".join(written) if len(written) == len(values) else words
+    numerals = [f"{n} {part}" if n and part else str(n + part) for n, part in mixed]
+    return " and ".join(numerals) if len(numerals) == len(values) else words
 
 
 def _multiplied(match: re.Match[str]) -> str:
