@@ -132,8 +132,8 @@ def _smaller_batches(setting: Setting) -> str | None:
         options = {"train.max_tokens_per_micro_batch": max(tokens // divisor, setting.longest_row)}
         engine = copy(recipe.rollout.engine)
         if cached is not None:
-            engine.max_kv_tokens = max(cached // divisor, setting.longest_row)
-            options["rollout.engine.max_kv_tokens"] = engine.max_kv_tokens
+            options["rollout.engine.max_kv_tokens"] = max(cached // divisor, setting.longest_row)
+            vars(engine)["max_kv_tokens"] = options["rollout.engine.max_kv_tokens"]
         train = replace(recipe.train, max_tokens_per_micro_batch=options["train.max_tokens_per_micro_batch"])
         smaller = replace(recipe, train=train, rollout=replace(recipe.rollout, engine=engine))
         if peak(memory(replace(setting, recipe=smaller))) + CONTEXT_MB <= gpu.memory / 2**20:
