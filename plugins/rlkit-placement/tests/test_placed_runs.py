@@ -198,13 +198,16 @@ def test_a_pool_that_dies_ends_a_run_that_waits_for_something_else(tmp_path: Pat
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(section({"critic": "values"})))
     options = (*reward, "--reward.timeout=2000", "--train.require_reward=false", "--validation=null", "--out=out")
     recipe = ("--recipe=quick_ppo", "--recipe=values.yaml", "--train.prompts_per_step=2")
-    process = forks.start(("-m", "rlkit", "fit", *recipe, *options), tmp_path)
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    process = forks.start(("-m", "rlkit", "fit", *recipe, *options), tmp_path, TMPDIR=str(temporary))
     wait_for(lambda: os.path.exists(tmp_path / "begun"), process)
     os.kill(processes_of(tmp_path / "out")["pool values"], signal.SIGKILL)
     printed = process.communicate(timeout=400)[0]
     assert process.returncode == 1
     assert "error: pool values (critic) has lost its process 0, ended by SIGKILL; its log is " in printed
     wait_for(lambda: not processes_of(tmp_path / "out"))
+    assert not list(temporary.iterdir())
 
 
 def test_a_model_that_a_pool_cannot_load_is_named(tmp_path: Path, reward_model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -66,6 +67,8 @@ class PoolProcess:
         launcher: Launcher | None,
     ) -> None:
         self._arguments = arguments
+        self._end: str | None = None
+        self._lock = threading.Lock()  # several threads ask for the end
         passed_on = {name: value for name, value in server_environment().items() if name.startswith(PASSED_ON)}
         command = ServerCommand(
             "pool", self._words, lambda _: None, {**passed_on, **variables}, gpus, log=log.absolute(), vital=True
@@ -100,11 +103,15 @@ class PoolProcess:
 
     def end(self) -> str | None:
         """Describe how it has ended, with its last error; None if it runs."""
-        if self._process.alive:
-            return None
-        status = self._process.exit_status()
-        if status is None:
-            return "whose node does not answer"
+        with self._lock:
+            if self._end is None and not self._process.alive:
+                status = self._process.exit_status()
+                self._end = "whose node does not answer" if status is None else self._explain(status)
+                if status is not None:
+                    self._process.close()  # with its folder: this rank may soon exit at once
+            return self._end
+
+    def _explain(self, status: int) -> str:
         errors = [line for line in self._process.tail().splitlines() if line.startswith("error: ")]
         how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         return how + "".join(f": {error.removeprefix('error: ')}" for error in errors[-1:])
