@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlkit.media import Media
-from rlkit.models.recurrent import StateLayer
+
+if TYPE_CHECKING:
+    from rlkit.models.recurrent import StateLayer  # it imports transformers
 
 Tokens = tuple[object, ...]
 """Tokens as the tree compares them: ids, some of them with the pictures of the text that they begin."""
