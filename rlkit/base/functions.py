@@ -84,7 +84,7 @@ def missing_function(function: str) -> str | None:
         return None
     except (SyntaxError, ValueError) as error:
         return f"{path} is not valid Python: {explain(error)}"
-    nodes = list(_module_level(tree))
+    nodes = list(module_level(tree))
     functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     functions += [node.asname or node.name for node in nodes if isinstance(node, ast.alias)]
     assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -95,62 +95,15 @@ def missing_function(function: str) -> str | None:
     return no_function(path, name, functions)
 
 
-def coroutine_problem(function: str, arguments: Sequence[str]) -> str | None:
-    """Explain why a function is no coroutine function that takes arguments by position; None if it may be one.
-
-    Args:
-        function: As `require_function` has accepted it; the packages of a module, but not itself, are imported.
-        arguments: Their names.
-    """
-    module, _, name = function.rpartition(":")
-    path: str | None = module
-    if not module.endswith(".py"):
-        try:
-            spec = importlib.util.find_spec(module)
-        except Exception as error:  # importing foreign packages may raise anything
-            return f"{module} cannot be found: {explain(error)}"
-        if spec is None:
-            return f"there is no module {module!r}"
-        path = spec.origin
-        problem = missing_function(f"{path}:{name}")
-        if problem is not None:
-            return problem
-    if path is None or not path.endswith(".py"):
-        return None
-    expected = f"expected `async def {name}({', '.join(arguments)})`"
-    try:
-        with open(path, "rb") as file:
-            nodes = list(_module_level(ast.parse(file.read())))
-    except (OSError, RecursionError):  # reported when the file is loaded
-        return None
-    definitions = [node for node in nodes if getattr(node, "name", None) == name]
-    if len(definitions) != 1 or getattr(definitions[0], "decorator_list", None):  # only running the file shows which
-        return None
-    definition = definitions[0]
-    if isinstance(definition, ast.FunctionDef | ast.ClassDef):
-        return f"{name} is no coroutine function, {expected}"
-    if isinstance(definition, ast.AsyncFunctionDef) and not _takes(definition.args, len(arguments)):
-        return f"its arguments are ({ast.unparse(definition.args)}), {expected}"
-    return None
-
-
-def _takes(signature: ast.arguments, count: int) -> bool:
-    """Whether a function can be called with so many arguments by position."""
-    positional = len(signature.posonlyargs) + len(signature.args)
-    required = positional - len(signature.defaults)
-    enough = required <= count and (count <= positional or signature.vararg is not None)
-    return enough and all(default is not None for default in signature.kw_defaults)
-
-
 def no_function(path: str, name: str, functions: Sequence[str]) -> str:
     """Return the message about a name that is none of a file's functions, with the nearest of them."""
     public = [function for function in functions if not function.startswith("_")]
     return f"{path} has no function {name!r}; {similar(name, public, 'it defines')}"
 
 
-def _module_level(node: ast.AST) -> Iterator[ast.AST]:
+def module_level(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes that importing the file runs: not those inside of functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _module_level(child)
+            yield from module_level(child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from math import ceil
 from operator import itemgetter
@@ -13,11 +13,12 @@ from statistics import fmean, median
 
 from rich.console import Console
 from rich.progress import track
+from rich.text import Text
 
 from rlkit.api.policy import ChatTemplate
 from rlkit.api.prompts import Data, recorded_answers
 from rlkit.base.errors import shorten
-from rlkit.base.terminal import echo, echo_spans
+from rlkit.base.terminal import echo, printable
 from rlkit.base.terminal import show as show_table
 from rlkit.recipe.unscorable import unscorable_training, unscorable_validation
 from rlkit.types import JsonObject, Prompt, Trajectory
@@ -28,6 +29,9 @@ EXAMPLES = 3
 LONGEST_META = 2000
 """Characters of a prompt's meta that are shown."""
 
+
+CONTEXT, TRAINED = "cyan", "bold green"
+"""Styles of what a policy reads, and of what it is trained to write."""
 
 COUNTED_ROWS = 10_000
 """Rows in which it is counted what was normalised."""
@@ -58,13 +62,13 @@ def show(data: Data, as_json: bool) -> None:
 
 def _show_row(row: JsonObject) -> None:
     echo(f"--- row {row['row']}: {row['id']}, {row['tokens']} tokens" + ", shortened" * row["shortened"])
-    echo_spans([{"trained": False, "text": row["text"]}])
+    _echo_spans([{"trained": False, "text": row["text"]}])
     for number, answer in enumerate(row["answers"], 1):
         echo(
             f"--- answer {number} of {len(row['answers'])}: reward {answer['reward']:g}, {answer['tokens']} tokens, of "
             f"which {answer['trained']} are trained"
         )
-        echo_spans(answer["spans"])
+        _echo_spans(answer["spans"])
     echo("---")
     for name in ("source", "tools", "answer"):
         if row[name] not in (None, []):
@@ -267,3 +271,13 @@ def _repeated(report: JsonObject) -> Iterator[str]:
     if "validation" in report["splits"]:
         names = ", ".join(overlap["ids"])
         yield f"validation prompts that are in training too: {overlap['count']:,}" + (names and f", such as {names}")
+
+
+def _echo_spans(spans: Iterable[JsonObject]) -> None:
+    """Print spans of a text that are trained or context in two colours; without colours, trained ones in ⟦brackets⟧."""
+    console, line = Console(highlight=False), Text()
+    for span in spans:
+        text = printable(span["text"])
+        in_brackets = span["trained"] and console.color_system is None
+        line.append(f"⟦{text}⟧" if in_brackets else text, TRAINED if span["trained"] else CONTEXT)
+    console.print(line, soft_wrap=True)

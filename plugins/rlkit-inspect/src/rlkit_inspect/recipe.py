@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 
 from rlkit.base.errors import RecipeError
 from rlkit.base.installed import DISTRIBUTION
-from rlkit.base.terminal import echo, show_list
+from rlkit.base.terminal import echo, printable
 from rlkit.commands import parse, split
 from rlkit.registry import Registry, load_plugins
 from rlkit_inspect.annotate import annotated
@@ -127,7 +131,7 @@ def _list(registry: Registry) -> int:
     for name, (path, plugin) in sorted(registry.recipes.items()):
         source = "" if plugin.distribution == DISTRIBUTION else f" (from {plugin.distribution})"
         rows.append((name, f"{_summary(path)}{source}"))
-    show_list(rows)
+    _show_list(rows)
     for plugin in registry.plugins:
         if plugin.error is not None:
             echo(f"note: {plugin} cannot be loaded, nor its recipes be listed; see rlkit plugins list")
@@ -142,3 +146,17 @@ def _summary(path: Path) -> str:
         return SENTENCE_END.split(line, maxsplit=1)[0]
     except (OSError, ValueError) as error:
         return f"cannot be read: {error}"
+
+
+def _show_list(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names with their descriptions: a line each, which a terminal wraps beside the names."""
+    console, entries = Console(), [(printable(name), printable(text)) for name, text in rows]
+    if not console.is_terminal:
+        width = max((len(name) for name, _ in entries), default=0)
+        for name, text in entries:
+            print(f"{name:<{width}} {text}")
+        return
+    table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 1))
+    for name, text in entries:
+        table.add_row(Text(name), Text(text))
+    console.print(table)

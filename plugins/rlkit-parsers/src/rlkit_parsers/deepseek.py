@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
-from rlkit.parsers.text import Reading, named_call, read_json, scan
+from rlkit.parsers.text import Reading, read_json, scan
+from rlkit_parsers.calls import named_call
 
 
 def _token(words: str) -> str:

@@ -6,7 +6,8 @@ import json
 import re
 
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
-from rlkit.parsers.text import BRACKETS, Malformed, Reading, decode, find_edge, named_call, scan
+from rlkit.parsers.text import BRACKETS, Malformed, Reading, decode, find_edge, scan
+from rlkit_parsers.calls import named_call
 
 _OPENING = re.compile(r"<\|tool_call>\s*(?:call:)?(?P<name>[^{}<\n]*)")
 _EDGE = re.compile(r"\s*<tool_call\|>|(?=<\|tool_call>)")

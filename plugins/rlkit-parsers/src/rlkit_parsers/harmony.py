@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
-from rlkit.parsers.text import find_edge, named_call, read_json
+from rlkit.parsers.text import find_edge, read_json
+from rlkit_parsers.calls import named_call
 
 _HEADER = re.compile(
     # the prompt ends with the role, so that a turn starts with what follows it in a header

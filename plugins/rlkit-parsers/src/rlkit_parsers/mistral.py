@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
-from rlkit.parsers.text import Reading, named_call, read_json, scan, to_call
+from rlkit.parsers.text import Reading, read_json, scan, to_call
+from rlkit_parsers.calls import named_call
 
 _OPENING = re.compile(r"\[TOOL_CALLS\]\s*")
 _HEAD = re.compile(r"([^][{}\n]*)(?:\[CALL_ID\][^][{}\n]*)?\[ARGS\]")

@@ -6,7 +6,8 @@ import re
 from functools import partial
 
 from rlkit.interfaces.parser import ParsedTurn, ToolParser
-from rlkit.parsers.text import Tags, read_tagged, scan
+from rlkit.parsers.text import scan
+from rlkit_parsers.calls import Tags, read_tagged
 
 _OPENING = re.compile(r"(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]*)>|<tool_call>")
 _TAGS = Tags(
