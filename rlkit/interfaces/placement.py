@@ -86,7 +86,11 @@ class Pools(ABC):
 
     @abstractmethod
     def idle(self) -> dict[str, float]:
-        """Return the share of time since the last call in which each pool did nothing, by pool."""
+        """Return the share of time since the last call in which each pool did nothing, by pool.
+
+        Raises:
+            PoolError: A process was lost, so that the step lacks samples.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -16,7 +16,7 @@ from rlkit_placement.started import PoolProcess
 
 import rlkit
 from rlkit.api.roles import placed_recipe
-from rlkit.base.errors import RecipeError
+from rlkit.base.errors import PoolError, RecipeError
 from rlkit.batch import RolloutBatch
 from rlkit.commands import parse
 from rlkit.interfaces.launcher import ServerSite
@@ -105,6 +105,17 @@ def test_a_socket_has_a_path_that_systems_take(tmp_path: Path) -> None:
     assert process._words(site) == [*words, "/tmp/rlkit-pool-12345678/socket"]
     assert process._words(site._replace(folder=Path("/tmp", "x" * 90))) == [*words, "127.0.0.1:20001"]
     process.close()
+
+
+def test_a_step_whose_reward_model_was_lost_is_not_recorded() -> None:
+    """A reward that fails would only leave out its samples, and the step would stand in the checkpoint."""
+    pools = object.__new__(StartedPools)
+    pool: Any = SimpleNamespace(lost="pool judge (reward) has lost its process 0", busy=0.0)
+    pools._pools, pools._since = {"judge": pool}, 0.0
+    with pytest.raises(PoolError, match="pool judge"):
+        pools.idle()
+    pool.lost = None
+    assert pools.idle().keys() == {"judge"}
 
 
 def test_rows_of_two_ranks_are_joined_and_separated() -> None:

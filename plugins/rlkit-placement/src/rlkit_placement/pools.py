@@ -53,6 +53,7 @@ class Pool:
         self.processes: list[PoolProcess] = []
         self.logs = run / "pools"
         self.busy = 0.0
+        self.lost: str | None = None
         self._recipe, self._ranks, self._run = recipe, ranks, run
         self._size = number_of(recipe.placement.pools[name].devices)
         self._gpus = int(recipe.placement.pools[name].accelerator != "cpu")
@@ -147,7 +148,8 @@ class Pool:
             problem = f"{self} has not answered {work!r} within train.deadline, {self._deadline:g} s"
             raise PoolError(f"{problem}; its log is {self.log(0)}") from error
         except (EOFError, OSError) as error:
-            raise PoolError(self._lost()) from error
+            self.lost = self._lost()
+            raise PoolError(self.lost) from error
         merged = PoolReply()
         for header, tensors in replies:
             if "error" in header:
@@ -266,6 +268,9 @@ class StartedPools(Pools):
         return next(filter(None, (pool.failure() for pool in self._pools.values())), None)
 
     def idle(self) -> dict[str, float]:
+        lost = [pool.lost for pool in self._pools.values() if pool.lost is not None]
+        if lost:  # agreed: a rank that fails ends all; a reward's failure alone would only leave out its samples
+            raise PoolError(lost[0])
         now, shares = time.monotonic(), {}
         for name, pool in self._pools.items():
             shares[name] = max(0.0, 1 - pool.busy / max(now - self._since, 1e-9))
