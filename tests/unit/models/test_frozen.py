@@ -139,7 +139,7 @@ LORA = "--model.lora.rank=4"
             ["--fabric.precision=16-true", LORA, "--critic.lora.rank=4"],
             "weights round to zero",
         ),
-        ("quick_grpo", ["--model.dtype=bfloat16", "--reference.refresh_every=2"], "its updates round to zero"),
+        ("quick_grpo", ["--model.dtype=bfloat16", "--reference.refresh_every=2"], "updates round to 0"),
         ("quick_grpo", ["--model.dtype=float16"], "model.dtype"),
     ],
 )
