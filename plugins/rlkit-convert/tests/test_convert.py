@@ -888,7 +888,7 @@ NEWER = PPO_RAY.replace("_num_", ".num_") + APART.replace("_num_", ".num_")
             "ref_num_gpus_per_node=4: nothing to do: the model is in the trainer's processes",
         ),
         ("--critic_num_gpus_per_node 3", None, "critic_num_gpus_per_node=3: the section `placement:`"),
-        ("--critic_num_gpus_per_node 4 --critic_num_nodes 2", None, "whose pools are on the trainer's machine"),
+        ("--critic_num_gpus_per_node 4 --critic_num_nodes 2", None, "on several machines with `--launcher Ray`"),
         ("--ref_num_gpus_per_node 4 --lora_rank 8", None, "the reference is the policy without its adapters"),
         ("--ref_num_gpus_per_node 4 --init_kl_coef 0", None, "nothing to do: the recipe has no such model"),
         (
@@ -933,7 +933,7 @@ def test_verls_resource_pool_of_the_reward_model_is_placed(prefix: str) -> None:
         ),
         (
             "reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4 reward_model.nnodes=2",
-            "whose pools are on the trainer's machine",
+            "on several machines with `--launcher Ray`",
         ),
         (
             "reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4 "

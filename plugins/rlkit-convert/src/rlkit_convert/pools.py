@@ -41,7 +41,7 @@ def place(conversion: Conversion, own: OwnGpus) -> None:
     elif own.role == "reference" and "model.lora.rank" in conversion.recipe:
         conversion.note(own.gpus, "nothing to do: the reference is the policy without its adapters")
     elif nodes != 1 or trainer_nodes != 1:
-        conversion.ask(own.gpus, f"{BY_HAND}, whose pools are on the trainer's machine")
+        conversion.ask(own.gpus, f"{BY_HAND}, on several machines with `--launcher Ray`")
     elif not isinstance(ranks, int) or ranks < 1 or max(count, ranks) % min(count, ranks):
         conversion.ask(
             own.gpus, f"{BY_HAND}: of {count} and fabric.devices, {ranks}, one must be a multiple of the other"
