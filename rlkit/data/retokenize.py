@@ -85,8 +85,12 @@ def retokenize(ids: Sequence[int], codec: TokenCodec, teacher: ChatTemplate) -> 
     ended = bool(ids) and ids[-1] in codec.stop_ids
     body = ids[:-1] if ended else ids
     pieces = codec.pieces(body)
-    teacher_ids = teacher.codec.encode("".join(pieces), teacher.prompt_end)
-    spans = align(pieces, teacher.codec.pieces(teacher_ids))
+    text = "".join(pieces)
+    teacher_ids = teacher.codec.encode(text, teacher.prompt_end)
+    teacher_pieces = teacher.codec.pieces(teacher_ids)
+    if text == " " + "".join(teacher_pieces):  # decoders as SentencePiece's leave out a first space
+        teacher_pieces[:1] = [" " + "".join(teacher_pieces[:1])]
+    spans = align(pieces, teacher_pieces)
     if ended:
         end = teacher.turn_end
         spans.append(Span(len(body), len(ids), len(teacher_ids), len(teacher_ids) + len(end)))
