@@ -26,6 +26,9 @@ from rlkit.types import Message, Prompt
 
 T = TypeVar("T")
 
+ENCODING = 2
+"""Which way of encoding texts kept lengths come from; it is raised when the number of their ids changes."""
+
 CHUNK = 1000
 """Prompts that are tokenised at once."""
 
@@ -79,7 +82,7 @@ def measure(template: ChatTemplate, prompts: Sequence[Prompt], show: bool = Fals
     """Return the length of each prompt in tokens, as the rollout will render it.
 
     The tokenizer uses all CPUs. Lengths of many prompts are kept in the user's cache, under a digest of all that they
-    depend on: messages, tools, the chat template and the tokenizer.
+    depend on: messages, tools, the chat template, the tokenizer and `ENCODING`.
 
     Args:
         template: Renders the prompts.
@@ -224,7 +227,7 @@ def _cache_file(template: ChatTemplate, texts: Sequence[object]) -> Path:
         None if template.reader is None else (str(template.reader.processor), str(template.reader.options)),
     )
     today = time.strftime("%Y-%m-%d") if "strftime" in str(tokenizer.chat_template) else ""
-    for what in (*settings, today, *texts):
+    for what in (ENCODING, *settings, today, *texts):
         digest.update(json.dumps(what, default=str).encode() + b"\n")
     return cache_folder() / "lengths" / f"{digest.hexdigest()}.npy"
 
@@ -241,9 +244,8 @@ def _stored_or_measured(path: Path, prompts: Sequence[Prompt], lengths: Measure,
     with _all_cpus(), Progress(console=Console(stderr=True), transient=True, disable=title is None) as bar:
         task = bar.add_task(title or "", total=len(prompts))
         for first in range(0, len(prompts), CHUNK):
-            chunk = prompts[first : first + CHUNK]
-            measured += lengths(chunk)
-            bar.advance(task, len(chunk))
+            measured += lengths(prompts[first : first + CHUNK])
+            bar.update(task, completed=len(measured))
     _write(path, measured)
     return measured
 
@@ -266,8 +268,7 @@ def _write(path: Path, lengths: Sequence[int]) -> None:
         with beside.open("wb") as file:
             np.save(file, np.asarray(lengths, dtype=np.int32), allow_pickle=False)
         beside.replace(path)
-        files = sorted(path.parent.glob("*.npy"), key=lambda file: file.stat().st_mtime)
-        for old in files[:-KEPT]:
+        for old in sorted(path.parent.glob("*.npy"), key=lambda file: file.stat().st_mtime)[:-KEPT]:
             old.unlink(missing_ok=True)
     except OSError:
         return

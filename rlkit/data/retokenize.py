@@ -83,13 +83,16 @@ def retokenize(ids: Sequence[int], codec: TokenCodec, teacher: ChatTemplate) -> 
         teacher: The teacher's chat template, with its tokenizer.
     """
     ended = bool(ids) and ids[-1] in codec.stop_ids
-    body = ids[:-1] if ended else ids
-    pieces = codec.pieces(body)
-    teacher_ids = teacher.codec.encode("".join(pieces), teacher.prompt_end)
-    spans = align(pieces, teacher.codec.pieces(teacher_ids))
+    pieces = codec.pieces(ids[:-1] if ended else ids)
+    text = "".join(pieces)
+    teacher_ids = teacher.codec.encode(text, teacher.prompt_end)
+    teacher_pieces = teacher.codec.pieces(teacher_ids)
+    if teacher_pieces and text == " " + "".join(teacher_pieces):  # SentencePiece's decoders leave out a first space
+        teacher_pieces[0] = " " + teacher_pieces[0]
+    spans = align(pieces, teacher_pieces)
     if ended:
         end = teacher.turn_end
-        spans.append(Span(len(body), len(ids), len(teacher_ids), len(teacher_ids) + len(end)))
+        spans.append(Span(len(pieces), len(ids), len(teacher_ids), len(teacher_ids) + len(end)))
         teacher_ids = teacher_ids + end
     return teacher_ids, spans
 

@@ -69,7 +69,7 @@ def _forward_of(layer: nn.Module) -> Forward | None:
 def _dispatch(layer: nn.Module, forward: Forward, x: Tensor, *args: object, **options: object) -> Tensor:
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    dtypes = {torch.float32, torch.bfloat16}
+    dtypes = {torch.float32, torch.bfloat16, torch.uint8}  # bytes are those of weights in 4 bits
     if (
         args
         or options

@@ -67,8 +67,9 @@ class TokenCodec:
             before: The end of what precedes it, whose own ids stay as they are.
         """
         if before and self._spaced:
-            special = next((m.group() for m in self.special.finditer(before) if m.end() == len(before)), None)
-            for anchor in ("\n", "a") if special is None else (special,):
+            # a special token may take the whitespace after it, as Phi-3's do
+            special = [before[m.start() :] for m in self.special.finditer(before) if not before[m.end() :].strip()]
+            for anchor in (*special, "\n", "a"):
                 first, ids = self.encode(anchor), self.encode(anchor + text)
                 if ids[: len(first)] == first:  # else the text's beginning joins with it
                     return ids[len(first) :]

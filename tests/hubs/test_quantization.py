@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -13,6 +14,7 @@ import transformers.integrations.sdpa_attention as attention
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from bitsandbytes.nn import Linear4bit, Params4bit
 from peft import LoraConfig, get_peft_model
+from rlkit_engine_vllm import transport
 from rlkit_inspect import estimate, footprint
 from rlkit_inspect.gpus import gpu_named
 from safetensors.torch import load_file
@@ -22,11 +24,12 @@ from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.commands import parse
 from rlkit.models.flops import LearningWork
+from rlkit.models.layers import fuse_layers
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, base_model, merge_adapters
 from rlkit.models.source import OVERRIDES, locate, source_of
 from rlkit.models.weights import PolicyWeights
-from rlkit.ops import logps
+from rlkit.ops import layers, logps
 from rlkit.ops.quantization import BITS, PARTS, QuantizedLinear, replace_layers
 from rlkit.recipe import Lora, Model
 from tests import forks
@@ -231,6 +234,28 @@ def test_a_sharded_run_goes_on_with_one_rank(tmp_path: Path) -> None:
     one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "resumed"))
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_kernels_serve_layers_in_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes are parameters, which no kernel reads."""
+    policy, used = load_policy(Model("tiny", Lora(4), quantization="nf4")), []
+    fuse_layers(policy)
+    monkeypatch.setattr("rlkit.models.layers.on_gpu", lambda _: True)
+    apply = layers.SwiGLUFunction.apply
+    monkeypatch.setattr(layers.SwiGLUFunction, "apply", lambda *x: (used.append(x), apply(*x))[1])
+    logits(policy)
+    assert len(used) == policy.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("quantization", [None, "nf4"])
+def test_shared_memory_takes_the_weights_as_they_are_sent(quantization: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice, since the folder keeps a tensor until its successor is written."""
+    policy = load_policy(Model("tiny", Lora(4), quantization=quantization))
+    size = 2 * sum(weight.numel() for weight in load_policy(Model("tiny")).parameters())
+    monkeypatch.setattr(transport.os.path, "isdir", lambda _: True)
+    for free, fits in ((2 * size, False), (2 * size + 1, True)):
+        monkeypatch.setattr(transport.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert (transport.shared_memory(policy, torch.bfloat16) is not None) == fits
 
 
 def test_operations_count_the_weights_in_four_bits() -> None:

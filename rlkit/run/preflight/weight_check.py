@@ -29,7 +29,7 @@ def check_weights(data: Data, service: RolloutService) -> float:
     prompts = data.examples(PROMPTS)
     recipe, actor, ranks = service.recipe, service.actor, service.ranks
     full_precision = str(ranks.fabric.strategy.precision.precision).startswith("32")
-    full_precision &= all(weight.dtype is torch.float32 for weight in actor.parameters())
+    full_precision &= all(x.dtype is torch.float32 for x in actor.parameters() if x.is_floating_point())
     limit = recipe.rollout.max_gap or (1e-3 if full_precision else 0.2)
     sampling = Sampling(temperature=1.0, max_tokens=1)
     template = data.dialogue.template

@@ -90,6 +90,18 @@ def test_lengths_are_kept_under_what_they_depend_on(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 5
 
 
+def test_lengths_of_other_releases_are_measured_again(
+    template: ChatTemplate, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that encodes answers otherwise has another `ENCODING`."""
+    many = prompts(measures.FEW + 1)
+    measure(template, many)
+    monkeypatch.setattr(measures, "ENCODING", measures.ENCODING + 1)
+    other = counted(template)
+    measure(other, many)
+    assert other.codec.measured == len(many)
+
+
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"no array", None])
 def test_a_damaged_file_of_lengths_is_measured_again(
     template: ChatTemplate, cache: Path, content: bytes | None

@@ -21,6 +21,7 @@ from rlkit.train.credit import distill
 from rlkit.train.teacher import retokenized_rows
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 from tests.other_tokenizer import other_tokenizer, save_other_model
+from tests.sentencepiece import TEMPLATES, sentencepiece_tokenizer
 from tests.unit.phases import scored
 from tests.unit.train.test_teacher_context import by_transformers, taught, trajectory
 
@@ -104,6 +105,18 @@ def test_the_teacher_reads_the_text_and_its_own_end() -> None:
     assert other.codec.decode(ids) == "\ufffd<|eot|>"
     assert spans == [Span(2, 3, len(ids) - 1, len(ids))]
     assert retokenize(own.encode("12"), own, other) == ([vocabulary["12"]], [(0, 2, 0, 1)])
+
+
+@pytest.mark.parametrize("spaces", ["segments", "first"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_teacher_of_sentencepiece_reads_a_space_at_the_start(spaces: Any, name: str) -> None:
+    """Its decoder leaves out the first space of a text, which a completion has after a colon."""
+    tokenizer = sentencepiece_tokenizer(spaces, TEMPLATES[name])
+    teacher, own = ChatTemplate(tokenizer, {tokenizer.eos_token_id}), codec()
+    for text in (" Hi", "  Hi", "Hi", "\nHi"):
+        ids, spans = retokenize(own.encode(text), own, teacher)
+        assert (spans[0].start, spans[-1].end) == (0, len(text)), text
+        assert (spans[0].teacher_start, spans[-1].teacher_end) == (0, len(ids)), text
 
 
 def test_log_probs_of_a_span_are_at_all_of_its_tokens() -> None:

@@ -6,7 +6,7 @@ from itertools import compress, product
 from typing import Any
 
 import pytest
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 
 from rlkit.data.measure import measure_answers
 from rlkit.models import load
@@ -46,6 +46,19 @@ def test_recorded_turns_are_the_templates_rendering(spaces: Spaces, name: str, c
     assert trajectory.tokens[-1] == template.tokenizer.eos_token_id
     [[length]] = measure_answers(template, [prompt])
     assert len(template.start(turns[:1])) + length == len(trajectory.tokens)
+
+
+@pytest.mark.parametrize("spaces", ["segments", "first"])
+def test_special_tokens_that_take_the_newline_after_them(spaces: Spaces) -> None:
+    """Phi-3's: in the text of a conversation, a turn follows `<|assistant|>` itself, not the newline."""
+    roles = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    asked = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    tokenizer: Any = sentencepiece_tokenizer(spaces, roles + asked)
+    names = ("<|user|>", "<|assistant|>", "<|end|>")
+    tokenizer.add_tokens([AddedToken(name, rstrip=True, normalized=False, special=True) for name in names])
+    template = ChatTemplate(tokenizer, {tokenizer.convert_tokens_to_ids("<|end|>")})
+    [trajectory] = recorded_group(template, recorded(TURNS), 0, 1000)
+    assert trajectory.tokens == template.codec.encode(template.render(TURNS, generate=False))
 
 
 def test_what_is_trained_after_a_newline_begins_without_a_space() -> None:

@@ -60,6 +60,16 @@ def test_an_engine_with_other_weights_is_refused(
         prove_with(run, [-0.3] * 4, monkeypatch)
 
 
+def test_bytes_of_weights_in_four_bits_do_not_widen_the_gap(
+    run: tuple[Data, RolloutService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = torch.nn.Parameter(torch.zeros(2, dtype=torch.uint8), requires_grad=False)
+    monkeypatch.setitem(run[1].actor._parameters, "codes", codes)
+    monkeypatch.setattr(run[1].recipe.rollout, "max_gap", None)
+    with pytest.raises(EngineError, match=r"expected at most 0\.001"):
+        prove_with(run, [-0.1] * 4, monkeypatch)
+
+
 @pytest.mark.parametrize("gap", [nan, 9.0])
 def test_a_log_prob_that_is_none_is_refused(
     run: tuple[Data, RolloutService], gap: float, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ import torch
 from rlkit_servers.api import ServerApi
 from rlkit_servers.states import DEADLINES, UpdateStep
 from rlkit_servers.transports import SHARED_MEMORY, Adapter, Bucket, ChangesTransport, DiskTransport, save
+
+from rlkit.models.weights import PolicyWeights
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -70,6 +73,6 @@ class VllmChanges(ChangesTransport):
 
 def shared_memory(policy: CausalLM, dtype: torch.dtype) -> str | None:
     """Return the folder of shared memory; None if the weights do not fit there."""
-    size = dtype.itemsize * sum(parameter.numel() for parameter in policy.parameters())
+    size = dtype.itemsize * sum(math.prod(shape) for shape, _ in PolicyWeights(policy).specs.values())
     fits = os.path.isdir(SHARED_MEMORY) and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
     return str(SHARED_MEMORY) if fits else None
