@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import struct
@@ -10,13 +11,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from rlkit_placement import handshake
+import torch
+from rlkit_placement import handshake, process
 from rlkit_placement.handshake import ClientListener, KeyMismatchError, connect_client
 from rlkit_placement.wire import receive, send
 from rlkit_servers.process import free_port
 
+from rlkit.interfaces.placement import PoolReply
 from rlkit.types import JsonObject
 
 KEY = bytes(range(32))
@@ -28,11 +33,13 @@ class Opened:
     def __init__(self, address: str) -> None:
         self.address = address
         self.accepted: list[tuple[int, Connection]] = []
+        self.has_accepted = threading.Event()
         self.listener = ClientListener(address, KEY, 2)
         self.thread = threading.Thread(target=self.listener.accept_all, args=(self.accept,), daemon=True)
 
     def accept(self, header: JsonObject, connection: Connection) -> None:
         self.accepted.append((header["rank"], connection))
+        self.has_accepted.set()
 
     def open(self) -> None:
         self.thread.start()
@@ -82,8 +89,9 @@ def test_two_ranks_join(opened: Opened) -> None:
 
 def test_a_rank_that_comes_again_counts_once(opened: Opened) -> None:
     opened.join(0)
+    assert opened.has_accepted.wait(60)
     require_clients(opened)
-    assert [rank for rank, _ in opened.accepted] == [0, 0, 1]
+    assert sorted(rank for rank, _ in opened.accepted) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +137,19 @@ def test_a_rank_with_another_key_is_refused(opened: Opened, monkeypatch: pytest.
     require_clients(opened)
 
 
+def test_a_pool_that_stops_in_the_middle_of_a_message(opened: Opened) -> None:
+    """Whether it sends or reads no more, as when its node is gone: a rank waits no longer than it may for a reply."""
+    rank = connect_client(opened.address, KEY, {"kind": "together", "rank": 0}, 0.5)
+    opened.join(1)
+    opened.thread.join(60)
+    accepted = dict(opened.accepted)[0]
+    os.write(accepted.fileno(), struct.pack("!i", 100) + b"{")
+    with pytest.raises(BlockingIOError):
+        receive(rank, 60.0)
+    with pytest.raises(BlockingIOError):
+        send(rank, {}, {"tokens": torch.zeros(1 << 24)})
+
+
 def test_a_process_without_the_key_in_place_of_a_pool(tmp_path: Path) -> None:
     """What a rank sends to it is of no use elsewhere, and the rank closes the connection."""
     received = []
@@ -154,6 +175,32 @@ def test_a_process_without_the_key_in_place_of_a_pool(tmp_path: Path) -> None:
     peer.sendall(received[0])
     assert peer.recv(64) == b""
     require_clients(other)
+
+
+def test_a_process_of_a_pool_does_not_end_with_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank, whose supervisor ends it, may still save the policy, and would take its end for a failure."""
+
+    class SupervisorAwaitedError(Exception): ...
+
+    def event() -> None:
+        raise SupervisorAwaitedError
+
+    replies = []
+
+    def ask() -> None:
+        connection = connect_client(str(tmp_path / "s"), KEY, {"kind": "together", "rank": 1}, 60.0)
+        send(connection, {"work": "state", "options": {}}, {})
+        replies.append(receive(connection, 60.0)[0]["sums"])
+        connection.close()
+
+    rank = threading.Thread(target=ask)
+    rank.start()
+    models: Any = SimpleNamespace(device=None, state=lambda: PoolReply(sums={"loss": [1.0, 2.0]}))
+    monkeypatch.setattr(process, "threading", SimpleNamespace(Event=event))
+    with pytest.raises(SupervisorAwaitedError):
+        process._serve(ClientListener(str(tmp_path / "s"), KEY, 1), models, models)
+    rank.join()
+    assert replies == [{"loss": [1.0, 2.0]}]
 
 
 def test_an_address_is_taken_before_models_are_loaded() -> None:

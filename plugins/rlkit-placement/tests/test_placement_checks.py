@@ -19,7 +19,7 @@ from rlkit.api.roles import placed_recipe
 from rlkit.base.errors import PoolError, RecipeError
 from rlkit.batch import RolloutBatch
 from rlkit.commands import parse
-from rlkit.interfaces.launcher import ServerSite
+from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.optimizers import AdamW
 from rlkit.recipe import Fabric, Placement
 from tests.conftest import rlkit_in_process
@@ -116,6 +116,19 @@ def test_a_step_whose_reward_model_was_lost_is_not_recorded() -> None:
         pools.idle()
     pool.lost = None
     assert pools.idle().keys() == {"judge"}
+
+
+def test_a_process_on_another_node_loads_the_plugins_of_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gets no credential of theirs."""
+    monkeypatch.setenv("RLKIT_DISABLE_PLUGINS", "games")
+    monkeypatch.setenv("RLKIT_PASSWORD", "hunter2")
+    commands: list[ServerCommand] = []
+    launcher: Any = SimpleNamespace(host_server=commands.append)
+    PoolProcess(("run", "a", "1", "."), {}, tmp_path / "log", 0, launcher).close()
+    assert commands[0].environment["RLKIT_DISABLE_PLUGINS"] == "games"
+    assert "RLKIT_PASSWORD" not in commands[0].environment
 
 
 def test_rows_of_two_ranks_are_joined_and_separated() -> None:

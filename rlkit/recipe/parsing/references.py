@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, shorten
-from rlkit.base.text import REFERENCE, SECRET_NAME, redact
+from rlkit.base.text import HIDDEN, REFERENCE, SECRET_NAME, redact, redact_option
 from rlkit.recipe.credentials import OPTION_REFERENCE, is_environment, key_of, map_texts
 from rlkit.recipe.parsing import suggest
 from rlkit.recipe.parsing.problems import Mistake
@@ -81,14 +81,13 @@ class References:
                 problem = "it has no single value in this recipe; set it, or refer to another"
             raise Mistake(key, f"{subject}: {problem} (a text is written $${{...}})")
         value, is_secret = self._options[name]
-        if refers(value):
-            raise Mistake(key, f"{subject}, which refers to {suggest.quote(value)}; refer to that")
-        text = value if isinstance(value, str) else ""
-        self._characters_left -= len(text)
+        self._characters_left -= len(str(value))
         if self._characters_left < 0:
             raise Mistake(key, f"{subject}, but all references have more than {MAX_BYTES:,} characters; write less")
-        if _is_protected(name, text, is_secret):
+        if _is_protected(name, value if isinstance(value, str) else "", is_secret):
             raise Mistake(key, f"{subject}, which is secret or asks for trust; refer to another")
+        if refers(value):
+            raise Mistake(key, f"{subject}, which refers to {suggest.quote(value)}; refer to that")
         return value
 
 
@@ -107,11 +106,10 @@ def refuse_references(tree: Mapping[str, object], folder: Path) -> None:
         RecipeError: It has a reference, whose value an override could change after the recipe is found to be harmless.
     """
 
-    def refuse(key: str, text: str, _: bool) -> None:
+    def refuse(key: str, text: str, is_secret: bool) -> None:
         if refers(text):
-            problem = (
-                f"{folder}: {key} is {suggest.quote(redact(text))}, but the recipe of a run folder has no references"
-            )
+            shown = HIDDEN if is_secret else suggest.quote(redact_option(key, text))
+            problem = f"{folder}: {key} is {shown}, but the recipe of a run folder has no references"
             raise RecipeError(f"{problem}; write the value, or $${{...}} for a text")
 
     map_texts(tree, refuse)

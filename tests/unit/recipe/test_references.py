@@ -202,6 +202,15 @@ def test_a_credential_is_not_referred_to(
     assert "hunter2" not in refused
 
 
+@pytest.mark.parametrize("name", ["reward.url", "agent.environment.FOO"])
+def test_a_credential_with_a_reference_is_not_shown(name: str, compose: Compose) -> None:
+    options = ("--agent=CommandAgent", "--agent.command=x", "--agent.environment={FOO: 'hunter2${model.path}'}")
+    url = "--reward.url=https://me:hunter2@h.example/${model.path}"
+    refused = refusal(compose, "", *SECRETS, *options, url, f"--rollout.sampling_column=${{{name}}}")
+    assert f"rollout.sampling_column refers to '${{{name}}}', which is secret" in refused
+    assert "hunter2" not in refused
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -253,6 +262,14 @@ def test_a_run_folder_has_no_references(value: str, trust: list[str], tmp_path: 
     assert f"reward.allow_code is '{value}', {NO_REFERENCES}" in str(error.value)
 
 
+def test_a_credential_of_a_run_folder_is_not_shown(tmp_path: Path) -> None:
+    agent = "{class_path: CommandAgent, init_args: {command: x, environment: {FOO: 'hunter2${a.b}'}}}"
+    (tmp_path / "recipe.yaml").write_text(f"{BASE}{STEPS}agent: {agent}\n")
+    with pytest.raises(RecipeError, match=r"agent.environment.FOO is .*has no references") as error:
+        with_recipe_of(tmp_path, [])
+    assert "hunter2" not in str(error.value)
+
+
 def test_neither_a_verb_nor_a_pool_takes_references_of_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{BASE}{STEPS}save: {{every: '${{train.steps}}'}}\n")
     done = rlkit_in_process("fit", f"--resume={tmp_path}", "--train.steps=5", cwd=tmp_path)
@@ -283,6 +300,8 @@ def test_billions_of_laughs_are_refused(compose: Compose) -> None:
     text = f"model:\n  path: tiny\n  config:\n    b0: {long}\n    b1: '{'${model.config.b0}' * 5}'\n{PARTS}{STEPS}"
     message = f"model.config.b1 refers to '${{model.config.b0}}', but all references have more than {MAX_BYTES:,}"
     assert message in refusal(compose, text, base="")
+    text = text.replace("x" * (MAX_BYTES // 4), "9" * 4000).replace("${model.config.b0}", "${model.config.b0}" * 60)
+    assert message in refusal(compose, text, base="")  # numbers are as long as texts
 
 
 def test_many_references_are_each_resolved_once(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import hmac
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -127,6 +128,9 @@ class ClientListener:
 def connect_client(address: str, key: bytes, header: JsonObject, seconds: float) -> Connection:
     """Connect to a process of a pool, authenticate both sides, and send the header.
 
+    Later a message in either direction, once begun, must also go on within so many seconds, or a `BlockingIOError` is
+    raised: the other node may be gone.
+
     Raises:
         TimeoutError: The process does not answer within so many seconds.
         KeyMismatchError: It does not have the key.
@@ -134,7 +138,7 @@ def connect_client(address: str, key: bytes, header: JsonObject, seconds: float)
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return _connect(address, key, header)
+            return _connect(address, key, header, seconds)
         except KeyMismatchError:
             raise
         except (OSError, EOFError) as error:
@@ -143,13 +147,16 @@ def connect_client(address: str, key: bytes, header: JsonObject, seconds: float)
             time.sleep(RETRY_SECONDS)
 
 
-def _connect(address: str, key: bytes, header: JsonObject) -> Connection:
+def _connect(address: str, key: bytes, header: JsonObject, seconds: float) -> Connection:
     with connected(address) as process:
         nonces = _read(process, NONCE_BYTES) + secrets.token_bytes(NONCE_BYTES)
         process.sendall(nonces[NONCE_BYTES:] + _mac(key, "rank", address, nonces))
         if not hmac.compare_digest(_read(process, MAC_BYTES), _mac(key, "pool", address, nonces)):
             raise KeyMismatchError(f"what listens at {address} does not have the run's key")
         connection = _connection(process)
+        limit = struct.pack("ll", *divmod(round(seconds * 1e6), 10**6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            process.setsockopt(socket.SOL_SOCKET, option, limit)
     send(connection, header, {})
     return connection
 

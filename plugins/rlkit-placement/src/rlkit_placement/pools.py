@@ -144,7 +144,7 @@ class Pool:
             for connection, part in zip(connections, parts, strict=True):
                 send(connection, {"work": work, "options": options}, part)
             replies = [receive(connection, self._deadline) for connection in connections]
-        except TimeoutError as error:
+        except (TimeoutError, BlockingIOError) as error:
             problem = f"{self} has not answered {work!r} within train.deadline, {self._deadline:g} s"
             raise PoolError(f"{problem}; its log is {self.log(0)}") from error
         except (EOFError, OSError) as error:

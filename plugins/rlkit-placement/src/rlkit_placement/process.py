@@ -37,7 +37,7 @@ from rlkit_placement.wire import ANY_TIME, KEY, TOGETHER, receive, send
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load the models and serve until the trainer's ranks have ended; return the exit status."""
+    """Load the models and serve until the supervisor ends this process; return the exit status."""
     run, pool, clients, folder, address = argv
     try:
         recipe = _recipe_in(folder, Path(run), pool)
@@ -81,7 +81,7 @@ def _listener(address: str, clients: int) -> ClientListener:
 
 
 def _serve(listener: ClientListener, models: RoleModels, fabric: Fabric) -> None:
-    """Accept all clients, and answer them until one has ended."""
+    """Accept all clients, and answer them until one has ended; then wait for the supervisor."""
     together: dict[int, Connection] = {}
 
     def accept(header: JsonObject, connection: Connection) -> None:
@@ -91,10 +91,9 @@ def _serve(listener: ClientListener, models: RoleModels, fabric: Fabric) -> None
             threading.Thread(target=_score, args=(fabric, connection), daemon=True).start()
 
     listener.accept_all(accept)
-    if not together:
-        threading.Event().wait()  # the supervisor ends this process
-    while _answer(models, [together[rank] for rank in sorted(together)], fabric.device):
+    while together and _answer(models, [together[rank] for rank in sorted(together)], fabric.device):
         pass
+    threading.Event().wait()  # the supervisor ends this process with the first rank, which may still save the policy
 
 
 def _answer(models: RoleModels, connections: Sequence[Connection], device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from rlkit.interfaces.launcher import Launcher, ServerCommand, ServerSite
 from rlkit.registry import calling
 from rlkit_placement.handshake import connected
 
-PASSED_ON = ("GLOO_", "HF_", "NCCL_", "OMP_", "PYTHONPATH", "TORCH_")
+PASSED_ON = ("GLOO_", "HF_", "NCCL_", "OMP_", "PYTHONPATH", "RLKIT_DISABLE_PLUGINS", "TORCH_")
 """Beginnings of the environment variables of the first rank that a process on another node gets too."""
 
 LONGEST_PATH = 100

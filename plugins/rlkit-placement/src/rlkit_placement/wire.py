@@ -38,7 +38,7 @@ def receive(connection: Connection, seconds: float | None = None) -> tuple[JsonO
     Raises:
         TimeoutError: It does not begin within so many seconds.
         EOFError: The other process has closed the connection, or is gone.
-        OSError: The connection is broken, or the message too large.
+        OSError: The connection is broken, or the message too large; BlockingIOError if it does not go on.
     """
     if not connection.poll(seconds):
         raise TimeoutError(f"no message within {seconds:g} s")
