@@ -22,7 +22,7 @@ LONGEST = 64
 _NAME = rf"[A-Za-z0-9_@][A-Za-z0-9_.@-]{{0,{LONGEST - 1}}}"
 _PLAIN = f"letters, digits and _ . @ -, at most {LONGEST} and the first one no . or -"
 RUN_FILES = (
-    "recipe.yaml", "environment.json", "metrics.jsonl", "result.json", "lock", "reserved", "ranks", "rollouts",
+    "recipe.yaml", "environment.json", "metrics.jsonl", "result.json", "lock", "reserved", "ranks", "pools", "rollouts",
     "checkpoints", "final", "ema", "profile", "report.html", "tensorboard", "wandb", "mlflow.db", "mlflow-run",
 )  # fmt: skip
 """Files that a run writes into its folder; no recipe may name one of these."""

@@ -68,6 +68,7 @@ TRAPS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "pipe as model": ("final/config.json", pipe),
     "socket": ("environment.json", bound_socket),
     "socket below": ("ranks/0.json", bound_socket),
+    "log of a pool": ("pools/values-0.log", link("../../elsewhere")),
 }
 
 
