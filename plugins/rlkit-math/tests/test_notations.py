@@ -237,7 +237,7 @@ TEXTS = r"""
 """
 
 
-def _rows(table: str) -> list[tuple[str, str, bool]]:
+def rows(table: str) -> list[tuple[str, str, bool]]:
     rows, reference = [], ""
     for line in table.strip().splitlines():
         if line.startswith("@ "):
@@ -247,14 +247,14 @@ def _rows(table: str) -> list[tuple[str, str, bool]]:
     return rows
 
 
-@pytest.mark.parametrize(("reference", "answer", "right"), _rows(ANSWERS))
+@pytest.mark.parametrize(("reference", "answer", "right"), rows(ANSWERS))
 def test_an_answer_in_another_notation(reference: str, answer: str, right: bool) -> None:
     score = MathReward().grade(example_trajectory(f"So $\\boxed{{{answer}}}$.", reference))
     assert score.error is None
     assert (score.reward == 1.0) == right
 
 
-@pytest.mark.parametrize(("reference", "text", "right"), _rows(TEXTS))
+@pytest.mark.parametrize(("reference", "text", "right"), rows(TEXTS))
 def test_an_answer_in_a_sentence(reference: str, text: str, right: bool) -> None:
     score = MathReward().grade(example_trajectory(text.replace("⏎", "\n"), reference))
     assert (score.reward == 1.0) == right

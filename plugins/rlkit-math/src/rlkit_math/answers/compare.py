@@ -21,6 +21,7 @@ from rlkit_math.answers.values import (
     Relation,
     UnorderedItems,
     Words,
+    node_of,
 )
 
 _INDEXED_CONSTANT = re.compile(r"[CcK]_\w+")
@@ -72,7 +73,8 @@ def same(actual: Answer, expected: Answer) -> bool:
         case (Relation(("=",), (left, right)), Number()) if len(left.variables()) > 1 and not right.variables():
             return same(as_quantity(right), expected)  # `m + n = 73`, which no unknown but the question can mean
         case (MatrixRows(), MatrixRows()):
-            return len(actual.rows) == len(expected.rows) and all(map(_same_in_order, actual.rows, expected.rows))
+            is_shaped_alike = not expected.is_product and len(actual.rows) == len(expected.rows)
+            return is_shaped_alike and all(map(_same_in_order, actual.rows, expected.rows))
     return _same_items(actual, expected)
 
 
@@ -92,9 +94,8 @@ def _same_named(actual: Answer, expected: Answer) -> bool:
             return same(actual.value, expected.value)
         case (Named(name, Formula(node)), Named(other_name, Formula() as formula)) if _FUNCTION.fullmatch(other_name):
             function, argument = other_name[:-3], other_name[-2]
-            is_same = _FUNCTION.fullmatch(name) is not None and name[:-3].removesuffix("^-1") == function.removesuffix(
-                "^-1"
-            )
+            names = {text.removesuffix("^-1") for text in (name[:-3], function)}
+            is_same = _FUNCTION.fullmatch(name) is not None and len(names) == 1
             return is_same and same(Formula(node.renamed({name[-2]: argument})), formula)
         case (Named(), Named()) if actual.name != expected.name:
             return _same_relation(_as_relation(actual), _as_relation(expected))
@@ -134,8 +135,8 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
         ) if int(below) >= {"time": 10, "ratio": 1}[kind]:  # 9:16 may be 9/16, but 10:05 is a time
             number, quotient = (expected if actual is digits else actual), Fraction(int(above), int(below))
             return (actual is not digits or quotient.denominator > 1) and same(number, Number((quotient,)))
-        case (Number() as number, Digits(is_remainder=True) as digits) | (
-            Digits(is_remainder=True) as digits,
+        case (Number() as number, Digits(is_number=True) as digits) | (
+            Digits(is_number=True) as digits,
             Number() as number,
         ):
             return same(number, Number((Fraction(digits.numbers[0]),)))
@@ -398,12 +399,8 @@ def _as_relation(answer: Answer) -> Relation | None:
         return answer
     if isinstance(answer, Named) and isinstance(answer.value, Formula | Number):
         name = "y" if _FUNCTION.fullmatch(answer.name) else answer.name
-        return Relation(("=",), (ExpressionNode("variable", value=name), _node_of(answer.value)))
+        return Relation(("=",), (ExpressionNode("variable", value=name), node_of(answer.value)))
     return None
-
-
-def _node_of(answer: Number | Formula) -> ExpressionNode:
-    return answer.node if isinstance(answer, Formula) else ExpressionNode("number", value=answer.readings[0])
 
 
 def _same_relation(actual: Relation | None, expected: Relation | None) -> bool:

@@ -6,9 +6,12 @@ import re
 from fractions import Fraction
 
 from rlkit_math.answers.number_words import number_in_words
+from rlkit_math.answers.units import alternatives, words_of
 from rlkit_math.answers.values import Digits, Number, UnorderedItems
 
-_ORDINAL = re.compile(r"([0-9]+) ?\^?\{? ?(st|nd|rd|th) ?\}?", re.I)
+RANKED = alternatives("ranked")
+"""What has a rank, which is a number: `the 17th term`."""
+_ORDINAL = re.compile(rf"(?:the )?([0-9]+) ?\^?\{{? ?(st|nd|rd|th) ?\}}?( {RANKED})?", re.I)
 _BASE = re.compile(
     r"(?:\\overline ?)?([({])?([0-9A-Za-z]+)(?(1)[)}])(?:_[{(]*(?:base)?([0-9]{1,2}|[A-Za-z]{3,7})[)}]*"
     r"|(?: in)? \(?base ([0-9]{1,2}|[A-Za-z]{3,7})\)?)"
@@ -22,12 +25,8 @@ _RESIDUES = re.compile(
     r" ?\(? ?(?:\\[pb]?)?mod ?\{? ?([0-9]+) ?\}? ?\)?"
 )
 """Classes of residues: `n \\equiv 1, 5 \\pmod 6`, `3 (mod 7)`."""
-_MONTHS = (
-    *("january", "february", "march", "april", "may", "june"),
-    *("july", "august", "september", "october", "november", "december"),
-)
 _DAY = r"(?:the )?([0-9]{1,2})(?:\^? ?\{? ?(?:st|nd|rd|th) ?\}?)?"
-_MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in _MONTHS)})\.?"
+_MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in words_of('month'))})\.?"
 _DATE = re.compile(rf"(?:{_MONTH} {_DAY}|{_DAY} (?:of )?{_MONTH})(?:,? ([0-9]{{4}}))?", re.I)
 
 
@@ -54,7 +53,7 @@ def parse_residues(text: str) -> Digits | UnorderedItems | None:
     values += [-int(digits) for sign, digits in signed if sign]
     if match[2].isdigit() and values[0] < modulus:
         is_remainder = not match[1] and re.search(r"\\pmod|\(", text) is not None
-        return Digits("residue", (str(values[0]), str(modulus)), is_remainder=is_remainder)
+        return Digits("residue", (str(values[0]), str(modulus)), is_number=is_remainder)
     classes = [Digits("residue", (str(value), str(modulus))) for value in {value % modulus for value in values}]
     return classes[0] if len(classes) == 1 else UnorderedItems(tuple(classes))
 
@@ -70,7 +69,7 @@ def parse_digits(text: str) -> Digits | Number | None:
         return None if value is None else Digits("base", (base[2].upper().lstrip("0"), str(value)))
     ordinal = _ORDINAL.fullmatch(text)
     if ordinal is not None:
-        return Digits("ordinal", (ordinal[1], ordinal[2].lower()))
+        return Digits("ordinal", (ordinal[1], ordinal[2].lower()), is_number=ordinal[3] is not None)
     colons = _COLONS.fullmatch(text)
     if colons is not None:
         parts = tuple(str(int(part)) for part in text[: colons.end(2)].split(":"))

@@ -7,33 +7,13 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError, is_signed
+from rlkit_math.answers.units import words_of
 
 MAX_DEPTH = 40
 """Maximum depth of nested brackets, exponents and arguments."""
-GREEK = frozenset(
-    {"alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "rho", "sigma", "tau", "phi", "psi"}
-    | {
-        "omega",
-        "infty",
-        "zeta",
-        "eta",
-        "xi",
-        "chi",
-        "kappa",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Sigma",
-        "Phi",
-        "Psi",
-    }
-)
+GREEK = words_of("greek")
 """Commands that stand for a variable or a set."""
-FUNCTIONS = frozenset(
-    {"arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "lg"}
-    | {"exp", "sqrt", "cbrt", "pi", "abs", "max", "min"}
-)
+FUNCTIONS = words_of("function")
 """Names of functions and constants, with or without a backslash."""
 
 _TEN = ExpressionNode("number", value=Fraction(10))

@@ -1,4 +1,4 @@
-"""Extraction of the final answer of a text: the text after a marker, or the last number."""
+"""Extraction of the final answer of a text: what is after a marker, what the end states, or the last number."""
 
 # ruff: noqa: RUF001 (answers contain these characters)
 
@@ -8,11 +8,14 @@ import re
 from typing import NamedTuple
 
 from rlkit_math.answers.compare import same
+from rlkit_math.answers.digits import RANKED
 from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit_math.answers.markup import without_markup, without_special_tokens
 from rlkit_math.answers.nodes import UngradableError
+from rlkit_math.answers.phrases import ROUNDING
+from rlkit_math.answers.prose import in_digits, with_decimal_points
 from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
-from rlkit_math.answers.values import Answer, Digits, Formula, Number, Words
+from rlkit_math.answers.values import Answer, Digits, Formula, Number, UnorderedItems, Words
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
@@ -32,13 +35,20 @@ _BOUND = re.compile(
     r"\b(?:be|is) (?:no (?:greater|less|more|fewer|larger|smaller|higher|lower) than|at (?:least|most))\s*\$?\s*$"
 )
 _FORMULA = re.compile(r"\$[^$]*\$|\\[A-Za-z]+")
-_SUFFIX = re.compile(r"\s*(?:\}|\$)?\s*(\\?%)|(_ ?(?:[0-9]{1,2}|\{(?:[^{}]|\{[^{}]*\})*\}))")
-"""What follows a box and belongs to its content: a percent sign, a base."""
+_SUFFIX = re.compile(
+    r"\s*(?:\}|\$)?\s*(\\?%)|(_ ?(?:[0-9]{1,2}|\{(?:[^{}]|\{[^{}]*\})*\}))"
+    r"|(?:[\s$~]|\\text ?\{)*([apAP]\.? ?[mM]\b\.?)\}?"
+)
+"""What follows a box and belongs to its content: a percent sign, a base, a half of the day."""
+_RANK = re.compile(r"[0-9][\s^{]*(?:\\[a-z]+ ?\{ ?)?(?:st|nd|rd|th)[\s}]*$")
 _REASON = r"(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b"
+_AM = r"[apAP]\.?[mM]\b\.?"
 _LAST_NUMBER = re.compile(
-    r"[0-9]+(?::[0-9]+)+(?: ?[ap]\.?m\b\.?)?|(?<![0-9A-Za-z.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
+    rf"(?<![0-9])[0-9]+(?:(?::[0-9]+)+(?: ?{_AM})?| ?{_AM}|(?:st|nd|rd|th) {RANKED}\b)"
+    r"|(?<![0-9A-Za-z.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])"
-    r"|[0-9]+,[0-9]{1,2}(?= ?(?:€|[a-zA-Z]{1,3}\b))|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?%?"
+    r"|[0-9]+,[0-9]{1,2}(?= ?(?:€|[a-zA-Z]{1,3}\b))|[0-9]+(?: [0-9]+(?=/[0-9]))?)?(?:\.[0-9]+)?"
+    r"(?:e-?[0-9]{1,3}(?![0-9A-Za-z]))?(?:/[0-9]+)?%?"
 )
 _RETRACTION = re.compile(
     r"\b(?:no,? wait|wait,? no|scratch that)\b"
@@ -59,7 +69,9 @@ _STATED_LATER = re.compile(
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
     r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
-    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?!不)[\u4e00-\u9fff，,]){0,9}(?:答案|选(?=\W*[A-H]))"
+    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?(?:[a-z]{1,12} )?(?:antwort|respuesta"
+    r"|réponse|resposta|risposta)(?: [a-z]{1,12})?(?P<foreign>:| (?:lautet|ist|es|est|é|è)\b:?)"
+    r"|(?:(?!不)[\u4e00-\u9fff，,]){0,9}(?:答案|选(?=\W*[A-H]))"
     r"[是为：: ]*)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
     rf"(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
     re.I | re.M,
@@ -74,11 +86,18 @@ _CLAUSE = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
 """Ends of sentences and labels, and conditions such as `$x = 5$,`."""
+_END_OF_SENTENCE = re.compile(r"[.!?]\s+")
+_TOKEN = re.compile(r"\S+")
+_VALUE = re.compile(r"(?!(?!sin|cos|tan|log|ln)[a-z]{2,} )(?=.*[0-9π√∞\\])(?:[^$]*(?:\$[^$]*\$[^$]*)*|\$[0-9][^$]*)$")
+"""What may be a value, by its characters: it does not begin with a word or within dollar signs."""
+MAX_TOKENS = 16
+"""Maximum number of beginnings that are tried for a value at the end of a sentence."""
+_INLINE = r"(?:\$[^$]+\$|\\\((?:(?!\\\)).)+\\\))"
 _INTRODUCTIONS = (
     re.compile(r".*(?:\b(?:is|are|equals?|ist|beträgt|est|vaut|es|é|равна|равно|равен|составляет)\b|[为是]):? ?(?=\S)"),
-    re.compile(r".*(?=\$[^$]+\$|\\\(.*\\\))"),
+    re.compile(rf".*?(?={_INLINE}(?:(?:,? (?:or|and) |, ){_INLINE})*[^$]*$)"),
 )
-"""What is before the last value of a sentence: `the area is`, or all before the last formula."""
+"""What is before the last value of a sentence: `the area is`, or all before the last formulae, joined by words."""
 _CIRCUMSTANCE = re.compile(
     r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
 )
@@ -91,7 +110,7 @@ _CHOSEN = re.compile(
     r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
 )
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
-_LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|-|:|/)\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
+_LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|of|-|:|/)\s*$|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -196,13 +215,15 @@ def _end_of_box(text: str, box: re.Match[str]) -> int | None:
 def _content(text: str, box: re.Match[str], end: int) -> str:
     content = text[box.end() : end - box[0].endswith("{")].strip()
     suffix = _SUFFIX.match(text, end)
-    return content if suffix is None else content + (suffix[2] or "%")
+    if suffix is None:
+        return f"{content} place" if _RANK.search(content) else content
+    return content + (suffix[2] or suffix[3] or "%")
 
 
 def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     """Whether a sign, an operator or a word beside a span changes its meaning; a box may be an approximation."""
     line_before = text[max(text.rfind("\n", 0, start) + 1, start - CONTEXT_LENGTH) : start]
-    before = _OPEN.sub("", _TAG.split(line_before)[-1])
+    before = _OPEN.sub("", ROUNDING.sub("", _TAG.split(line_before)[-1]))
     before = _BOUND.sub("", _APPROXIMATION.sub("", before)) if boxed else before
     bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
     listed = _LIST_BEFORE.search(_OPEN.sub("", _SENTENCE.split(line_before)[-1]))
@@ -262,7 +283,9 @@ def _unmarked(text: str) -> str | None:
     if not text or announced is not None:
         return announced
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
-    end_of_line = line[-MAX_LENGTH:]
+    is_all = line == _TAG.sub("", text).strip()
+    end_of_line = in_digits(line[-MAX_LENGTH:])
+    text = text.removesuffix(line[-MAX_LENGTH:]) + end_of_line
     chosen, bold = _CHOSEN.search(end_of_line), _BOLD.match(end_of_line)
     if chosen is not None:
         return chosen[1]
@@ -270,9 +293,9 @@ def _unmarked(text: str) -> str | None:
     if bold is not None and stated_in_bold is not None:
         start = len(text) - len(end_of_line) + bold.start(1)
         return line if _is_changed(text, start, start + len(bold[1])) else stated_in_bold
-    answer = _parse_or_none(line)
-    if answer is not None and (line == _TAG.sub("", text).strip() or not isinstance(answer, Words)):
-        return line
+    answer = _parse_or_none(end_of_line) if len(line) <= MAX_LENGTH else None
+    if answer is not None and (not isinstance(answer, Words) or (is_all and line == end_of_line)):
+        return end_of_line
     stated = _stated(end_of_line)
     if stated is not None:
         start = len(text) - len(end_of_line) + stated.start
@@ -282,7 +305,9 @@ def _unmarked(text: str) -> str | None:
         return text
     start, end = numbers[-1].span()
     unit = _ADJACENT.match(text, end)
-    if _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
+    sentence = _END_OF_SENTENCE.split(end_of_line)[-1]
+    is_hedged = sentence.count(" if ") > 1 or ("th " in numbers[-1][0] and len(re.findall("[0-9]+", sentence)) > 1)
+    if is_hedged or _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)
     return numbers[-1][0] + (words[0] if words is not None and unit_of(words[0]) else "")
@@ -308,6 +333,9 @@ def _announced(text: str) -> str | None:
     following = text[match.end() :]
     if _DOUBT.search(following) or _is_withdrawn(match["answer"], following):
         return None
+    if match["foreign"]:
+        announced = with_decimal_points(text[match.start() : match.end("answer")])
+        return announced[match.start("answer") - match.start() :] if is_marked(match["answer"]) else None
     is_name = not match["answer"][0].islower() or text[match.start("answer") - 1] in "*_"
     is_stated = is_marked(match["answer"]) or is_name or not (match["label"] or "").endswith(" is")
     return match["answer"] if is_stated else None
@@ -320,4 +348,12 @@ def _stated(line: str) -> Statement | None:
         value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :])
         if match is not None and is_marked(value):
             return Statement(value, match.end())
+    sentence = len(line) - len(_END_OF_SENTENCE.split(line)[-1])
+    for token in list(_TOKEN.finditer(line, sentence))[-MAX_TOKENS:]:
+        value = re.sub(r"(?<!\.)\.$", "", line[token.start() :])
+        answer = _parse_or_none(value) if _VALUE.match(value) else None
+        items = answer.items if isinstance(answer, UnorderedItems) and "," in value else ()
+        is_clause = any(isinstance(item, Number) and item.noun for item in items)
+        if not isinstance(answer, Words | None) and not is_clause:
+            return Statement(value, token.start())
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, permutations
 from typing import TypeGuard
@@ -19,7 +20,7 @@ from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.names import NAME, plain_name
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 from rlkit_math.answers.phrases import without_phrases
-from rlkit_math.answers.quantities import parse_compound, parse_decimal_comma, parse_formula, parse_number
+from rlkit_math.answers.quantities import as_quantity, parse_compound, parse_decimal_comma, parse_formula, parse_number
 from rlkit_math.answers.values import (
     Answer,
     BracketedItems,
@@ -30,6 +31,7 @@ from rlkit_math.answers.values import (
     Relation,
     UnorderedItems,
     Words,
+    node_of,
 )
 from rlkit_math.answers.words import parse_words
 
@@ -44,7 +46,10 @@ _NO_SOLUTION = re.compile(
     r"(?: exists?)?",
     re.I,
 )
-_MATRIX = re.compile(r"[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)\\end ?\{\1\} ?[)\]]?")
+_MATRIX = re.compile(
+    r"(?:([^&¶]*[^&¶ (\[]) ?)??[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)"
+    r"\\end ?\{\2\} ?[)\]]?"
+)
 MAX_PERMUTED = 4
 """Maximum number of items of a tuple whose permutations are answers, too."""
 _PERMUTED = re.compile(
@@ -397,12 +402,26 @@ def _bracketed(text: str) -> Answer | None:
 
 
 def _matrix(text: str) -> MatrixRows | None:
+    """Parse a matrix, which a constant factor may precede; None for any other text."""
     match = _MATRIX.fullmatch(text)
     if match is None:
         return None
-    lines = [line for line in match[2].split("¶") if line.strip()]
-    rows = [[_value(cell.strip()) if cell.strip() else None for cell in line.split("&")] for line in lines]
-    return _matrix_of(rows)
+    lines = [line for line in match[3].split("¶") if line.strip()]
+    matrix = _matrix_of([[_value(cell.strip()) for cell in line.split("&")] for line in lines])
+    if matrix is None or match[1] is None:
+        return matrix
+    factor = parse("-1" if match[1] == "-" else match[1].removesuffix("*").strip())
+    if factor is None or factor.variables():
+        return None
+    return MatrixRows(tuple(tuple(_multiplied(factor, cell) for cell in row) for row in matrix.rows), is_product=True)
+
+
+def _multiplied(factor: ExpressionNode, cell: Answer) -> Number | Formula:
+    name = cell.text if isinstance(cell, Words) else ""
+    node = node_of(cell) if isinstance(cell, Number | Formula) else ExpressionNode("variable", value=name)
+    product = as_quantity(ExpressionNode("product", (factor, node)))
+    value = _number_value(product)
+    return Number((value,)) if isinstance(value, Fraction) else product
 
 
 def _matrix_of(rows: Sequence[Sequence[Answer | None]]) -> MatrixRows | None:

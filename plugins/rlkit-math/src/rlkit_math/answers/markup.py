@@ -69,8 +69,10 @@ _GROUPS = re.compile(
     r"(?<![\d.,'])(?!(?<=\()[0-9]{1,3},[0-9]{3}\))(?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:'[0-9]{3})+)|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![\d']|,\d)"
 )
 """Groups of digits: thousands, and lakhs as in 12,34,567; `(1,234)` is a point."""
-_EUROPEAN = re.compile(r"(?<![\d.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?:,[0-9]+)?(?![\d.,])")
-"""At least two points between thousands: 1.234.567,8."""
+_EUROPEAN = re.compile(
+    r"(?<![\d.,])[1-9][0-9]{0,2}(?:(?:\.[0-9]{3}){2,}(?:,[0-9]+)?|\.[0-9]{3},[0-9]{1,2})(?![\d,]|\.\d)"
+)
+"""Points between thousands, of which there are two or a comma follows: 1.234.567,8 and 1.234,50."""
 _CHINESE = {name: f" {english} " for name, english in table("chinese.txt", "=")}
 _AFTER_NUMBER = re.compile(
     rf"(?:^|(?<=[0-9)}}\]$]) ?)({'|'.join(sorted(_CHINESE, key=len, reverse=True))})(?![\u4e00-\u9fff])"
@@ -111,9 +113,14 @@ def without_markup(text: str) -> str:
     text = _DECIMAL_COMMA.sub(".", text.lstrip(" :").replace(" ^", "^")).replace("{,}", ",").replace("{:}", ":")
     quoted, angles = _QUOTED.fullmatch(text), _ANGLES.fullmatch(text)
     text = quoted[2].strip(" .") if quoted else f"({angles[1]})" if angles else text
-    text = _EUROPEAN.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
+    text = without_european_groups(text)
     text = _GROUPS.sub(lambda match: match[0].replace(",", "").replace("'", ""), text)
     return _TIMES_POWER.sub(" * ", text)
+
+
+def without_european_groups(text: str) -> str:
+    """Return a text with English separators in numbers that can only be European: `1234.50` for `1.234,50`."""
+    return _EUROPEAN.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
 
 
 def _without_latex(text: str) -> str:

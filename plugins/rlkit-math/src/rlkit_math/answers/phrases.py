@@ -29,6 +29,14 @@ _ALL = re.compile(
     r"(?=[a-z] ?(?:\\[lgn]e|[<>!]))"
 )
 _CONSTANT = re.compile(r"(?<=\+) ?(?:an? )?(?:arbitrary )?const(?:ant|\.)?$")
+_ROUNDED = (
+    r"(?:(?:(?:when|if) )?(?:rounded|rounding|correct|accurate)(?: off| up| down)? )?\bto (?:the )?(?:nearest [a-z0-9]+"
+    r"(?:[- ](?:number|integer|dollar|cent|thousand|million|thousandth|millionth|place|unit)s?\b)?"
+    r"|[a-z0-9]{1,5} (?:d\.?p\b|s\.?f\b|sig fig|(?:decimal|significant)(?: place| figure| digit)?)s?\.?)"
+    r"(?: of an? [a-z]+)?"
+)
+ROUNDING = re.compile(rf" ?\({_ROUNDED}\)|,? ?{_ROUNDED},?", re.I)
+"""A remark on how a number is rounded."""
 _THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
 _COUNTED_NOUN = re.compile(r"(?=[A-Za-z ]*[a-z])((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 
@@ -37,6 +45,7 @@ def without_phrases(text: str) -> str:
     """Return an answer without introductions such as `the answer is`, and with notations for some words."""
     lead = _LEAD.match(text)
     text = text if lead is None else text[lead.end() :]
+    text = ROUNDING.sub("", text).strip() if "to" in text else text
     counted = _COUNTED_NOUN.match(text)
     if counted is not None and are_nouns(counted[1].split()):
         text = text[counted.end() :]

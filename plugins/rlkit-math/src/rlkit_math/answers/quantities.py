@@ -9,7 +9,7 @@ from rlkit_math.answers import evaluate
 from rlkit_math.answers.expression import parse
 from rlkit_math.answers.markup import CURRENCY
 from rlkit_math.answers.nodes import ExpressionNode, is_finished
-from rlkit_math.answers.units import are_nouns, conversion, unit_of
+from rlkit_math.answers.units import UNITS_BY_LETTER, are_nouns, conversion, unit_of
 from rlkit_math.answers.values import Formula, Number
 
 _NUMBER = re.compile(
@@ -18,7 +18,7 @@ _NUMBER = re.compile(
     r"(?P<power>[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?"
     r"(?:(?P<mixed> [0-9]+)(?= ?/ ?[0-9]))?(?: ?/ ?(?P<below>[0-9]+)(?![0-9.]))?(?![0-9._!^*]|/ ?[^A-Za-z ])"
 )
-_SCALES = {
+SCALES = {
     "k": 10**3, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
     "dozen": 12, "gross": 144, "bn": 10**9, "mn": 10**6, "lakh": 10**5, "crore": 10**7,
 }  # fmt: skip
@@ -31,6 +31,9 @@ _DECIMAL_COMMA = re.compile(
     r"(?P<currency>(?:€|EUR) ?)?(?P<digits>-?[0-9]+),(?P<decimals>[0-9]{1,2}|[0-9]{4,})"
     r"(?(currency)| ?(?P<unit>[A-Za-z%€£].*))"
 )
+_CAPITAL = re.compile(r" [NJWVAFTC]\.?")
+"""Symbols of units after a blank, where a product has none: `20 N`."""
+_ORDINAL = re.compile(r"[0-9]+(?:st|nd|rd|th)\b")
 _NOUN = re.compile(" [A-Za-z]{3}| sq | per | of (?:the|an?) ")
 
 
@@ -90,13 +93,13 @@ def _with_unit(value: Fraction, suffix: str, currency: str | None) -> Number | N
     """Return a number with the unit in the suffix; None if the suffix is not a unit."""
     scale = _SCALE.match(suffix)
     if scale is not None:
-        value, suffix = value * _SCALES[scale[1].lower()], suffix[scale.end() :]
+        value, suffix = value * SCALES[scale[1].lower()], suffix[scale.end() :]
     if currency is not None:
         name = unit_of(currency.strip()) or ""
         if suffix.strip().startswith(("per ", "/")):
             return Number((value,), unit_of(f"{name} {suffix.strip()}") or name)
         return Number((value,), name) if unit_of(suffix.removeprefix("-")) in ("", name) else None
-    unit = _unit_in(suffix)
+    unit = UNITS_BY_LETTER[suffix[1]] if _CAPITAL.fullmatch(suffix) else _unit_in(suffix)
     if unit == "percent":
         return Number((value, value / 100), unit)
     noun = () if unit else (word.lower().removesuffix("s") for word in re.findall("[A-Za-z]+", suffix))
@@ -110,11 +113,9 @@ def _unit_in(suffix: str) -> str | None:
         return ""
     if _DEGREES.fullmatch(suffix):
         return "degree"
-    if suffix[0] in "%¤€£¥₹¢":
-        return unit_of(suffix)
     if suffix[0] == "-":
         return unit_of(suffix[1:]) if re.match("-[a-z]{3}", suffix) else None
-    if suffix[0] in " /\\":
+    if suffix[0] in " /\\%¤€£¥₹¢":
         return unit_of(suffix)
     word = re.match(r"[A-Za-z]*", suffix)
     unit = unit_of(suffix)
@@ -126,6 +127,8 @@ def parse_formula(text: str) -> Number | Formula | None:
     if text.startswith(CURRENCY):
         amount = parse(text[1:])
         return None if amount is None else as_quantity(amount, unit_of(CURRENCY) or "")
+    if _ORDINAL.match(text):
+        return None
     ends = [match.start() for match in re.finditer(r"(?<=[\w)}\]!|]) (?=[A-Za-z/])|(?=%)", text)]
     for end in ends[-5:]:
         unit = _unit_in(text[end:])

@@ -18,8 +18,14 @@ def table(name: str, separator: str = "|") -> list[list[str]]:
     return [[cell.strip() for cell in line.split(separator)] for line in lines if not line.startswith("#")]
 
 
-def _words(group: str) -> frozenset[str]:
+def words_of(group: str) -> frozenset[str]:
+    """Return the words in a group of `words.txt`."""
     return frozenset(word for name, words in table("words.txt") if name == group for word in words.split())
+
+
+def alternatives(group: str) -> str:
+    """Return a regular expression of the words in a group of `words.txt`."""
+    return f"(?:{'|'.join(sorted(words_of(group), key=len, reverse=True))})"
 
 
 _ROWS = [(names.split(), symbols.split(), definition) for names, symbols, definition in table("units.txt")]
@@ -42,9 +48,9 @@ for _names, _symbols, _ in _UNITS:
 _WITHOUT_RATE = frozenset({"cent", "euro", "pound-sterling", "yen", "rupee", "degree"})
 """Base units that may stand for their rate: dollars for dollars per day, degrees for degrees Celsius."""
 
-_CHANGES = _words("changing")
-_MULTIPLES = (NUMBER_WORDS | _words("multiplying")) - {"one"}
-_NOT_UNITS = _CHANGES | _MULTIPLES | _words("other")
+_CHANGES = words_of("changing")
+_MULTIPLES = (NUMBER_WORDS | words_of("multiplying")) - {"one"}
+_NOT_UNITS = _CHANGES | _MULTIPLES | words_of("other") | words_of("month")
 _NOT_A_NOUN = re.compile(
     r"(?!(?:family|fly|jelly|lily|supply)$)\w+ly|(?!(?:seed|feed|weed|speed|breed|sided)$)\w{3,}ed|\w+fold"
     r"|odd|even|binary|octal|hex|hexadecimal|max|maximum|minimum|tops|down|into|backwards|fake|lol|idk"

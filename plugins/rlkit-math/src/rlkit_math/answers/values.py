@@ -42,8 +42,8 @@ class Digits:
     kind: str
     numbers: tuple[str, ...]
     half: str = ""
-    is_remainder: bool = field(default=False, compare=False)
-    """Whether a residue is its remainder as well: `4 (mod 9)`."""
+    is_number: bool = field(default=False, compare=False)
+    """Whether the first number stands for all: of the residue `4 (mod 9)`, of the rank `17th term`."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class MatrixRows:
     """A matrix as rows of expressions."""
 
     rows: tuple[tuple[Answer, ...], ...]
+    is_product: bool = field(default=False, compare=False)
+    """Whether it was multiplied by a number that stands before it: an answer, but no reference."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ class Relation:
 
 
 Answer = Number | Formula | Words | Digits | BracketedItems | UnorderedItems | MatrixRows | Named | Relation
+
+
+def node_of(answer: Number | Formula) -> ExpressionNode:
+    """Return the expression of a number or a formula."""
+    return answer.node if isinstance(answer, Formula) else ExpressionNode("number", value=answer.readings[0])
 
 
 _FORMS = {

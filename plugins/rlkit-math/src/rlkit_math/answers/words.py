@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from rlkit_math.answers.expression import FUNCTIONS
-from rlkit_math.answers.number_words import fraction_in_words, number_in_words
+from rlkit_math.answers.number_words import value_in_words
 from rlkit_math.answers.values import Number, Words
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)|[A-Za-z]")
@@ -22,11 +21,9 @@ _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 
 def parse_words(text: str) -> Words | Number | None:
     """Return an answer in words, a letter or a named shape; a number in words is a number, None for anything else."""
-    number, fraction = number_in_words(text), fraction_in_words(text)
+    number = value_in_words(text)
     if number is not None:
-        return Number((Fraction(number),))
-    if fraction is not None:
-        return Number((fraction,))
+        return Number((number,))
     letter = _LETTER.fullmatch(text)
     if letter is not None:
         return Words(letter[1] or text)
