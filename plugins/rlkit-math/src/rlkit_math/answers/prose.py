@@ -9,19 +9,34 @@ from fractions import Fraction
 
 from rlkit_math.answers.digits import RANKED
 from rlkit_math.answers.markup import without_european_groups
-from rlkit_math.answers.number_words import NUMBER_WORDS, PART_WORDS, ordinal_in_words, value_in_words
-from rlkit_math.answers.phrases import ROUNDING
+from rlkit_math.answers.number_words import (
+    NUMBER_WORDS,
+    PART_WORDS,
+    fraction_in_words,
+    ordinal_in_words,
+    value_in_words,
+)
+from rlkit_math.answers.phrases import without_rounding
 from rlkit_math.answers.quantities import SCALES
 from rlkit_math.answers.units import alternatives, table
 
 _WORD = "|".join(sorted(NUMBER_WORDS | PART_WORDS, key=len, reverse=True))
 _WORDS = re.compile(rf"(?<![\w-])(?:an? )?(?:{_WORD})(?:(?:[- ]| and )(?:an? )?(?:{_WORD}))*(?![\w-])", re.I)
 _START_OF_SENTENCE = re.compile(r"(?:^|[.!?:] |\n)[\W_]*$")
+_DOUBTFUL = re.compile(
+    rf"\b(?!remainder is)(?:{alternatives('changing')}|{alternatives('hedging')}|(?:square|cube) of)\b|[?≠∉]", re.I
+)
+_DOUBTFUL_IN_WORDS = re.compile(
+    rf"\b{alternatives('doubtful')}\b|\b(?:more|up)\W*$|\bup to\b|\bover \w|\bper cent"
+    r"|\bwe (?!get|obtain|find|end|conclude|need|count)|\bI\b|;|^\W*\(",
+    re.I,
+)
 _DEFINITE = re.compile(rf"\b{alternatives('definite')} $", re.I)
 """What is before a number that repeats what is known: `the two baskets`."""
-_COUNTED_ONE = re.compile(rf"\b{alternatives('counting')} $", re.I)
-_PRONOUN = re.compile(r" (?:of|that|which|who|can|could|may|must|way)\b")
-_SCALED = re.compile(rf"(?<![0-9.,/])([0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?) ({'|'.join(SCALES)})\b(?!-)")
+_MINUS = re.compile(rf"(?:^\W*|\b(?:is|was|to|equals|get) |= )(?:minus|negative) (?=[0-9]|\W*$|(?:{_WORD})\b)", re.I)
+_COUNTED = re.compile(r" (?!of\b|is\b|and\b|in\b)[a-z]{3,}")
+_LAST_SENTENCE = re.compile(r"(?:.*[.!?] )?(?=\S)", re.DOTALL)
+_SCALED = re.compile(rf"(?<![0-9.,/])([0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?) ({'|'.join(SCALES.keys() - {'k'})})\b(?!-)")
 _FRACTIONS = {glyph: f" {text}" for glyph, text in table("notation.txt", "=") if re.fullmatch("[0-9]/[0-9]", text)}
 _GLYPHS = str.maketrans(_FRACTIONS | {"−": "-", "⁄": "/"})
 _SHIFTED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹−", "-0123456789-")
@@ -29,30 +44,50 @@ _POWER_OF_TEN = re.compile(
     r"(?<=[0-9]) ?(?:[×x*·⋅]|\\times|\\cdot) ?10(?: ?\^ ?\{? ?([-−]?[0-9]{1,3})(?![0-9])(?: ?\})?|([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4}))"
 )
 _DECIMAL_COMMA = re.compile(r"(?<![0-9.,(\[{])([0-9]+),([0-9]{1,2}|[0-9]{4,})(?![0-9,])")
+_EUROS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2})\.([0-9]{3})(?= ?(?:€|[Ee]uros?\b))")
 _LANGUAGE = re.compile(rf"\b{alternatives('comma')}\b", re.I)
 """Words of languages with a decimal comma, in sentences about a single result."""
 _RULES = [(re.compile(pattern), spelling) for pattern, spelling in table("prose.txt", "=>")]
 
 
 def in_digits(text: str) -> str:
-    """Return prose with its numbers in digits, as English writes them, and without remarks on their rounding.
+    """Return prose with the numbers of its last sentence in digits, as English writes them.
+
+    Words are read only in a sentence without another number, and only if none of its words is doubtful.
 
     >>> in_digits("It takes two and a half million years."), in_digits("Der Preis beträgt 1.234,50 €.")
     ('It takes 2500000 years.', 'Der Preis beträgt 1234.50 €.')
     """
-    text = ROUNDING.sub("", _POWER_OF_TEN.sub(lambda match: f"e{match[1] or match[2]}".translate(_SHIFTED), text))
+    text = without_rounding(_POWER_OF_TEN.sub(lambda match: f"e{match[1] or match[2]}".translate(_SHIFTED), text))
     text = re.sub(r"(?<![0-9]) (?= [0-9]/)", "", text.translate(_GLYPHS))
-    text = _WORDS.sub(_number, with_decimal_points(text))
+    match = _LAST_SENTENCE.match(text)
+    start = match.end() if match else 0
+    sentence = with_decimal_points(text[start:])
+    is_single = len(_WORDS.findall(sentence)) == 1
+    if is_doubtful(_WORDS.sub("0", sentence) if is_single else sentence, in_words=True):
+        return text[:start] + sentence
+    if is_single and not re.search("[0-9]", sentence):
+        sentence = _WORDS.sub(_number, sentence)
+    sentence = _MINUS.sub(lambda minus: re.sub("(?:minus|negative) $", "-", minus[0], flags=re.I), sentence)
     for pattern, spelling in _RULES:
-        text = pattern.sub(spelling, text)
-    return _SCALED.sub(_multiplied, text)
+        sentence = pattern.sub(spelling, sentence)
+    numbers = re.findall(r"[0-9][0-9.,]*", sentence)
+    return text[:start] + (_SCALED.sub(_multiplied, sentence) if len(numbers) == 1 else sentence)
+
+
+def is_doubtful(sentence: str, in_words: bool = False) -> bool:
+    """Whether a word of a sentence denies, doubts or compares what it states; more words do it to one in words."""
+    sentence = _MINUS.sub("", sentence)
+    return _DOUBTFUL.search(sentence) is not None or (in_words and _DOUBTFUL_IN_WORDS.search(sentence) is not None)
 
 
 def with_decimal_points(text: str) -> str:
     """Return a text with English separators in its numbers; the language of a decimal comma must be evident."""
     text = without_european_groups(text)
-    if not _LANGUAGE.search(text):
+    is_alone = len(re.findall("[0-9]+(?:[.,][0-9]+)*", text)) == 1
+    if not is_alone or not _LANGUAGE.search(text) or is_doubtful(text, in_words=True):
         return text
+    text = _EUROS.sub(r"\1\2", text)
     return re.sub(r"\b(?:oder|ou)\b", "or", re.sub(r"\b(?:und|et)\b", "and", _DECIMAL_COMMA.sub(r"\1.\2", text)))
 
 
@@ -63,9 +98,12 @@ def _number(match: re.Match[str]) -> str:
         return words
     rank = ordinal_in_words(words)
     if rank is not None:
-        return f"{rank}th" if re.match(rf" {RANKED}\b", after) else words
-    is_pronoun = words.lower() == "one" and not (_COUNTED_ONE.search(before) and not _PRONOUN.match(after))
-    if is_pronoun or _DEFINITE.search(before):
+        is_day = before.lower().endswith("on the ") and re.match(r" day\W*$", after)
+        return f"{rank}th" if is_day or (before.strip() and re.match(rf" {RANKED}\b", after)) else words
+    if words.lower() == "one" or _DEFINITE.search(before) or re.match(r" (?:to |[A-Z])", after):
+        return words
+    is_mixed = " and " in words and fraction_in_words(words.rpartition(" and ")[2]) is not None
+    if is_mixed and not _COUNTED.match(after) and not re.search(r"\b(?:is|was|equals) $", before):
         return words
     values = [value_in_words(words)]
     if values == [None]:  # two numbers: `ten and twelve`
