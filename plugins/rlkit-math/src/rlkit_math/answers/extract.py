@@ -69,8 +69,9 @@ _STATED_LATER = re.compile(
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
     r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
-    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?(?:(?:richtige|endgültige) )?(?:antwort|respuesta"
-    r"|réponse|resposta|risposta)(?: (?:finale?|correcta|correcte|corretta|correta))?(?P<foreign>:| (?:lautet|ist|es|est|é|è)\b:?)"
+    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?(?:(?:richtige|endgültige) )?"
+    r"(?:antwort|respuesta|réponse|resposta|risposta)(?: (?:finale?|corr?ec?ta|correcte|corretta))?"
+    r"(?P<foreign>:| (?:lautet|ist|es|est|é|è)\b:?)"
     r"|(?:(?!不)[\u4e00-\u9fff，,]){0,9}(?:答案|选(?=\W*[A-H]))"
     r"[是为：: ]*)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
     rf"(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
@@ -89,7 +90,8 @@ _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
 _END_OF_SENTENCE = re.compile(r"[.!?]\s+")
 _TOKEN = re.compile(r"\S+")
 _VALUE = re.compile(
-    r"(?![0-9]+(?:: | k\b| and [0-9]+/)|.* for )(?!(?!sin|cos|tan|log|ln)[a-z]{2,} )(?=.*[0-9π√∞\\])(?:[^$]*(?:\$[^$]*\$[^$]*)*|\$[0-9][^$]*)$"
+    r"(?![0-9.]+(?:: | k\b| and [0-9]+/)|.* for )(?!(?!sin|cos|tan|log|ln)[a-z]{2,} )(?=.*[0-9π√∞\\])"
+    r"(?:[^$]*(?:\$[^$]*\$[^$]*)*|\$[0-9][^$]*)$"
 )
 """What may be a value, by its characters: it does not begin with a word or within dollar signs."""
 MAX_TOKENS = 16
@@ -308,11 +310,11 @@ def _unmarked(text: str) -> str | None:
     start, end = numbers[-1].span()
     unit = _ADJACENT.match(text, end)
     sentence = _END_OF_SENTENCE.split(end_of_line)[-1]
-    is_ranked = re.search(r"[0-9] ?(?!e)[A-Za-z]", numbers[-1][0]) is not None
-    is_uncertain = is_doubtful(sentence, in_words=True) or (
-        numbers[-1][0][-1] not in "mM." and len(re.findall("[0-9]+", sentence)) > 1
-    )
-    is_hedged = sentence.count(" if ") > 1 or (is_ranked and ":" not in numbers[-1][0] and is_uncertain)
+    is_several = len(re.findall("[0-9]+", sentence)) > 1
+    is_ranked = re.search("[0-9](?:st|nd|rd|th) ", numbers[-1][0]) is not None
+    is_hour = re.search(f"[0-9] ?{_AM}$", numbers[-1][0]) is not None and ":" not in numbers[-1][0]
+    is_uncertain = (is_ranked and is_several) or ((is_ranked or is_hour) and is_doubtful(sentence, in_words=True))
+    is_hedged = sentence.count(" if ") > 1 or is_uncertain
     if is_hedged or _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)

@@ -31,6 +31,7 @@ _DOUBTFUL_IN_WORDS = re.compile(
     r"|\bwe (?!get|obtain|find|end|conclude|need|count)|\bI\b|;|^\W*\(",
     re.I,
 )
+_STATING = re.compile(rf"\b{alternatives('stating')}\b", re.I)
 _DEFINITE = re.compile(rf"\b{alternatives('definite')} $", re.I)
 """What is before a number that repeats what is known: `the two baskets`."""
 _MINUS = re.compile(rf"(?:^\W*|\b(?:is|was|to|equals|get) |= )(?:minus|negative) (?=[0-9]|\W*$|(?:{_WORD})\b)", re.I)
@@ -53,7 +54,7 @@ _RULES = [(re.compile(pattern), spelling) for pattern, spelling in table("prose.
 def in_digits(text: str) -> str:
     """Return prose with the numbers of its last sentence in digits, as English writes them.
 
-    Words are read only in a sentence without another number, and only if none of its words is doubtful.
+    Words are read only in a sentence that states one number, and only if no other word is doubtful.
 
     >>> in_digits("It takes two and a half million years."), in_digits("Der Preis beträgt 1.234,50 €.")
     ('It takes 2500000 years.', 'Der Preis beträgt 1234.50 €.')
@@ -66,7 +67,7 @@ def in_digits(text: str) -> str:
     is_single = len(_WORDS.findall(sentence)) == 1
     if is_doubtful(_WORDS.sub("0", sentence) if is_single else sentence, in_words=True):
         return text[:start] + sentence
-    if is_single and not re.search("[0-9]", sentence):
+    if is_single and _STATING.search(sentence) and not re.search("[0-9]", sentence):
         sentence = _WORDS.sub(_number, sentence)
     sentence = _MINUS.sub(lambda minus: re.sub("(?:minus|negative) $", "-", minus[0], flags=re.I), sentence)
     for pattern, spelling in _RULES:
