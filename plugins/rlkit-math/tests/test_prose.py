@@ -101,7 +101,6 @@ WORDS = r"""
 @ 17
 + So it's the 17th term of the sequence.
 + It is the $17^{\text{th}}$ term.
-+ This happens on the seventeenth day.
 + It is the $\boxed{17^{\text{th}}}$ term.
 + It is \boxed{17\text{th}}.
 - It is the 18th term of the sequence.
@@ -159,7 +158,6 @@ LANGUAGES = r"""
 @ 123450
 - Der Gesamtpreis beträgt 1.234,50 €.
 @ 1234
-+ Der Gesamtpreis beträgt 1.234 €.
 - The total comes to 1.234 m.
 @ 42
 + 答えは42です。

@@ -12,7 +12,7 @@ from rlkit_math.answers.digits import RANKED
 from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit_math.answers.markup import without_markup, without_special_tokens
 from rlkit_math.answers.nodes import UngradableError
-from rlkit_math.answers.phrases import without_rounding
+from rlkit_math.answers.phrases import ROUNDING
 from rlkit_math.answers.prose import in_digits, is_doubtful, with_decimal_points
 from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
 from rlkit_math.answers.values import Answer, Digits, Formula, Number, UnorderedItems, Words
@@ -227,7 +227,7 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
 def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     """Whether a sign, an operator or a word beside a span changes its meaning; a box may be an approximation."""
     line_before = text[max(text.rfind("\n", 0, start) + 1, start - CONTEXT_LENGTH) : start]
-    before = _OPEN.sub("", without_rounding(_TAG.split(line_before)[-1]))
+    before = _OPEN.sub("", ROUNDING.sub("", _TAG.split(line_before)[-1]))
     before = _BOUND.sub("", _APPROXIMATION.sub("", before)) if boxed else before
     bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
     listed = _LIST_BEFORE.search(_OPEN.sub("", _SENTENCE.split(line_before)[-1]))
@@ -310,11 +310,9 @@ def _unmarked(text: str) -> str | None:
     start, end = numbers[-1].span()
     unit = _ADJACENT.match(text, end)
     sentence = _END_OF_SENTENCE.split(end_of_line)[-1]
-    is_several = len(re.findall("[0-9]+", sentence)) > 1
-    is_ranked = re.search("[0-9](?:st|nd|rd|th) ", numbers[-1][0]) is not None
-    is_hour = re.search(f"[0-9] ?{_AM}$", numbers[-1][0]) is not None and ":" not in numbers[-1][0]
-    is_uncertain = (is_ranked and is_several) or ((is_ranked or is_hour) and is_doubtful(sentence, in_words=True))
-    is_hedged = sentence.count(" if ") > 1 or is_uncertain
+    is_new = ":" not in numbers[-1][0] and re.search("[0-9] ?(?:(?:st|nd|rd|th) |[apAP])", numbers[-1][0]) is not None
+    is_doubted = is_doubtful(sentence, in_words=True) or len(re.findall("[0-9]+", sentence)) > 1
+    is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted)
     if is_hedged or _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)

@@ -30,33 +30,23 @@ _ALL = re.compile(
 )
 _CONSTANT = re.compile(r"(?<=\+) ?(?:an? )?(?:arbitrary )?const(?:ant|\.)?$")
 _ROUNDED = (
-    r"(?:(?:(?:when|if) )?(?:rounded|rounding|correct|accurate)(?: off| up| down)? )?\bto (?:the )?(?:nearest [a-z0-9]+"
-    r"(?:[- ](?:number|integer|dollar|cent|thousand|million|thousandth|millionth|place|unit)s?\b)?"
+    r"(?:(?:(?:when|if) )?(?:rounded|rounding|correct|accurate)(?: off| up| down)? )?\bto (?:the )?"
+    r"(?:nearest (?!(?:ten|[a-z]+and|[a-z]+red|[a-z]+on|10+)s?\b)[a-z0-9]+"
+    r"(?:[- ](?:number|integer|dollar|cent|thousandth|millionth|place|unit)s?\b)?"
     r"|[a-z0-9]{1,5} (?:d\.?p\b|s\.?f\b|sig fig|(?:decimal|significant)(?: place| figure| digit)?)s?\.?)"
     r"(?: of an? [a-z]+)?"
 )
-_ROUNDING = re.compile(rf" ?\({_ROUNDED}\)|,? ?{_ROUNDED},?", re.I)
+ROUNDING = re.compile(rf" ?\({_ROUNDED}\)|,? ?{_ROUNDED},?", re.I)
 """A remark on how a number is rounded."""
-_ZEROS = {"ten": "0", "hundred": "00", "thousand": "000", "million": "000000"}
-_LARGE_UNIT = re.compile(r"nearest (?:one )?(ten|hundred|thousand|million|10+)s?\b", re.I)
 _THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
 _COUNTED_NOUN = re.compile(r"(?=[A-Za-z ]*[a-z])((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
-
-
-def without_rounding(text: str) -> str:
-    """Return a text without remarks on rounding, unless its last number is no multiple of what it is rounded to."""
-    rest = _ROUNDING.sub("", text) if "to" in text.lower() else text
-    unit = _LARGE_UNIT.search(text) if rest != text else None
-    zeros = "" if unit is None else _ZEROS.get(unit[1].lower(), unit[1][1:])
-    numbers = re.findall("[0-9]+", rest)
-    return rest if not zeros or (numbers and numbers[-1].endswith(zeros)) else text
 
 
 def without_phrases(text: str) -> str:
     """Return an answer without introductions such as `the answer is`, and with notations for some words."""
     lead = _LEAD.match(text)
     text = text if lead is None else text[lead.end() :]
-    text = without_rounding(text).strip()
+    text = ROUNDING.sub("", text).strip() if "to" in text else text
     counted = _COUNTED_NOUN.match(text)
     if counted is not None and are_nouns(counted[1].split()):
         text = text[counted.end() :]

@@ -9,14 +9,8 @@ from fractions import Fraction
 
 from rlkit_math.answers.digits import RANKED
 from rlkit_math.answers.markup import without_european_groups
-from rlkit_math.answers.number_words import (
-    NUMBER_WORDS,
-    PART_WORDS,
-    fraction_in_words,
-    ordinal_in_words,
-    value_in_words,
-)
-from rlkit_math.answers.phrases import without_rounding
+from rlkit_math.answers.number_words import NUMBER_WORDS, PART_WORDS, ordinal_in_words, value_in_words
+from rlkit_math.answers.phrases import ROUNDING
 from rlkit_math.answers.quantities import SCALES
 from rlkit_math.answers.units import alternatives, table
 
@@ -36,7 +30,6 @@ _DEFINITE = re.compile(rf"\b{alternatives('definite')} $", re.I)
 """What is before a number that repeats what is known: `the two baskets`."""
 _MINUS = re.compile(rf"(?:^\W*|\b(?:is|was|to|equals|get) |= )(?:minus|negative) (?=[0-9]|\W*$|(?:{_WORD})\b)", re.I)
 _COUNTED = re.compile(r" (?!of\b|is\b|and\b|in\b)[a-z]{3,}")
-_LAST_SENTENCE = re.compile(r"(?:.*[.!?] )?(?=\S)", re.DOTALL)
 _SCALED = re.compile(rf"(?<![0-9.,/])([0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?) ({'|'.join(SCALES.keys() - {'k'})})\b(?!-)")
 _FRACTIONS = {glyph: f" {text}" for glyph, text in table("notation.txt", "=") if re.fullmatch("[0-9]/[0-9]", text)}
 _GLYPHS = str.maketrans(_FRACTIONS | {"−": "-", "⁄": "/"})
@@ -45,7 +38,6 @@ _POWER_OF_TEN = re.compile(
     r"(?<=[0-9]) ?(?:[×x*·⋅]|\\times|\\cdot) ?10(?: ?\^ ?\{? ?([-−]?[0-9]{1,3})(?![0-9])(?: ?\})?|([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4}))"
 )
 _DECIMAL_COMMA = re.compile(r"(?<![0-9.,(\[{])([0-9]+),([0-9]{1,2}|[0-9]{4,})(?![0-9,])")
-_EUROS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2})\.([0-9]{3})(?= ?(?:€|[Ee]uros?\b))")
 _LANGUAGE = re.compile(rf"\b{alternatives('comma')}\b", re.I)
 """Words of languages with a decimal comma, in sentences about a single result."""
 _RULES = [(re.compile(pattern), spelling) for pattern, spelling in table("prose.txt", "=>")]
@@ -59,10 +51,9 @@ def in_digits(text: str) -> str:
     >>> in_digits("It takes two and a half million years."), in_digits("Der Preis beträgt 1.234,50 €.")
     ('It takes 2500000 years.', 'Der Preis beträgt 1234.50 €.')
     """
-    text = without_rounding(_POWER_OF_TEN.sub(lambda match: f"e{match[1] or match[2]}".translate(_SHIFTED), text))
+    text = ROUNDING.sub("", _POWER_OF_TEN.sub(lambda match: f"e{match[1] or match[2]}".translate(_SHIFTED), text))
     text = re.sub(r"(?<![0-9]) (?= [0-9]/)", "", text.translate(_GLYPHS))
-    match = _LAST_SENTENCE.match(text)
-    start = match.end() if match else 0
+    start = max(text.rstrip().rfind(end) for end in (". ", "! ", "? ")) + 1
     sentence = with_decimal_points(text[start:])
     is_single = len(_WORDS.findall(sentence)) == 1
     if is_doubtful(_WORDS.sub("0", sentence) if is_single else sentence, in_words=True):
@@ -85,10 +76,9 @@ def is_doubtful(sentence: str, in_words: bool = False) -> bool:
 def with_decimal_points(text: str) -> str:
     """Return a text with English separators in its numbers; the language of a decimal comma must be evident."""
     text = without_european_groups(text)
-    is_alone = len(re.findall("[0-9]+(?:[.,][0-9]+)*", text)) == 1
-    if not is_alone or not _LANGUAGE.search(text) or is_doubtful(text, in_words=True):
+    is_one = len(re.findall("[0-9]+(?:[.,][0-9]+)*", text)) == 1
+    if not (is_one and _LANGUAGE.search(text)) or is_doubtful(text, in_words=True):
         return text
-    text = _EUROS.sub(r"\1\2", text)
     return re.sub(r"\b(?:oder|ou)\b", "or", re.sub(r"\b(?:und|et)\b", "and", _DECIMAL_COMMA.sub(r"\1.\2", text)))
 
 
@@ -99,19 +89,14 @@ def _number(match: re.Match[str]) -> str:
         return words
     rank = ordinal_in_words(words)
     if rank is not None:
-        is_day = before.lower().endswith("on the ") and re.match(r" day\W*$", after)
-        return f"{rank}th" if is_day or (before.strip() and re.match(rf" {RANKED}\b", after)) else words
-    if words.lower() == "one" or _DEFINITE.search(before) or re.match(r" (?:to |[A-Z])", after):
+        return f"{rank}th" if before.strip() and re.match(rf" {RANKED}\b", after) else words
+    value = value_in_words(words)
+    if value is None or words.lower() == "one" or _DEFINITE.search(before) or re.match(r" (?:to |[A-Z])", after):
         return words
-    is_mixed = " and " in words and fraction_in_words(words.rpartition(" and ")[2]) is not None
-    if is_mixed and not _COUNTED.match(after) and not re.search(r"\b(?:is|was|equals) $", before):
+    integer, part = divmod(value, 1)
+    if integer and part and not _COUNTED.match(after) and not re.search(r"\b(?:is|was|equals) $", before):
         return words
-    values = [value_in_words(words)]
-    if values == [None]:  # two numbers: `ten and twelve`
-        values = [value_in_words(part) for part in words.split(" and ")]
-    mixed = [divmod(value, 1) for value in values if value is not None]
-    numerals = [f"{n} {part}" if n and part else str(n + part) for n, part in mixed]
-    return " and ".join(numerals) if len(numerals) == len(values) else words
+    return f"{integer} {part}" if integer and part else str(value)
 
 
 def _multiplied(match: re.Match[str]) -> str:
