@@ -29,7 +29,6 @@ _STATING = re.compile(rf"\b{alternatives('stating')}\b", re.I)
 _DEFINITE = re.compile(rf"\b{alternatives('definite')} $", re.I)
 """What is before a number that repeats what is known: `the two baskets`."""
 _MINUS = re.compile(rf"(?:^\W*|\b(?:is|was|to|equals|get) |= )(?:minus|negative) (?=[0-9]|\W*$|(?:{_WORD})\b)", re.I)
-_COUNTED = re.compile(r" (?!of\b|is\b|and\b|in\b)[a-z]{3,}")
 _SCALED = re.compile(rf"(?<![0-9.,/])([0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?) ({'|'.join(SCALES.keys() - {'k'})})\b(?!-)")
 _FRACTIONS = {glyph: f" {text}" for glyph, text in table("notation.txt", "=") if re.fullmatch("[0-9]/[0-9]", text)}
 _GLYPHS = str.maketrans(_FRACTIONS | {"−": "-", "⁄": "/"})
@@ -76,8 +75,7 @@ def is_doubtful(sentence: str, in_words: bool = False) -> bool:
 def with_decimal_points(text: str) -> str:
     """Return a text with English separators in its numbers; the language of a decimal comma must be evident."""
     text = without_european_groups(text)
-    is_one = len(re.findall("[0-9]+(?:[.,][0-9]+)*", text)) == 1
-    if not (is_one and _LANGUAGE.search(text)) or is_doubtful(text, in_words=True):
+    if len(re.findall("[0-9][0-9.,]*", text)) != 1 or not _LANGUAGE.search(text) or is_doubtful(text, in_words=True):
         return text
     return re.sub(r"\b(?:oder|ou)\b", "or", re.sub(r"\b(?:und|et)\b", "and", _DECIMAL_COMMA.sub(r"\1.\2", text)))
 
@@ -94,7 +92,8 @@ def _number(match: re.Match[str]) -> str:
     if value is None or words.lower() == "one" or _DEFINITE.search(before) or re.match(r" (?:to |[A-Z])", after):
         return words
     integer, part = divmod(value, 1)
-    if integer and part and not _COUNTED.match(after) and not re.search(r"\b(?:is|was|equals) $", before):
+    is_stated = before.endswith((" is ", " was ", " equals ")) or re.match(r" (?!(?:of|is|and|in)\b)[a-z]{3}", after)
+    if integer and part and not is_stated:
         return words
     return f"{integer} {part}" if integer and part else str(value)
 
