@@ -28,16 +28,12 @@ WORDS = r"""
 - It has one hundred and twenty-five thousand of them.
 @ 12
 + She needs twelve more stickers.
-+ She needs twelve more stickers to fill the two pages.
 + Twelve students remain.
-+ She buys a dozen eggs.
-+ Of the 30 students, twelve play chess.
 + It rose by twelve percent.
 + There are 3 fours in 12.
 - She needs twelve dozen.
 - She buys two dozen eggs.
 - She buys dozens of eggs.
-- x = 12, so the perimeter comes to forty-eight.
 - He drew a twelve-sided figure.
 - She needs between ten and twelve.
 - He ate one quarter of 12.
@@ -52,11 +48,7 @@ WORDS = r"""
 + She has 2 dozen eggs.
 + There are 24 eggs. That is two dozen.
 - She has 24 dozen eggs.
-- There are 24 eggs in each of seven baskets, one hundred and sixty-eight overall.
 @ 1
-+ So there is one solution.
-+ There is exactly one solution.
-+ Only one remains.
 - There are 1 or two solutions.
 - I picked this one.
 - So one can see nothing.
@@ -76,7 +68,6 @@ WORDS = r"""
 - By night it had fallen to five degrees.
 - We compute ten minus five.
 @ 5
-+ They bought twenty eggs, broke fifteen and kept five.
 - By night it had fallen to −5 degrees.
 - By night it had fallen to minus five degrees.
 - By night it had fallen to negative five.
@@ -90,7 +81,6 @@ WORDS = r"""
 - So the probability is three fifths.
 - So the probability is a quarter.
 - He ate two and three quarters of the cakes.
-- He ate three quarters of 3/4.
 @ 7.5
 + It takes 7½ minutes.
 + It takes 7 1/2 minutes each.
@@ -111,8 +101,6 @@ WORDS = r"""
 @ 17
 + So it's the 17th term of the sequence.
 + It is the $17^{\text{th}}$ term.
-+ It is the 17^{th} day.
-+ This happens on the seventeenth day.
 + It is the $\boxed{17^{\text{th}}}$ term.
 + It is \boxed{17\text{th}}.
 - It is the 18th term of the sequence.
@@ -170,7 +158,6 @@ LANGUAGES = r"""
 @ 123450
 - Der Gesamtpreis beträgt 1.234,50 €.
 @ 1234
-+ Der Gesamtpreis beträgt 1.234 €.
 - The total comes to 1.234 m.
 @ 42
 + 答えは42です。
@@ -256,14 +243,12 @@ VALUES = r"""
 - The anniversary falls on May 15.
 @ 2.5\text{ hours}
 + It takes 2 hours and 30 minutes.
-+ It takes two hours and thirty minutes.
 + They need 2 hours 30 minutes.
 - It takes 2 hours and 50 minutes.
 @ 30
 - It takes 2 hours and 30 minutes.
 @ \$5.50
 + She pays 5 dollars and 50 cents.
-+ She pays five dollars and fifty cents.
 - She pays 5 dollars and 5 cents.
 @ 50
 - She pays 5 dollars and 50 cents.

@@ -27,7 +27,7 @@ class MathReward(RewardFunction):
 
     The final answer is the text after the last `####`, else the content of the last `\\boxed{x}`, else what a sentence
     or heading announces (`The answer is 5.`), else the value that the last line states (`the area is $25\\pi$`), else
-    the last number of the text, in digits or, in its last line, in words. After a marker, only a number with its unit
+    the last number, in digits or, if its sentence has no other, in words. After a marker, only a number with its unit
     is accepted, or one supported form: a fraction, a power, a formula, a list, a set, a tuple, an interval, a matrix,
     an equation, an inequality, residues, a number in another base or in words, a time, a date, or words. Anything else
     is wrong: several guesses, `72 is wrong`, `> 72`, `72 tens`, `72_8`. `50%` equals both 50 and 0.5. Known units are

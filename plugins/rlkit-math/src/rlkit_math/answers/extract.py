@@ -13,7 +13,7 @@ from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
 from rlkit_math.answers.markup import without_markup, without_special_tokens
 from rlkit_math.answers.nodes import UngradableError
 from rlkit_math.answers.phrases import ROUNDING
-from rlkit_math.answers.prose import in_digits, with_decimal_points
+from rlkit_math.answers.prose import in_digits, is_doubtful, with_decimal_points
 from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
 from rlkit_math.answers.values import Answer, Digits, Formula, Number, UnorderedItems, Words
 
@@ -40,7 +40,7 @@ _SUFFIX = re.compile(
     r"|(?:[\s$~]|\\text ?\{)*([apAP]\.? ?[mM]\b\.?)\}?"
 )
 """What follows a box and belongs to its content: a percent sign, a base, a half of the day."""
-_RANK = re.compile(r"[0-9][\s^{]*(?:\\[a-z]+ ?\{ ?)?(?:st|nd|rd|th)[\s}]*$")
+_RANK = re.compile(r"(?:the )?[0-9]+[\s^{]*(?:\\[a-z]+ ?\{ ?)?(?:st|nd|rd|th)[\s}]*")
 _REASON = r"(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b"
 _AM = r"[apAP]\.?[mM]\b\.?"
 _LAST_NUMBER = re.compile(
@@ -69,8 +69,9 @@ _STATED_LATER = re.compile(
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
     r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
-    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?(?:[a-z]{1,12} )?(?:antwort|respuesta"
-    r"|réponse|resposta|risposta)(?: [a-z]{1,12})?(?P<foreign>:| (?:lautet|ist|es|est|é|è)\b:?)"
+    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?(?:(?:richtige|endgültige) )?"
+    r"(?:antwort|respuesta|réponse|resposta|risposta)(?: (?:finale?|corr?ec?ta|correcte|corretta))?"
+    r"(?P<foreign>:| (?:lautet|ist|es|est|é|è)\b:?)"
     r"|(?:(?!不)[\u4e00-\u9fff，,]){0,9}(?:答案|选(?=\W*[A-H]))"
     r"[是为：: ]*)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
     rf"(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
@@ -88,7 +89,10 @@ _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
 """Ends of sentences and labels, and conditions such as `$x = 5$,`."""
 _END_OF_SENTENCE = re.compile(r"[.!?]\s+")
 _TOKEN = re.compile(r"\S+")
-_VALUE = re.compile(r"(?!(?!sin|cos|tan|log|ln)[a-z]{2,} )(?=.*[0-9π√∞\\])(?:[^$]*(?:\$[^$]*\$[^$]*)*|\$[0-9][^$]*)$")
+_VALUE = re.compile(
+    r"(?![0-9.]+(?:: | k\b| and [0-9]+/)|.* for )(?!(?!sin|cos|tan|log|ln)[a-z]{2,} )(?=.*[0-9π√∞\\])"
+    r"(?:[^$]*(?:\$[^$]*\$[^$]*)*|\$[0-9][^$]*)$"
+)
 """What may be a value, by its characters: it does not begin with a word or within dollar signs."""
 MAX_TOKENS = 16
 """Maximum number of beginnings that are tried for a value at the end of a sentence."""
@@ -110,7 +114,7 @@ _CHOSEN = re.compile(
     r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
 )
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
-_LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|of|-|:|/)\s*$|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
+_LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|of|in|-|:|/)\s*$|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -216,7 +220,7 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
     content = text[box.end() : end - box[0].endswith("{")].strip()
     suffix = _SUFFIX.match(text, end)
     if suffix is None:
-        return f"{content} place" if _RANK.search(content) else content
+        return f"{content} place" if _RANK.fullmatch(content) else content
     return content + (suffix[2] or suffix[3] or "%")
 
 
@@ -245,7 +249,7 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     if following and not _OTHER_THAN.match(after):
         words.extend(following.groups())
     multiplied = following is not None and multiplies_number(following[1])
-    return multiplied or any(changes_number(name) for name in words if name)
+    return multiplied or any(changes_number(name, hedged=not boxed) for name in words if name)
 
 
 def _is_withdrawn(marked: str, following: str) -> bool:
@@ -306,7 +310,9 @@ def _unmarked(text: str) -> str | None:
     start, end = numbers[-1].span()
     unit = _ADJACENT.match(text, end)
     sentence = _END_OF_SENTENCE.split(end_of_line)[-1]
-    is_hedged = sentence.count(" if ") > 1 or ("th " in numbers[-1][0] and len(re.findall("[0-9]+", sentence)) > 1)
+    is_new = ":" not in numbers[-1][0] and re.search("[0-9] ?(?:(?:st|nd|rd|th) |[apAP])", numbers[-1][0]) is not None
+    is_doubted = is_doubtful(sentence, in_words=True) or len(re.findall("[0-9]+", sentence)) > 1
+    is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted)
     if is_hedged or _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)
@@ -334,8 +340,9 @@ def _announced(text: str) -> str | None:
     if _DOUBT.search(following) or _is_withdrawn(match["answer"], following):
         return None
     if match["foreign"]:
-        announced = with_decimal_points(text[match.start() : match.end("answer")])
-        return announced[match.start("answer") - match.start() :] if is_marked(match["answer"]) else None
+        sentence = text[match.start() : match.end("answer")]
+        announced = with_decimal_points(sentence)[match.start("answer") - match.start() :]
+        return announced if is_marked(match["answer"]) and not is_doubtful(sentence) else None
     is_name = not match["answer"][0].islower() or text[match.start("answer") - 1] in "*_"
     is_stated = is_marked(match["answer"]) or is_name or not (match["label"] or "").endswith(" is")
     return match["answer"] if is_stated else None
@@ -350,6 +357,10 @@ def _stated(line: str) -> Statement | None:
             return Statement(value, match.end())
     sentence = len(line) - len(_END_OF_SENTENCE.split(line)[-1])
     for token in list(_TOKEN.finditer(line, sentence))[-MAX_TOKENS:]:
+        before = line[sentence : token.start()].rstrip()
+        is_new = re.match("[0-9]+ ?[A-Za-z]|.*[<>≤≥]", line[token.start() :]) is not None
+        if before[-1:].isdigit() or is_doubtful(before, in_words=is_new):
+            continue
         value = re.sub(r"(?<!\.)\.$", "", line[token.start() :])
         answer = _parse_or_none(value) if _VALUE.match(value) else None
         items = answer.items if isinstance(answer, UnorderedItems) and "," in value else ()

@@ -411,7 +411,7 @@ def _matrix(text: str) -> MatrixRows | None:
     if matrix is None or match[1] is None:
         return matrix
     factor = parse("-1" if match[1] == "-" else match[1].removesuffix("*").strip())
-    if factor is None or factor.variables():
+    if factor is None or factor.variables() or factor.name == "sum" or text.startswith("- "):
         return None
     return MatrixRows(tuple(tuple(_multiplied(factor, cell) for cell in row) for row in matrix.rows), is_product=True)
 

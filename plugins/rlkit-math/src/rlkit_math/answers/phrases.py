@@ -30,8 +30,9 @@ _ALL = re.compile(
 )
 _CONSTANT = re.compile(r"(?<=\+) ?(?:an? )?(?:arbitrary )?const(?:ant|\.)?$")
 _ROUNDED = (
-    r"(?:(?:(?:when|if) )?(?:rounded|rounding|correct|accurate)(?: off| up| down)? )?\bto (?:the )?(?:nearest [a-z0-9]+"
-    r"(?:[- ](?:number|integer|dollar|cent|thousand|million|thousandth|millionth|place|unit)s?\b)?"
+    r"(?:(?:(?:when|if) )?(?:rounded|rounding|correct|accurate)(?: off| up| down)? )?\bto (?:the )?"
+    r"(?:nearest (?!(?:ten|[a-z]+and|[a-z]+red|[a-z]+on|10+)s?\b)[a-z0-9]+"
+    r"(?:[- ](?:number|integer|dollar|cent|thousandth|millionth|place|unit)s?\b)?"
     r"|[a-z0-9]{1,5} (?:d\.?p\b|s\.?f\b|sig fig|(?:decimal|significant)(?: place| figure| digit)?)s?\.?)"
     r"(?: of an? [a-z]+)?"
 )

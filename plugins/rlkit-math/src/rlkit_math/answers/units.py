@@ -49,6 +49,7 @@ _WITHOUT_RATE = frozenset({"cent", "euro", "pound-sterling", "yen", "rupee", "de
 """Base units that may stand for their rate: dollars for dollars per day, degrees for degrees Celsius."""
 
 _CHANGES = words_of("changing")
+_HEDGES = words_of("hedging")
 _MULTIPLES = (NUMBER_WORDS | words_of("multiplying")) - {"one"}
 _NOT_UNITS = _CHANGES | _MULTIPLES | words_of("other") | words_of("month")
 _NOT_A_NOUN = re.compile(
@@ -117,9 +118,9 @@ def _with_power(match: re.Match[str]) -> str:
     return f"{match[1]}^{2 if match[2] == 'squared' else 3}" if word in UNITS_BY_SPELLING else match[0]
 
 
-def changes_number(word: str) -> bool:
-    """Whether a word beside a number changes it, doubts it, or compares it."""
-    return word.lower() in _CHANGES
+def changes_number(word: str, hedged: bool = False) -> bool:
+    """Whether a word beside a number changes it, doubts it, or compares it; hedged is also what is not marked."""
+    return word.lower() in _CHANGES or (hedged and word.lower() in _HEDGES)
 
 
 def multiplies_number(word: str) -> bool:
