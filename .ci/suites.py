@@ -113,7 +113,7 @@ SUITES = {
     "ray": Suite(
         (
             "plugins/rlkit-ray/**/*.py", "plugins/rlkit-placement/src/**/*.py", "rlkit/launchers.py",
-            "rlkit/run/launch.py", "tests/ray_cluster.py",
+            "rlkit/run/launch.py", "tests/placed.py", "tests/ray_cluster.py",
         ),
         ("-m", "slow", "plugins/rlkit-ray"),
         (

@@ -57,7 +57,8 @@ def _launch_of(parsed: Parsed, folder: Path) -> LaunchedRun:
     """
     line, fabric = parsed.line, parsed.recipe.fabric
     if not isinstance(fabric.devices, int):
-        raise RecipeError(f"fabric.devices is {fabric.devices!r} with a launcher, expected the number on each node")
+        problem = f"fabric.devices is {fabric.devices!r} with a launcher, expected the number on each node"
+        raise RecipeError(f"{problem}; set --fabric.devices and --fabric.num_nodes")
     words = [f"--recipe={os.path.abspath(name) if os.path.isfile(name) else name}" for name in line.recipes]
     values = dict(os.environ)
     for key, text in line.overrides:

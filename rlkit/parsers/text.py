@@ -6,7 +6,6 @@ no control token, which a tokenizer would take for one.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable
@@ -17,8 +16,6 @@ from rlkit.types import JsonObject
 
 Reading = tuple[list[ToolCall], int]
 """The calls at a position, and the position after them."""
-
-_JSON_NAMES = {"true": True, "false": False, "null": None}
 
 _BLANKS = re.compile(r"\s*")
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
@@ -97,15 +94,6 @@ def decode(text: str, start: int) -> tuple[object, int]:
         raise NotJsonError(problem, balanced(text, start) if text.startswith(("{", "["), start) else start)
 
 
-def literal(tree: ast.expr) -> object:
-    """Return the value of a literal that JSON can represent.
-
-    Raises:
-        ValueError, TypeError, SyntaxError, MemoryError, RecursionError: It is none.
-    """
-    return plain(ast.literal_eval(_Literals().visit(tree)))
-
-
 def plain(value: object) -> object:
     """Return the value after a round trip through JSON.
 
@@ -170,13 +158,6 @@ def failed(name: str, text: str, why: str, expected: str) -> ToolCall:
     """Return a call whose error has an excerpt of the text, the reason, and what was expected."""
     excerpt = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
     return ToolCall(name, error=f"cannot read the call {excerpt!r}: {why}; expected {expected}")
-
-
-class _Literals(ast.NodeTransformer):
-    """Replaces JSON's constants by Python's."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
 
 
 def _unique(pairs: list[tuple[str, object]]) -> JsonObject:

@@ -25,6 +25,10 @@ class Placement:
     roles: dict[Name, Name]
     pools: dict[Name, Fabric]
 
+    def roles_of(self, pool: str) -> list[str]:
+        """Return the roles whose models are in a pool."""
+        return [role for role, own_pool in self.roles.items() if own_pool == pool]
+
     def gpus(self) -> tuple[tuple[int, ...], ...]:
         """Return the GPUs of each process of each pool with a number of devices; 0 for a process on a CPU."""
         pools = self.pools.values()

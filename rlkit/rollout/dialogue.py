@@ -8,6 +8,7 @@ from functools import cached_property
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces import outputs
 from rlkit.interfaces.model import Tokenizer
+from rlkit.interfaces.parser import ToolParser
 from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit.registry import require
@@ -61,10 +62,7 @@ class Dialogue:
         recipe = self.recipe
         for tool in (recipe.tools or {}).values():
             require(tool, "parameters", outputs.of_tool(getattr(tool, "parameters", None)))
-        parser = recipe.parser
-        if parser is None and (recipe.tools or recipe.agent):
-            detected = detect(str(self.tokenizer.chat_template))
-            parser = None if detected is None else detected()
+        parser = self.parser
         self.participants = Participants(
             recipe.tools or {}, parser, recipe.interaction, recipe.environment, pictures=self.reader is not None
         )
@@ -82,6 +80,14 @@ class Dialogue:
             self.template.delta([{"role": "tool", "content": "7", "name": next(iter(recipe.tools))}])
         if recipe.interaction or recipe.environment or recipe.agent:
             self.template.delta([USER])
+
+    @cached_property
+    def parser(self) -> ToolParser | None:
+        """The recipe's parser of calls or, for tools or an agent, that of the chat template; None without one."""
+        if self.recipe.parser is not None or not (self.recipe.tools or self.recipe.agent):
+            return self.recipe.parser
+        detected = detect(str(self.tokenizer.chat_template))
+        return None if detected is None else detected()
 
     @cached_property
     def missing_parser(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -69,6 +70,24 @@ def converse(bound: TorchEngine, turns: int, count: int = 1, temperature: float 
     return asyncio.run(all_of_them())
 
 
+def converse_at_once(bound: TorchEngine, turns: int, lengths: Sequence[int]) -> list[Completion]:
+    """Hold seven conversations at once, with turns of 1 to 6 tokens after replies of these lengths."""
+
+    async def one(number: int) -> list[Completion]:
+        rng, answers = random.Random(number), []
+        tokens = tuple(rng.randrange(3, 200) for _ in range(rng.randint(1, 12)))
+        for _ in range(turns):
+            answers.append(await bound.generate(turn(tokens, str(number), max_tokens=rng.randint(1, 6))))
+            tokens += (*answers[-1].tokens, *(rng.randrange(3, 200) for _ in range(rng.choice(lengths))))
+        return answers
+
+    async def all_of_them() -> list[Completion]:
+        each = await asyncio.gather(*map(one, range(7)))
+        return [answer for answers in each for answer in answers]
+
+    return asyncio.run(all_of_them())
+
+
 def ask(bound: TorchEngine, *requests: Request) -> list[Completion]:
     """Ask one after the other."""
 
@@ -82,6 +101,20 @@ def check_equal(cached: list[Completion], plain: list[Completion], atol: float =
     assert [a.tokens for a in cached] == [a.tokens for a in plain]
     for a, b in zip(cached, plain, strict=True):
         torch.testing.assert_close(torch.tensor(a.logps), torch.tensor(b.logps), rtol=0, atol=atol)
+
+
+def check_new_weights_drop_what_is_kept(bound: TorchEngine, policy: Any, weight: torch.Tensor, how: str) -> None:
+    """Change a weight of the policy, and perhaps synchronize it; a later turn is then run from its beginning."""
+    [first] = ask(bound, turn(PROMPT))
+    with torch.no_grad():
+        weight.neg_()
+    if how == "sync":
+        asyncio.run(bound.sync(None, 1))  # type: ignore[arg-type]
+        assert prefixes(bound).bytes == 0
+    later = turn((*PROMPT, *first.tokens, 40))
+    prefilled(bound)
+    check_equal(ask(bound, later), ask(engine(policy, keeps=False), later))
+    assert prefilled(bound) == len(later.tokens)
 
 
 @pytest.mark.parametrize("turns", [1, 2, 4, 8, 16, 32])
@@ -110,22 +143,9 @@ def test_rows_that_join_and_leave_keep_their_keys(decoder: Any, monkeypatch: pyt
     options = {"record": lambda run, before: run} if decoder is GraphDecoder else {}
     bound = engine(model("qwen2"), decoder=decoder(model("qwen2"), **options))
     bound._sampler._max_rows = 4  # type: ignore[attr-defined]
-
-    async def one(asked: TorchEngine, number: int) -> list[Completion]:
-        rng, answers = random.Random(number), []
-        tokens = tuple(rng.randrange(3, 200) for _ in range(rng.randint(1, 12)))
-        for _ in range(6):
-            answers.append(await asked.generate(turn(tokens, str(number), max_tokens=rng.randint(1, 6))))
-            tokens += (*answers[-1].tokens, *(rng.randrange(3, 200) for _ in range(rng.randint(1, 9))))
-        return answers
-
-    async def all_of_them(asked: TorchEngine) -> list[Completion]:
-        each = await asyncio.gather(*(one(asked, number) for number in range(7)))
-        return [answer for answers in each for answer in answers]
-
-    cached = asyncio.run(all_of_them(bound))
+    cached = converse_at_once(bound, 6, range(1, 10))
     assert prefilled(bound) < 300  # 1,110 without
-    check_equal(cached, asyncio.run(all_of_them(engine(model("qwen2"), keeps=False))))
+    check_equal(cached, converse_at_once(engine(model("qwen2"), keeps=False), 6, range(1, 10)))
 
 
 def test_adapters_are_in_the_kept_keys() -> None:
@@ -165,16 +185,7 @@ def test_a_conversation_of_one_turn_keeps_nothing() -> None:
 def test_new_weights_drop_all_keys_and_values(decoder: Any, how: str) -> None:
     policy = random_model("qwen2", seed=3)
     bound = engine(policy, decoder=decoder(policy))
-    [first] = ask(bound, turn(PROMPT))
-    with torch.no_grad():
-        policy.model.layers[0].mlp.down_proj.weight.neg_()
-    if how == "sync":
-        asyncio.run(bound.sync(None, 1))  # type: ignore[arg-type]
-        assert prefixes(bound).bytes == 0
-    later = turn((*PROMPT, *first.tokens, 40))
-    prefilled(bound)
-    check_equal(ask(bound, later), ask(engine(policy, keeps=False), later))
-    assert prefilled(bound) == len(later.tokens)
+    check_new_weights_drop_what_is_kept(bound, policy, policy.model.layers[0].mlp.down_proj.weight, how)
 
 
 def test_a_row_of_two_weights_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

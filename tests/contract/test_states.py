@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from functools import cache
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor
 from rlkit.base.errors import EngineError
 from rlkit.models.recurrent import StateLayer
 from rlkit.testing import random_model
-from rlkit.types import Completion
 from tests.contract.test_prefixes import (
     LATER,
     PROMPT,
@@ -24,7 +22,9 @@ from tests.contract.test_prefixes import (
     SAMPLED,
     ask,
     check_equal,
+    check_new_weights_drop_what_is_kept,
     converse,
+    converse_at_once,
     engine,
     prefilled,
     prefixes,
@@ -77,22 +77,10 @@ def test_replies_of_any_length_go_on_from_states(kind: str) -> None:
     """
     bound = engine(model(kind))
     bound._sampler._max_rows = 4  # type: ignore[attr-defined]
-
-    async def one(asked: Any, number: int) -> list[Completion]:
-        rng, answers = random.Random(number), []
-        tokens = tuple(rng.randrange(3, 200) for _ in range(rng.randint(1, 12)))
-        for _ in range(5):
-            answers.append(await asked.generate(turn(tokens, str(number), max_tokens=rng.randint(1, 6))))
-            tokens += (*answers[-1].tokens, *(rng.randrange(3, 200) for _ in range(rng.choice([0, 1, 3, 40]))))
-        return answers
-
-    async def all_of_them(asked: Any) -> list[Completion]:
-        each = await asyncio.gather(*(one(asked, number) for number in range(7)))
-        return [answer for answers in each for answer in answers]
-
-    kept, fewer = asyncio.run(all_of_them(bound)), prefilled(bound)
+    lengths = [0, 1, 3, 40]
+    kept, fewer = converse_at_once(bound, 5, lengths), prefilled(bound)
     plain = engine(model(kind), keeps=False)
-    check_equal(kept, asyncio.run(all_of_them(plain)), atol=1e-4)
+    check_equal(kept, converse_at_once(plain, 5, lengths), atol=1e-4)
     assert fewer < prefilled(plain) / 2
 
 
@@ -146,17 +134,7 @@ def test_states_of_the_least_recently_used_conversations_are_dropped() -> None:
 @pytest.mark.parametrize("how", ["sync", "written"])
 def test_new_weights_drop_states(how: str) -> None:
     policy: Any = random_model("qwen3_next", seed=3, **KINDS["qwen3_next"])
-    bound = engine(policy)
-    [first] = ask(bound, turn(PROMPT))
-    with torch.no_grad():
-        policy.model.layers[0].linear_attn.out_proj.weight.neg_()
-    if how == "sync":
-        asyncio.run(bound.sync(None, 1))  # type: ignore[arg-type]
-        assert prefixes(bound).bytes == 0
-    later = turn((*PROMPT, *first.tokens, 40))
-    prefilled(bound)
-    check_equal(ask(bound, later), ask(engine(policy, keeps=False), later))
-    assert prefilled(bound) == len(later.tokens)
+    check_new_weights_drop_what_is_kept(engine(policy), policy, policy.model.layers[0].linear_attn.out_proj.weight, how)
 
 
 def test_states_that_cannot_be_kept_are_not_those_of_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,14 +16,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from rlkit.cli.main import main
 from tests import forks
 from tests.conftest import read_jsonl, rlkit
+from tests.placed import APART, POOL, trained_reward_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-POOL = {"accelerator": "cpu", "devices": 1}
-APART = {"critic": "values", "reference": "frozen", "reward": "judge"}
 OWN = ("time/", "memory/", "placement/", "update/tflop")
 """The metrics that depend on where models are."""
 
@@ -34,10 +32,7 @@ def section(roles: dict[str, str], **pool: object) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rm")
-    options = ("--train.steps=2", "--validation=null", "--save.optimizer=false")
-    assert main(["fit", "--recipe=quick_rm", *options, f"--out={folder / 'rm'}"]) == 0
-    return folder / "rm"
+    return trained_reward_model(tmp_path_factory.mktemp("rm"))
 
 
 def words(reward_model: Path, *options: str) -> tuple[str, ...]:

@@ -18,15 +18,13 @@ import yaml
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
-from rlkit.cli.main import main
 from tests import forks
 from tests.conftest import read_jsonl, rlkit
+from tests.placed import APART, POOL, trained_reward_model
 from tests.ray_cluster import end_machine, started_cluster, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-APART = {"critic": "values", "reference": "frozen", "reward": "judge"}
-POOL = {"accelerator": "cpu", "devices": 1}
 LONG = ("--train.steps=10", "--save.every=2")
 OWN = ("time/", "memory/", "placement/", "update/tflop", "engine/prefilled_tokens")
 """The metrics that depend on where models are, or on what the engine has cached before."""
@@ -34,10 +32,7 @@ OWN = ("time/", "memory/", "placement/", "update/tflop", "engine/prefilled_token
 
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rm")
-    options = ("--train.steps=2", "--validation=null", "--save.optimizer=false")
-    assert main(["fit", "--recipe=quick_rm", *options, f"--out={folder / 'rm'}"]) == 0
-    return folder / "rm"
+    return trained_reward_model(tmp_path_factory.mktemp("rm"))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from rlkit.base.text import counted
 from rlkit.commands import Parsed, parse
 from rlkit.distributed.fsdp2 import FSDP2Strategy
 from rlkit.interfaces.reward import RewardManager
-from rlkit.parsers.detect import detect
 from rlkit.recipe import Recipe
 from rlkit_inspect import estimate, footprint
 from rlkit_inspect.gpus import GPUS
@@ -107,7 +106,7 @@ def _check(target: Target, data: Data) -> int:
     on_gpu = target.is_gpu(fabric)
     for line in [*checks.describe_run(data, ranks, on_gpu)]:
         echo(line)
-    if recipe.tools and recipe.parser is None and detect(str(data.dialogue.tokenizer.chat_template)) is None:
+    if recipe.tools and data.dialogue.parser is None:
         raise RecipeError(data.dialogue.missing_parser)
     template_check = check_template(data.dialogue.template)
     for fact in template_check.facts:

@@ -199,12 +199,8 @@ def _placement(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.placement is None:
         return
     for name, pool in recipe.placement.pools.items():
-        roles = [role for role, own_pool in recipe.placement.roles.items() if own_pool == name]
-        sharded = ", sharded" if pool.shards else ""
-        yield (
-            f"pool {name}",
-            f"{' and '.join(roles)}, on {counted(number_of(pool.devices), 'device')} in {pool.precision}{sharded}",
-        )
+        roles, devices = " and ".join(recipe.placement.roles_of(name)), counted(number_of(pool.devices), "device")
+        yield f"pool {name}", f"{roles}, on {devices} in {pool.precision}{', sharded' if pool.shards else ''}"
 
 
 def _optimizer(section: Train | Critic) -> str:

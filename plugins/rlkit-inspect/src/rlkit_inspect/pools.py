@@ -108,7 +108,7 @@ def memory_of_pools(setting: Setting) -> Iterator[PoolMemory]:
         gpu = None if pool.accelerator == "cpu" else setting.gpu
         own = replace(setting, recipe=replace(recipe, fabric=pool), critic=None, ranks=count, shards=shards, gpu=gpu)
         weights, computing = {}, [0.0]
-        roles = [role for role, own_pool in recipe.placement.roles.items() if own_pool == name]
+        roles = recipe.placement.roles_of(name)
         tokens = micro_batch_tokens(own)
         for role in roles:
             if role == "critic" and recipe.critic is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
-from rlkit.parsers.text import Reading, balanced, decode, failed, find_edge, literal, plain, read_json, scan, to_call
+from rlkit.parsers.text import Reading, balanced, decode, failed, find_edge, plain, read_json, scan, to_call
+from rlkit_parsers.literals import read_literal
 
 _OPENING = re.compile(r"<\|tool_call_start\|>\s*")
 _EDGE = re.compile(r"\s*<\|tool_call_end\|>|(?=<\|tool_call_start\|>)")
@@ -106,7 +106,7 @@ def _value(text: str, start: int, key: str) -> tuple[object, int]:
         string = pattern.match(text, start)
         if string is not None:
             try:
-                return _literal(string.group()), string.end()
+                return read_literal(string.group()), string.end()
             except ValueError:
                 return plain(string[1]), string.end()
     if text.startswith(("[", "{"), start):
@@ -117,19 +117,6 @@ def _value(text: str, start: int, key: str) -> tuple[object, int]:
     else:
         end = find_edge(text, start, _END_OF_SCALAR)[0]
     try:
-        return _literal(text[start:end]), end
+        return read_literal(text[start:end]), end
     except ValueError:
         raise ValueError(f"the value of {key} is not a literal that JSON can represent") from None
-
-
-def _literal(source: str) -> object:
-    """Return the value of one of Python's literals that JSON can represent; `true`, `false` and `null` are understood.
-
-    Raises:
-        ValueError: It is none.
-    """
-    try:
-        tree = ast.parse(source.strip(), mode="eval").body
-        return literal(tree)
-    except (TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError("it is not a literal") from error

@@ -7,7 +7,8 @@ import re
 import warnings
 
 from rlkit.interfaces.parser import ParsedTurn, ToolCall, ToolParser
-from rlkit.parsers.text import Reading, balanced, failed, literal, scan
+from rlkit.parsers.text import Reading, balanced, failed, scan
+from rlkit_parsers.literals import literal
 
 _CALL = r"\[\s*([A-Za-z_][\w.]*)\s*\("
 _OPENING = re.compile(

@@ -92,8 +92,7 @@ def _rewards(reward: object) -> Iterator[object]:
 
 def _pool_problems(recipe: Recipe, name: str) -> Iterator[str]:
     assert recipe.placement is not None
-    key, pool, roles = f"placement.pools.{name}", recipe.placement.pools[name], recipe.placement.roles
-    own = {role for role, own_pool in roles.items() if own_pool == name}
+    key, pool, own = f"placement.pools.{name}", recipe.placement.pools[name], recipe.placement.roles_of(name)
     size, ranks = number_of(pool.devices), number_of(recipe.fabric.devices) * recipe.fabric.num_nodes
     if not size:
         yield f"{key}.devices is {show(pool.devices)}, expected a number of devices or their indices"

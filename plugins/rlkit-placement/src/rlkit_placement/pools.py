@@ -49,7 +49,7 @@ class Pool:
     def __init__(self, name: str, recipe: Recipe, ranks: Ranks, run: Path) -> None:
         assert recipe.placement is not None
         self.name = name
-        self.roles = sorted(role for role, pool in recipe.placement.roles.items() if pool == name)
+        self.roles = sorted(recipe.placement.roles_of(name))
         self.processes: list[PoolProcess] = []
         self.logs = run / "pools"
         self.busy = 0.0

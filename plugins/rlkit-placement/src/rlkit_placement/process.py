@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         recipe = _recipe_in(folder, Path(run), pool)
         assert recipe.placement is not None
-        roles = {role for role, own in recipe.placement.roles.items() if own == pool}
+        roles = set(recipe.placement.roles_of(pool))
         kinds = [TOGETHER] * bool(roles - {"reward"}) + [ANY_TIME] * ("reward" in roles)
         listener = _listener(address, int(clients) * len(kinds))
         size, here = number_of(recipe.fabric.devices), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
