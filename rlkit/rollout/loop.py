@@ -112,9 +112,12 @@ class BlockWatch:
 
 
 def _plugin_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the plugin, or of the user's file, that the loop has called; None without one."""
+    """Return the innermost frame of the plugin, or of the user's file, that the loop has called; None without one,
+    and while parts are closed: no rollout is left that would wait."""
     frames: list[FrameType] = []
     while frame is not None:
+        if frame.f_code is close_on_loop.__code__:
+            return None
         frames.append(frame)
         frame = frame.f_back
     for called in filter(is_foreign, reversed(frames)):

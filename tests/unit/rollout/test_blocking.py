@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlkit.interfaces.runtime import RunPart
 from rlkit.rollout import loop as loop_module
-from rlkit.rollout.loop import EventLoop
+from rlkit.rollout.loop import EventLoop, close_on_loop
 
 LONGEST = 60.0
 
@@ -58,4 +59,13 @@ def test_waiting_is_no_blocking(loop: EventLoop, warnings: Warnings) -> None:
         await asyncio.to_thread(warnings.taken.wait, 0.3)
 
     loop.run(wait())
+    assert warnings.texts == []
+
+
+def test_a_part_that_closes_blocks_no_rollout(loop: EventLoop, warnings: Warnings) -> None:
+    class Server(RunPart):
+        def close(self) -> None:
+            warnings.taken.wait(0.3)
+
+    loop.run(close_on_loop([Server()]))
     assert warnings.texts == []
