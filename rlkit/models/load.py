@@ -16,7 +16,7 @@ from rlkit.base.errors import RecipeError, UnavailableError, show
 from rlkit.base.installed import extra_command
 from rlkit.base.text import counted
 from rlkit.models.checkpoints import load_checkpoint_alone, verify
-from rlkit.models.config import AutoClass, auto_class_of, explained, load_config
+from rlkit.models.config import AutoClass, auto_class_of, experts_of, explained, load_config
 from rlkit.models.lora import add_lora, has_lora, load_adapter, merge_adapters, score_head
 from rlkit.models.processor import Processor, load_processor
 from rlkit.models.source import ADAPTER_WEIGHTS, Source, base_name, classifies, locate, source_of
@@ -362,9 +362,9 @@ def require_quantizable(policy: CausalLM, quantization: Quantization | None) -> 
     Raises:
         RecipeError: The model is one.
     """
-    stacked = any(parameter.dim() > 2 for parameter in language_model(policy).parameters())
-    if quantization is not None and (stacked or getattr(policy, "hf_quantizer", None) is not None):
-        problem = "experts, which would stay as they are" if stacked else "files that are quantized already"
+    experts = experts_of(policy.config)
+    if quantization is not None and (experts or getattr(policy, "hf_quantizer", None) is not None):
+        problem = "experts, which would stay as they are" if experts else "files that are quantized already"
         raise RecipeError(f"model.quantization is {quantization!r}, but the model has {problem}; set it to null")
 
 

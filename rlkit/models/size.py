@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlkit.distributed.fsdp2 import blocks
 from rlkit.interfaces.optimizer import WeightKind
-from rlkit.models.config import auto_class_of, load_config, override
+from rlkit.models.config import auto_class_of, experts_of, load_config, override
 from rlkit.models.load import task_of, with_score_head
 from rlkit.models.lora import add_lora
 from rlkit.models.source import source_of
@@ -48,7 +48,8 @@ class Size:
         config: The configuration of the text model.
         outputs: The number of outputs of its head per token: the size of the vocabulary, or 1 for a score.
         base: The number of its parameters; tied parameters count once.
-        linear: The number of weights in linear layers of the text model besides the head.
+        linear: The number of weights that `model.quantization` keeps in 4 bits: those in linear layers of the text model
+            besides the head; none of a mixture of experts.
         lora: The number of parameters of its adapters.
         shapes: The number of trained weights by kind and shape.
     """
@@ -133,7 +134,8 @@ def _count_weights(
         if scores and not reads_pictures(config):  # no classifier of transformers reads pictures; the head is small
             model = with_score_head(model)
         base = _count(model)
-        linear = sum(x.weight.numel() for x in language_model(model).modules() if type(x) is nn.Linear)
+        layers = language_model(model).modules()
+        linear = 0 if experts_of(config) else sum(x.weight.numel() for x in layers if type(x) is nn.Linear)
         if lora is None:
             trained = model if vision.train else freeze_vision(model)
         else:

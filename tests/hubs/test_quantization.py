@@ -32,9 +32,11 @@ from rlkit.models.weights import PolicyWeights
 from rlkit.ops import layers, logps
 from rlkit.ops.quantization import BITS, PARTS, QuantizedLinear, replace_layers
 from rlkit.recipe import Lora, Model
+from rlkit.testing import save_random_model
 from tests import forks
 from tests.conftest import read_jsonl, rlkit
 from tests.flow.counted_memory import learning_peak
+from tests.flow.test_architectures import KINDS
 
 TOKENS = torch.arange(2, 26).view(2, 12)
 LORA = Lora(32, 32.0)
@@ -154,6 +156,23 @@ def test_servers_get_the_weights_with_which_the_trainer_computes(dtype: Literal[
         assert torch.equal(served, expected)
     plain: Any = load_policy(Model("tiny", dtype=dtype), frozen=True)
     assert (served - logits(plain)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2", "falcon_h1", "mamba2"])
+def test_a_model_with_convolutions_and_without_experts_is_quantized(kind: str, tmp_path: Path) -> None:
+    base = save_random_model(tmp_path / kind, kind, **KINDS[kind])
+    policy = trained(load_policy(Model(str(base), Lora(4), quantization="nf4")))
+    plain: Any = load_policy(Model(str(base)))
+    head = plain.get_output_embeddings()
+    linear = [layer for layer in plain.modules() if type(layer) is nn.Linear and layer is not head]
+    for layer in linear:
+        layer.weight.data = QuantizedLinear(layer).weight
+    with adapters_off(policy):
+        torch.testing.assert_close(logits(policy), logits(plain), atol=2e-5, rtol=1e-5)
+    assert sum(isinstance(layer, QuantizedLinear) for layer in policy.modules()) == len(linear) > 2
+    options = ("--train.steps=2", "--validation=null", "--rollout.sampling.max_tokens=4", f"--out={tmp_path / 'run'}")
+    assert main(["fit", "--recipe=quick_lora", f"--model.path={base}", "--model.quantization=nf4", *options]) == 0
+    assert all(row["mismatch/max"] < 1e-4 for row in read_jsonl(tmp_path / "run" / "metrics.jsonl"))
 
 
 def test_the_text_model_alone_of_one_that_reads_pictures_is_quantized(tmp_path: Path) -> None:

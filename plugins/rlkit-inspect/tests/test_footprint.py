@@ -101,6 +101,12 @@ def test_a_base_in_four_bits_is_an_eighth_of_a_float32_one() -> None:
     assert sizes[0] - sizes[1] == pytest.approx(6_525_288_448 * (4 - 4.126953125 / 8))
 
 
+def test_four_bits_are_no_remedy_for_a_mixture() -> None:
+    linear = [size_of(random_model(kind).config).linear for kind in ("qwen3_moe", "qwen3_next", "qwen3_5_text")]
+    assert linear[:2] == [0, 0]
+    assert linear[2] > 0
+
+
 def test_a_large_model_with_a_tiny_ones_options_is_warned_of(check: Callable[..., str]) -> None:
     few = "--task.max_operand=9"
     large = ("--model.path=Qwen/Qwen2.5-0.5B-Instruct", few)
