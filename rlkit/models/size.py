@@ -48,7 +48,7 @@ class Size:
         config: The configuration of the text model.
         outputs: The number of outputs of its head per token: the size of the vocabulary, or 1 for a score.
         base: The number of its parameters; tied parameters count once.
-        linear: The number of weights that `model.quantization` keeps in 4 bits: those in linear layers of the text model
+        linear: The number of weights that `model.quantization` keeps in 4 bits: those in the text model's linear layers
             besides the head; none of a mixture of experts.
         lora: The number of parameters of its adapters.
         shapes: The number of trained weights by kind and shape.
