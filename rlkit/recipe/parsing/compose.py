@@ -211,7 +211,8 @@ class Composer:
         """
         allowed = shape(hint, self.registry)
         structure = allowed.structure
-        if isinstance(structure, Choice) and (structure.kind in kinds_of(type(value)) or is_described(value)):
+        is_object_text = isinstance(value, str) and value.startswith(PYTHON)
+        if isinstance(structure, Choice) and (structure.kind in kinds_of(type(value)) or is_object_text):
             self.problems.extend(outside(value, key))
             return value
         is_plain = structure is None
@@ -361,11 +362,6 @@ def _without_type(name: str, cls: type) -> str:
     return with_definition(problem, cls, "__init__")
 
 
-def is_described(value: object) -> bool:
-    """Whether a value is the text that stands for a Python object."""
-    return isinstance(value, str) and value.startswith(PYTHON)
-
-
 def plain(value: object) -> object:
     """Return a recipe's tree as data that YAML can hold; a text stands for each Python object."""
     if isinstance(value, Mapping):
@@ -390,8 +386,8 @@ def describe(part: object) -> str:
 def missing(key: str, hint: object, node: object, registry: Registry) -> Iterator[tuple[str, str]]:
     """Yield key and problem of each required option that is not set, and each object that only Python can provide."""
     structure = shape(hint, registry).structure
-    if isinstance(structure, Choice) and is_described(node):
-        name = str(node).removeprefix(PYTHON)
+    if isinstance(structure, Choice) and isinstance(node, str) and node.startswith(PYTHON):
+        name = node.removeprefix(PYTHON)
         problem = f"{key} is the Python object {name}, which no recipe can name: run it from Python, where "
         yield key, f"{problem}fit(recipe, resume=FOLDER) goes on with a run, or pass --{key}"
     if isinstance(structure, DictOf | ListOf) and isinstance(node, Mapping | list):
