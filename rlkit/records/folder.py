@@ -104,7 +104,7 @@ def flat(section: object, prefix: str = "") -> dict[str, object]:
     return {k: v for name, part in section.items() for k, v in flat(part, f"{prefix}.{name}".lstrip(".")).items()}
 
 
-def as_data(recipe_yaml: str) -> JsonObject:
+def recipe_data(recipe_yaml: str) -> JsonObject:
     """Return a recipe as plain JSON data, without YAML's aliases.
 
     Raises:

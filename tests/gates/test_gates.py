@@ -166,6 +166,16 @@ def test_the_page_on_verbs_names_all_that_they_may_import() -> None:
         assert not [name for name in names if f"`{name}`" not in text], module
 
 
+def test_what_the_page_on_verbs_names_is_there() -> None:
+    text = (ROOT / "rlkit" / "docs" / "verbs.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`rlkit.*?) \| (.*) \|$", text, re.M)
+    assert len(rows) > 5
+    for owners, description in rows:
+        modules = [import_module(name) for name in re.findall(r"`([\w.]+)`", owners) if name != "rlkit.fit"]
+        names = [name.partition(".")[0] for name in re.findall(r"`([\w.]+)`", description)]
+        assert not [name for name in names if not any(hasattr(module, name) for module in modules)], owners
+
+
 def test_the_core_grows_no_more() -> None:
     """Lines without blanks, comments and docstrings; a new capability is a package in `plugins/`."""
     assert sum(code_lines(path) for path in CORE) <= MOST_CORE_LINES

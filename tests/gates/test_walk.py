@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import FrameType
 from typing import Any
 
 from rlkit.commands import CommandLine
+from rlkit.recipe import parsing
 from rlkit.recipe.parsing.compose import SingleOption
 from tests.conftest import ROOT
 
@@ -56,6 +58,9 @@ def test_an_option_is_soon_where_it_is_used() -> None:
     steps = [line.split() for line in done.stdout.splitlines()]
     assert len(steps) <= MOST_FUNCTIONS, done.stdout
     assert len({file for file, _ in steps}) <= MOST_FILES, done.stdout
+    functions = [function.rpartition(".")[2] for _, function in steps]
+    described = re.findall(r"^    (\w+) {2,}", parsing.__doc__ or "", re.M)
+    assert described == [function for function in functions if function in described]
 
 
 if __name__ == "__main__":
