@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -40,9 +41,10 @@ def walk() -> list[tuple[str, str]]:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(str(ROOT / "rlkit")):
             return
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        is_comprehension = code.co_name.startswith("<")
-        if not is_comprehension and any(holds(frame.f_locals[name]) for name in names if name in frame.f_locals):
+        arguments = inspect.getargvalues(frame)
+        names = [name for name in (*arguments.args, arguments.varargs, arguments.keywords) if name in arguments.locals]
+        is_comprehension = code.co_name.startswith("<") and code.co_name != "<lambda>"
+        if not is_comprehension and any(holds(arguments.locals[name]) for name in names):
             steps[code.co_filename, code.co_qualname] = None
         if code is constructor:
             sys.setprofile(None)
@@ -60,6 +62,7 @@ def test_an_option_is_soon_where_it_is_used() -> None:
     assert len({file for file, _ in steps}) <= MOST_FILES, done.stdout
     functions = [function.rpartition(".")[2] for _, function in steps]
     described = re.findall(r"^    (\w+) {2,}", parsing.__doc__ or "", re.M)
+    assert described
     assert described == [function for function in functions if function in described]
 
 
