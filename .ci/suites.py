@@ -25,7 +25,7 @@ STAMPS = ROOT / ".ci" / "stamps.json"
 SERVERS = (
     "plugins/rlkit-servers/src/**/*.py", "plugins/rlkit-agents/src/rlkit_agents/**/*.py", "rlkit/interfaces/engine.py",
     "rlkit/interfaces/outputs.py", "rlkit/models/weights.py", "rlkit/models/lora.py", "rlkit/models/routes.py",
-    "rlkit/ops/routes.py", "rlkit/ops/quantization.py", "rlkit/types.py",
+    "rlkit/ops/routes.py", "rlkit/ops/quantization.py", "rlkit/types/*.py",
     "tests/served.py", "tests/ends.py", "tests/agreement.py", "tests/candidates.py",
 )  # fmt: skip
 

@@ -10,8 +10,6 @@ __all__: list[str] = []
 
 __getattr__ = attribute_of("agents")
 
-TASK_FILE = "TASK.md"
-
 
 def write_task(task: AgentTask) -> None:
     """Write the files of its row, and the task's text and pictures, into its folder.
@@ -19,6 +17,6 @@ def write_task(task: AgentTask) -> None:
     Raises:
         ValueError: A path leads out of the folder, or a file is no text.
     """
-    write_files(task.folder, {**check_files(task.prompt.meta.get("files"), "files"), TASK_FILE: task.text})
+    write_files(task.folder, {**check_files(task.prompt.meta.get("files"), "files"), "TASK.md": task.text})
     for number, picture in enumerate(task.pictures, 1):
         (task.folder / f"picture-{number}{picture.suffix}").write_bytes(picture.data)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from rlkit.base.errors import RecipeError
 from rlkit.recipe import Recipe
-from rlkit.recipe.parsing.compose import Composer, missing, plain
+from rlkit.recipe.parsing.compose import Composer, missing, plain_data
 from rlkit.recipe.parsing.foreign import FOREIGN, JSONARGPARSE, NO_OPTION
 from rlkit.recipe.parsing.help import ALL, OwnOptions, print_help
-from rlkit.recipe.parsing.reader import find
+from rlkit.recipe.parsing.reader import find_recipe
 from rlkit.recipe.parsing.references import refuse_references
 from rlkit.recipe.schema import options
 from rlkit.recipe.trust import risk
@@ -194,7 +194,7 @@ def parse(
     composer = Composer(registry)
     composer.problems.extend(line.problems)
     for recipe_name in line.recipes:
-        composer.add_file(find(recipe_name, registry.recipes), by_user=not trains)
+        composer.add_file(find_recipe(recipe_name, registry.recipes), by_user=not trains)
     for key, value in line.overrides:
         composer.add({key: value})
     planned = getattr(line.options, "gpu", None) is not None
@@ -225,7 +225,7 @@ def _recipe_in(home: Path, allows_code: bool) -> str:
     composer.add_file(path)  # a part may be written as text
     refuse_references(composer.tree, home)
     if not allows_code:
-        reason = risk(plain(composer.tree))
+        reason = risk(plain_data(composer.tree))
         if reason is not None:
             raise RecipeError(
                 f"{path} has {reason}; rlkit asks for every run folder, as it may be a stranger's: if you trust it, "
@@ -253,4 +253,4 @@ def parse_part(key: str, overrides: Sequence[tuple[str, str]]) -> object:
         composer.problems.extend(problem for _, problem in missing(key, hint, node, composer.registry))
     if composer.problems:
         raise RecipeError("\n".join(composer.problems))
-    return plain(node)
+    return plain_data(node)

@@ -13,9 +13,8 @@ from rlkit.base.errors import RecipeError
 from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.gateway import SessionLimits
 from rlkit.interfaces.parser import ParsedTurn
-from rlkit.media import Media, MediaSegment, Rendered
 from rlkit.parsers.hermes import HermesParser
-from rlkit.types import Completion, JsonObject, Message, StopReason
+from rlkit.types import Completion, JsonObject, Media, MediaSegment, Message, Rendered, StopReason
 
 END = "\x03"
 

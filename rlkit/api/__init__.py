@@ -42,7 +42,7 @@ from rlkit.interfaces.task import Curriculum, RowReader, Task
 from rlkit.interfaces.tool import Tool
 from rlkit.recipe import Recipe as BuiltRecipe
 from rlkit.recipe.parsing.compose import Composer
-from rlkit.recipe.parsing.reader import find
+from rlkit.recipe.parsing.reader import find_recipe
 from rlkit.recipe.parsing.suggest import known_keys, near_keys, nearest
 from rlkit.recipe.schema import as_data
 from rlkit.registry import Registry, load_plugins
@@ -252,7 +252,7 @@ def _build(
         warnings.warn(note, stacklevel=3)
     composer = Composer(registry)
     if isinstance(recipe, str | Path):
-        composer.add_file(find(str(recipe), registry.recipes), by_user=False)
+        composer.add_file(find_recipe(str(recipe), registry.recipes), by_user=False)
     base = Recipe(**changes) if recipe is None else recipe  # type: ignore[arg-type]
     if isinstance(base, Recipe):
         values = {option.name: getattr(base, option.name) for option in fields(base)}

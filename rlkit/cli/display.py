@@ -153,7 +153,9 @@ class Display:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
         table = Unpadded(self._table(number, metrics, time_left))
-        self._erase_folded()
+        # the rows that a terminal made narrower has added to the last table; `Live` erases the others
+        folded = sum((max(length, 1) - 1) // max(self.console.width, 1) for length in self._line_lengths)
+        self.console.file.write("\r\x1b[2K\x1b[1A" * folded)
         self._live.update(table, refresh=True)
         self._line_lengths = [Segment.get_line_length(line) for line in table.lines(self.console, self.console.options)]
 
@@ -161,12 +163,6 @@ class Display:
         is_due = self._sample_steps and (number - 1) % self._sample_steps == 0
         for trajectory in differing_prompts(trajectories, count or int(is_due)):
             self.note(f"a sample of step {number}:\n{sample_text(trajectory)}")
-
-    def _erase_folded(self) -> None:
-        """Erase the rows that a terminal made narrower has added to the last table; `Live` erases the others."""
-        width = max(self.console.width, 1)
-        folded = sum((max(length, 1) - 1) // width for length in self._line_lengths)
-        self.console.file.write("\r\x1b[2K\x1b[1A" * folded)
 
     def finish(self, result: JsonObject, advice: str) -> None:
         if self._live is not None:

@@ -12,12 +12,11 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST
 from rlkit.data.measure import Side, measure, shorten
 from rlkit.interfaces.rows import TextTemplate
-from rlkit.media import Rendered
 from rlkit.models.config import context_length, load_config, naming
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.recipe import Attempts, Recipe
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Message, Prompt, Trajectory
+from rlkit.types import Message, Prompt, Rendered, Trajectory
 
 PROMPT = "prompt"
 """The name of the policy's own text in `teacher.context`."""

@@ -12,8 +12,7 @@ from typing import Protocol
 from rlkit.base.errors import EngineError
 from rlkit.interfaces.fields import Filled
 from rlkit.interfaces.parser import ParsedTurn
-from rlkit.media import Media, MediaSegment, Rendered
-from rlkit.types import Completion, Fork, JsonObject, Message, StopReason, Turn
+from rlkit.types import Completion, Fork, JsonObject, Media, MediaSegment, Message, Rendered, StopReason, Turn
 
 MODEL = "policy"
 """The name under which agents address the policy; any other is accepted too."""

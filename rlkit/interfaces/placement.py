@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlkit.batch import RolloutBatch
     from rlkit.distributed.ranks import Ranks
     from rlkit.recipe import Recipe
+    from rlkit.types import RolloutBatch
 
 Sums = dict[str, list[float]]
 """Sums of weighted values and of their weights, by the names of metrics."""

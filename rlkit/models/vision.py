@@ -17,7 +17,7 @@ from rlkit.recipe import Lora, Vision
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM, ModelConfig
-    from rlkit.media import Media, MediaSegment
+    from rlkit.types import Media, MediaSegment
 
 Backbone = Any
 """A module from token ids, and pixels, to hidden states."""
@@ -160,16 +160,6 @@ def sees_pictures_both_ways(backbone: Backbone) -> bool:
     plain = backbone(input_ids=tokens, use_cache=False).last_hidden_state[0, 1]
     marked = backbone(input_ids=tokens, use_cache=False, **dict.fromkeys(names, types)).last_hidden_state[0, 1]
     return not torch.allclose(plain, marked, rtol=1e-3, atol=1e-3)
-
-
-def position_offset(positions: Tensor | None, tokens: int) -> int:
-    """Return the offset from the index of tokens behind a prompt to their position.
-
-    Args:
-        positions: [3,1,T] of the prompt; None for plain ones.
-        tokens: Length of the prompt.
-    """
-    return 0 if positions is None else int(positions.max()) + 1 - tokens
 
 
 def _type_ids(backbone: Backbone, tokens: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from rlkit.media import Media, MediaSegment
+    from rlkit.types import Media, MediaSegment
 
 
 MIN_BEGINNING, MIN_SAVED = 16, 0.05

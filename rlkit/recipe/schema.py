@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -245,13 +245,8 @@ def summary(cls: type) -> str:
 def descriptions(cls: type) -> dict[str, str]:
     """Return the documentation of a class's options, from its docstring and those of its base classes."""
     by_name: dict[str, str] = {}
-    for text in _docstrings(cls):
-        for parameter in parse_docstring(text, DocstringStyle.GOOGLE).params:
-            by_name.setdefault(parameter.arg_name, " ".join((parameter.description or "").split()))
-    return by_name
-
-
-def _docstrings(cls: type) -> Iterator[str]:
     for base in cls.__mro__:
-        yield base.__doc__ or ""
-        yield getattr(vars(base).get("__init__"), "__doc__", None) or ""
+        for text in (base.__doc__, getattr(vars(base).get("__init__"), "__doc__", None)):
+            for parameter in parse_docstring(text or "", DocstringStyle.GOOGLE).params:
+                by_name.setdefault(parameter.arg_name, " ".join((parameter.description or "").split()))
+    return by_name

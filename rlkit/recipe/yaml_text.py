@@ -67,10 +67,12 @@ def check_yaml(text: str) -> None:
         anchor = getattr(event, "anchor", None)
         tag = getattr(event, "tag", None)
         line = (event.start_mark.line if event.start_mark else 0) + 1
+        parent = stack[-1]
+        is_key = parent.mapping and parent.children % 2 == 0
+        parent.children += isinstance(event, yaml.NodeEvent)
         if tag is not None and not re.fullmatch(r"!|tag:yaml\.org,2002:\w+", tag):
             raise ValueError(f"line {line} has the tag {tag!r}, expected plain data")
         if isinstance(event, yaml.CollectionStartEvent):
-            _note_child(stack[-1], None)
             stack.append(_Open(anchor, isinstance(event, yaml.MappingStartEvent)))
         elif isinstance(event, yaml.CollectionEndEvent):
             closed = stack.pop()
@@ -78,23 +80,14 @@ def check_yaml(text: str) -> None:
             if closed.anchor is not None:
                 sizes[closed.anchor] = closed.size
         elif isinstance(event, yaml.AliasEvent):
-            if any(parent.anchor == anchor for parent in stack):
+            if any(node.anchor == anchor for node in stack):
                 raise ValueError(f"line {line} has *{anchor} inside of &{anchor} itself")
-            _note_child(stack[-1], None)
-            stack[-1].size += sizes.get(str(anchor), 1)
+            parent.size += sizes.get(str(anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
-            if _note_child(stack[-1], event.value) and event.value != "<<":
+            if is_key and event.value in parent.keys and event.value != "<<":
                 raise ValueError(f"line {line} has the key {event.value!r} a second time")
-            stack[-1].size += 1
+            if is_key:
+                parent.keys.add(event.value)
+            parent.size += 1
         if len(stack) - 1 > MAX_DEPTH or stack[-1].size > MAX_NODES:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes")
-
-
-def _note_child(parent: _Open, scalar: str | None) -> bool:
-    """Count a child; return whether it is a repeated key."""
-    parent.children += 1
-    if not parent.mapping or parent.children % 2 == 0 or scalar is None:
-        return False
-    is_repeated = scalar in parent.keys
-    parent.keys.add(scalar)
-    return is_repeated

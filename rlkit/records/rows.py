@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlkit.base.errors import RecipeError, explain, shorten, show
 from rlkit.base.text import redact
@@ -33,6 +33,7 @@ SCORE_FIELDS = ("reward", "turn_rewards", "token_rewards", "ungradable", "feedba
 CREDIT = ("advantages", "greedy_reward", "again")
 """Fields of a trajectory's credit that are read back."""
 
+Check = Callable[[object], bool]
 Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]
 """Returns the token ids of a prompt's messages, and of the completion."""
 
@@ -194,7 +195,7 @@ class _Fields:
         self.row = row
         self.location = location
 
-    def get(self, name: str, check: Callable[[object], bool], expected: str, default: T) -> T:
+    def get(self, name: str, check: Check, expected: str, default: T) -> T:
         value = self.row.get(name)
         if value is None:
             return default
@@ -217,11 +218,11 @@ def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
     trajectory = _trajectory(fields, prompt, group, text, tokenize)
     failed = trajectory.stop is StopReason.ERROR  # in files without `failed`
     failed = fields.get("failed", lambda value: isinstance(value, bool), "true or false", failed)
-    components = fields.get("components", _is_numbers_by_name, "finite numbers by name", cast(dict[str, float], {}))
+    components = fields.get("components", _are_numbers_by_name, "finite numbers by name", cast(dict[str, float], {}))
     trajectory.error = fields.get("error", _is_text, "a text", "it failed") if failed else None
     trajectory.score = _score(fields, components)
     trajectory.span.result = fields.get("agent", _is_ending, "an object with status and output", {})
-    branches: list[JsonObject] = fields.get("branches", _is_objects, "samples", [])
+    branches: list[JsonObject] = fields.get("branches", _list_of(_is_object), "samples", [])
     for index, branch in enumerate(branches):
         trajectory.span.branches.append(_branch(_Fields(branch, f"{fields.location}, branch {index}"), prompt, group))
     return SavedRow(
@@ -231,7 +232,7 @@ def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
         fields.get("reward", _is_number, "a finite number", None),
         components,
         failed,
-        fields.get("meta_left_out", _is_names, "names of columns", []),
+        fields.get("meta_left_out", _list_of(_is_text), "names of columns", []),
         fields.row,
     )
 
@@ -240,25 +241,25 @@ def _branch(fields: _Fields, prompt: Prompt, group: int) -> Trajectory:
     text = fields.get("text", _is_text, "the text of the last turn", "")
     branch = _trajectory(fields, prompt, group, text, None)
     branch.messages = branch.messages[len(prompt.messages) :]
-    fork = fields.get("fork", lambda value: _is_ints(value) and len(value) == 2, "[sample, tokens]", cast(Any, None))
+    fork = fields.get("fork", _list_of(_is_int, 2), "[sample, tokens]", cast(Any, None))
     branch.span.fork = Fork(*fork) if fork else None
     return branch
 
 
 def _score(fields: _Fields, components: dict[str, float]) -> Score | None:
-    row = fields.get("score", lambda value: isinstance(value, dict), "an object", cast(JsonObject | None, None))
+    row = fields.get("score", _is_object, "an object", cast(JsonObject | None, None))
     if row is None:
         return None
     score_fields = _Fields(row, f"{fields.location}, 'score'")
     return Score(
         score_fields.get("reward", _is_number, "a finite number", None),
         components,
-        score_fields.get("turn_rewards", _is_numbers, "finite numbers", None),
+        score_fields.get("turn_rewards", _are_numbers, "finite numbers", None),
         fields.get("error", _is_text, "a text", None),
         score_fields.get("ungradable", lambda value: isinstance(value, bool), "true or false", False),
         fields.get("final_answer", _is_text, "a text", None),
         score_fields.get("feedback", _is_text, "a text", None),
-        score_fields.get("token_rewards", _is_numbers, "finite numbers", None),
+        score_fields.get("token_rewards", _are_numbers, "finite numbers", None),
         _open_fields(score_fields),
     )
 
@@ -269,7 +270,7 @@ def _open_fields(fields: _Fields) -> dict[str, Tensor]:
     Raises:
         RecipeError: They are not as rlkit writes them.
     """
-    stored = fields.get("fields", lambda value: isinstance(value, dict), "fields by name", cast(dict[str, str], {}))
+    stored = fields.get("fields", _is_object, "fields by name", cast(dict[str, str], {}))
     try:
         return read_fields(stored) if stored else {}
     except Exception as error:  # a hostile file may hold anything
@@ -289,7 +290,7 @@ def _prompt(fields: _Fields) -> Prompt:
         if not messages:
             raise fields.wrong("messages", MESSAGES)
     name = str(fields.get("id", lambda value: isinstance(value, str | int), "a name", name))
-    meta = fields.get("meta", lambda value: isinstance(value, dict), "an object", cast(JsonObject, {}))
+    meta = fields.get("meta", _is_object, "an object", cast(JsonObject, {}))
     answer = fields.get("answer", _is_text, "a text", None)
     tools = fields.get("tools", are_tools, "names or schemas of tools", None)
     return Prompt(name, messages, answer, meta, tools, fields.get("source", _is_text, "a text", None))
@@ -301,11 +302,11 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     reply: list[Message] = [{"role": "assistant", "content": text}]
     trajectory = Trajectory(prompt, group, [], [], [], [], StopReason(stop), text=text)
     trajectory.messages = [*prompt.messages, *fields.get("conversation", _is_messages, MESSAGES, reply)]
-    trajectory.turn_rewards = fields.get("turn_rewards", _is_numbers, "finite numbers", trajectory.turn_rewards)
-    trajectory.counts = fields.get("counts", _is_numbers_by_name, "numbers by name", trajectory.counts)
-    trajectory.metrics = fields.get("metrics", _are_metrics, "lists of numbers by name", trajectory.metrics)
+    trajectory.turn_rewards = fields.get("turn_rewards", _are_numbers, "finite numbers", trajectory.turn_rewards)
+    trajectory.counts = fields.get("counts", _are_numbers_by_name, "numbers by name", trajectory.counts)
+    trajectory.metrics = fields.get("metrics", _by_name(_are_numbers), "lists of numbers by name", trajectory.metrics)
     role, speaker = fields.get("role", _is_text, "a text", ""), fields.get("speaker", _is_int, "a whole number", 0)
-    positions = fields.get("positions", _is_ints, "whole numbers", list[int]())
+    positions = fields.get("positions", _are_ints, "whole numbers", list[int]())
     trajectory.span = AgentSpan(role=role, speaker=speaker, positions=positions)
     trajectory.opened_thinking = fields.get("opened_thinking", _is_text, "a text", "")
     trajectory.credit = {name: fields.row[name] for name in CREDIT if name in fields.row}
@@ -322,7 +323,7 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
         trajectory.versions = [-1] * start + [0] * new
         trajectory.turns = [Turn("user", 0, start), Turn("assistant", start, start + new)]
         return trajectory
-    if not _is_ints(fields.row.get("tokens")):
+    if not _are_ints(fields.row.get("tokens")):
         raise fields.wrong("tokens", "token ids")
     trajectory.tokens = fields.row["tokens"]
     size = len(trajectory.tokens)
@@ -330,19 +331,17 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.logps = _per_token(fields, "logps", [0.0] * size)
     trajectory.versions = _per_token(fields, "versions", [-1] * size)
     expected = f"a list of {size} lists of token ids"
-    trajectory.candidates = fields.get("candidates", lambda value: _is_lists(value, size), expected, [])
-    trajectory.turns = [Turn(*turn) for turn in fields.get("turns", _is_turns, "[role, start, end] each", list[Any]())]
+    trajectory.candidates = fields.get("candidates", _list_of(_are_ints, size), expected, [])
+    trajectory.turns = [
+        Turn(*turn) for turn in fields.get("turns", _list_of(_is_turn), "[role, start, end] each", list[Any]())
+    ]
     return trajectory
 
 
 def _per_token(fields: _Fields, name: str, default: list[T]) -> list[T]:
     """Return a field with a number for each token; a log-prob may be NaN."""
-    size = len(default)
-
-    def check(value: object) -> bool:
-        return isinstance(value, list) and len(value) == size and all(isinstance(x, int | float) for x in value)
-
-    return fields.get(name, check, f"a list of {size} numbers, one for each of the tokens", default)
+    check = _list_of(lambda value: isinstance(value, int | float), len(default))
+    return fields.get(name, check, f"a list of {len(default)} numbers, one for each of the tokens", default)
 
 
 REASONS = ", ".join(StopReason)
@@ -354,32 +353,16 @@ def _is_messages(value: object) -> bool:
     return bool(messages) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
 
 
-def _is_lists(value: object, size: int) -> bool:
-    return isinstance(value, list) and len(value) == size and all(map(_is_ints, value))
-
-
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_names(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def _is_ending(value: object) -> bool:
-    return isinstance(value, dict) and type(value.get("status")) is int and _is_text(value.get("output"))
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_ints(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(map(_is_int, value))
 
 
 def _is_number(value: object) -> bool:
@@ -387,18 +370,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _is_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_number, value))
+def _list_of(check: Check, size: int | None = None) -> Check:
+    return lambda value: isinstance(value, list) and size in (None, len(value)) and all(map(check, value))
 
 
-def _is_numbers_by_name(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
+def _by_name(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
-def _are_metrics(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_numbers, value.values()))
+_are_ints, _are_numbers = _list_of(_is_int), _list_of(_is_number)
+_are_numbers_by_name = _by_name(_is_number)
 
 
-def _is_turns(value: object) -> bool:
-    turns = value if isinstance(value, list) else [None]
-    return all(isinstance(t, list) and len(t) == 3 and _is_text(t[0]) and _is_ints(t[1:]) for t in turns)
+def _is_ending(value: object) -> bool:
+    return isinstance(value, dict) and type(value.get("status")) is int and _is_text(value.get("output"))
+
+
+def _is_turn(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and _is_text(value[0]) and _are_ints(value[1:])

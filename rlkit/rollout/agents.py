@@ -23,7 +23,6 @@ from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.fields import assemble, tensors_of
 from rlkit.interfaces.gateway import MODEL, Gateway, GatewaySession, Sample, SessionLimits
 from rlkit.interfaces.parser import ParsedTurn, ToolParser, parse_after_thinking
-from rlkit.media import Media, Rendered
 from rlkit.parsers.arguments import with_types
 from rlkit.recipe import ConversationLimits
 from rlkit.registry.shelf import provider
@@ -33,7 +32,19 @@ from rlkit.rollout.dialogue import Dialogue
 from rlkit.rollout.guard import GuardError, errors_of
 from rlkit.rollout.loop import warn_on_stderr
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import AgentSpan, Completion, JsonObject, Message, Prompt, Request, SampleKey, StopReason, Trajectory
+from rlkit.types import (
+    AgentSpan,
+    Completion,
+    JsonObject,
+    Media,
+    Message,
+    Prompt,
+    Rendered,
+    Request,
+    SampleKey,
+    StopReason,
+    Trajectory,
+)
 
 KEPT_TEMPLATES = 8
 """Sets of tools whose templates are kept; an agent may describe others in each request."""

@@ -17,7 +17,6 @@ from rlkit.base.text import tokens_until
 from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.interfaces.fields import Field, Filled, assemble, tensors_of
-from rlkit.media import Media, Rendered
 from rlkit.ops.routes import ROUTES
 from rlkit.recipe.rollout import sampling_of_row
 from rlkit.registry import require
@@ -26,7 +25,19 @@ from rlkit.rollout.gate import Gate, remainder
 from rlkit.rollout.participants import Participants, ParticipantSession
 from rlkit.rollout.replies import without_middle
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling, StopReason, Tools, Trajectory
+from rlkit.types import (
+    Completion,
+    Media,
+    Message,
+    Prompt,
+    Rendered,
+    Request,
+    SampleKey,
+    Sampling,
+    StopReason,
+    Tools,
+    Trajectory,
+)
 
 Converse = Callable[["ConversationSetup", Prompt, int, int], Awaitable[Trajectory]]
 """Returns a sample of a prompt, given the numbers of its group and of the sample."""

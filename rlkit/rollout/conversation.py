@@ -13,8 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from rlkit.interfaces.fields import Filled
-from rlkit.media import Media, MediaSegment
-from rlkit.types import Completion, Message, Prompt, StopReason, Trajectory, Turn
+from rlkit.types import Completion, Media, MediaSegment, Message, Prompt, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor

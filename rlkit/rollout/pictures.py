@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rlkit.base.errors import RecipeError, explain
 from rlkit.interfaces.picture import Picture
-from rlkit.media import MediaSegment, Rendered
 from rlkit.models.processor import Processor, process
 from rlkit.recipe import Vision
+from rlkit.types import MediaSegment, Rendered
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.model import Tokenizer
-from rlkit.media import Rendered
 from rlkit.rollout.cache import SizedCache
 from rlkit.rollout.pictures import PictureReader, tensor_bytes
 from rlkit.rollout.rendering import (
@@ -23,7 +22,7 @@ from rlkit.rollout.rendering import (
     find_end,
     texts_of,
 )
-from rlkit.types import JsonObject, Message, Tools
+from rlkit.types import JsonObject, Message, Rendered, Tools
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}
 REPLY = "There are seven."

@@ -14,7 +14,7 @@ from rlkit.base.errors import RlkitError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.recipe import FSDP2, Fabric, Recipe, check
 from rlkit.recipe.credentials import as_yaml
-from rlkit.recipe.parsing.compose import Composer, plain
+from rlkit.recipe.parsing.compose import Composer, plain_data
 
 if TYPE_CHECKING:
     from rlkit.models.size import Size
@@ -58,7 +58,7 @@ def build(composer: Composer, *, for_gpu: bool = False) -> tuple[Recipe, str]:
             recipe = composer.finish()
         recipe.rollout.engine.chosen = reason
     check(recipe)
-    return recipe, as_yaml(plain(composer.values))
+    return recipe, as_yaml(plain_data(composer.values))
 
 
 def choose_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:

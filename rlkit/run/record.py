@@ -10,7 +10,7 @@ from typing import cast
 
 from rlkit.base.errors import RankError, explain, shorten
 from rlkit.base.text import redact
-from rlkit.records.folder import as_data
+from rlkit.records.folder import recipe_data
 from rlkit.records.verdict import next_command
 from rlkit.run.checkpoint.write import Writer
 from rlkit.run.folder import RunFolder
@@ -78,7 +78,7 @@ class RunRecord:
             has_checkpoint = False
         if writer is None or not has_checkpoint:
             return f"the run is in {path}"
-        recipe = as_data(self.folder.recipe_yaml)
+        recipe = recipe_data(self.folder.recipe_yaml)
         command = next_command(self.folder.path, self.outcome.status == "ok", writer.section.folder, recipe)
         if self.outcome.status == "ok":
             use = f"to use the model: {command}"

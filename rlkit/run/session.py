@@ -20,7 +20,7 @@ from rlkit.models.checkpoint_schema import RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store, step_of
 from rlkit.recipe import Profile, Recipe
-from rlkit.records.folder import as_data
+from rlkit.records.folder import recipe_data
 from rlkit.records.rewards import RewardHistory
 from rlkit.records.verdict import Metrics
 from rlkit.run.checkpoint.resume import lacks_optimizer, load, rollout_differences, validation_options, watched
@@ -82,7 +82,7 @@ class Session:
         """
         if self.record.first:
             folder, reporter = self.record.folder, self.record.reporter
-            run = LoggedRun(folder.path, folder.run_id() or "", as_data(folder.recipe_yaml), last_step)
+            run = LoggedRun(folder.path, folder.run_id() or "", recipe_data(folder.recipe_yaml), last_step)
             loggers = open_loggers(recipe.log.loggers, run, reporter.note)
             self.log = MetricsLog(folder.path / "metrics.jsonl", loggers, last_step)
             self.record.attempt("rollouts of later steps", lambda: folder.remove_rollouts_after(last_step))
@@ -242,7 +242,7 @@ class Session:
         state = resumed.state
         self.record.outcome.steps = state.step
         self.progress.stalled = state.stalled
-        recipe = as_data(self.record.folder.recipe_yaml)
+        recipe = recipe_data(self.record.folder.recipe_yaml)
         if validation_options(state.recipe) == validation_options(recipe):
             self.record.outcome.validation["before"] = state.before
             self.validator.earlier = state.earlier
@@ -259,7 +259,7 @@ class Session:
                 "on_checkpoint", CheckpointSaved(step_of(name), f"{url}/{name}")
             )
         folder, steps = self.record.folder, context.recipe.train.total_steps
-        recipe = as_data(folder.recipe_yaml)
+        recipe = recipe_data(folder.recipe_yaml)
         steps_done = self.record.outcome.steps
         start = RunStart(folder.path, recipe, steps, steps_done, ranks.global_rank, ranks.world_size)
         callbacks.emit("on_run_start", start)
@@ -269,7 +269,7 @@ class Session:
         estimates = None if estimator is None else estimator.state_dict()
         return RunState(
             step=self.record.outcome.steps,
-            recipe=as_data(self.record.folder.recipe_yaml),
+            recipe=recipe_data(self.record.folder.recipe_yaml),
             numbers=numbers(context.service.version, context.transforms, estimates),
             before=None if before is None else {name: x for name, x in before.items() if isfinite(x)},
             earlier=self.validator.earlier,

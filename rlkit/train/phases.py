@@ -117,7 +117,7 @@ def learn(
     """
     recipe, number = data.recipe, scored.step
     callbacks.emit("on_batch", scored)
-    schedule(recipe, models, number, callbacks.lr_factor(), meter)
+    set_learning_rates(recipe, models, number, callbacks.lr_factor(), meter)
     with meter.timed("update"):
         batch = update_models(data, models, service, scored, meter)
         models.update_ema_and_reference(number)
@@ -133,7 +133,7 @@ def learn(
     return batch
 
 
-def schedule(recipe: Recipe, models: Models, number: int, factor: float, meter: Meter) -> None:
+def set_learning_rates(recipe: Recipe, models: Models, number: int, factor: float, meter: Meter) -> None:
     """Set the learning rates of a step; callbacks multiply them by a factor."""
     train, critic = recipe.train, recipe.critic
     for name, trained, section in (("lr", models.policy, train), ("critic/lr", models.critic, critic)):

@@ -17,7 +17,6 @@ from rlkit.data.retokenize import retokenize
 from rlkit.data.teacher import NO_TEXTS, TeacherPrompts, attempt_texts
 from rlkit.engines import connect_teacher
 from rlkit.interfaces.teacher import ServedTeacher, TokenSpan
-from rlkit.media import Media, Rendered
 from rlkit.ops.logps import MIN_PROB
 from rlkit.ops.masked import masked_sum, span_sums
 from rlkit.recipe import Teacher
@@ -28,7 +27,7 @@ from rlkit.rollout.service import RolloutService
 from rlkit.train.logps import begin_logps, columns_of, frozen_top
 from rlkit.train.metrics import Meter
 from rlkit.train.models import Models
-from rlkit.types import Batch, Reads, RolloutBatch, Trajectory
+from rlkit.types import Batch, Media, Reads, Rendered, RolloutBatch, Trajectory
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from PIL import Image
 from rlkit.data.data import picture_reader
 from rlkit.engines import SGLangServer
 from rlkit.interfaces.picture import Picture
-from rlkit.media import Media
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy, load_tokenizer, stop_ids
 from rlkit.models.vision import backbone_of, picture_inputs
 from rlkit.recipe import Model, Vision
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Message, Request, SampleKey, Sampling
+from rlkit.types import Completion, Media, Message, Request, SampleKey, Sampling
 from tests.conftest import read_jsonl, rlkit
 from tests.served import RETRY, Trainer
 from tests.vision_models import save_random_vision_model

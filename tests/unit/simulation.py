@@ -24,14 +24,13 @@ from rlkit.base.errors import EngineError, RolloutError
 from rlkit.interfaces.engine import Capability, RolloutEngine
 from rlkit.interfaces.filter import GroupFilter
 from rlkit.interfaces.interaction import Interaction, Reply
-from rlkit.media import Rendered
 from rlkit.recipe import ConversationLimits, GroupReplay, Recipe, Rollout
 from rlkit.rollout.participants import Participants
 from rlkit.rollout.service import RolloutService
 from rlkit.train.ahead.stream import BesideStream, ColocatedStream, RolloutStream, TrainedGroups
 from rlkit.train.metrics import Meter
 from rlkit.train.rollouts import Rollouts
-from rlkit.types import Completion, Prompt, Request, Sampling, Score, StopReason, Trajectory
+from rlkit.types import Completion, Prompt, Rendered, Request, Sampling, Score, StopReason, Trajectory
 from tests.unit import phases
 
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from rlkit_agents.server import ChatGateway
 from rlkit_agents.session import AgentSession
 
 from rlkit.interfaces.gateway import SessionLimits
-from rlkit.media import Rendered
-from rlkit.types import Completion, JsonObject, Message
+from rlkit.types import Completion, JsonObject, Message, Rendered
 from tests.agent_clients import chat_client, run
 from tests.events import until
 from tests.fake_policy import FakePolicy, tree, user

@@ -7,7 +7,6 @@ from typing import ClassVar
 import pytest
 from rlkit_authors.conformance import check_options
 
-from rlkit.batch import Batch, LossOutput, PolicyOutput, Reads, TrainBatch
 from rlkit.interfaces.advantage import AdvantageEstimator
 from rlkit.interfaces.environment import Environment, Observation
 from rlkit.interfaces.fields import Field
@@ -16,7 +15,7 @@ from rlkit.interfaces.reward import RewardFunction
 from rlkit.interfaces.tool import State
 from rlkit.rewards import ExactReward
 from rlkit.testing import check_advantage, check_environment, check_loss, check_reward
-from rlkit.types import Prompt, Score, Trajectory
+from rlkit.types import Batch, LossOutput, PolicyOutput, Prompt, Reads, Score, TrainBatch, Trajectory
 
 READS = {
     "top": Reads(top=4),

@@ -46,7 +46,7 @@ def test_every_field_is_documented_and_tensors_say_their_shape() -> None:
         told = documented(cls) if names else {}
         assert [field for field in names if field not in told] == [], name
         assert [field for field in told if field not in {*names, "ValueError"}] == [], name
-    names_of_types = {**vars(types), "torch": torch, "Tensor": Tensor, "Field": Field}
+    names_of_types = {**vars(types.batch), "Media": types.Media, "torch": torch, "Tensor": Tensor, "Field": Field}
     for cls in (types.TrainBatch, types.PolicyOutput, types.LossOutput):
         for field, hint in get_type_hints(cls, names_of_types).items():
             if hint in (Tensor, Tensor | None):

@@ -17,11 +17,11 @@ from rlkit_placement.started import PoolProcess
 import rlkit
 from rlkit.api.roles import placed_recipe
 from rlkit.base.errors import PoolError, RecipeError
-from rlkit.batch import RolloutBatch
 from rlkit.commands import parse
 from rlkit.interfaces.launcher import ServerCommand, ServerSite
 from rlkit.optimizers import AdamW
 from rlkit.recipe import Fabric, Placement
+from rlkit.types import RolloutBatch
 from tests.conftest import rlkit_in_process
 
 POOL = {"accelerator": "cpu", "devices": 1}

@@ -16,8 +16,7 @@ from rlkit_servers.sglang.pictures import RequestPictures
 
 from rlkit.base.errors import EngineError
 from rlkit.interfaces.picture import Picture
-from rlkit.media import Media, MediaSegment
-from rlkit.types import JsonObject, Request, SampleKey, Sampling
+from rlkit.types import JsonObject, Media, MediaSegment, Request, SampleKey, Sampling
 
 PAD, START, END = 9, 7, 8
 TOKENS = (1, START, PAD, PAD, PAD, PAD, END, 2, START, PAD, END, PAD - 4, PAD - 4)

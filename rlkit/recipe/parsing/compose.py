@@ -23,7 +23,7 @@ from rlkit.recipe import Recipe
 from rlkit.recipe.credentials import expand, map_texts
 from rlkit.recipe.parsing import suggest
 from rlkit.recipe.parsing.problems import Mistake, Problems
-from rlkit.recipe.parsing.reader import convert, locations, parse_text, read, structured
+from rlkit.recipe.parsing.reader import convert, locations, parse_text, read_recipe, structured
 from rlkit.recipe.parsing.references import References, ReferringText, refers
 from rlkit.recipe.schema import (
     Choice,
@@ -91,7 +91,7 @@ class Composer:
     def add(self, sections: Mapping[str, object]) -> None:
         """Lay sections over the tree, or single options by their dotted keys, whose values may be texts."""
         self.problems.sources.append(lambda: dict.fromkeys(sections, ""))
-        self.tree = self._fill(Recipe, "", self.tree, sections)
+        self.tree = self._node(Recipe, "", self.tree, sections)
 
     def add_file(self, path: Path, by_user: bool = True) -> None:
         """Lay the sections of a recipe file over the tree.
@@ -103,10 +103,10 @@ class Composer:
         Raises:
             RecipeError: The file cannot be read, or does not hold sections.
         """
-        sections = read(path)
+        sections = read_recipe(path)
         self.problems.sources.append(cache(partial(locations, path)))
         self._by_user = by_user
-        self.tree = self._fill(Recipe, "", self.tree, sections)
+        self.tree = self._node(Recipe, "", self.tree, sections)
         self._by_user = True
 
     def finish(self) -> Recipe:
@@ -142,7 +142,7 @@ class Composer:
             return text
         try:
             value = references.resolve(key, text, is_secret or is_user_only(text.hint))
-            data = value if text.hint is Any else self._plain(key, text.hint, shape(text.hint, self.registry), value)
+            data = value if text.hint is Any else self._convert(key, text.hint, shape(text.hint, self.registry), value)
             if isinstance(data, Collection) and not isinstance(data, str):
                 raise Mistake(key, f"{key} takes more than one value, which no reference has; write them")
             return data
@@ -150,7 +150,7 @@ class Composer:
             self.problems.note(mistake.key, mistake.problem)
             return text
 
-    def _fill(self, cls: type, key: str, old: object, values: Mapping[str, object], part: Part | None = None) -> Tree:
+    def _node(self, cls: type, key: str, old: object, values: Mapping[str, object], part: Part | None = None) -> Tree:
         """Return a complete node of a section, or of a part, with values laid over it."""
         by_name = options(cls)
         before = old if isinstance(old, Mapping) else {}
@@ -164,7 +164,7 @@ class Composer:
             option_key = f"{key}.{name}" if key else name
             option_value = SingleOption(inner_key, value) if dot else value
             if name in by_name:
-                self._update(node, name, option_key, by_name[name], option_value)
+                self._set_option(node, name, option_key, by_name[name], option_value)
             else:
                 self._note_unknown(option_key, option_value, by_name, part)
         return {name: node[name] for name in by_name if name in node}
@@ -177,17 +177,17 @@ class Composer:
             hints = {name: field.hint for name, field in options(structure.cls).items()}
             return {n: self._default(f"{key}.{n}", Option(hint, getattr(default, n))) for n, hint in hints.items()}
         if isinstance(structure, Choice) and default is not None:
-            return self._set(key, option.hint, None, as_data(default, self.registry))
+            return self._merge(key, option.hint, None, as_data(default, self.registry))
         return copy(default) if isinstance(default, list | dict) else default
 
-    def _update(self, node: Tree, name: str, key: str, option: Option, value: object) -> None:
+    def _set_option(self, node: Tree, name: str, key: str, option: Option, value: object) -> None:
         """Lay a value over the one at a name; a mistake leaves it as it is, and a new value has a new source."""
         if not isinstance(value, SingleOption):
             self._set_by_files = {k: v for k, v in self._set_by_files.items() if not f"{k}.".startswith(f"{key}.")}
             if is_user_only(option.hint) and not self._by_user and value not in (None, [], option.default):
                 self._set_by_files[key] = value
         try:
-            node[name] = self._set(key, option.hint, node.get(name), value)
+            node[name] = self._merge(key, option.hint, node.get(name), value)
         except Mistake as mistake:
             remedy = "" if option.untyped_in is None else f"; {_without_type(name, option.untyped_in)}"
             self.problems.note(mistake.key, mistake.problem + remedy)
@@ -203,7 +203,7 @@ class Composer:
             sibling_keys = [f"{parent}.{sibling}" for sibling in siblings] if parent else []
             self.problems.note(full_key, suggest.unknown_option(full_key, self.tree, self.registry, sibling_keys))
 
-    def _set(self, key: str, hint: object, old: object, value: object) -> object:
+    def _merge(self, key: str, hint: object, old: object, value: object) -> object:
         """Return a value laid over the old one.
 
         Raises:
@@ -211,7 +211,8 @@ class Composer:
         """
         allowed = shape(hint, self.registry)
         structure = allowed.structure
-        if isinstance(structure, Choice) and (structure.kind in kinds_of(type(value)) or is_described(value)):
+        is_object_text = isinstance(value, str) and value.startswith(PYTHON)
+        if isinstance(structure, Choice) and (structure.kind in kinds_of(type(value)) or is_object_text):
             self.problems.extend(outside(value, key))
             return value
         is_plain = structure is None
@@ -226,21 +227,21 @@ class Composer:
         if value is None and allowed.optional:
             return None
         if hint is Any and isinstance(value, SingleOption):
-            return self._dict(key, DictOf(Any), old, value)
+            return self._merge_dict(key, DictOf(Any), old, value)
         if is_plain:
-            return self._plain(key, hint, allowed, value)
+            return self._convert(key, hint, allowed, value)
         if isinstance(structure, Choice):
-            return self._part(key, hint, structure, old, value)
+            return self._merge_part(key, hint, structure, old, value)
         if isinstance(structure, ListOf):
-            return self._list(key, hint, structure, value)
+            return self._convert_list(key, hint, structure, value)
         if not isinstance(value, Mapping):
             raise self._wrong_value(key, hint, value)
         if isinstance(structure, DictOf):
-            return self._dict(key, structure, old, value)
+            return self._merge_dict(key, structure, old, value)
         assert isinstance(structure, Section)
-        return self._fill(structure.cls, key, old, value)
+        return self._node(structure.cls, key, old, value)
 
-    def _plain(self, key: str, hint: object, allowed: Shape, value: object) -> object:
+    def _convert(self, key: str, hint: object, allowed: Shape, value: object) -> object:
         if isinstance(value, SingleOption):
             full_key = _full_key(key, value)
             raise Mistake(full_key, suggest.unknown_option(full_key, self.tree, self.registry))
@@ -263,7 +264,7 @@ class Composer:
         except ValueError as error:
             raise self._wrong_value(key, hint, None if value == "null" else value) from error
 
-    def _part(self, key: str, hint: object, choice: Choice, old: object, value: object) -> Tree:
+    def _merge_part(self, key: str, hint: object, choice: Choice, old: object, value: object) -> Tree:
         before: Mapping[str, object] = old if isinstance(old, dict) else {"class_path": None, "init_args": {}}
         name, arguments = (value, {}) if isinstance(value, str) else (before["class_path"], value)
         if isinstance(value, Mapping) and not value.keys().isdisjoint(SPEC):
@@ -287,9 +288,9 @@ class Composer:
         options = before["init_args"] if before["class_path"] == class_path else {}
         options_before: Mapping[str, object] = options if isinstance(options, Mapping) else {}
         _check_constructor(key, part, {*options_before, *(str(name).partition(".")[0] for name in arguments)})
-        return {"class_path": class_path, "init_args": self._fill(part.cls, key, options_before, arguments, part)}
+        return {"class_path": class_path, "init_args": self._node(part.cls, key, options_before, arguments, part)}
 
-    def _dict(self, key: str, structure: DictOf, old: object, value: Mapping[str, object]) -> Tree:
+    def _merge_dict(self, key: str, structure: DictOf, old: object, value: Mapping[str, object]) -> Tree:
         before = dict(old) if isinstance(old, Mapping) else {}
         node = before if isinstance(value, SingleOption) else {}
         for name, child in value.items():
@@ -298,15 +299,15 @@ class Composer:
                 self.problems.note(key, f"{key} has the name {suggest.quote(str(name))}, expected {words}")
             if str(name) in before:
                 node[str(name)] = before[str(name)]
-            self._update(node, str(name), f"{key}.{name}", Option(structure.hint), child)
+            self._set_option(node, str(name), f"{key}.{name}", Option(structure.hint), child)
         return node
 
-    def _list(self, key: str, hint: object, structure: ListOf, value: object) -> list[object]:
+    def _convert_list(self, key: str, hint: object, structure: ListOf, value: object) -> list[object]:
         if not isinstance(value, list):
             raise self._wrong_value(key, hint, value)
         nodes: Tree = {}
         for index, child in enumerate(value):
-            self._update(nodes, str(index), f"{key}.{index}", Option(structure.hint), child)
+            self._set_option(nodes, str(index), f"{key}.{index}", Option(structure.hint), child)
         return list(nodes.values())
 
     def _wrong_value(self, key: str, hint: object, value: object) -> Mistake:
@@ -361,26 +362,21 @@ def _without_type(name: str, cls: type) -> str:
     return with_definition(problem, cls, "__init__")
 
 
-def is_described(value: object) -> bool:
-    """Whether a value is the text that stands for a Python object."""
-    return isinstance(value, str) and value.startswith(PYTHON)
-
-
-def plain(value: object) -> object:
+def plain_data(value: object) -> object:
     """Return a recipe's tree as data that YAML can hold; a text stands for each Python object."""
     if isinstance(value, Mapping):
         is_bare = "class_path" in value and not value.get("init_args")
-        return {name: plain(child) for name, child in value.items() if not (is_bare and name == "init_args")}
+        return {name: plain_data(child) for name, child in value.items() if not (is_bare and name == "init_args")}
     if isinstance(value, list | tuple | Set):
-        return [plain(child) for child in value]
+        return [plain_data(child) for child in value]
     if isinstance(value, Enum):
         return value.name
     if value is None or type(value) in (bool, int, float, str):
         return value
-    return describe(value) if kinds_of(type(value)) else str(value)
+    return _object_text(value) if kinds_of(type(value)) else str(value)
 
 
-def describe(part: object) -> str:
+def _object_text(part: object) -> str:
     """Return the text that stands for an object: its `repr`, or its class if the `repr` is an address in memory."""
     cls = type(part)
     has_repr = cls.__repr__ is not object.__repr__
@@ -390,8 +386,8 @@ def describe(part: object) -> str:
 def missing(key: str, hint: object, node: object, registry: Registry) -> Iterator[tuple[str, str]]:
     """Yield key and problem of each required option that is not set, and each object that only Python can provide."""
     structure = shape(hint, registry).structure
-    if isinstance(structure, Choice) and is_described(node):
-        name = str(node).removeprefix(PYTHON)
+    if isinstance(structure, Choice) and isinstance(node, str) and node.startswith(PYTHON):
+        name = node.removeprefix(PYTHON)
         problem = f"{key} is the Python object {name}, which no recipe can name: run it from Python, where "
         yield key, f"{problem}fit(recipe, resume=FOLDER) goes on with a run, or pass --{key}"
     if isinstance(structure, DictOf | ListOf) and isinstance(node, Mapping | list):

@@ -24,7 +24,7 @@ from rlkit.recipe.yaml_text import MAX_BYTES, load
 from rlkit.registry import RecipeFile
 
 
-def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
+def find_recipe(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
     """Return the path of a recipe: a file, or the name of a recipe that rlkit or a plugin ships.
 
     Raises:
@@ -45,7 +45,7 @@ def find(recipe: str, named: Mapping[str, RecipeFile]) -> Path:
     raise RecipeError(f"--recipe is {shorten(recipe, 200)!r}, neither a file nor a known recipe; {hint}")
 
 
-def read(path: Path) -> dict[str, object]:
+def read_recipe(path: Path) -> dict[str, object]:
     """Read a recipe file.
 
     Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError, shorten
@@ -47,8 +48,11 @@ class References:
 
     def __init__(self, tree: Mapping[str, object], registry: Registry) -> None:
         self._tree, self._registry = tree, registry
-        self._options = {key: (value, is_secret) for key, value, is_secret in _single_values(tree)}
         self._characters_left = MAX_BYTES
+
+    @cached_property
+    def _options(self) -> dict[str, tuple[object, bool]]:
+        return {key: (value, is_secret) for key, value, is_secret in _single_values(self._tree)}
 
     def resolve(self, key: str, text: str, is_secret: bool) -> object:
         """Return the value of the option that is all of a text, or else the text with values in place of references.

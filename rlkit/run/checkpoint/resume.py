@@ -8,7 +8,7 @@ from rlkit.base.errors import RecipeError, show
 from rlkit.interfaces.placement import PlacedModel
 from rlkit.models.checkpoints import CheckpointRef, load_checkpoint, tensor_shapes
 from rlkit.recipe import Rollout
-from rlkit.records.folder import as_data, flat
+from rlkit.records.folder import flat, recipe_data
 from rlkit.run.checkpoint.state import restore, tensors
 from rlkit.train.setup import TrainContext
 from rlkit.types import JsonObject
@@ -41,7 +41,7 @@ def compare(checkpoint: CheckpointRef, recipe_yaml: str, force: bool) -> list[st
         RecipeError: A difference does not fit the checkpoint's state, or changes the training without `force`.
     """
     old = flat(checkpoint.state.recipe)
-    new = flat(as_data(recipe_yaml))
+    new = flat(recipe_data(recipe_yaml))
     if len(checkpoint.state.trained or ()) > 1 and not new.get("rollout.max_staleness"):
         raise RecipeError(
             f"rollout.max_staleness is 0, but {checkpoint.location} was trained on some prompts of later steps, on "

@@ -15,11 +15,10 @@ from rlkit.base.errors import RecipeError
 from rlkit.data.data import Data
 from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.picture import Picture
-from rlkit.media import Media
 from rlkit.registry import calling
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Message, Prompt, Request, SampleKey, Sampling
+from rlkit.types import Completion, Media, Message, Prompt, Request, SampleKey, Sampling
 
 PROMPTS = 3
 """Prompts whose pictures are replaced."""

@@ -10,10 +10,9 @@ import torch
 from rlkit.base.errors import EngineError
 from rlkit.data.data import Data
 from rlkit.interfaces import outputs
-from rlkit.media import Media
 from rlkit.registry import calling, require
 from rlkit.rollout.service import RolloutService
-from rlkit.types import Completion, Request, SampleKey, Sampling
+from rlkit.types import Completion, Media, Request, SampleKey, Sampling
 
 PROMPTS = 4
 """Prompts that are continued by one token."""

@@ -24,7 +24,6 @@ from rlkit_authors.scaffold import PLURALS, WRITTEN
 from rlkit_inspect.docs import ORDER, PLUGINS, find, notebook, page, title, topics
 
 from rlkit.base.errors import RecipeError
-from rlkit.batch import Batch, RolloutBatch
 from rlkit.cli.main import main
 from rlkit.hooks import KINDS
 from rlkit.ops.correction import LogpMismatch
@@ -35,6 +34,7 @@ from rlkit.recipe.parsing.reader import load
 from rlkit.registry import load_plugins
 from rlkit.rewards import MathReward
 from rlkit.testing import ExampleRuntime, check_agent, check_reward, check_task
+from rlkit.types import Batch, RolloutBatch
 from tests.conftest import FAST, ROOT
 from tests.flow.test_architectures import KINDS as KINDS_OF_MODELS
 from tests.gates.test_words import WORDS

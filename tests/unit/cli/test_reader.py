@@ -86,7 +86,7 @@ def test_a_file_of_the_largest_size_is_read(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "recipe.yaml"
     path.write_text("a: 1\n")
     monkeypatch.setattr(reader, "MAX_BYTES", 5)
-    assert reader.read(path) == {"a": 1}
+    assert reader.read_recipe(path) == {"a": 1}
     monkeypatch.setattr(reader, "MAX_BYTES", 4)
     with pytest.raises(RecipeError, match="has 5 bytes, expected a recipe of at most 4"):
-        reader.read(path)
+        reader.read_recipe(path)

@@ -11,7 +11,6 @@ from rlkit_authors.models import build_tokenizer
 
 from rlkit.data.retokenize import Span, align, retokenize
 from rlkit.data.teacher import TeacherPrompts
-from rlkit.media import Rendered
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.recipe import Model
 from rlkit.rollout.collate import collate
@@ -19,6 +18,7 @@ from rlkit.rollout.rendering import TokenCodec
 from rlkit.rollout.template import ChatTemplate
 from rlkit.train.credit import distill
 from rlkit.train.teacher import retokenized_rows
+from rlkit.types import Rendered
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 from tests.other_tokenizer import other_tokenizer, save_other_model
 from tests.sentencepiece import TEMPLATES, sentencepiece_tokenizer

@@ -46,6 +46,19 @@ def test_packed_layers_compute_what_plain_ones_do(
         torch.testing.assert_close(actual.float(), exact, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("has_avx512", "has_mkl", "expected"), [(True, True, True), (False, True, False), (False, False, True)]
+)
+def test_float32_products_are_those_of_the_faster_library(
+    has_avx512: bool, has_mkl: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPUs with AVX512, with AVX2 alone, and of other makers."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_f": has_avx512})
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
+    assert blocks.uses_onednn.__wrapped__(torch.float32) == expected
+    assert not blocks.uses_onednn.__wrapped__(torch.float16)
+
+
 def test_small_layers_and_those_in_float16_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not blocks.uses_onednn(torch.float16)
     monkeypatch.setattr(blocks, "uses_onednn", lambda dtype: dtype == torch.float32)

@@ -14,7 +14,6 @@ from torch import Tensor
 from rlkit.data.retokenize import Vocabularies
 from rlkit.data.teacher import TeacherPrompts
 from rlkit.losses import Distillation
-from rlkit.media import Rendered
 from rlkit.models.load import load_policy
 from rlkit.ops.kl import jensen_shannon, sorted_distance, with_rest
 from rlkit.ops.logps import OutputLayer, TokenStatistics, logits_logps, token_logps
@@ -22,7 +21,7 @@ from rlkit.recipe import Model
 from rlkit.rollout.collate import collate
 from rlkit.rollout.template import ChatTemplate
 from rlkit.train.teacher import retokenized_rows
-from rlkit.types import PolicyOutput, Reads
+from rlkit.types import PolicyOutput, Reads, Rendered
 from tests.bench.gold import SHARED, TEACHER_SHARED, logits
 from tests.conftest import read_jsonl, rlkit_in_process
 from tests.other_tokenizer import other_tokenizer

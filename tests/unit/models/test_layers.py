@@ -43,19 +43,6 @@ def run(made: Any) -> list[Tensor]:
     return [found.detach(), *(p.grad for p in made.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize(
-    ("has_avx512", "has_mkl", "expected"), [(True, True, True), (False, True, False), (False, False, True)]
-)
-def test_float32_products_are_those_of_the_faster_library(
-    has_avx512: bool, has_mkl: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CPUs with AVX512, with AVX2 alone, and of other makers."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_f": has_avx512})
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
-    assert layers.uses_onednn.__wrapped__(torch.float32) == expected
-    assert not layers.uses_onednn.__wrapped__(torch.float16)
-
-
 @pytest.mark.parametrize("adapters", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_gradients_are_the_same(kind: str, adapters: bool, monkeypatch: pytest.MonkeyPatch) -> None:

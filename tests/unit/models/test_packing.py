@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.distributed.fsdp2 import checkpoint_activations
-from rlkit.media import Media, MediaSegment
 from rlkit.models.actor import Actor, ScoreModel, ValueModel
 from rlkit.models.packing import PackedPasses, Packing
 from rlkit.ops.attention import WASTE, divide_by_length, packed_attention
 from rlkit.ops.batching import group_micro_batches
 from rlkit.testing import random_model
+from rlkit.types import Media, MediaSegment
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {}, "llama": {}, "mistral": {"sliding_window": 6}, "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},

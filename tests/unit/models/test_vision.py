@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rlkit.engines import TorchEngine
 from rlkit.interfaces.picture import Picture
-from rlkit.media import Media, Rendered
 from rlkit.models.actor import Actor, ValueModel
 from rlkit.models.config import load_config
 from rlkit.models.load import load_backbone, load_policy, load_processor_of, load_tokenizer, stop_ids
@@ -26,7 +25,7 @@ from rlkit.models.vision import backbone_of, freeze_vision, language_model, medi
 from rlkit.recipe import Lora, Model, Vision
 from rlkit.rollout.pictures import PictureReader
 from rlkit.rollout.template import ChatTemplate
-from rlkit.types import Completion, Message, Request, SampleKey, Sampling
+from rlkit.types import Completion, Media, Message, Rendered, Request, SampleKey, Sampling
 from tests.vision_models import VISION_KINDS, save_random_vision_model
 
 PACKED = [kind for kind in VISION_KINDS if kind != "gemma3"]

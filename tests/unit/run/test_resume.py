@@ -15,7 +15,7 @@ from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.models.checkpoints import CheckpointRef
 from rlkit.models.store import Store
 from rlkit.recipe import GroupReplay, KLReward, Rollout, Shaping
-from rlkit.records.folder import as_data
+from rlkit.records.folder import recipe_data
 from rlkit.run.checkpoint.resume import compare, rollout_differences
 from rlkit.run.checkpoint.state import numbers, restore
 from rlkit.train.credit import RewardTransforms
@@ -187,4 +187,4 @@ def test_what_a_checkpoint_lacks_of_rollouts_is_said(rollout: Rollout, reasons: 
 
 def test_a_recipe_is_kept_without_aliases_and_what_json_lacks() -> None:
     text = "a: &x [1, 2]\nb: *x\nc: .inf\nd: 2024-01-01\n1: one\n"
-    assert as_data(text) == {"a": [1, 2], "b": [1, 2], "c": "Infinity", "d": "2024-01-01", "1": "one"}
+    assert recipe_data(text) == {"a": [1, 2], "b": [1, 2], "c": "Infinity", "d": "2024-01-01", "1": "one"}

@@ -10,13 +10,12 @@ import torch
 from rlkit.base.errors import RecipeError
 from rlkit.data.teacher import NO_TEXTS, AttemptTexts, TeacherPrompts, attempt_texts
 from rlkit.interfaces.reward import RewardFunction, as_score
-from rlkit.media import Rendered
 from rlkit.models.load import load_tokenizer
 from rlkit.recipe import Attempts, Model, Teacher
 from rlkit.rewards import PythonReward
 from rlkit.rollout.collate import collate
 from rlkit.train.teacher import teacher_rows
-from rlkit.types import Prompt, Score, StopReason, Trajectory
+from rlkit.types import Prompt, Rendered, Score, StopReason, Trajectory
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 from tests.unit.train.test_teacher_context import by_transformers, taught
 

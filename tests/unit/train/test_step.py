@@ -22,7 +22,7 @@ from rlkit.train import metrics as metrics_module
 from rlkit.train import phases, rl
 from rlkit.train.metrics import Meter, describe_advantages, describe_rewards, describe_rollouts
 from rlkit.train.models import Models, Placer, load_actor
-from rlkit.train.phases import schedule, shape_rewards
+from rlkit.train.phases import set_learning_rates, shape_rewards
 from rlkit.train.rollouts import Rollouts, assign_groups, await_scores
 from rlkit.types import Prompt, Sampling, Score, StopReason, Trajectory
 from tests.unit.phases import Line, LocalRanks, Trained, Values, context, ready, recipe, scored
@@ -60,13 +60,13 @@ def test_the_learning_rates_of_a_step() -> None:
     critic = Trained(Values())
     made = context(recipe(train={"warmup_steps": 3}, critic=Critic(lr=0.1)), critic=critic)
     meter = Meter()
-    schedule(made.recipe, made.models, 2, 1.0, meter)
+    set_learning_rates(made.recipe, made.models, 2, 1.0, meter)
     assert metrics(meter) == {"lr": 0.25, "critic/lr": 0.1}
     assert [group["lr"] for group in made.models.policy.optimizer.param_groups] == [0.25]
     assert [group["lr"] for group in critic.optimizer.param_groups] == [0.1]
     meter = Meter()
     made = context(recipe())
-    schedule(made.recipe, made.models, 2, 1.0, meter)
+    set_learning_rates(made.recipe, made.models, 2, 1.0, meter)
     assert metrics(meter) == {"lr": 0.5}
 
 

@@ -14,7 +14,6 @@ from rlkit import api
 from rlkit.base.errors import RecipeError
 from rlkit.data.teacher import TeacherPrompts
 from rlkit.interfaces.callback import Callback, RolloutsEnd, TrainingBatch
-from rlkit.media import Rendered
 from rlkit.models.actor import Actor
 from rlkit.models.load import load_policy, load_tokenizer, stop_ids
 from rlkit.models.reference import AveragedPolicy, WeightAverage
@@ -23,7 +22,7 @@ from rlkit.rollout.collate import collate
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model
 from rlkit.train.teacher import teacher_rows
-from rlkit.types import Message, Prompt, StopReason, Trajectory
+from rlkit.types import Message, Prompt, Rendered, StopReason, Trajectory
 from tests.conftest import FAST, read_jsonl, rlkit_in_process
 
 HINT = "{prompt}\nThe answer is {answer}."

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlkit.interfaces.gateway import Sample
-from rlkit.media import MediaSegment, Rendered
-from rlkit.types import Completion, Fork, Message, StopReason, Turn
+from rlkit.types import Completion, Fork, MediaSegment, Message, Rendered, StopReason, Turn
 from rlkit_agents.request import canonical, digest
 
 

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError
 from rlkit.interfaces.gateway import PolicyBackend
-from rlkit.media import Rendered
-from rlkit.types import Message
+from rlkit.types import Message, Rendered
 from rlkit_agents.forest import Forest, Node
 from rlkit_agents.request import ChatRequest, RequestError
 

@@ -20,8 +20,7 @@ from rlkit.base.tasks import cancel
 from rlkit.base.text import tokens_until
 from rlkit.interfaces.gateway import MODEL, PolicyBackend, Sample, SessionLimits
 from rlkit.interfaces.parser import ParsedTurn
-from rlkit.media import Media
-from rlkit.types import Completion, JsonObject, Message, StopReason
+from rlkit.types import Completion, JsonObject, Media, Message, StopReason
 from rlkit_agents.admission import Admission
 from rlkit_agents.chat import ChatCompletions
 from rlkit_agents.forest import Forest

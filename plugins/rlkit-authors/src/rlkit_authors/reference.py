@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import ast
 import inspect
-import pkgutil
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from importlib import import_module
 from itertools import pairwise
+from pkgutil import iter_modules
 from textwrap import indent
 from typing import Any
 
-from rlkit import batch, interfaces, types
+from rlkit import interfaces, types
+from rlkit.types import prompt
 
 
 def public_classes() -> dict[str, type]:
     """Return all public classes of `rlkit.types` and `rlkit.interfaces`, by name."""
-    modules = [
-        types,
-        batch,
-        *(import_module(f"rlkit.interfaces.{module.name}") for module in pkgutil.iter_modules(interfaces.__path__)),
-    ]
+    packages = (types, interfaces)
+    names = [f"{package.__name__}.{module.name}" for package in packages for module in iter_modules(package.__path__)]
+    modules = [import_module(name) for name in names]
     return {
         name: value
         for module in modules
@@ -32,7 +31,7 @@ def public_classes() -> dict[str, type]:
 
 def aliases() -> dict[str, str]:
     """Return the documentation of the names in `rlkit.types` that are no classes, such as `Message`."""
-    statements = ast.parse(inspect.getsource(types)).body
+    statements = ast.parse(inspect.getsource(prompt)).body
     texts = {}
     for statement, after in pairwise(statements):
         documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
@@ -46,7 +45,8 @@ def aliases() -> dict[str, str]:
 def describe(cls: type) -> str:
     """Describe a class: its docstring, with its fields, then its members with theirs."""
     members = "\n\n".join(f"    {head}\n{indent(doc, ' ' * 8)}" for head, doc in _members(cls))
-    text = f"{cls.__name__}  (from {cls.__module__} import {cls.__name__})\n\n{inspect.cleandoc(cls.__doc__ or '')}"
+    module = types.__name__ if cls.__module__.startswith(f"{types.__name__}.") else cls.__module__
+    text = f"{cls.__name__}  (from {module} import {cls.__name__})\n\n{inspect.cleandoc(cls.__doc__ or '')}"
     for base in filter(is_dataclass, cls.__mro__[1:]):
         text += f"\n\nIt is a {base.__name__}: {inspect.cleandoc(base.__doc__ or '')}"
     return f"{text}\n\nMembers:\n\n{members}" if members else text

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.media import Media
 from rlkit.ops.random import uniform
 from rlkit.ops.routes import ROUTES
-from rlkit.types import Completion, Request, StopReason
+from rlkit.types import Completion, Media, Request, StopReason
 from rlkit_engine_torch.prefixes import Prefix, PrefixCache
 from rlkit_engine_torch.sampling import Truncation, choose
 from rlkit_engine_torch.structure import StructureMatcher, exclude

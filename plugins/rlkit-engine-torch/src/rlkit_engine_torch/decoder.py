@@ -17,7 +17,7 @@ from rlkit.models.attention import layer_types
 from rlkit.models.packing import masked_attention
 from rlkit.models.recurrent import StateLayer, cache_name
 from rlkit.models.routes import Routing, routers_of
-from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
+from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, rotary_positions
 from rlkit.ops.attention import equally_wide
 from rlkit.ops.routes import Routers
 from rlkit_engine_torch.cache import ATTENTION, WITH_KEYS, CacheLayer, attention_masks, layer_windows, prefix_columns
@@ -25,7 +25,7 @@ from rlkit_engine_torch.prefixes import Prefix
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
-    from rlkit.media import Media
+    from rlkit.types import Media
 
 GROWTH = 64
 """The least number of columns by which the cache grows."""
@@ -211,7 +211,7 @@ class Decoder:
         inputs = picture_inputs(backbone, tokens, [media])
         layers = self._new_layers(None)
         logits = self._run(tokens, Cache(layers=list(layers)), inputs)
-        offset = position_offset(inputs.get("position_ids"), len(prompt))
+        offset = _position_offset(inputs.get("position_ids"), len(prompt))
         self._append(layers, [0] * copies, len(prompt), [0] * copies, [offset] * copies)
         return logits.expand(copies, -1)
 
@@ -367,4 +367,14 @@ def _offset(model: CausalLM, prompt: Sequence[int], media: Media | None) -> int:
     if media is None:
         return 0
     tokens = torch.tensor([prompt], device=next(model.parameters()).device)
-    return position_offset(rotary_positions(backbone_of(model), tokens, [media]), len(prompt))
+    return _position_offset(rotary_positions(backbone_of(model), tokens, [media]), len(prompt))
+
+
+def _position_offset(positions: Tensor | None, tokens: int) -> int:
+    """Return the offset from the index of tokens behind a prompt to their position.
+
+    Args:
+        positions: [3,1,T] of the prompt; None for plain ones.
+        tokens: Length of the prompt.
+    """
+    return 0 if positions is None else int(positions.max()) + 1 - tokens

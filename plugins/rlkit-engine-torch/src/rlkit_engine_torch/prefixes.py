@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlkit.media import Media
+from rlkit.types import Media
 
 if TYPE_CHECKING:
     from rlkit.models.recurrent import StateLayer

@@ -18,7 +18,6 @@ from rlkit.api.roles import (
     set_learning_rate,
     update_critic,
 )
-from rlkit.batch import Batch
 from rlkit.distributed.fsdp2 import full_tensor
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.placement import PoolReply
@@ -27,7 +26,7 @@ from rlkit.models.checkpoints import load_checkpoint, tensor_shapes
 from rlkit.models.reference import FrozenPolicy
 from rlkit.models.store import Store
 from rlkit.recipe import Recipe
-from rlkit.types import Reads, TrainBatch
+from rlkit.types import Batch, Reads, TrainBatch
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rlkit.base.errors import PoolError
-from rlkit.batch import RolloutBatch
 from rlkit.interfaces.launcher import is_launched
 from rlkit.interfaces.placement import PlacedModel, PoolReply, Pools
 from rlkit.recipe import Recipe
+from rlkit.types import RolloutBatch
 from rlkit_placement.checks import find_problems, number_of, refuse_pictures, visible_devices
 from rlkit_placement.handshake import connect_client
 from rlkit_placement.rows import divided, split_rows

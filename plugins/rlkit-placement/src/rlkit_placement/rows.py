@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlkit.batch import Batch, RolloutBatch
+from rlkit.types import Batch, RolloutBatch
 
 FIELDS = {
     "values": ("tokens", "attention", "mask", "group"),

@@ -1,4 +1,4 @@
-"""Which policy and which recipe a verb takes of a run folder: `--checkpoint`."""
+"""The folders of a verb: `--checkpoint`, from which it takes a policy and a recipe, and a new one for `--out`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.files import nearby
 from rlkit.commands import with_recipe_of
 from rlkit.models.source import locate
-from rlkit.records.folder import home_of
+from rlkit.records.folder import home_of, make_private, output_path
 
 FLAG = "--checkpoint"
 CHECKPOINT: tuple[str, dict[str, object]] = (
@@ -87,3 +87,20 @@ def _with_recipe(argv: Sequence[str], paths: Sequence[str]) -> list[str]:
         if home is not None:
             return with_recipe_of(home, argv)
     return list(argv)
+
+
+def new_folder(path: str) -> Path:
+    """Create a folder for `--out` that only its owner can read.
+
+    Raises:
+        RecipeError: The folder is not empty, or cannot be written.
+    """
+    folder = output_path(path)
+    try:
+        make_private(folder)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise RecipeError(f"--out is {path!r}, which cannot be written: {error}") from error
+    if used:
+        raise RecipeError(f"--out is {path!r}, which is not empty; choose a new folder")
+    return folder

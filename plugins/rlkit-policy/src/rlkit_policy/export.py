@@ -10,8 +10,9 @@ from rlkit.base.errors import RecipeError
 from rlkit.base.terminal import echo
 from rlkit.base.text import similar
 from rlkit.models.source import locate
-from rlkit.records.folder import home_of, new_folder, output_path, write_atomically
+from rlkit.records.folder import home_of, output_path, write_atomically
 from rlkit_policy.card import export_card
+from rlkit_policy.checkpoint import new_folder
 from rlkit_policy.folder import export
 from rlkit_policy.hub import check_repository, push
 from rlkit_policy.scan import refuse_credentials

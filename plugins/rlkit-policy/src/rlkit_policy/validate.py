@@ -22,10 +22,10 @@ from rlkit.commands import ALLOW_CODE, Parsed, parse
 from rlkit.distributed.offload import free_cached
 from rlkit.recipe import Recipe
 from rlkit.records.environment import environment
-from rlkit.records.folder import as_data, json_text, new_folder, of_rank, write_atomically
+from rlkit.records.folder import json_text, of_rank, recipe_data, write_atomically
 from rlkit.records.validation_metrics import metric_rows
 from rlkit.records.verdict import p_text
-from rlkit_policy.checkpoint import CHECKPOINT, each_checkpoint
+from rlkit_policy.checkpoint import CHECKPOINT, each_checkpoint, new_folder
 from rlkit_policy.harness import Harness
 
 OWN: list[tuple[str, dict[str, object]]] = [
@@ -183,7 +183,7 @@ def _harness(parsed: Parsed) -> Harness:
 
 def _open(checkpoints: list[str], parsed: Parsed) -> tuple[Report, Fabric]:
     """Return the report, whose folder is there, and the launched Fabric, by the first policy's recipe."""
-    about: dict[str, object] = {"recipe": as_data(parsed.yaml), "environment": environment(parsed.registry)}
+    about: dict[str, object] = {"recipe": recipe_data(parsed.yaml), "environment": environment(parsed.registry)}
     if not parsed.options.harness:
         greedy, sampled = map(asdict, samplings(parsed.recipe))
         about["settings"] = {"greedy": greedy, "sampled": sampled, "seed": parsed.recipe.train.seed}

@@ -21,7 +21,7 @@ from rlkit.base.text import counted
 from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
 from rlkit.recipe.credentials import withhold
-from rlkit.records.folder import as_data, flat
+from rlkit.records.folder import flat, recipe_data
 from rlkit.records.lines import json_rows, step_metrics
 from rlkit.types import JsonObject
 
@@ -128,7 +128,7 @@ def recipe_of(run: Path) -> dict[str, object]:
     """
     path = run / "recipe.yaml"
     try:
-        return flat(withhold(as_data(read_inside(run, "recipe.yaml", MAX_JSON_BYTES).decode())))
+        return flat(withhold(recipe_data(read_inside(run, "recipe.yaml", MAX_JSON_BYTES).decode())))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be read: {explain(error)}") from error
 

@@ -102,13 +102,13 @@ def _tokenizer_folder(run: RunFiles) -> str:
     import yaml
 
     from rlkit.models import SHIPPED
-    from rlkit.records.folder import as_data
+    from rlkit.records.folder import recipe_data
 
     final = run.path / "final"
     if os.path.isfile(Path(final, "tokenizer_config.json")):
         return str(final)
     try:
-        path = str(as_data(run.recipe())["model"]["path"])
+        path = str(recipe_data(run.recipe())["model"]["path"])
     except (ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError) as error:
         raise RlkitError(f"recipe.yaml has no model.path ({explain(error)})") from error
     if "://" in path:

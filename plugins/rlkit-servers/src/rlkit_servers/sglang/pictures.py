@@ -13,7 +13,7 @@ from rlkit.types import JsonObject
 from rlkit_servers.http import Fault
 
 if TYPE_CHECKING:
-    from rlkit.media import Media
+    from rlkit.types import Media
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Models whose log-probs of prompts with pictures were seen to equal those of transformers."""

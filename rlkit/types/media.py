@@ -33,7 +33,12 @@ class MediaSegment:
 
 
 class Rendered(NamedTuple):
-    """What the policy reads next: token ids, and the pictures that placeholders among them stand for."""
+    """What the policy reads next.
+
+    Args:
+        tokens: Token ids.
+        media: The pictures that placeholders among the tokens stand for; None without pictures.
+    """
 
     tokens: list[int]
     media: MediaSegment | None = None

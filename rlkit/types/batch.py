@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlkit.interfaces.fields import Field
-    from rlkit.media import Media
+    from rlkit.types.media import Media
 
 PER_CHOICE = ("teacher_top_ids", "teacher_top_logps", "candidates")
 """Fields of a batch with several numbers for each token."""
