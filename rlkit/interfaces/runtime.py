@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
@@ -29,6 +29,10 @@ class WeightStream(Protocol):
     @property
     def specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
         """Every tensor's shape and type, by name."""
+
+    @property
+    def buffer_names(self) -> Collection[str]:
+        """Names of the tensors that are not rounded to the engine's type, such as the biases of routers."""
 
     def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
         """Return full tensors under their Hugging Face names, a bounded number of bytes at a time.

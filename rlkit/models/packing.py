@@ -73,8 +73,7 @@ class PackedPasses:
         self.division_problem: str | None = None
         """Why tokens cannot be divided."""
         self._replayed: list[Tensor] = []
-        self._packed_count = 0
-        self._plain_count = 0
+        self._packed_count = self._plain_count = 0
         if backbone is not None:
             self.check(backbone, next(backbone.parameters()).device)
 
@@ -106,8 +105,7 @@ class PackedPasses:
     def take_counts(self) -> tuple[int, int]:
         """Return the number of packed passes and of all passes since the last call."""
         counts = self._packed_count, self._packed_count + self._plain_count
-        self._packed_count = 0
-        self._plain_count = 0
+        self._packed_count = self._plain_count = 0
         return counts
 
     def routing(self, routes: Tensor | None) -> Routing | None:
@@ -300,7 +298,6 @@ def _packing_problem(backbone: Backbone, device: torch.device) -> str | None:
     plain = config._attn_implementation = "sdpa" if backbone._supports_sdpa else "eager"
     expected = plain_pass(backbone, PlainInputs.of(backbone, tokens, mask.bool())).hidden
     config._attn_implementation = PACKED
-    reason = None
     try:
         actual = packed_pass(backbone, Packing(tokens, mask.bool()))
         reason = _difference("packed", actual.hidden[actual.indices.argsort()], expected)

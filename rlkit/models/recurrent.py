@@ -118,10 +118,10 @@ class _PackedMixer:
         self._states = getattr(getattr(mixer, "config", None), "number_of_conv_states", 1)
         self._cache_name = cache_name(mixer.forward)
 
-    def __call__(self, hidden_states: Tensor, **options: Any) -> Tensor:
+    def __call__(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Tensor:
         layout: Layout | None = options.pop("layout", None)
         if layout is None:
-            output: Tensor = self._forward(hidden_states, **options)
+            output: Tensor = self._forward(hidden_states, *arguments, **options)
             return output
         outputs, indices, prompt_states = [], [], StateLayer(self._states)
         for rows in layout.derived(_recurrent_rows):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PolicyWeights:
-    """All full parameters under their Hugging Face names, in buckets of bounded size, with adapters merged or not.
+    """All tensors of saved models under their Hugging Face names, in buckets of bounded size, adapters merged or not.
 
     Weights in 4 bits are dequantized one by one: engines hold the values with which the trainer computes.
 
@@ -53,8 +53,15 @@ class PolicyWeights:
         named = {n: x for n, x in base.named_parameters() if "lora_" not in n and n.rpartition(".")[2] not in PARTS}
         weights: dict[str, Tensor | QuantizedLinear] = {**named}
         weights |= {f"{name}.weight": x for name, x in base.named_modules() if isinstance(x, QuantizedLinear)}
+        weights |= saved_buffers(base)
         plain = {plain_name(name): weight for name, weight in weights.items()}  # tied ones once, under their first name
         return {name: (adapters.get(name), weight) for name, weight in plain.items()}
+
+    @property
+    def buffer_names(self) -> set[str]:
+        """Names of the buffers, in whose own types the trainer computes."""
+        base = base_model(self._policy)
+        return {n for name, x in saved_buffers(base).items() for n in as_saved(base, plain_name(name), x.to("meta"))}
 
     @cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -80,8 +87,7 @@ class PolicyWeights:
             size += tensor.numel() * tensor.element_size()
             if size >= self.bucket_bytes:
                 yield bucket
-                bucket = []
-                size = 0
+                bucket, size = [], 0
         if bucket:
             yield bucket
 
@@ -103,6 +109,12 @@ def as_saved(model: CausalLM, name: str, tensor: Tensor) -> dict[str, Tensor]:
     return saved if len(saved) == 1 or are_experts else {name: tensor}
 
 
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that saved models have, such as the biases of routers, by name."""
+    saved_names = model.state_dict().keys()  # agreed: no tensor is gathered
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved_names}
+
+
 def trainable(prefix: str, module: nn.Module) -> dict[str, Tensor]:
     """Return a module's trainable parameters by their names in checkpoints."""
     return {f"{prefix}.{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad}
@@ -114,13 +126,10 @@ def full_state_dict(module: nn.Module, keep: bool) -> dict[str, Tensor]:
 
     Tied weights are returned once, under their first name.
     """
-    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    tied -= {name for name, _ in module.named_parameters()}
+    tied = dict(module.named_parameters(remove_duplicate=False)).keys() - dict(module.named_parameters()).keys()
     state: dict[str, Tensor] = {}
     for name, tensor in module.state_dict().items():  # agreed: parameters are the same on every rank
-        if name in tied:
-            continue
-        gathered = full_tensor(tensor.detach())
-        if keep:
+        gathered = None if name in tied else full_tensor(tensor.detach())
+        if keep and gathered is not None:
             state[name] = gathered.cpu()
     return state

@@ -132,10 +132,10 @@ def _column_values(trajectory: Trajectory, completions: Completions) -> JsonObje
 def _fields(trajectory: Trajectory) -> dict[str, object]:
     """Return the arguments available to a function over one trajectory."""
     prompt = trajectory.prompt
-    messages = json_messages(prompt.messages)
-    fields = {"text": trajectory.text, "answer": prompt.answer, "messages": messages, "meta": prompt.meta}
+    written = dict.fromkeys(("completion", "text"), trajectory.text)
+    fields = {**written, "answer": prompt.answer, "messages": json_messages(prompt.messages), "meta": prompt.meta}
     agent = {"agent": trajectory.agent} if trajectory.agent else {}
-    return {"completion": trajectory.text, **prompt.meta, **fields, **agent, "trajectory": trajectory}
+    return {**prompt.meta, **fields, **agent, "trajectory": trajectory}
 
 
 def _verl_fields(trajectory: Trajectory) -> dict[str, object]:

@@ -71,9 +71,7 @@ class RewardShaper:
 
     def __init__(self, section: Shaping) -> None:
         self.section = section
-        self.count = 0.0
-        self.mean = 0.0
-        self.squares = 0.0
+        self.count = self.mean = self.squares = 0.0
 
     def apply(self, batch: Batch, reduce: Reducer) -> None:
         """Change `batch.token_rewards`, row by row in proportion, so that each row's sum is the shaped reward.

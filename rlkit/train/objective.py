@@ -153,8 +153,7 @@ class Objective:
         batch = self.with_old_logps(out.logps, batch)
         result = self._call(out, batch)
         per_token, metrics = self._terms(result, out, batch)
-        tokens = counts.tokens
-        of_prompt = counts.of_prompt
+        tokens, of_prompt = counts.tokens, counts.of_prompt
         if of_prompt is not None:
             tokens = (of_prompt[batch.group] * (of_prompt > 0).sum())[:, None]
         weights = aggregate.weights(

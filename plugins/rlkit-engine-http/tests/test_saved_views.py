@@ -15,6 +15,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": {"head_dim": 8, "n_routed_experts": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 16},
     "llama": {},
 }
 

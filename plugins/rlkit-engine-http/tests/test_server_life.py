@@ -74,6 +74,8 @@ class Weights:
         self.tensors = {name: x.detach().clone() for name, x in policy.named_parameters()}
         self.specs = {name: (tuple(x.shape), x.dtype) for name, x in self.tensors.items()}
 
+    buffer_names = ()
+
     def buckets(self, merged: bool = True) -> Iterator[list[tuple[str, Tensor]]]:
         yield from ([item] for item in self.tensors.items())
 

@@ -85,7 +85,7 @@ def test_what_was_lent_is_collected_after_a_push(fails: bool, monkeypatch: pytes
             raise RuntimeError("the stream broke")
         return iter(())
 
-    stream: Any = SimpleNamespace(specs={}, buckets=buckets)
+    stream: Any = SimpleNamespace(specs={}, buffer_names=(), buckets=buckets)
     for device in (CPU, GPU):
         push = Push(SGLangTensors(device), torch.float32, Tolerance(1.0, 1.0))
         work = push.push(stream, [], "run-1", None)

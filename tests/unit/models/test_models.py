@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_servers.push import Push
+from rlkit_servers.transports import DiskTransport
+from rlkit_servers.weight_check import Tolerance
+from safetensors.torch import load_file
 from tokenizers import processors
 
 from rlkit.base.errors import RecipeError
@@ -23,6 +27,7 @@ from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.template import ChatTemplate
 from rlkit.testing import random_model, save_random_model
 from rlkit.types import Prompt, RecordedAnswer
+from tests.flow.test_architectures import KINDS
 
 FOR_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10], [9, 8, 7, 6, 0, 0]])
@@ -31,7 +36,7 @@ MASK = torch.tensor([[False, False, True, False, True, True], [False, True, True
 
 @pytest.mark.parametrize(
     ("kind", "chunked"),
-    [("qwen2", True), ("llama", True), ("gemma2", True), ("cohere", True), ("hyperclovax", False)],
+    [("qwen2", True), ("llama", True), ("gemma2", True), ("cohere", True), ("hyperclovax", False), ("zaya", True)],
 )
 def test_the_actor_equals_a_plain_log_softmax(kind: str, chunked: bool) -> None:
     policy = random_model(kind, **{"gemma2": {"head_dim": 8}, "hyperclovax": {"logits_scaling": 2.0}}.get(kind, {}))
@@ -104,6 +109,23 @@ def test_streamed_weights_make_an_equal_model(tmp_path: Path, lora: bool) -> Non
         torch.testing.assert_close(
             fresh(input_ids=TOKENS).logits, policy(input_ids=TOKENS).logits, rtol=1e-4, atol=1e-4
         )
+
+
+@pytest.mark.parametrize(("kind", "buffer"), [("glm4_moe", "e_score_correction_bias"), ("gemma4_text", "layer_scalar")])
+def test_servers_get_the_buffers_that_saved_models_have(kind: str, buffer: str, tmp_path: Path) -> None:
+    """They start with dummy weights. Biases of 5 and more, as GLM-4.5 has, would move by up to 0.016 in bfloat16."""
+    policy = random_model(kind, **KINDS[kind])
+    for name, tensor in policy.named_buffers():
+        if name.endswith(buffer):
+            tensor.copy_(torch.linspace(5.01, 5.9, len(tensor)))
+    policy.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    stream = PolicyWeights(policy)
+    push = Push(DiskTransport(policy), torch.bfloat16, Tolerance(0.0, 0.0))
+    sent = dict(pair for bucket in push._buckets(stream) for pair in bucket)
+    assert sent.keys() == stream.specs.keys() == saved.keys()
+    for name, tensor in sent.items():
+        assert torch.equal(tensor, saved[name] if name.endswith(buffer) else saved[name].bfloat16())
 
 
 def test_adapters_start_from_the_seed(tmp_path: Path) -> None:

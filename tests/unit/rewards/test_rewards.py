@@ -245,7 +245,7 @@ def test_python_reward_calls_any_function(
         ("broken", "KeyError: 'rubric'"),
         (
             "asks",
-            "argument 'rubric', expected any of: completion, level, text, answer, messages, meta, trajectory; or",
+            "argument 'rubric', expected any of: level, completion, text, answer, messages, meta, trajectory; or",
         ),
         (
             "asks_in_lists",
@@ -711,12 +711,15 @@ def test_a_final_answer_is_kept_as_a_bounded_text(workers: Workers) -> None:
         ("def score(text, label): return float(text + label == 'xyes')", 1.0),  # the column that is the answer
         ("def score(text, review): return float(text + review == 'xfine')", 1.0),  # the column that is the prompt
         ("def score(completion, text): return float(completion + text == 'xthe data')", 1.0),
+        ("def score(completion): return float(completion == 'x')", 1.0),  # what the policy wrote
+        ("def score(completion, meta): return float(completion + meta['completion'] == 'xrecorded')", 1.0),
         ("def score(text): return float(text == 'x')", 1.0),  # what the policy wrote
         ("def score(text, meta): return float(text + meta['text'] == 'xthe data')", 1.0),
     ],
 )
 def test_a_function_takes_any_column_by_its_name(tmp_path: Path, code: str, expected: float) -> None:
-    (tmp_path / "reviews.csv").write_text("review,label,text\nfine,yes,the data\n", encoding="utf-8")
+    columns = "review,label,text,completion\nfine,yes,the data,recorded\n"
+    (tmp_path / "reviews.csv").write_text(columns, encoding="utf-8")
     task = HFDataset(str(tmp_path / "reviews.csv"), prompt_field="review", answer_field="label")
     prompt = task.prompt(task.rows("train")[0], 0)
     (tmp_path / "reward.py").write_text(code, encoding="utf-8")

@@ -98,11 +98,23 @@ def test_a_pair_keeps_the_turns_that_its_answers_share() -> None:
         row = {"chosen": [*repeated, *talks[0]], "rejected": [*repeated, *talks[1]]}
         assert recording(ChatRow(row), [system, USER]) == (None, expected)
     answers = [RecordedAnswer([said("6")], 1.0), RecordedAnswer([said("7")], 0.0)]
-    assert recording(ChatRow({"chosen": [USER, *talks[0]], "rejected": [USER, *talks[1]]}), [USER, *talks[0][:2]]) == (
-        None,
-        answers,
-    )
+    for repeated in ([USER], [system, USER], [other_words]):
+        row = {"chosen": [*repeated, *talks[0]], "rejected": [*repeated, *talks[1]]}
+        assert recording(ChatRow(row), [*repeated[:-1], USER, *talks[0][:2]]) == (None, answers)
     assert recording(ChatRow({"chosen": [USER], "rejected": [USER, said("5")]}), [USER]) == (None, [])
+
+
+def test_the_chosen_answer_is_the_better_one_whatever_its_score() -> None:
+    """Equal scores are a preference without a margin, also where they are equal in float32 only."""
+    pair = {"chosen": "5", "rejected": "6"}
+    for scores in ((7.0, 7.0), (0.0, 0.0), (-8e6, -8e6), (0.1 + 0.2, 0.3)):
+        row = pair | dict(zip(("score_chosen", "score_rejected"), scores, strict=True))
+        rewards = torch.tensor([answer.reward for answer in recording(ChatRow(row), [USER]).answers])
+        assert rewards[0] > rewards[1]
+        torch.testing.assert_close(rewards[1], rewards[0])
+    row = pair | {"score_chosen": 2, "score_rejected": 8}
+    with pytest.raises(RecipeError, match=r"^row: score_chosen is 2 and score_rejected 8, but .* is the better one"):
+        recording(ChatRow(row), [USER])
 
 
 @pytest.mark.parametrize("number", [1e308, -1e31, float("inf"), 10**400], ids=["1e308", "-1e31", "inf", "integer"])

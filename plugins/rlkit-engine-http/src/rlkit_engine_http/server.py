@@ -21,7 +21,7 @@ from rlkit_servers.http import UNREADABLE
 from safetensors import SafetensorError, safe_open
 
 from rlkit.base.errors import EngineError, RolloutError
-from rlkit.models.weights import as_saved
+from rlkit.models.weights import as_saved, saved_buffers
 from rlkit.rollout.gate import Gate
 from rlkit.types import Request, SampleKey, Sampling, StopReason, Structure
 
@@ -188,8 +188,8 @@ def application(server: SamplingServer, secret: str) -> web.Application:
 def saved_views(policy: Any) -> dict[str, torch.Tensor]:
     """Return a model's weights as saved models have them, each as a view: experts one by one."""
     views: dict[str, torch.Tensor] = {}
-    for name, parameter in policy.named_parameters():
-        weight = parameter.detach()
+    for name, tensor in (*policy.named_parameters(), *saved_buffers(policy).items()):
+        weight = tensor.detach()
         if weight.dim() != 3:
             views |= as_saved(policy, name, weight)
             continue

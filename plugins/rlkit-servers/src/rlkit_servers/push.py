@@ -48,7 +48,7 @@ class Push:
 
     Args:
         transport: Sends tensors.
-        dtype: The engine's dtype; tensors are rounded to it before they are sent.
+        dtype: The engine's dtype; tensors but buffers are rounded to it before they are sent.
         tolerance: The accepted difference of log-probs.
         adapter_only: Whether adapters are sent by themselves, and servers apply them.
         broadcast_tp: Returns the value of the first of the ranks that have this rank's rows.
@@ -158,8 +158,9 @@ class Push:
         return await off_loop(self.device, function)
 
     def _buckets(self, stream: WeightStream) -> Iterator[Bucket]:
+        exact = stream.buffer_names
         for bucket in stream.buckets(merged=False) if self.adapter_only else stream.buckets():
-            yield [(name, x.to(self.dtype) if x.is_floating_point() else x) for name, x in bucket]
+            yield [(n, x.to(self.dtype) if x.is_floating_point() and n not in exact else x) for n, x in bucket]
 
     def _adapter(self, stream: WeightStream) -> Adapter | None:
         adapter = stream.adapter() if self.adapter_only else None

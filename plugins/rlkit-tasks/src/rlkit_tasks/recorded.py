@@ -12,6 +12,9 @@ from rlkit.interfaces.reward import as_number
 from rlkit.types import Message, RecordedAnswer, Row
 from rlkit_tasks.chat import ChatRow, context
 
+TIE = 1e-6
+"""By how much the score of a chosen answer is above an equal one, as a share of it: rewards are float32."""
+
 
 class Recording(NamedTuple):
     """What a row records: the messages before the policy's first turn, None for those of the prompt's column."""
@@ -28,7 +31,8 @@ def recording(chat: ChatRow, prompt: Sequence[Message] | None) -> Recording:
     | `completion` | one; its reward is `reward`, or 1 and 0 for a `label` that is true or 1 and false or 0, also as a |
     | | text; `turn_rewards` are those of its turns, true and false or numbers |
     | `completions`, `rewards` | several, with their rewards |
-    | `chosen`, `rejected` | two, with the rewards 1 and 0, or those of `score_chosen` and `score_rejected` |
+    | `chosen`, `rejected` | two, with the rewards 1 and 0, or those of `score_chosen` and `score_rejected`; where |
+    | | these are equal, the second is lower by a millionth, so that the pair is trained without a margin |
     | `messages` | what follows the messages before the first of an assistant; `turn_rewards` as above |
     | `text` | all of it, without a chat template |
 
@@ -39,7 +43,7 @@ def recording(chat: ChatRow, prompt: Sequence[Message] | None) -> Recording:
 
     Raises:
         RecipeError: Messages are malformed, or none of an answer's turns is trained; a reward is infinite, or could
-            overflow float32, or not each turn has one.
+            overflow float32, or not each turn has one; the chosen answer has the lower score.
     """
     recorded = _recorded(chat, prompt)
     for answer in recorded.answers:
@@ -98,6 +102,12 @@ def _pair(chat: ChatRow, prompt: Sequence[Message] | None) -> Recording:
         return Recording(None, [])
     if better is None or worse is None:
         better, worse = 1.0, 0.0
+    if better < worse:
+        raise RecipeError(
+            f"{chat.location}: score_chosen is {better:g} and score_rejected {worse:g}, but the chosen answer is the "
+            "better one; remove the row, or both columns"
+        )
+    worse = min(worse, better - TIE * max(abs(better), 1.0))
     answers = [RecordedAnswer(chosen, better), RecordedAnswer(rejected, worse)]
     return Recording(shared and context(shared), answers)
 
@@ -105,11 +115,17 @@ def _pair(chat: ChatRow, prompt: Sequence[Message] | None) -> Recording:
 def _without_prompt(turns: list[Message], prompt: list[Message]) -> list[Message]:
     """Return the turns of an answer without the prompt's last messages, if it begins with them in any words."""
     for start in range(len(prompt)):
-        repeated = prompt[start:]
-        if turns[: len(repeated)] == repeated:
-            return turns[len(repeated) :]
+        count = len(prompt) - start
+        if len(turns) >= count and all(map(_repeats, turns, prompt[start:])):
+            return turns[count:]
     first = next((i for i, message in enumerate(turns) if message["role"] == "assistant"), 0)
     return turns[first:]
+
+
+def _repeats(turn: Message, message: Message) -> bool:
+    """Whether a turn repeats a message: one of the assistant in the same words, any other in any words."""
+    texts = [str(m.get("content") or "").strip() for m in (turn, message)]
+    return turn["role"] == message["role"] and (turn["role"] != "assistant" or texts[0] == texts[1])
 
 
 def _several(completions: list[list[Message]], rewards: object, what: str) -> list[RecordedAnswer]:
