@@ -24,6 +24,17 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
     conv_states: States
     recurrent_states: States
 
+    def __init__(self, number_of_states: int = 1) -> None:
+        """Set the fields as transformers does since 5.13; before, a layer had one state, in no dictionary."""
+        super().__init__()
+        indices = range(number_of_states)
+        self.number_of_states = number_of_states
+        self.conv_states, self.recurrent_states = dict.fromkeys(indices), dict.fromkeys(indices)
+        self.conv_kernel_size = dict.fromkeys(indices)
+        self.is_conv_states_initialized = dict.fromkeys(indices, False)
+        self.is_recurrent_states_initialized = dict.fromkeys(indices, False)
+        self.has_previous_state = dict.fromkeys(indices, False)
+
     def lazy_initialization(self, *args: object, **kwargs: object) -> None: ...
 
     def update_conv_state(

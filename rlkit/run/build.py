@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from rlkit.base.errors import RlkitError
+from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.interfaces.engine import RolloutEngine
 from rlkit.recipe import FSDP2, Fabric, Recipe, check
 from rlkit.recipe.credentials import as_yaml
@@ -57,7 +57,12 @@ def build(composer: Composer, *, for_gpu: bool = False) -> tuple[Recipe, str]:
             composer.add({"rollout": {"engine": spec}})
             recipe = composer.finish()
         recipe.rollout.engine.chosen = reason
-    check(recipe)
+    try:
+        check(recipe)
+    except RecipeError as error:
+        problems = str(error).split("\n")
+        located = [line + composer.problems.location(line.partition(" ")[0]) for line in problems]
+        raise RecipeError("\n".join(located)) from error
     return recipe, as_yaml(plain_data(composer.values))
 
 

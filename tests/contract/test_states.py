@@ -11,6 +11,7 @@ import torch
 from rlkit_engine_torch.decoder import Decoder
 from rlkit_engine_torch.prefixes import PrefixCache
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from rlkit.base.errors import EngineError
 from rlkit.models.recurrent import StateLayer
@@ -164,6 +165,15 @@ def test_kinds_whose_states_do_not_serve_say_so(kind: str) -> None:
     assert prefilled(bound) == 3 * len(PROMPT) + (1 + 2) * (SAMPLED + REPLY)
 
 
+def test_a_layer_of_states_is_made_with_any_release_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until 5.12, its own constructor takes no number of states."""
+    monkeypatch.setattr(LinearAttentionCacheLayerMixin, "__init__", lambda self: None)
+    layer = StateLayer(2)
+    layer.update_recurrent_state(torch.ones(1, 2), 1)
+    assert layer.has_previous_state == {0: False, 1: True}
+    assert layer.conv_states == {0: None, 1: None}
+
+
 def test_prefixes_come_with_the_states_after_them() -> None:
     """Random turns, forks and edits over three tokens: states are as many bytes as 10 tokens, and 60 tokens fit."""
     rng, kept = random.Random(0), PrefixCache(60 * 8, recurrent=True)
@@ -172,7 +182,7 @@ def test_prefixes_come_with_the_states_after_them() -> None:
         return torch.tensor([[len(tokens), sum(x * 3**i for i, x in enumerate(tokens[:20]))] + [0] * 8])
 
     def states(tokens: tuple[int, ...]) -> list[StateLayer]:
-        layer = StateLayer(1)  # type: ignore[call-arg]
+        layer = StateLayer(1)
         layer.update_recurrent_state(summary(tokens))
         return [layer]
 

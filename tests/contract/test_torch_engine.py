@@ -610,6 +610,14 @@ def test_a_failing_prompt_pass_reaches_its_requests(monkeypatch: pytest.MonkeyPa
         ask(engine, [request(PROMPTS[0])])
 
 
+def test_an_iterator_that_ends_in_the_models_code_reaches_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A StopIteration in a future would wait forever."""
+    engine = bound("qwen2")
+    monkeypatch.setattr(FusedDecoder, "admit", lambda *_: next(iter(())))
+    with pytest.raises(EngineError, match="RuntimeError: StopIteration: the model's code"):
+        ask(engine, [request(PROMPTS[0])])
+
+
 def test_the_event_loop_runs_while_a_step_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third step is held meanwhile: its token is of the old version, the next one of the new."""
     [expected] = ask(bound("qwen2"), [request(PROMPTS[0])])

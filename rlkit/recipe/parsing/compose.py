@@ -90,7 +90,7 @@ class Composer:
 
     def add(self, sections: Mapping[str, object]) -> None:
         """Lay sections over the tree, or single options by their dotted keys, whose values may be texts."""
-        self.problems.sources.append(lambda: dict.fromkeys(sections, ""))
+        self.problems.sources.append(dict)
         self.tree = self._node(Recipe, "", self.tree, sections)
 
     def add_file(self, path: Path, by_user: bool = True) -> None:
@@ -154,6 +154,8 @@ class Composer:
         """Return a complete node of a section, or of a part, with values laid over it."""
         by_name = options(cls)
         before = old if isinstance(old, Mapping) else {}
+        if not before:
+            self.problems.replaced(key)
         node = {
             name: before[name] if name in before else self._default(f"{key}.{name}", option)
             for name, option in by_name.items()
@@ -183,6 +185,7 @@ class Composer:
     def _set_option(self, node: Tree, name: str, key: str, option: Option, value: object) -> None:
         """Lay a value over the one at a name; a mistake leaves it as it is, and a new value has a new source."""
         if not isinstance(value, SingleOption):
+            self.problems.set_by_last(key)
             self._set_by_files = {k: v for k, v in self._set_by_files.items() if not f"{k}.".startswith(f"{key}.")}
             if is_user_only(option.hint) and not self._by_user and value not in (None, [], option.default):
                 self._set_by_files[key] = value
@@ -195,6 +198,7 @@ class Composer:
     def _note_unknown(self, key: str, value: object, siblings: Mapping[str, Option], part: Part | None) -> None:
         parent = key.rpartition(".")[0]
         full_key = _full_key(key, value)
+        self.problems.set_by_last(full_key)
         if part is not None:
             name = full_key.removeprefix(f"{parent}.")
             near = suggest.nearest(name, list(siblings))
@@ -305,6 +309,7 @@ class Composer:
     def _convert_list(self, key: str, hint: object, structure: ListOf, value: object) -> list[object]:
         if not isinstance(value, list):
             raise self._wrong_value(key, hint, value)
+        self.problems.replaced(key)
         nodes: Tree = {}
         for index, child in enumerate(value):
             self._set_option(nodes, str(index), f"{key}.{index}", Option(structure.hint), child)

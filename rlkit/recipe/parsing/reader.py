@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping
 from difflib import get_close_matches
 from glob import glob
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, set_loader
 
 from rlkit.base.errors import RecipeError, shorten
 from rlkit.recipe.credentials import key_of
@@ -57,10 +58,15 @@ def read_recipe(path: Path) -> dict[str, object]:
         content = load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        problem = "UTF-16, expected UTF-8" if error.object[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "not UTF-8"
+        raise RecipeError(f"{path}:{line} is {problem}; save it as UTF-8") from error
     except ValueError as error:
-        raise RecipeError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise RecipeError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
-        raise RecipeError(f"{path} holds {type(content).__name__}, expected sections such as `model: {{path: tiny}}`")
+        kind = "nothing" if content is None else type(content).__name__
+        raise RecipeError(f"{path} holds {kind}, expected sections such as `model: {{path: tiny}}`")
     return content
 
 
@@ -112,6 +118,7 @@ def convert(value: object, hint: object) -> object:
 
 @functools.cache
 def _parser(hint: object) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, default_env=False)
+    set_loader("rlkit", load, (ValueError,))
+    parser = ArgumentParser(exit_on_error=False, default_env=False, parser_mode="rlkit")
     parser.add_argument("--value", type=hint)
     return parser

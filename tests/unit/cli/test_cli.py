@@ -389,6 +389,8 @@ NEEDS_PATH = "ModelReward needs 'path', which is not given: write `path: ...` wi
         ("reward: MathReward\nadvantage: {class_path: GRPO, init_args: {\n  epz: 1}}\n", "mean 'eps'? (1.yaml:6)"),
         ("reward: MathReward\ntrian: {}\n", "did you mean 'train'? (1.yaml:5)"),
         ("reward: MathReward\ntrain.lrr: 1\n", "did you mean 'train.lr'? (1.yaml:5)"),
+        ("reward: MathReward\n", "add one, such as advantage: GRPO (1.yaml:3)"),
+        ("reward: MathReward\nrollout:\n  lead: 1\n", "or remove rollout.lead (1.yaml:6)"),
     ],
 )
 def test_a_mistake_in_a_recipe_names_its_file_and_line(text: str, message: str, tmp_path: Path) -> None:
@@ -402,6 +404,17 @@ def test_the_line_is_that_of_the_recipe_that_counts(tmp_path: Path) -> None:
     assert refusal_of_files(tmp_path, [first, "train: {lr: 1}\n"]).endswith("(1.yaml:4)")
     assert refusal_of_files(tmp_path, [first], "--reward=ModelReward").endswith("or pass --reward.path")
     assert refusal_of_files(tmp_path, [first], "--reward.path=x", "--reward.batch_size=x").endswith("65536")
+
+
+def test_what_a_later_recipe_replaces_no_longer_has_a_line(tmp_path: Path) -> None:
+    """A list, and a part by another class; a key of the same name in the earlier recipe is of what is gone."""
+    logged = QUICK + "reward: MathReward\nlog: {loggers: [{class_path: Wandb, init_args: {\n  project: a}}]}\n"
+    assert refusal_of_files(tmp_path, [logged, "log:\n  loggers:\n  - Wandb\n"]).endswith("(2.yaml:3)")
+    rewarded = QUICK + "reward: {class_path: ModelReward, init_args: {\n  path: a}}\n"
+    second, third = "\nreward: MathReward\n", "\n\nreward: ModelReward\n"
+    assert refusal_of_files(tmp_path, [rewarded, second, third]).endswith("(3.yaml:3)")
+    assert refusal_of_files(tmp_path, [rewarded, second], "--reward=ModelReward").endswith("or pass --reward.path")
+    assert refusal_of_files(tmp_path, [rewarded, "reward: {max_length: 0}\n"]).endswith("(2.yaml:1)")
 
 
 def test_a_recipe_without_a_required_section_names_it(tmp_path: Path) -> None:

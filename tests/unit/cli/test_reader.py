@@ -66,14 +66,59 @@ def test_an_alias_counts_as_what_it_stands_for() -> None:
         ("a: 1\nb: 2\na: 3", "line 3 has the key 'a' a second time"),
         ("x:\n  a: 1\n  a: 2", "line 3 has the key 'a' a second time"),
         ("- &x [1, *x]", r"line 1 has \*x inside of &x itself"),
-        ("5:", "its only key is not text"),
-        ("{0}", "its only key is not text"),
+        ("5:", "line 1 has the key 5, which is no text: write '5'"),
+        ("{0}", "line 1 has the key 0, which is no text"),
+        ("a:\n  {yes: 1}", "line 2 has the key yes, which is no text: write 'yes'"),
+        ("~: 1", "line 1 has the key ~, which is no text"),
+        ("a: 1\nb: [0xHUGE]", r"line 2 has '0xfff.*, expected a whole number of at most 4,300 digits"),
+        ("a: 1\nb: 999HUGE", "line 2 has '999.*, expected a whole number of at most 4,300 digits"),
+        ("a: !!int '0xHUGE'", "line 1 has '0xfff.*, expected a whole number of at most 4,300 digits"),
+        ("a: 1" + ":59" * 3000 + ".5", "line 1 has .*, expected a number"),
+        ("a: 1:30", "line 1 has '1:30', which YAML reads as 90; write the number, or quote the text"),
+        ("a: -010", "line 1 has '-010', which YAML reads as -8; write the number, or quote the text"),
+        ("a: !!int abc", "line 1 has 'abc', expected a whole number"),
+        ("a: !!bool abc", "line 1 has 'abc', expected true or false"),
+        ("a: !!float ''", "line 1 has '', expected a number"),
+        ("a: !!timestamp abc", "line 1 has the tag 'tag:yaml.org,2002:timestamp'"),
+        ("a: !!binary aGVsbG8=", "line 1 has the tag 'tag:yaml.org,2002:binary'"),
+        ("a: !!set {b}", "line 1 has the tag 'tag:yaml.org,2002:set'"),
+        ('a: 1\nb: "\\UFFFFFFFF"', r"line 2: the code after .U is no character"),
+        ("a: 1\nb: \0", "line 2: unacceptable character #x0000"),
+        ("a: 1\n\tb: 2", r"line 2, column 1.*indent with spaces"),
+        ("a: *b", "found undefined alias, line 1, column 4"),
+        ("[" * 21, "line 1: it is nested more than 20 deep"),
         ("a: !!python/name:os.system x", "line 1 has the tag 'tag:yaml.org,2002:python/name:os.system'"),
     ],
 )
 def test_what_would_surprise_a_reader_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        reader.load(text)
+        reader.load(text.replace("0xHUGE", "0x" + "f" * 5000).replace("HUGE", "9" * 5000))
+
+
+@pytest.mark.parametrize(("text", "value"), [("!!float 1e-4", 1e-4), ("!!str 010", "010"), ("!!int 7", 7)])
+def test_a_tag_of_plain_data_is_followed(text: str, value: object) -> None:
+    assert reader.load(f"a: {text}") == {"a": value}
+
+
+@pytest.mark.parametrize("value", ["010", "1:30", "0x" + "f" * 5000, "9" * 5000])
+def test_a_text_that_is_no_plain_number_stays_a_text(value: str) -> None:
+    assert reader.convert(value, str | int) == value
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model:\n  path: tiny\n".encode("utf-16"), ":1 is UTF-16, expected UTF-8; save it as UTF-8"),
+        ("a: b\nc: \u00e4\n".encode("latin-1"), ":2 is not UTF-8; save it as UTF-8"),
+        (b"# nothing\n", " holds nothing, expected sections"),
+    ],
+)
+def test_a_file_that_holds_no_recipe_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError) as error:
+        reader.read(path)
+    assert str(error.value).startswith(f"{path}{message}")
 
 
 def test_values_may_repeat_and_so_may_keys_of_different_mappings() -> None:

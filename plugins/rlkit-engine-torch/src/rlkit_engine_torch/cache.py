@@ -30,7 +30,7 @@ class CacheLayer(StateLayer, CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
 
     def __init__(self, decoder: Decoder | None, window: int | None = None, states: int = 1) -> None:
-        StateLayer.__init__(self, states)  # type: ignore[call-arg]
+        StateLayer.__init__(self, states)
         CacheLayerMixin.__init__(self)
         self.decoder = decoder
         self.window = window

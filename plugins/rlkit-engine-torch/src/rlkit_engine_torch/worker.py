@@ -37,7 +37,7 @@ class Worker:
 
         def run() -> T:
             self._pending.pop()
-            return call()
+            return _without_stop(call)
 
         self._pending.append(None)
         return self._executor.submit(run)
@@ -45,7 +45,7 @@ class Worker:
     async def run_steps(self, steps: Callable[[], T]) -> T:
         """Run decode steps; a cancelled caller resumes only after the step in progress."""
         try:
-            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, steps))
+            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, _without_stop, steps))
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.wrap_future(self.submit(_nothing_to_do)))
             raise
@@ -53,6 +53,14 @@ class Worker:
     def close(self) -> None:
         """Finish the step in progress; cancel what waits."""
         self._executor.shutdown(cancel_futures=True)
+
+
+def _without_stop(call: Callable[[], T]) -> T:
+    """Call a function; a StopIteration becomes another error, since asyncio never passes it on to who waits."""
+    try:
+        return call()
+    except StopIteration as error:
+        raise RuntimeError("StopIteration: the model's code called next() on an iterator that had ended") from error
 
 
 def _nothing_to_do() -> None: ...
