@@ -25,14 +25,15 @@ class MathReward(RewardFunction):
 
     Thinking (`<think>`, the channel `analysis`) holds no answer, and thinking that never ends leaves none.
 
-    The final answer is the text after the last `####`, else the content of the last `\\boxed{x}`, else what a sentence
-    or heading announces (`The answer is 5.`), else the value that the last line states (`the area is $25\\pi$`), else
-    the last number, in digits or, if its sentence has no other, in words. After a marker, only a number with its unit
-    is accepted, or one supported form: a fraction, a power, a formula, a list, a set, a tuple, an interval, a matrix,
-    an equation, an inequality, residues, a number in another base or in words, a time, a date, or words. Anything else
-    is wrong: several guesses, `72 is wrong`, `> 72`, `72 tens`, `72_8`. `50%` equals both 50 and 0.5. Known units are
-    converted; a unit that only one of both has does not count. An unfinished calculation (`48 + 24`) does not equal a
-    number. An answer that the text after it takes back is none.
+    The final answer is the text after the last `####`, else the content of the last `\\boxed{x}`, else the only
+    `answer` of a JSON object at the end, else what a sentence or heading announces (`The answer is 5.`), else the value
+    that the last line states (`the area is $25\\pi$`), else the last number, in digits or, if its sentence has no
+    other, in words. After a marker, only a number with its unit is accepted, or one supported form: a fraction, a
+    power, a formula, a list, a set, a tuple, an interval, a matrix, an equation, an inequality, residues, a number in
+    another base or in words, a time, a date, or words. Anything else is wrong: several guesses, `72 is wrong`, `> 72`,
+    `72 tens`, `72_8`. `50%` equals both 50 and 0.5. Known units are converted; a unit that only one of both has does
+    not count. Of a value in two notations (`1/8, or 12.5%`), both must be right. An unfinished calculation (`48 + 24`)
+    does not equal a number. An answer that the text after it takes back is none.
 
     References are parsed the same way, but completely: the text after `####`, a box, or all of the text. Rows whose
     reference is in no supported form are refused when the data are loaded, or dropped: see `rollout.unscorable`.

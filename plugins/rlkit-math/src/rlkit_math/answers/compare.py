@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from itertools import permutations
+from itertools import permutations, product, starmap
 
 from rlkit_math.answers import evaluate
 from rlkit_math.answers.nodes import ExpressionNode, has_calculation
@@ -17,6 +17,7 @@ from rlkit_math.answers.values import (
     Formula,
     MatrixRows,
     Named,
+    Notations,
     Number,
     Relation,
     UnorderedItems,
@@ -125,7 +126,9 @@ def _same_time(first: Digits, second: Digits) -> bool:
 
 
 def _same_items(actual: Answer, expected: Answer) -> bool:
-    """Compare lists, sets, tuples and intervals."""
+    """Compare lists, sets, tuples, intervals, and values in two notations."""
+    if isinstance(actual, Notations) or isinstance(expected, Notations):
+        return all(starmap(same, product(_notations(actual), _notations(expected))))
     if not {type(actual), type(expected)}.isdisjoint({Words, Formula}) and _choices(actual):
         return _choices(actual) == _choices(expected)
     match actual, expected:
@@ -140,6 +143,9 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
             Number() as number,
         ):
             return same(number, Number((Fraction(digits.numbers[0]),)))
+    match actual, expected:
+        case (BracketedItems("[]", (_, _, _, *_) as listed), UnorderedItems(values, False)):
+            return _same_in_any_order(listed, values)  # two would be an interval
     items, expected_items = _unordered(actual), _unordered(expected)
     if items is not None and expected_items is not None:
         return _is_either(actual) == _is_either(expected) and _same_in_any_order(items, expected_items)
@@ -162,6 +168,10 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
         )
     first, second = _mixed_number(actual), _mixed_number(expected)
     return first is not None and second is not None and same(first, second)
+
+
+def _notations(answer: Answer) -> tuple[Answer, ...]:
+    return answer.items if isinstance(answer, Notations) else (answer,)
 
 
 def _brackets(answer: Answer) -> str:
@@ -293,7 +303,7 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
         return False
     unmatched = list(expected)
     for item in actual:
-        candidates = (n for n, choice in enumerate(unmatched) if _agree_in_nouns(item, choice) and same(item, choice))
+        candidates = (n for n, choice in enumerate(unmatched) if agree_in_nouns(item, choice) and same(item, choice))
         index = next(candidates, None)
         if index is None:
             return False
@@ -301,7 +311,7 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
     return True
 
 
-def _agree_in_nouns(actual: Answer, expected: Answer) -> bool:
+def agree_in_nouns(actual: Answer, expected: Answer) -> bool:
     """Whether two items of lists count the same thing, if both say what: `2 red marbles` and `2 red`."""
     if not isinstance(actual, Number) or not isinstance(expected, Number) or not actual.noun or not expected.noun:
         return True

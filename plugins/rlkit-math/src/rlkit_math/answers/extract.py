@@ -10,12 +10,20 @@ from typing import NamedTuple
 from rlkit_math.answers.compare import same
 from rlkit_math.answers.digits import RANKED
 from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
+from rlkit_math.answers.json_objects import json_answer
 from rlkit_math.answers.markup import without_markup, without_special_tokens
 from rlkit_math.answers.nodes import UngradableError
 from rlkit_math.answers.phrases import ROUNDING
 from rlkit_math.answers.prose import in_digits, is_doubtful, with_decimal_points
-from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
-from rlkit_math.answers.values import Answer, Digits, Formula, Number, UnorderedItems, Words
+from rlkit_math.answers.remarks import (
+    listed_values,
+    notation_after_box,
+    unit_after_box,
+    without_reason,
+    without_remark,
+)
+from rlkit_math.answers.units import alternatives, changes_number, multiplies_number, unit_of
+from rlkit_math.answers.values import Answer, Digits, Formula, Notations, Number, UnorderedItems, Words
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
@@ -69,12 +77,14 @@ _STATED_LATER = re.compile(
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
     r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
-    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?(?:(?:richtige|endgültige) )?"
-    r"(?:antwort|respuesta|réponse|resposta|risposta)(?: (?:finale?|corr?ec?ta|correcte|corretta))?"
-    r"(?P<foreign>:| (?:lautet|ist|es|est|é|è)\b:?)"
-    r"|(?:(?!不)[\u4e00-\u9fff，,]){0,9}(?:答案|选(?=\W*[A-H]))"
-    r"[是为：: ]*)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
-    rf"(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
+    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
+    rf"(?:(?:richtige|endgültige|bonne|правильный) )?{alternatives('answer')}"
+    r"(?: (?:finale?|corr?ec?ta|correcte|corretta))?(?P<foreign> ?:| (?:lautet|ist|es|est|é|è|to)\b:?)"
+    r"(?: (?:la|a|el|letra|option|opción|opção|вариант)(?= \W{0,3}[A-H]\b))?"
+    r"|(?:(?![不誤違错误오틀])[\u3040-\u30ff\u4e00-\u9fff，,、]){0,9}"
+    r"(?:答案|选(?=\W*[A-H])|(?:正解|答え?|정답|답)(?=[はが은는：: ]*\W*[A-H](?![A-Za-z])|[：:]))"
+    r"[是为はが은는：: ]*(?:选项|選択肢)?)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
+    rf"(?:です|である|입니다|이다)?(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
     re.I | re.M,
 )
 """An answer that the start of a sentence or a heading announces, up to the end of its sentence."""
@@ -115,6 +125,7 @@ _CHOSEN = re.compile(
 )
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
 _LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|of|in|-|:|/)\s*$|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
+_DIVISION = re.compile(r"\b(?:divid|multiply)ing\b[^,.;:]* by \$?-?[0-9]+\$?, ?$", re.I)
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -200,6 +211,10 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         content = _content(text, box, end)
         start = box.start()
         contents = contents if content in contents else [content, *contents]
+    notation, end_of_notation = notation_after_box(text, end_of_last)
+    if notation and isinstance(_parse_or_none(contents[-1] + notation), Notations | Number | Formula):
+        contents[-1] += notation
+        end_of_last = end_of_notation
     is_changed = _is_changed(text, start, end_of_last, boxed=True)
     return _line_of(text, start, end_of_last) if is_changed else ", ".join(contents)
 
@@ -218,9 +233,14 @@ def _end_of_box(text: str, box: re.Match[str]) -> int | None:
 
 def _content(text: str, box: re.Match[str], end: int) -> str:
     content = text[box.end() : end - box[0].endswith("{")].strip()
-    suffix = _SUFFIX.match(text, end)
+    suffix = _SUFFIX.match(text, end, end + CONTEXT_LENGTH)
+    if suffix is None and _RANK.fullmatch(content):
+        return f"{content} place"
     if suffix is None:
-        return f"{content} place" if _RANK.fullmatch(content) else content
+        unit = unit_after_box(text, end)
+        answer = _parse_or_none(content)
+        is_bare = isinstance(answer, Number | Formula) and not answer.unit
+        return f"{content} {unit}" if unit and is_bare else without_reason(content, _parse_or_none)
     return content + (suffix[2] or suffix[3] or "%")
 
 
@@ -230,7 +250,8 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     before = _OPEN.sub("", ROUNDING.sub("", _TAG.split(line_before)[-1]))
     before = _BOUND.sub("", _APPROXIMATION.sub("", before)) if boxed else before
     bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
-    listed = _LIST_BEFORE.search(_OPEN.sub("", _SENTENCE.split(line_before)[-1]))
+    clause = _OPEN.sub("", _SENTENCE.split(line_before)[-1])
+    listed = _LIST_BEFORE.search(clause) and not (boxed and _DIVISION.search(clause))
     if (_CHANGED_BEFORE.search(before) and not bullet) or listed:
         return True
     label = _LABEL.search(before)
@@ -282,8 +303,11 @@ def _line_of(text: str, start: int, end: int) -> str:
 
 def _unmarked(text: str) -> str | None:
     """Return a text or its last line if that is an answer, else its last number unless its context changes it."""
-    text = text.strip()
-    announced = _announced(text)
+    text = without_remark(text.strip(), _parse_or_none)
+    json = json_answer(text)
+    if json is not None:
+        return None if _is_withdrawn(json.text, json.following) else _unmarked(json.text)
+    announced = _announced(text) or listed_values(text, _parse_or_none)
     if not text or announced is not None:
         return announced
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
@@ -363,7 +387,7 @@ def _stated(line: str) -> Statement | None:
             continue
         value = re.sub(r"(?<!\.)\.$", "", line[token.start() :])
         answer = _parse_or_none(value) if _VALUE.match(value) else None
-        items = answer.items if isinstance(answer, UnorderedItems) and "," in value else ()
+        items = answer.items if isinstance(answer, UnorderedItems) and re.search("[,=]", value) else ()
         is_clause = any(isinstance(item, Number) and item.noun for item in items)
         if not isinstance(answer, Words | None) and not is_clause:
             return Statement(value, token.start())

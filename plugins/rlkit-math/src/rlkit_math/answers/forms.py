@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, starmap
 from typing import TypeGuard
 
 from rlkit_math.answers import evaluate
@@ -19,6 +19,7 @@ from rlkit_math.answers.intervals import intersection, parse_inequality, reals_w
 from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.names import NAME, plain_name
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
+from rlkit_math.answers.notations import in_two_notations
 from rlkit_math.answers.phrases import without_phrases
 from rlkit_math.answers.quantities import as_quantity, parse_compound, parse_decimal_comma, parse_formula, parse_number
 from rlkit_math.answers.values import (
@@ -132,7 +133,8 @@ def _statement(text: str) -> Answer | None:
     cases = _CASES.fullmatch(text)
     if cases is not None and (pieces := _piecewise(cases[3])) is not None:
         return _named(plain_name(cases[1] or ""), pieces)
-    complete = parse_date(text) or parse_compound(text) or parse_residues(text) or parse_decimal_comma(text)
+    complete: Answer | None = parse_date(text) or parse_compound(text) or parse_residues(text)
+    complete = complete or parse_decimal_comma(text) or in_two_notations(text, _item)
     if complete is not None:
         return complete
     permuted = _PERMUTED.fullmatch(text)
@@ -254,10 +256,13 @@ def _equation(sides: list[str]) -> Answer | None:
         return None if len(names) > 1 and _is_letter(answers[0]) else _named(name, answers[0])
     if all(isinstance(answer, Number | Formula) and not _variables(answer) for answer in answers):
         return _named(name, _number_of_chain(answers))
+    nodes = [node_of(answer) for answer in answers if isinstance(answer, Number | Formula)]
+    if name and len(nodes) == len(answers):  # P(x) = (x - 1)^2 = x^2 - 2x + 1
+        return _named(name, answers[-1]) if all(starmap(evaluate.same, pairwise(nodes))) else None
     if name:
         sides = [name, *sides]
-    nodes = [parse(side) for side in sides]
-    return Relation(("=",), (nodes[0], nodes[1])) if len(nodes) == 2 and nodes[0] and nodes[1] else None
+    parsed = [parse(side) for side in sides]
+    return Relation(("=",), (parsed[0], parsed[1])) if len(parsed) == 2 and parsed[0] and parsed[1] else None
 
 
 def _named(name: str, value: Answer | None) -> Answer | None:

@@ -38,6 +38,12 @@ _ROUNDED = (
 )
 ROUNDING = re.compile(rf" ?\({_ROUNDED}\)|,? ?{_ROUNDED},?", re.I)
 """A remark on how a number is rounded."""
+_OR_ABOUT = re.compile(
+    r"(?:,? (?:or|which is) ?| \((?:or )?)(?:about|approximately|roughly|\\approx) ?(-?[0-9.]+)\)?"
+    r"(?: in decimal form| as a decimal)?"
+)
+"""The decimal beside an exact value: `22/7, or about 3.14`."""
+_ORDER = re.compile(r",? \(?(?:in|taken in) (?:any|either|some) order\)?$")
 _THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
 _COUNTED_NOUN = re.compile(r"(?=[A-Za-z ]*[a-z])((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 
@@ -47,6 +53,9 @@ def without_phrases(text: str) -> str:
     lead = _LEAD.match(text)
     text = text if lead is None else text[lead.end() :]
     text = ROUNDING.sub("", text).strip() if "to" in text else text
+    text = _ORDER.sub("", text) if "order" in text else text
+    about = _OR_ABOUT.search(text)
+    text = text if about is None or about.end() < len(text) else f"{text[: about.start()]} \\approx {about[1]}"
     counted = _COUNTED_NOUN.match(text)
     if counted is not None and are_nouns(counted[1].split()):
         text = text[counted.end() :]

@@ -9,7 +9,7 @@ from rlkit_math.answers import evaluate
 from rlkit_math.answers.expression import parse
 from rlkit_math.answers.markup import CURRENCY
 from rlkit_math.answers.nodes import ExpressionNode, is_finished
-from rlkit_math.answers.units import UNITS_BY_LETTER, are_nouns, conversion, unit_of
+from rlkit_math.answers.units import UNITS_BY_LETTER, are_nouns, conversion, counted, unit_of
 from rlkit_math.answers.values import Formula, Number
 
 _NUMBER = re.compile(
@@ -102,8 +102,7 @@ def _with_unit(value: Fraction, suffix: str, currency: str | None) -> Number | N
     unit = UNITS_BY_LETTER[suffix[1]] if _CAPITAL.fullmatch(suffix) else _unit_in(suffix)
     if unit == "percent":
         return Number((value, value / 100), unit)
-    noun = () if unit else (word.lower().removesuffix("s") for word in re.findall("[A-Za-z]+", suffix))
-    return None if unit is None else Number((value,), unit, frozenset(noun))
+    return None if unit is None else Number((value,), unit, counted(suffix, unit))
 
 
 def _unit_in(suffix: str) -> str | None:

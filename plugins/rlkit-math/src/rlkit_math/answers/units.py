@@ -67,6 +67,8 @@ _DIMENSIONS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 _ALTOGETHER = re.compile(
     r"(?:^| )(?:in total|total|in all|each|apiece|altogether|left|remaining|times(?: as (?:many|much))?)$"
 )
+_MEASURED = re.compile(rf"(?<=[\w.]) {alternatives('measured')}$")
+"""What a quantity says, not its unit: `2 inches long`."""
 _INCH = re.compile(r"^((?:(?:square|sq\.?|cubic|cu\.?) )?)in\.?(?=$|\^)")
 """Inches, as opposed to the connection `in`."""
 _INVERSE = re.compile(r"[ *]*\b([A-Za-z]+) ?\^ ?\{? ?-([123]) ?\}?")
@@ -92,7 +94,7 @@ def unit_of(text: str) -> str | None:
     text = _OF_WHOLE.sub("", _SYMBOLS.sub(lambda match: _SYMBOL_NAMES[match[1]], text))
     text = _BELOW.sub(r"/\1", text)
     text = _RAISED_UNIT.sub(_with_power, _INVERSE.sub(r"/\1^\2", text).replace("^1", ""))
-    text = _INCH.sub(r"\1inch", _ALTOGETHER.sub("", text))
+    text = _INCH.sub(r"\1inch", _MEASURED.sub("", _ALTOGETHER.sub("", text)))
     if not text:
         return ""
     if text in UNITS_BY_SPELLING:
@@ -126,6 +128,13 @@ def changes_number(word: str, hedged: bool = False) -> bool:
 def multiplies_number(word: str) -> bool:
     """Whether a word after a number multiplies it, such as `dozen`."""
     return word.lower() in _MULTIPLES
+
+
+def counted(text: str, unit: str) -> frozenset[str]:
+    """Return the words after a number that tell it from others: all beside an unknown unit, else what is measured."""
+    measured = _MEASURED.search(text)
+    words = measured[0] if measured is not None else "" if unit else text
+    return frozenset(word.lower().removesuffix("s") for word in re.findall("[A-Za-z]+", words))
 
 
 def are_nouns(words: list[str]) -> bool:
@@ -170,7 +179,7 @@ def conversion(actual: str, expected: str) -> Fraction | None:
     >>> conversion("kilometre/hour", "metre/second"), conversion("gram", "second")
     (Fraction(5, 18), None)
     """
-    if not actual or not expected or actual == expected:
+    if not actual or not expected or actual == expected or {actual, expected} == {"pound", "pound-sterling"}:
         return Fraction(1)
     (factor, powers), (expected_factor, expected_powers) = _in_base_units(actual), _in_base_units(expected)
     above, below, expected_above, expected_below = +powers, -powers, +expected_powers, -expected_powers

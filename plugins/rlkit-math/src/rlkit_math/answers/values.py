@@ -92,7 +92,14 @@ class Relation:
     sides: tuple[ExpressionNode, ...]
 
 
-Answer = Number | Formula | Words | Digits | BracketedItems | UnorderedItems | MatrixRows | Named | Relation
+@dataclass(frozen=True)
+class Notations:
+    """One value in two notations, such as `1/8, or 12.5%`: both must equal the other answer."""
+
+    items: tuple[Answer, ...]
+
+
+Answer = Number | Formula | Words | Digits | BracketedItems | UnorderedItems | MatrixRows | Named | Relation | Notations
 
 
 def node_of(answer: Number | Formula) -> ExpressionNode:
@@ -110,6 +117,8 @@ def form_of(answer: Answer | None) -> str:
     match answer:
         case Number(readings, unit):
             return _form_of_number(readings[0], unit)
+        case Notations(items):
+            return form_of(items[0])
         case Relation(signs):
             return "equation" if signs == ("=",) else "inequality"
         case BracketedItems(":"):
