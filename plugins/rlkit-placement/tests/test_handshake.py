@@ -48,7 +48,11 @@ class Opened:
                 return handshake.connected(self.address).close()
 
     def join(self, rank: int, key: bytes = KEY) -> Connection:
-        return connect_client(self.address, key, {"kind": "together", "rank": rank}, 60.0)
+        """Connect, and wait until that is accepted, so that clients are accepted in order."""
+        self.has_accepted.clear()
+        connection = connect_client(self.address, key, {"kind": "together", "rank": rank}, 60.0)
+        assert self.has_accepted.wait(60)
+        return connection
 
     def peer(self) -> socket.socket:
         peer = handshake.connected(self.address)
@@ -89,7 +93,6 @@ def test_two_ranks_join(opened: Opened) -> None:
 
 def test_a_rank_that_comes_again_counts_once(opened: Opened) -> None:
     opened.join(0)
-    assert opened.has_accepted.wait(60)
     require_clients(opened)
     assert sorted(rank for rank, _ in opened.accepted) == [0, 0, 1]
 
