@@ -101,12 +101,13 @@ class PolicyWeights:
 
 
 def as_saved(model: CausalLM, name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a parameter as saved models have it, which servers read: vision towers renamed, experts one by one."""
-    are_experts = tensor.dim() == 3
-    if not are_experts and not reads_pictures(model.config):
-        return {name: tensor}
+    """Return a tensor as saved models have it, which servers read: renamed, and experts one by one.
+
+    One that saved models join with others stays as it is.
+    """
     saved: dict[str, Tensor] = revert_weight_conversion(model, {name: tensor})
-    return saved if len(saved) == 1 or are_experts else {name: tensor}
+    is_renamed = all(x is tensor for x in saved.values()) or (len(saved) == 1 and reads_pictures(model.config))
+    return saved if is_renamed or tensor.dim() == 3 else {name: tensor}
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
