@@ -162,16 +162,6 @@ def sees_pictures_both_ways(backbone: Backbone) -> bool:
     return not torch.allclose(plain, marked, rtol=1e-3, atol=1e-3)
 
 
-def position_offset(positions: Tensor | None, tokens: int) -> int:
-    """Return the offset from the index of tokens behind a prompt to their position.
-
-    Args:
-        positions: [3,1,T] of the prompt; None for plain ones.
-        tokens: Length of the prompt.
-    """
-    return 0 if positions is None else int(positions.max()) + 1 - tokens
-
-
 def _type_ids(backbone: Backbone, tokens: Tensor) -> Tensor:
     """Return 1 for the tokens that stand for features of pictures, 0 for others."""
     token: int = getattr(backbone.config, "image_token_id", None) or backbone.config.image_token_index

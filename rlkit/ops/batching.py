@@ -86,12 +86,3 @@ def assign(sizes: Sequence[int], ranks: int) -> list[int]:
         assigned[i] = rank
         heapreplace(loads, (load + sizes[i], rank))
     return assigned
-
-
-def rounded_rows(count: int) -> int:
-    """Return a number of rows rounded up to one of 8 in each doubling.
-
-    oneDNN compiles kernels of about 0.5 MB for each number of rows and each layer's shape.
-    """
-    step = 1 << max(count.bit_length() - 4, 0)
-    return -(-count // step) * step

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -11,22 +9,6 @@ from torch.nn.functional import silu
 from rlkit.ops.attention import autocasted
 from rlkit.ops.autograd import Context
 from rlkit.ops.fusion import Fused
-
-
-@cache
-def uses_onednn(dtype: torch.dtype) -> bool:
-    """Check whether products of a dtype are oneDNN's on this CPU: where there are any, and MKL's are not faster.
-
-    In float32 oneDNN is 1.2 times as fast as MKL on AMD with AVX512. Without AVX512, MKL is as fast in decoding, and it
-    keeps no compiled kernels. The choice depends on the CPU alone: runs repeat and resume bit for bit.
-    """
-    if not all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    has_avx512 = bool(torch.cpu.get_capabilities().get("avx512_f"))
-    return dtype == torch.float32 and (has_avx512 or not has_mkl)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:

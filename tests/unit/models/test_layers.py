@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch import blocks
 from torch import Tensor
 
 from rlkit.models.layers import fuse_layers
@@ -52,8 +53,8 @@ def test_float32_products_are_those_of_the_faster_library(
     """CPUs with AVX512, with AVX2 alone, and of other makers."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_f": has_avx512})
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
-    assert layers.uses_onednn.__wrapped__(torch.float32) == expected
-    assert not layers.uses_onednn.__wrapped__(torch.float16)
+    assert blocks.uses_onednn.__wrapped__(torch.float32) == expected
+    assert not blocks.uses_onednn.__wrapped__(torch.float16)
 
 
 @pytest.mark.parametrize("adapters", [False, True])

@@ -17,7 +17,7 @@ from rlkit.models.attention import layer_types
 from rlkit.models.packing import masked_attention
 from rlkit.models.recurrent import StateLayer, cache_name
 from rlkit.models.routes import Routing, routers_of
-from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, position_offset, rotary_positions
+from rlkit.models.vision import RowMedia, backbone_of, picture_inputs, rotary_positions
 from rlkit.ops.attention import equally_wide
 from rlkit.ops.routes import Routers
 from rlkit_engine_torch.cache import ATTENTION, WITH_KEYS, CacheLayer, attention_masks, layer_windows, prefix_columns
@@ -368,3 +368,13 @@ def _offset(model: CausalLM, prompt: Sequence[int], media: Media | None) -> int:
         return 0
     tokens = torch.tensor([prompt], device=next(model.parameters()).device)
     return position_offset(rotary_positions(backbone_of(model), tokens, [media]), len(prompt))
+
+
+def position_offset(positions: Tensor | None, tokens: int) -> int:
+    """Return the offset from the index of tokens behind a prompt to their position.
+
+    Args:
+        positions: [3,1,T] of the prompt; None for plain ones.
+        tokens: Length of the prompt.
+    """
+    return 0 if positions is None else int(positions.max()) + 1 - tokens

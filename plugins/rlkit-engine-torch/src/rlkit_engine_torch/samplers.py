@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlkit.ops.batching import micro_batches, rounded_rows
+from rlkit.ops.batching import micro_batches
 from rlkit_engine_torch.batch import DecodeBatch, PrefillGroup, Row, group_by_prompt
 from rlkit_engine_torch.prefixes import PrefixCache
 from rlkit_engine_torch.queue import RequestQueue
@@ -299,3 +299,12 @@ class GenerateSampler(Sampler):
     def health(self) -> dict[str, float]:
         prefilled, self._prefilled = self._prefilled, 0
         return {"rows_peak": 0.0, "slow_path": 1.0, "fused": 0.0, "prefilled_tokens": float(prefilled)}
+
+
+def rounded_rows(count: int) -> int:
+    """Return a number of rows rounded up to one of 8 in each doubling.
+
+    oneDNN compiles kernels of about 0.5 MB for each number of rows and each layer's shape.
+    """
+    step = 1 << max(count.bit_length() - 4, 0)
+    return -(-count // step) * step
