@@ -59,23 +59,6 @@ def make_private(folder: Path) -> None:
             folder.chmod(0o700)
 
 
-def new_folder(path: str) -> Path:
-    """Create a folder for `--out` that only its owner can read.
-
-    Raises:
-        RecipeError: The folder is not empty, or cannot be written.
-    """
-    folder = output_path(path)
-    try:
-        make_private(folder)
-        used = any(folder.iterdir())
-    except OSError as error:
-        raise RecipeError(f"--out is {path!r}, which cannot be written: {error}") from error
-    if used:
-        raise RecipeError(f"--out is {path!r}, which is not empty; choose a new folder")
-    return folder
-
-
 def of_rank(name: str, rank: int) -> str:
     """Return the name of a rank's own file; rank 0 uses the name itself."""
     return f"{name}.rank{rank}" if rank else name

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import unwritable
 from rlkit.base.terminal import echo
 from rlkit.base.text import similar
 from rlkit.models.source import locate
-from rlkit.records.folder import home_of, new_folder, output_path, write_atomically
+from rlkit.records.folder import home_of, make_private, output_path, write_atomically
 from rlkit_policy.card import export_card
 from rlkit_policy.folder import export
 from rlkit_policy.hub import check_repository, push
@@ -71,3 +73,20 @@ def run(argv: Sequence[str]) -> int:
             refuse_credentials(out, options.push)
         echo(f"pushed to {push(out, options.push, private=not options.public)}")
     return 0
+
+
+def new_folder(path: str) -> Path:
+    """Create a folder for `--out` that only its owner can read.
+
+    Raises:
+        RecipeError: The folder is not empty, or cannot be written.
+    """
+    folder = output_path(path)
+    try:
+        make_private(folder)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise RecipeError(f"--out is {path!r}, which cannot be written: {unwritable(error)}") from error
+    if used:
+        raise RecipeError(f"--out is {path!r}, which is not empty; choose a new folder")
+    return folder

@@ -22,10 +22,11 @@ from rlkit.commands import ALLOW_CODE, Parsed, parse
 from rlkit.distributed.offload import free_cached
 from rlkit.recipe import Recipe
 from rlkit.records.environment import environment
-from rlkit.records.folder import as_data, json_text, new_folder, of_rank, write_atomically
+from rlkit.records.folder import as_data, json_text, of_rank, write_atomically
 from rlkit.records.validation_metrics import metric_rows
 from rlkit.records.verdict import p_text
 from rlkit_policy.checkpoint import CHECKPOINT, each_checkpoint
+from rlkit_policy.export import new_folder
 from rlkit_policy.harness import Harness
 
 OWN: list[tuple[str, dict[str, object]]] = [
