@@ -56,7 +56,6 @@ def _own(name: str, *more: str) -> tuple[str, ...]:
 SUITES = {
     "hubs": Suite(
         (
-            "rlkit/loggers.py",
             "plugins/rlkit-trackers/src/**/*.py", "plugins/rlkit-optimizers/src/**/*.py", "rlkit/ops/quantization.py",
             "rlkit/models/load.py", "rlkit/models/optimizer_state.py", "rlkit/distributed/fsdp2.py", "rlkit/agents.py",
             "plugins/rlkit-agents/src/rlkit_agents/**/*.py", "rlkit/rollout/recorded.py", "rlkit/rollout/rendering.py",

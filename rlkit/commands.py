@@ -159,6 +159,7 @@ def parse(
     own: OwnOptions = (),
     *,
     trains: bool = False,
+    needs_files: bool = False,
     run_of: Callable[[Namespace], Path | None] | None = None,
 ) -> Parsed:
     """Parse and check a recipe with its overrides, and build its parts.
@@ -169,6 +170,7 @@ def parse(
         own: The verb's own options. With a value of `--gpu` among them, the recipe is planned for a GPU that this
             machine may lack.
         trains: Whether the verb makes runs, so that recipe files may not set paths outside of the run folder.
+        needs_files: Whether all files that a run reads must be there.
         run_of: Returns the run folder whose recipe is taken if none is given, by the verb's own options, of which
             `ALLOW_CODE` is one.
 
@@ -191,7 +193,7 @@ def parse(
     if not line.recipes:
         needed = f"rlkit {verb} needs a recipe: --recipe FILE or a name (see rlkit recipe list)"
         raise RecipeError("\n".join(line.problems) or needed)
-    composer = Composer(registry)
+    composer = Composer(registry, needs_files)
     composer.problems.extend(line.problems)
     for recipe_name in line.recipes:
         composer.add_file(find_recipe(recipe_name, registry.recipes), by_user=not trains)

@@ -28,6 +28,22 @@ MAX_JSON_BYTES = 1 << 26
 """Of a file that is read whole."""
 
 
+UNWRITABLE = {
+    errno.EROFS: "the disk is read-only; choose a folder on another disk",
+    errno.ENOSPC: "the disk is full; free space on it, or choose a folder on another disk",
+    errno.EACCES: "you have no permission to write there; choose a folder of your own",
+    errno.ENOTDIR: "a part of the path is a file, expected folders; choose another path",
+    errno.ENOENT: "its folder does not exist; create that, or choose another",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
+}
+"""What is wrong and what to do, by the error of the system."""
+
+
+def unwritable(error: OSError) -> str:
+    """Explain why a file or a folder cannot be written, and what to do."""
+    return UNWRITABLE.get(error.errno or 0, str(error))
+
+
 def is_url(name: str) -> bool:
     """Whether a name is a URL, which fsspec opens, instead of a path."""
     return "://" in name
@@ -42,8 +58,32 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlkit"
 
 
+recipe_folders: set[Path] = set()
+"""Those of the recipe files that this process has read, for hints alone."""
+
+
+def no_such(path: str) -> str:
+    """Return a clause on a path that does not exist: where it was looked for, and what to write instead."""
+    expanded = Path(os.path.expanduser(path))
+    folder, hint = str(expanded.absolute().parent), nearby(expanded)
+    return f"which does not exist{'' if hint.startswith(folder) else f' in {folder}'}; {hint}"
+
+
+def looks_local(path: str) -> bool:
+    """Whether a model's path can be no name on the hub: by its form, or since a recipe has such a folder beside it."""
+    is_path = path.startswith((".", "/", "~")) or (path.count("/") > 1 and not is_url(path))
+    return is_path or any(os.path.isdir(folder / path) for folder in recipe_folders)
+
+
 def nearby(path: Path) -> str:
-    """Return a hint for a path that does not exist: the most similar name in its folder, or what is there instead."""
+    """Return a hint for a path that does not exist.
+
+    It is the path beside a recipe, the most similar name in its folder, or what is there instead.
+    """
+    for folder in sorted(recipe_folders):
+        beside = os.path.relpath(folder / path)
+        if not path.is_absolute() and os.path.exists(beside):
+            return f"beside the recipe there is one: write {beside!r}, since paths begin in the working folder"
     parent = path.absolute().parent
     while not os.path.isdir(parent):
         parent = parent.parent

@@ -8,8 +8,10 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 from rlkit.base.errors import RecipeError, explain
+from rlkit.base.files import nearby
 from rlkit.base.text import similar
 
 DYNAMIC = {"__getattr__", "exec", "globals", "setattr", "vars"}
@@ -33,7 +35,7 @@ def require_function(part: str, function: str, allow_code: bool) -> None:
     if not allow_code:
         raise RecipeError(f"{part} names {function!r}, whose code would run; set allow_code: true if you trust it")
     if module.endswith(".py") and not os.path.isfile(module):
-        raise RecipeError(f"{part} has function={function!r}, but there is no file {module!r}")
+        raise RecipeError(f"{part} has function={function!r}, but there is no file {module!r}; {nearby(Path(module))}")
     problem = missing_function(function)
     if problem is not None:
         raise RecipeError(f"{part} has function={function!r}, but {problem}")

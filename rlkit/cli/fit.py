@@ -28,7 +28,7 @@ OPTIONS = (
 def run(argv: Sequence[str]) -> int:
     """Train; return the exit status."""
     with raised():
-        parsed = parse("fit", argv, OPTIONS, trains=True, run_of=_resumed)
+        parsed = parse("fit", argv, OPTIONS, trains=True, needs_files=True, run_of=_resumed)
         options, train = parsed.options, parsed.recipe.train
         with permanent():
             from rlkit.cli.display import Display

@@ -111,6 +111,10 @@ class Agent(BoundPart):
     keep: str | None = None
     """The folder to which the rollouts' folders are moved after they are scored; None removes them."""
 
+    def refuses(self, prompt: Prompt) -> str | None:
+        """Explain before a run why the agent cannot do a prompt's task; None if it may."""
+        return None
+
     @abstractmethod
     async def run(self, task: AgentTask, client: AgentClient) -> AgentResult:
         """Do the task; cancelled at the deadline. An exception counts as a failure of the agent, which is scored."""

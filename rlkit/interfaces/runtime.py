@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
@@ -155,6 +155,10 @@ class RunPart(ABC):  # noqa: B024 (a part overrides what it needs)
     """The fields that the part fills, for all who read them; a constructor may set them from its options."""
     reads_fields: Sequence[str] = ()
     """The names of the fields that the part reads; without another part that fills them, the run does not start."""
+
+    def files(self) -> Iterable[tuple[str, str]]:
+        """Return the local files and folders that a run reads, each with the option that names it."""
+        return ()
 
     def close(self) -> None:
         """Free what the part holds: called at the end of a run, also after a failure and before `bind`."""

@@ -29,8 +29,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         indices = range(number_of_states)
         self.number_of_states = number_of_states
-        self.conv_states, self.recurrent_states = dict.fromkeys(indices), dict.fromkeys(indices)
-        self.conv_kernel_size = dict.fromkeys(indices)
+        self.conv_states, self.recurrent_states, self.conv_kernel_size = (dict.fromkeys(indices) for _ in range(3))
         self.is_conv_states_initialized = dict.fromkeys(indices, False)
         self.is_recurrent_states_initialized = dict.fromkeys(indices, False)
         self.has_previous_state = dict.fromkeys(indices, False)

@@ -156,23 +156,10 @@ class Moments(NamedTuple):
         return 1 - residual / freedom / (centered.yy / freedom + 1e-5)
 
 
-def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Spearman's rank correlation (1904); equal values share the mean of their ranks."""
-    return Moments.from_pairs(_ranks(x), _ranks(y)).correlation
-
-
 def repeated_ngrams(tokens: Sequence[int]) -> tuple[int, int]:
     """Return the number of 4-grams that occurred before in the same tokens, and the number of all 4-grams."""
     count = max(0, len(tokens) - 3)
     return count - len(set(zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False))), count
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the ranks of values, relative to the mean rank."""
-    _, inverse, counts = np.unique(np.array(values, dtype=np.float64), return_inverse=True, return_counts=True)
-    last_rank = counts.cumsum()
-    ranks: list[float] = ((2 * last_rank - counts - len(values)) / 2)[inverse].tolist()
-    return ranks
 
 
 def _resampled_means(values: Sequence[float], seed: int) -> NDArray[np.float64]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 
 from rlkit.base.errors import show
-from rlkit.base.files import nearby
 from rlkit.base.installed import extra_command
 from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.loss import Inputs
@@ -62,7 +59,7 @@ def refusal(name: str) -> str | None:
 
 def refused_keys(config: Mapping[str, object], prefix: str = "model.config") -> Iterator[str]:
     """Yield a message for each key that `model.config` may not set, and each value that no JSON file can hold."""
-    for name, value in config.items():
+    for name, value in zip(map(str, config), config.values(), strict=True):
         key = f"{prefix}.{name}"
         inside_rope = prefix.rpartition(".")[2] == "rope_parameters" or ".rope_parameters." in prefix
         reason = None if inside_rope and name == "rope_theta" else refusal(name)
@@ -87,13 +84,6 @@ def _is_json(value: object) -> bool:
 
 def check_model(recipe: Recipe) -> Iterator[str]:
     """Yield the problems of the model's options."""
-    teachers = {} if recipe.teacher is None else recipe.teacher.paths()
-    for key, path in {
-        "model.path": recipe.model.path,
-        "critic.path": option(recipe, "critic.path"),
-        **teachers,
-    }.items():
-        yield from _check_path(key, path)
     for name in recipe.model.chat_template_kwargs or ():
         if name in TEMPLATE_ARGUMENTS:
             yield f"model.chat_template_kwargs sets {name!r}, which rlkit sets itself; remove it"
@@ -105,14 +95,6 @@ def check_model(recipe: Recipe) -> Iterator[str]:
     yield from _check_router(recipe)
     if recipe.model.quantization is not None:
         yield from _check_quantization(recipe)
-
-
-def _check_path(key: str, path: object) -> Iterator[str]:
-    if not isinstance(path, str):
-        return
-    looks_local = path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
-    if looks_local and not os.path.isdir(os.path.expanduser(path)):
-        yield f"{key} is {show(path)}, which is no folder; {nearby(Path(os.path.expanduser(path)))}"
 
 
 UNSCORED = (

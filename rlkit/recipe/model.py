@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from rlkit.base.files import looks_local
 from rlkit.base.names import USER_ONLY, SourceName
 from rlkit.base.ranges import (
     NUMBER,
@@ -125,6 +126,12 @@ class Model:
         """Whether the model is a reward model."""
         return self.head == "score"
 
+    def files(self) -> Iterable[tuple[str, str]]:
+        """Return the local files that the model is read from, each with its option."""
+        yield from [("path", self.path)] if looks_local(self.path) else ()
+        if self.chat_template is not None and self.chat_template.endswith((".jinja", ".j2", ".txt")):
+            yield "chat_template", self.chat_template
+
     def at(self, path: str | None, lora: Lora | None = None) -> Model:
         """Return the model at another path, with other adapters, not quantized; None is this model, with `config`."""
         return replace(self, path=path or self.path, lora=lora, config={} if path else self.config, quantization=None)
@@ -207,6 +214,10 @@ class Teacher:
             return "{prompt}{solution}{feedback}\n\nCorrectly solve the original question."
         return self.context
 
+    def files(self) -> Iterable[tuple[str, str]]:
+        """Return the local models of the section, each with its option."""
+        return [(name.removeprefix("teacher."), path) for name, path in self.paths().items() if looks_local(path)]
+
     def path_of(self, source: str) -> str | None:
         """Return the path of the teacher for prompts of a source; None for the policy itself, or for no teacher."""
         return (self.sources or {}).get(source, self.path)
@@ -247,3 +258,7 @@ class Critic:
     max_grad_norm: PositiveFloat = 1.0
     clip: PositiveFloat | None = 0.5
     policy_delay_steps: NonNegativeInt = 0
+
+    def files(self) -> Iterable[tuple[str, str]]:
+        """Return the local model of the section, with its option."""
+        return [("path", self.path)] if self.path is not None and looks_local(self.path) else []

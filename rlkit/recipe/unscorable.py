@@ -50,6 +50,10 @@ def select_scorable(
     located += [(f"validation row {i}", prompt) for i, prompt in enumerate(validation)]
     _require_prompts(recipe, located)
     _require_sampling(recipe, located)
+    for location, prompt in located:
+        reason = None if recipe.agent is None else recipe.agent.refuses(prompt)
+        if reason is not None:
+            raise RecipeError(f"{location}: {reason}")
     training = unscorable_training(recipe, prompts)
     held_out = unscorable_validation(recipe, validation)
     reasons = [

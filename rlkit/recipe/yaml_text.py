@@ -46,10 +46,13 @@ def load(text: str) -> object:
         check_yaml(text)
         return get_loader("yaml")(text)
     except yaml.reader.ReaderError as error:
-        raise ValueError(f"line {text.count(chr(10), 0, error.position) + 1}: {str(error).partition(chr(10))[0]}") from error
+        line = text.count("\n", 0, error.position) + 1
+        raise ValueError(f"line {line}: unacceptable character #x{error.character:04x}") from error
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split()).replace(' in "<unicode string>", line', ", line")
         raise ValueError(problem + ("; indent with spaces" if "'\\t'" in problem else "")) from error
+    except TypeError as error:  # jsonargparse adds a colon to the only key of a mapping without a value
+        raise ValueError("its only key is not text, expected the name of an option") from error
 
 
 @dataclass
@@ -76,8 +79,7 @@ def check_yaml(text: str) -> None:
     stack = [_Open(None, mapping=False, size=0)]
     sizes: dict[str, int] = {}
     for event in _events(text):
-        anchor = getattr(event, "anchor", None)
-        tag = getattr(event, "tag", None)
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         line = (event.start_mark.line if event.start_mark else 0) + 1
         parent = stack[-1]
         is_key = parent.mapping and parent.children % 2 == 0
@@ -103,7 +105,9 @@ def check_yaml(text: str) -> None:
                 parent.keys.add(event.value)
             parent.size += 1
         if len(stack) - 1 > MAX_DEPTH or stack[-1].size > MAX_NODES:
-            raise ValueError(f"line {line}: it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes")
+            raise ValueError(
+                f"line {line}: it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes"
+            )
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
@@ -118,15 +122,17 @@ def _events(text: str) -> Iterator[yaml.Event]:
 def _check_scalar(event: yaml.ScalarEvent, line: int, is_key: bool) -> None:
     """Refuse a scalar that is not what its tag says, or not what it looks like."""
     constructor, text = yaml.constructor.SafeConstructor(), event.value
-    resolved = yaml.resolver.Resolver().resolve(yaml.ScalarNode, text, (event.implicit[0], False))
+    resolved = yaml.resolver.Resolver().resolve(yaml.ScalarNode, text, (event.implicit[0], False))  # type: ignore[no-untyped-call]
     kind = str(event.tag or resolved).removeprefix(PREFIX)
-    if is_key and kind in ("null", *EXPECTED):
+    if is_key and kind in ("null", "bool", "float"):
         raise ValueError(f"line {line} has the key {show(text)[1:-1]}, which is no text: write {show(text)}")
     if kind not in EXPECTED:
         return
     try:
-        value = str(getattr(constructor, f"construct_yaml_{kind}")(yaml.ScalarNode(event.tag, text)))
+        value = str(getattr(constructor, f"construct_yaml_{kind}")(yaml.ScalarNode(kind, text)))
     except (ValueError, OverflowError, KeyError, IndexError) as error:
         raise ValueError(f"line {line} has {show(text, 80)}, expected {EXPECTED[kind]}") from error
     if MISREAD.fullmatch(text):
-        raise ValueError(f"line {line} has {show(text, 80)}, which YAML reads as {value}; write the number, or quote the text")
+        raise ValueError(
+            f"line {line} has {show(text, 80)}, which YAML reads as {value}; write that, or quote the text"
+        )

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
+from unicodedata import normalize
 
 from rlkit.base.errors import show
 from rlkit.base.text import similar
@@ -160,13 +161,12 @@ def _arguments(
     Raises:
         TypeError: The function requires an argument that is not available.
     """
+    available = {normalize("NFKC", name): value for name, value in available.items()}  # as Python reads its own names
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, parameter in parameters.items():
-        optional = parameter.default is not parameter.empty or parameter.kind in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
-        if not optional and name not in available:
+        is_optional = parameter.default is not parameter.empty
+        is_optional |= parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if not is_optional and name not in available:
             hint = similar(name, [field for field in available if field.isidentifier()], "expected any of")
             if hint.startswith("expected") and "completions" not in available:
                 hint += "; or completions, prompts, completion_ids in lists"

@@ -60,8 +60,7 @@ def build(composer: Composer, *, for_gpu: bool = False) -> tuple[Recipe, str]:
     try:
         check(recipe)
     except RecipeError as error:
-        problems = str(error).split("\n")
-        located = [line + composer.problems.location(line.partition(" ")[0]) for line in problems]
+        located = [line + composer.problems.location(line.partition(" ")[0]) for line in str(error).split("\n")]
         raise RecipeError("\n".join(located)) from error
     return recipe, as_yaml(plain_data(composer.values))
 

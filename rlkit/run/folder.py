@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.files import MAX_JSON_BYTES, read_inside
+from rlkit.base.files import MAX_JSON_BYTES, read_inside, unwritable
 from rlkit.interfaces.content import pictures_of
 from rlkit.records.environment import environment
 from rlkit.records.folder import ROLLOUT_FILE, json_lines, json_text, make_private, of_rank, write_atomically
@@ -64,7 +64,7 @@ class RunFolder:
             self._write("environment.json", environment(registry) | {"devices": devices, "run_id": run_id})
             (self.path / RESERVED).write_bytes(os.urandom(RESERVED_BYTES))  # no file system can compress these
         except OSError as error:
-            raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {error}") from error
+            raise RecipeError(f"--out is {str(self.path)!r}, which cannot be written: {unwritable(error)}") from error
 
     def has_steps(self) -> bool:
         """Check whether any file shows that a run has made a step here."""

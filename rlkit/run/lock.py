@@ -8,10 +8,11 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.files import check_run_folder
+from rlkit.base.files import check_run_folder, unwritable
 from rlkit.records.folder import make_private
 
 FILE = "lock"
@@ -42,7 +43,7 @@ class Lock:
             check_run_folder(folder)
             self._file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
-            raise RecipeError(f"--out is {str(folder)!r}, which cannot be written: {error}") from error
+            raise RecipeError(f"--out is {str(folder)!r}, which cannot be written: {unwritable(error)}") from error
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -59,8 +60,9 @@ class Lock:
             )
             return
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(owner).encode(), 0)
+        with suppress(OSError):  # a disk that is full is reported with the first file of the run
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, json.dumps(owner).encode(), 0)
 
     def release(self) -> None:
         """Release the folder for other runs."""

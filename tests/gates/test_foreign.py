@@ -36,7 +36,7 @@ ROOMS = (
     "plugins/rlkit-rewards/src/",
     "rlkit/api/",
     "rlkit/recipe/",
-    "rlkit/loggers.py",
+    "plugins/rlkit-trackers/src/rlkit_trackers/table.py",
 )
 """What reads run folders, task folders, pictures of rows, and what commands leave."""
 FILES = {
@@ -49,7 +49,7 @@ FILES = {
     "plugins/rlkit-authors/src/rlkit_authors/scaffold.py": "rlkit's own templates",
     "rlkit/cli/streams.py": "the null device",
     "plugins/rlkit-report/src/rlkit_report/page.py": "rlkit's own page",
-    "rlkit/loggers.py": "the columns of the run's own CSV file",
+    "plugins/rlkit-trackers/src/rlkit_trackers/table.py": "the columns of the run's own CSV file",
     "plugins/rlkit-policy/src/rlkit_policy/scan.py": "an export that rlkit has just written",
     "rlkit/run/lock.py": "the lock, with O_NOFOLLOW",
     "rlkit/run/peers.py": "/proc",

@@ -111,7 +111,7 @@ def test_names_objects_and_yaml_say_the_same() -> None:
         ({"advantage": Own()}, "Own object"),
         ({"loss": None}, "loss is null, expected the name of a class"),
         ({"reward": 3}, "reward is 3, expected the name of a class"),
-        ({"model": "/nowhere"}, "model.path is '/nowhere', which is no folder"),
+        ({"model": "/nowhere"}, "model.path is '/nowhere', which does not exist"),
         ({"kl_loss": KLLoss(coef=-1)}, "kl_loss.coef is -1, expected a number above 0"),
         ({"validation": Validation()}, "the task has no validation rows: pass Rows(rows, validation=...)"),
         ({"task": [3]}, 'task, row 0 is 3, expected a dictionary such as {"prompt": '),

@@ -40,6 +40,13 @@ def test_the_last_one_counts(run: Path) -> None:
         with_checkpoint([f"--checkpoint={run}2"])
 
 
+def test_a_model_has_no_recipe(run: Path) -> None:
+    (run / "recipe.yaml").unlink()
+    with pytest.raises(RecipeError, match="final', a model without a recipe; add the recipe by which it was trained"):
+        with_checkpoint([f"--checkpoint={run / 'final'}"])
+    assert with_checkpoint([f"--checkpoint={run / 'final'}", "--help"])
+
+
 def test_a_run_in_the_place_of_a_recipe_is_refused_with_the_option(run: Path) -> None:
     with pytest.raises(RecipeError, match=f"^'{run}' is a run, expected a recipe; .* write --checkpoint {run}$"):
         with_checkpoint([str(run), "--json"])

@@ -14,7 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from rlkit.base.errors import RecipeError, RlkitError, explain_foreign, with_definition
+from rlkit.base.errors import RecipeError, with_definition
+from rlkit.base.files import recipe_folders
 from rlkit.base.names import is_user_only
 from rlkit.base.ranges import expected, is_checked, outside
 from rlkit.base.text import part_name
@@ -22,6 +23,7 @@ from rlkit.hooks import kinds_of
 from rlkit.recipe import Recipe
 from rlkit.recipe.credentials import expand, map_texts
 from rlkit.recipe.parsing import suggest
+from rlkit.recipe.parsing.build import Builder
 from rlkit.recipe.parsing.problems import Mistake, Problems
 from rlkit.recipe.parsing.reader import convert, locations, parse_text, read_recipe, structured
 from rlkit.recipe.parsing.references import References, ReferringText, refers
@@ -66,10 +68,12 @@ class Composer:
 
     Args:
         registry: The parts that can be named.
+        needs_files: Whether the files that parts read must be there.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, needs_files: bool = False) -> None:
         self.registry = registry
+        self.needs_files = needs_files
         self.tree: Tree = {}
         self.values: object = None
         self.problems = Problems()
@@ -104,6 +108,7 @@ class Composer:
             RecipeError: The file cannot be read, or does not hold sections.
         """
         sections = read_recipe(path)
+        recipe_folders.add(path.absolute().parent)
         self.problems.sources.append(cache(partial(locations, path)))
         self._by_user = by_user
         self.tree = self._node(Recipe, "", self.tree, sections)
@@ -132,7 +137,9 @@ class Composer:
         self.values = map_texts(self.tree, partial(self._resolve, References(self.tree, self.registry)))
         if self.problems:
             raise RecipeError("\n".join(self.problems))
-        recipe = instantiate(Recipe, expand(self.values), self.registry)
+        recipe = Builder(self.registry, self.problems, self.needs_files).build("", Recipe, expand(self.values))
+        if self.problems:
+            raise RecipeError("\n".join(self.problems))
         assert isinstance(recipe, Recipe)
         return recipe
 
@@ -412,26 +419,3 @@ def missing(key: str, hint: object, node: object, registry: Registry) -> Iterato
             where = "it" if isinstance(structure, Section) else "its init_args"
             remedy = f"write `{name}: ...` with {words} in {where}, or pass --{suggest.settable(f'{key}.{name}')}"
             yield f"{key}.{name}", f"{owner} needs {name!r}, which is not given: {remedy}"
-
-
-def instantiate(hint: object, node: object, registry: Registry) -> object:
-    """Return the section, the part or the plain value that a node describes."""
-    structure = shape(hint, registry).structure
-    if isinstance(structure, ListOf) and isinstance(node, list):
-        return [instantiate(structure.hint, child, registry) for child in node]
-    if isinstance(structure, DictOf) and isinstance(node, Mapping):
-        return {name: instantiate(structure.hint, child, registry) for name, child in node.items()}
-    described = options_in(structure, node)
-    if described is None:
-        return node
-    cls, values = described
-    arguments = {name: instantiate(options(cls)[name].hint, child, registry) for name, child in values.items()}
-    try:
-        return cls(**arguments)
-    except RlkitError:
-        raise
-    except Exception as error:  # a plugin's constructor may raise anything
-        problem = f"the recipe cannot be built: {part_name(cls)} raised {explain_foreign(error)}"
-        raise RecipeError(
-            f"{with_definition(problem, cls, '__init__')}; its constructor only stores options"
-        ) from error

@@ -105,7 +105,7 @@ def test_the_resolved_recipe_parses_to_itself(tmp_path: Path) -> None:
             "model.lora is 3, expected a section with: alpha, rank, targets, use_dora, use_rslora, or null",
         ),
         ("--fabric.precision bf16-true", "or fabric.precision: bf16-mixed"),
-        ("--model.path ./nope", "model.path is './nope', which is no folder; "),
+        ("--model.path ./nope", "model.path is './nope', which does not exist; "),
         ("--loss.clip_low 3", "loss.clip_low is 3, expected a number from 0 to 1"),
         (
             '--advantage GDPO --advantage.weights={"accuracy":1} --shaping.clip=1',

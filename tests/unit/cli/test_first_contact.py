@@ -68,7 +68,8 @@ def test_the_nearest_file_is_named(folder: Path, capsys: pytest.CaptureFixture[s
         (folder / name).write_text("question,total\n1 + 1 = ?,2\n")
     task = ("--task=HFDataset", "--task.path=sum.csv", "--task.prompt_field=question", "--task.answer_field=total")
     assert main(["data", "stats", "--recipe=quickstart", *task]) == 2
-    assert "task.path is 'sum.csv', which does not exist; did you mean 'sums.csv'?" in capsys.readouterr().err
+    expected = f"task.path is 'sum.csv', which does not exist in {folder}; did you mean 'sums.csv'?"
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rlkit_report.agreement import rank_correlation
 
 from rlkit.ops.statistics import (
     Moments,
@@ -16,7 +17,6 @@ from rlkit.ops.statistics import (
     majority,
     paired_p_value,
     pass_at_k,
-    rank_correlation,
     repeated_ngrams,
     sign_test,
     wilson,

@@ -40,7 +40,7 @@ from rlkit.rollout.workers import Workers
 from rlkit.tasks import HFDataset
 from rlkit.testing import check_reward, example_trajectory
 from rlkit.tools import Calculator
-from rlkit.types import Score, Trajectory
+from rlkit.types import Prompt, Score, Trajectory
 from tests.stubs import Stub, classifier_runtime, serving
 from tests.unit.clock import SkippingLoop
 from tests.unit.rollout.test_conversation import call, hold, tools
@@ -726,3 +726,11 @@ def test_a_function_takes_any_column_by_its_name(tmp_path: Path, code: str, expe
     trajectory = replace(example_trajectory("x"), prompt=prompt)
     score = PythonReward(f"{tmp_path / 'reward.py'}:score", allow_code=True).grade(trajectory)
     assert as_score(score).reward == expected
+
+
+def test_a_column_has_the_name_that_python_reads(tmp_path: Path) -> None:
+    """Python composes the characters of its names; files written on macOS may have them decomposed."""
+    (tmp_path / "reward.py").write_text("def score(text, L\u00f6sung): return float(text == L\u00f6sung)\n", "utf-8")
+    prompt = Prompt("0", [{"role": "user", "content": "?"}], meta={"Lo\u0308sung": "x"})
+    reward = PythonReward(f"{tmp_path / 'reward.py'}:score", allow_code=True)
+    assert as_score(reward.grade(replace(example_trajectory("x"), prompt=prompt))).reward == 1

@@ -78,3 +78,13 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecipeError, match="--out is .*file/run', which cannot be written"):
         Lock(tmp_path / "file" / "run")
+
+
+def test_a_full_disk_holds_the_lock_without_its_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first file of the run says that the disk is full."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    Lock(tmp_path / "run").release()

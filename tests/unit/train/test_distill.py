@@ -87,9 +87,9 @@ def test_another_tokenizer_of_a_critic_is_refused(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--recipe=quick_distill", "--teacher.path=gone"), "teacher.path is 'gone', which cannot be loaded: "),
-        (("--recipe=quick_distill", "--teacher.path=./gone"), "teacher.path is './gone', which is no folder; "),
+        (("--recipe=quick_distill", "--teacher.path=./gone"), "teacher.path is './gone', which does not exist; "),
         (("--recipe=quick_ppo", "--critic.path=gone"), "critic.path is 'gone', which cannot be loaded: "),
-        (("--recipe=quick_ppo", "--critic.path=./gone"), "critic.path is './gone', which is no folder; "),
+        (("--recipe=quick_ppo", "--critic.path=./gone"), "critic.path is './gone', which does not exist; "),
         (("--recipe=quick_distill", "--teacher.path=tokenizer"), "teacher.path is 'tokenizer', which cannot be loaded"),
         (("--recipe=quick_ppo", "--critic.path=tokenizer"), "critic.path is 'tokenizer', which cannot be loaded: "),
     ],

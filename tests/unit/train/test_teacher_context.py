@@ -354,7 +354,7 @@ def test_other_sources_have_the_policy_itself_or_the_path() -> None:
     [
         ({"sources": {"c": "tiny"}}, "teacher.sources has 'c', from which no prompt is; the sources are: 'a', 'b'"),
         ({"sources": {"a": "gone"}}, "teacher.sources.a is 'gone', which cannot be loaded: "),
-        ({"sources": {"a": "./gone"}}, "teacher.sources.a is './gone', which is no folder; "),
+        ({"sources": {"a": "./gone"}}, "teacher.sources.a is './gone', which does not exist; "),
         ({"sources": {}}, "teacher.path is null: the policy itself"),
     ],
 )

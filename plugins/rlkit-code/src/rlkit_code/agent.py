@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from rlkit.agents import write_task
+from rlkit.base.files import no_such
 from rlkit.base.names import OutputPath
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.base.text import HIDDEN
 from rlkit.interfaces.agent import Agent, AgentClient, AgentResult, AgentTask
 from rlkit.interfaces.runtime import Runtime
+from rlkit.types import Prompt
 from rlkit_code.command import Command, CommandLimits, environment_of_run, require_allowed, workdir_of
 
 SECRET_LENGTH = 8
@@ -72,6 +74,13 @@ class CommandAgent(Agent):
         self.environment = dict(environment or {})
         self.timeout = timeout
         self.keep = keep
+
+    def refuses(self, prompt: Prompt) -> str | None:
+        files = prompt.meta.get("files")
+        script = self.command.missing(files if isinstance(files, Mapping) else ())
+        if script is None:
+            return None
+        return f"agent.command names {script!r}, {no_such(script)}; nor is it in the row's column `files`"
 
     def bind(self, runtime: Runtime) -> None:
         self.command.check()

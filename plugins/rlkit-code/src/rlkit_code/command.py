@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ SYSTEM = (
     "/sbin", "/lib32", "/etc/alternatives", "/etc/hosts", "/etc/localtime", "/etc/nsswitch.conf", "/etc/ssl/certs",
 )  # fmt: skip
 """What a confined command may read, besides what `sandbox.readable` lists."""
+SCRIPTS = (".py", ".sh", ".js", ".mjs", ".ts", ".rb", ".pl")
 VIEW = ("/tmp", "/dev", "/proc", "/sys", "/run")
 """Paths that are a sandbox's own, or have no meaning in one."""
 USERS = range(61184, 65520)
@@ -132,6 +133,11 @@ class Command:
             raise RecipeError(
                 f"{owner} runs {program}, which it cannot read in its sandbox; add its folder to `readable`"
             )
+
+    def missing(self, provided: Collection[str]) -> str | None:
+        """Return a script that the command names and that is neither here nor provided, if there is one."""
+        names = [word for word in self.words if word.endswith(SCRIPTS) and not os.path.isabs(word) and "{" not in word]
+        return next((name for name in names if name not in self._files and name not in provided), None)
 
     def filled(self, folder: Path, values: Mapping[str, str]) -> list[str]:
         """Return the words with names in braces replaced; files that the folder has not are those of the recipe."""

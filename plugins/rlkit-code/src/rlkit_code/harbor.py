@@ -67,6 +67,10 @@ class Harbor(Task):
         self.ignore_image = ignore_image
         self.ignore_network = ignore_network
 
+    def files(self) -> list[tuple[str, str]]:
+        validation = [] if self.validation_path is None else [("validation_path", self.validation_path)]
+        return [("path", self.path), *validation]
+
     def rows(self, split: Split) -> Sequence[Row]:
         path = self.path if split == "train" else self.validation_path
         if path is None:

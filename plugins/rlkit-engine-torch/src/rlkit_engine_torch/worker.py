@@ -45,7 +45,9 @@ class Worker:
     async def run_steps(self, steps: Callable[[], T]) -> T:
         """Run decode steps; a cancelled caller resumes only after the step in progress."""
         try:
-            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, _without_stop, steps))
+            return await asyncio.shield(
+                asyncio.get_running_loop().run_in_executor(self._executor, _without_stop, steps)
+            )
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.wrap_future(self.submit(_nothing_to_do)))
             raise

@@ -17,6 +17,7 @@ from rich.progress import Progress
 from rlkit.api.policy import fabric_for, sample, sampling_service
 from rlkit.api.prompts import load_data, make_prompt, unchecked_data
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import unwritable
 from rlkit.base.terminal import echo
 from rlkit.commands import parse
 from rlkit.interfaces.content import json_messages
@@ -153,7 +154,7 @@ def prepare(recipe: Recipe, files: Mapping[Split, Path], rewards: Mapping[int, l
             sources = recipe.model.vision.sources
             count = write(recipe.task, split, path, pictures=pictures, sources=sources, rewards=of_split)
         except OSError as error:
-            raise RecipeError(f"--out is {str(path.parent)!r}, which cannot be written: {error}") from error
+            raise RecipeError(f"--out is {str(path.parent)!r}, which cannot be written: {unwritable(error)}") from error
         echo(f"{path}: {count:,} prompts")
 
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from rlkit.base.errors import RecipeError, explain
+from rlkit.base.errors import RecipeError
+from rlkit.base.files import unwritable
 
 
 @contextmanager
@@ -17,10 +18,16 @@ def new_file(name: str) -> Iterator[TextIO]:
     Raises:
         RecipeError: It exists, or cannot be written.
     """
+    path = Path(name)
     try:
-        with Path(name).open("x", encoding="utf-8", newline="") as file:
-            yield file
+        with path.open("x", encoding="utf-8", newline="") as file:
+            try:
+                yield file
+                file.flush()
+            except BaseException:
+                path.unlink()
+                raise
     except FileExistsError as error:
         raise RecipeError(f"{name!r} exists already; name a new file, or remove it first") from error
     except OSError as error:
-        raise RecipeError(f"{name!r} cannot be written: {explain(error)}; name a new file") from error
+        raise RecipeError(f"{name!r} cannot be written: {unwritable(error)}") from error

@@ -66,7 +66,8 @@ def run(argv: Sequence[str]) -> int:
         return _new(arguments)
     if verb not in ("show", "check"):
         raise RecipeError(f"rlkit recipe has no verb {verb!r}, expected list, show, new or check")
-    parsed = parse(f"recipe {verb}", arguments, [DEEP, GPU, PRICE] if verb == "check" else [PYTHON])
+    is_check = verb == "check"
+    parsed = parse(f"recipe {verb}", arguments, [DEEP, GPU, PRICE] if is_check else [PYTHON], needs_files=is_check)
     if verb == "show":
         script = as_python(parsed.yaml, f"The recipe {parsed.name}.", parsed.registry) if parsed.options.python else ""
         print(script or parsed.yaml, end="")

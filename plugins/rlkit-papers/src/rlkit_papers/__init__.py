@@ -10,6 +10,7 @@ from rlkit_papers.advantages.opo import OPO
 from rlkit_papers.advantages.optimal_advantage import OptimalAdvantage
 from rlkit_papers.advantages.optimal_token_baseline import OptimalTokenBaseline
 from rlkit_papers.advantages.pass_k import PassK
+from rlkit_papers.advantages.reinforce_pp_baseline import ReinforcePPBaseline
 from rlkit_papers.losses.advantage_regression import AdvantageRegression
 from rlkit_papers.losses.covariance import ClipCov, KLCov
 from rlkit_papers.losses.dppo import DPPO
@@ -24,7 +25,8 @@ from rlkit_papers.losses.simpo import SimPO
 
 __all__ = [
     "AdvantageRegression", "ClipCov", "DPPO", "DRO", "GDPO", "GMPO", "GPG", "KLCov", "KTO", "M2PO", "MaxRL", "OPO",
-    "ORPO", "OptimalAdvantage", "OptimalTokenBaseline", "PassK", "SAPO", "SimPO", "TOPR", "VESPO",
+    "ORPO", "OptimalAdvantage", "OptimalTokenBaseline", "PassK", "ReinforcePPBaseline", "SAPO", "SimPO", "TOPR",
+    "VESPO",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Parsers of the calls that model families write: one per file; a chat template chooses one by `detects`.
 
 What belongs here: the syntax of a family's tool calls, on the readers of `rlkit.parsers.text`. What does not: Hermes's
-form and JSON blocks, which rlkit has itself, and calling the tools.
+form, which rlkit has itself, and calling the tools.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from rlkit_parsers.deepseek import DeepSeekParser
 from rlkit_parsers.gemma import GemmaParser
 from rlkit_parsers.glm import GlmParser
 from rlkit_parsers.harmony import HarmonyParser
+from rlkit_parsers.json_block import JsonBlockParser
 from rlkit_parsers.lfm import LfmParser
 from rlkit_parsers.llama_json import LlamaJsonParser
 from rlkit_parsers.mistral import MistralParser
@@ -18,8 +19,8 @@ from rlkit_parsers.pythonic import PythonicParser
 from rlkit_parsers.qwen_coder import QwenCoderParser
 
 PARSERS = (
-    DeepSeekParser, GemmaParser, GlmParser, HarmonyParser, LfmParser, LlamaJsonParser, MistralParser, PythonicParser,
-    QwenCoderParser,
+    DeepSeekParser, GemmaParser, GlmParser, HarmonyParser, JsonBlockParser, LfmParser, LlamaJsonParser, MistralParser,
+    PythonicParser, QwenCoderParser,
 )  # fmt: skip
 
 

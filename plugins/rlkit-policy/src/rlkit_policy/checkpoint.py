@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
-from rlkit.base.files import nearby
+from rlkit.base.files import nearby, unwritable
 from rlkit.commands import with_recipe_of
 from rlkit.models.source import locate
 from rlkit.records.folder import home_of, make_private, output_path
@@ -37,9 +37,15 @@ def with_checkpoint(argv: Sequence[str]) -> list[str]:
     if source.base is None and not os.path.isfile(Path(source.location, "config.json")):
         hint = "" if os.path.exists(path) else f"; there is no such folder: {nearby(Path(path))}"
         raise RecipeError(f"{FLAG} is {path!r}, expected a run folder, its final/ or a checkpoint{hint}")
+    arguments = _with_recipe(argv, [path])
+    if not _names_recipe(arguments) and {"-h", "--help"}.isdisjoint(argv):
+        raise RecipeError(
+            f"{FLAG} is {path!r}, a model without a recipe; add the recipe by which it was trained, such as --recipe "
+            "mine.yaml, or name the run instead"
+        )
     lora = "null" if source.lora is None else json.dumps(asdict(source.lora))
     quantization = [] if source.quantization is None else [f"--model.quantization={source.quantization}"]
-    return [*_with_recipe(argv, [path]), f"--model.path={source.location}", f"--model.lora={lora}", *quantization]
+    return [*arguments, f"--model.path={source.location}", f"--model.lora={lora}", *quantization]
 
 
 def each_checkpoint(argv: Sequence[str]) -> dict[str, list[str]]:
@@ -79,10 +85,14 @@ def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return other_arguments, paths
 
 
+def _names_recipe(argv: Sequence[str]) -> bool:
+    is_named = bool(argv) and not argv[0].startswith("-") and "=" not in argv[0]
+    return is_named or any(argument.partition("=")[0] == "--recipe" for argument in argv)
+
+
 def _with_recipe(argv: Sequence[str], paths: Sequence[str]) -> list[str]:
     """Return the arguments with the recipe of the first run among the places, unless they name one."""
-    named = bool(argv) and not argv[0].startswith("-") and "=" not in argv[0]
-    if not named and not any(argument.partition("=")[0] == "--recipe" for argument in argv):
+    if not _names_recipe(argv):
         home = next(filter(None, map(home_of, paths)), None)
         if home is not None:
             return with_recipe_of(home, argv)
@@ -100,7 +110,7 @@ def new_folder(path: str) -> Path:
         make_private(folder)
         used = any(folder.iterdir())
     except OSError as error:
-        raise RecipeError(f"--out is {path!r}, which cannot be written: {error}") from error
+        raise RecipeError(f"--out is {path!r}, which cannot be written: {unwritable(error)}") from error
     if used:
         raise RecipeError(f"--out is {path!r}, which is not empty; choose a new folder")
     return folder

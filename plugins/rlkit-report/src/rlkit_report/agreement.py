@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import isfinite
 
+import numpy as np
+
 from rlkit.base.errors import RecipeError
-from rlkit.ops.statistics import Moments, rank_correlation
+from rlkit.ops.statistics import Moments
 from rlkit.records.rows import SavedRow
 from rlkit.types import JsonObject
 
@@ -93,3 +95,16 @@ class Agreement:
         if self.pairs:
             share = metrics["pairs_ordered_alike"]
             yield f"{share:.1%} of {self.pairs:,} pairs of samples of a prompt are ordered alike; chance is 50%"
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Spearman's rank correlation (1904); equal values share the mean of their ranks."""
+    return Moments.from_pairs(_ranks(x), _ranks(y)).correlation
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the ranks of values, relative to the mean rank."""
+    _, inverse, counts = np.unique(np.array(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    last_rank = counts.cumsum()
+    ranks: list[float] = ((2 * last_rank - counts - len(values)) / 2)[inverse].tolist()
+    return ranks

@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import unwritable
 from rlkit.base.terminal import echo
 from rlkit.base.text import similar
 from rlkit.records.folder import folder_of
@@ -81,7 +82,7 @@ def _write(path: Path, runs: Sequence[RunFiles]) -> int:
     try:
         rows = write_page(path, runs)
     except OSError as error:
-        raise RecipeError(f"--out is {str(path)!r}, which cannot be written: {error}") from error
+        raise RecipeError(f"--out is {str(path)!r}, which cannot be written: {unwritable(error)}") from error
     for note in (note for run in runs for note in run.notes):
         echo(f"warning: {note}")
     echo(f"{path}: {rows:,} rollouts, {path.stat().st_size / 1e6:.1f} MB")
@@ -96,6 +97,6 @@ def _writable(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RecipeError(f"--out is {str(path)!r}, which cannot be written: {error}") from error
+        raise RecipeError(f"--out is {str(path)!r}, which cannot be written: {unwritable(error)}") from error
     if not is_report:
         raise RecipeError(f"--out is {str(path)!r}, which is no report of rlkit; choose another name")

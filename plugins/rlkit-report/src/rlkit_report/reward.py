@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from rlkit.base.errors import RecipeError, explain
-from rlkit.base.files import nearby
+from rlkit.base.errors import RecipeError
+from rlkit.base.files import nearby, unwritable
 from rlkit.base.terminal import echo
 from rlkit.commands import ALLOW_CODE, parse
 from rlkit.records.folder import home_of
@@ -118,7 +118,7 @@ def _open(stack: ExitStack, out: str | None, inputs: Sequence[Path]) -> FileIO |
     try:
         return stack.enter_context(FileIO(out, "w"))
     except OSError as error:
-        raise RecipeError(f"--out is {out!r}, which cannot be written: {explain(error)}") from error
+        raise RecipeError(f"--out is {out!r}, which cannot be written: {unwritable(error)}") from error
 
 
 def _write(out: FileIO, lines: Iterable[JsonObject]) -> None:
@@ -128,4 +128,4 @@ def _write(out: FileIO, lines: Iterable[JsonObject]) -> None:
         while unwritten:
             unwritten = unwritten[out.write(unwritten) :]
     except OSError as error:
-        raise RecipeError(f"--out is {out.name!r}, which cannot be written: {explain(error)}") from error
+        raise RecipeError(f"--out is {out.name!r}, which cannot be written: {unwritable(error)}") from error

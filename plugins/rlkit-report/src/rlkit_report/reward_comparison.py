@@ -15,9 +15,9 @@ from rlkit_math.answers import form_of_completion, form_of_reference
 from rlkit.base.errors import shorten
 from rlkit.base.terminal import echo, show
 from rlkit.interfaces.parser import after_thinking
-from rlkit.ops.statistics import rank_correlation
 from rlkit.records.rows import SavedRow
 from rlkit.types import JsonObject, Score, Trajectory
+from rlkit_report.agreement import rank_correlation
 
 SAME = 6
 """Decimal places in which rewards are compared: the same model in another batch rounds otherwise."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlkit.base.deadlines import in_thread
 from rlkit.base.errors import RecipeError
+from rlkit.base.files import looks_local
 from rlkit.base.names import StopText
 from rlkit.base.ranges import Count, PositiveInt, Seconds
 from rlkit.base.text import tokens_until
@@ -70,6 +71,9 @@ class ModelReward(RewardManager):
         self.timeout = timeout
         self.on_error = on_error
         self._thread: ThreadPoolExecutor | None = None
+
+    def files(self) -> list[tuple[str, str]]:
+        return [("path", self.path)] if looks_local(self.path) else []
 
     def effect(self) -> str:
         return f"loads {self.path}"

@@ -210,6 +210,9 @@ class Jsonl(Columns):
         self.validation_path = validation_path
         self.validation_split = validation_split
 
+    def files(self) -> list[tuple[str, str]]:
+        return sources.local(self.path, "path") + sources.local(self.validation_path, "validation_path")
+
     def _train(self) -> sources.Rows:
         return self._read(self.path, "task.path")
 
@@ -266,6 +269,10 @@ class HFDataset(Columns):
         self.name = name
         self.train_split = train_split
         self.validation_split = validation_split
+
+    def files(self) -> list[tuple[str, str]]:
+        paths = sources.local(self.path, "path") if self._is_file else []
+        return paths + sources.local(self.validation_path, "validation_path")
 
     def _train(self) -> sources.Rows:
         return self._all(self.train_split)

@@ -149,13 +149,15 @@ def decoded(line: bytes, first: bool, location: str) -> str:
         RecipeError: It is not in UTF-8.
     """
     if first and line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise RecipeError(f"{location}: the file is in UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+        problem = f"{location}: the file is in UTF-16, expected UTF-8"
+        raise RecipeError(f"{problem}; convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW")
     try:
         text = line.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(
             f"{location}: byte 0x{line[error.start]:02x} in column {error.start + 1} is not UTF-8, expected a text "
-            "file in UTF-8; if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
+            "file in UTF-8; if it is text in another encoding, convert it, such as by "
+            "iconv -f CP1252 -t UTF-8 FILE > NEW, or save it as UTF-8 where it was written"
         ) from error
     if "\0" in text:
         raise RecipeError(f"{location}: a NUL byte, expected text")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.base.errors import RecipeError, UnavailableError, show, unreachable
-from rlkit.base.files import is_url, nearby
+from rlkit.base.files import is_url, nearby, no_such
 from rlkit.base.hub import work_offline_without_network
 from rlkit.base.text import redact
 from rlkit.types import Row
@@ -50,7 +50,7 @@ def existing(path: Path, option: str) -> Path:
         path = Path(os.path.expanduser(path))
         path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise RecipeError(f"{option} is {str(path)!r}, which does not exist; {nearby(path)}") from error
+        raise RecipeError(f"{option} is {str(path)!r}, {no_such(str(path))}") from error
     except (OSError, ValueError, RuntimeError) as error:  # no permission, too long, a NUL, an unknown ~user
         reason = error.strerror if isinstance(error, OSError) else error
         raise RecipeError(f"{option} is {show(str(path))}, which cannot be read: {reason}") from error
@@ -70,6 +70,12 @@ def expand(names: Paths, option: str) -> list[str]:
             f"{option} is {names!r}, expected a file, a URL, a pattern such as 'data/*.jsonl', or a list of them"
         )
     return [name if is_url(name) else str(regular(Path(name), option)) for name in paths]
+
+
+def local(names: Paths | None, option: str) -> list[tuple[str, str]]:
+    """Return the files without patterns that an option names, each with the option; neither URLs nor a hub's names."""
+    listed = [names] if isinstance(names, str) else names or []
+    return [(option, name) for name in listed if not is_url(name) and not glob.has_magic(name)]
 
 
 def regular(path: Path, option: str) -> Path:

@@ -61,6 +61,9 @@ class SearchTool(Tool):
             "required": ["query"],
         }
 
+    def files(self) -> list[tuple[str, str]]:
+        return [] if self.corpus is None else [("corpus", self.corpus)]
+
     def bind(self, runtime: Runtime) -> None:
         if self.client is not None:
             self.client.check()
