@@ -1,4 +1,4 @@
-"""Remarks beside an answer that do not change it: a reason within a box, a check that is true, the question again."""
+"""What is beside an answer: its reason, a check that is true, the question again, a heading of values, its unit."""
 
 from __future__ import annotations
 
