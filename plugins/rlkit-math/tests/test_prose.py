@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rlkit_math.answers import equal, reference_of
+from rlkit_math.answers import canonical, equal, form_of_reference, reference_of
 from test_notations import rows
 
 from rlkit.rewards import MathReward
@@ -315,3 +315,8 @@ def test_a_product_with_a_matrix_is_an_answer_and_no_reference() -> None:
     assert equal(product, matrix)
     assert not equal(matrix, product)
     assert reference_of(product) is None
+
+
+def test_two_notations_have_the_canonical_form_and_the_name_of_the_first() -> None:
+    assert canonical("1/8, or 12.5%") == canonical("1/8")
+    assert form_of_reference("1/8, or 12.5%") == form_of_reference("1/8")

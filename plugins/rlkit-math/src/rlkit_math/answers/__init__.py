@@ -15,7 +15,7 @@ from rlkit_math.answers.extract import FinalAnswer, final_answer, marked_or_all
 from rlkit_math.answers.forms import MAX_LENGTH, parse_answer
 from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.nodes import UngradableError
-from rlkit_math.answers.values import Answer, Named, Number, Words, form_of
+from rlkit_math.answers.values import Answer, Named, Notations, Number, Words, form_of
 
 __all__ = [
     "FinalAnswer",
@@ -93,6 +93,8 @@ def canonical(answer: str) -> str:
         value = parse_answer(answer)
     except UngradableError:
         value = None
+    if isinstance(value, Notations):
+        value = value.items[0]
     if isinstance(value, Named):
         value = value.value
     if not isinstance(value, Number) or value.readings[0].numerator.bit_length() > LARGEST_SHOWN_BITS:

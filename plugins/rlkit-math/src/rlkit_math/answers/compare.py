@@ -45,7 +45,7 @@ def same(actual: Answer, expected: Answer) -> bool:
     (actual, domain), (expected, other_domain) = _without_domain(actual), _without_domain(expected)
     if domain != other_domain and domain and other_domain:
         return False
-    if isinstance(actual, Named) or isinstance(expected, Named):
+    if isinstance(actual, Named | Notations) or isinstance(expected, Named | Notations):
         return _same_named(actual, expected)
     match actual, expected:
         case (Relation(), Relation()):
@@ -80,7 +80,9 @@ def same(actual: Answer, expected: Answer) -> bool:
 
 
 def _same_named(actual: Answer, expected: Answer) -> bool:
-    """Compare two answers of which at least one has a name."""
+    """Compare two answers of which at least one has a name or two notations."""
+    if isinstance(actual, Notations) or isinstance(expected, Notations):
+        return all(starmap(same, product(_notations(actual), _notations(expected))))
     assigned, values = _assigned(actual), _assigned(expected)
     if assigned and values:
         return assigned.keys() == values.keys() and all(same(value, values[name]) for name, value in assigned.items())
@@ -101,6 +103,10 @@ def _same_named(actual: Answer, expected: Answer) -> bool:
         case (Named(), Named()) if actual.name != expected.name:
             return _same_relation(_as_relation(actual), _as_relation(expected))
     return same(*(answer.value if isinstance(answer, Named) else answer for answer in (actual, expected)))
+
+
+def _notations(answer: Answer) -> tuple[Answer, ...]:
+    return answer.items if isinstance(answer, Notations) else (answer,)
 
 
 def _choices(answer: Answer) -> set[str]:
@@ -126,9 +132,7 @@ def _same_time(first: Digits, second: Digits) -> bool:
 
 
 def _same_items(actual: Answer, expected: Answer) -> bool:
-    """Compare lists, sets, tuples, intervals, and values in two notations."""
-    if isinstance(actual, Notations) or isinstance(expected, Notations):
-        return all(starmap(same, product(_notations(actual), _notations(expected))))
+    """Compare lists, sets, tuples and intervals."""
     if not {type(actual), type(expected)}.isdisjoint({Words, Formula}) and _choices(actual):
         return _choices(actual) == _choices(expected)
     match actual, expected:
@@ -168,10 +172,6 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
         )
     first, second = _mixed_number(actual), _mixed_number(expected)
     return first is not None and second is not None and same(first, second)
-
-
-def _notations(answer: Answer) -> tuple[Answer, ...]:
-    return answer.items if isinstance(answer, Notations) else (answer,)
 
 
 def _brackets(answer: Answer) -> str:

@@ -80,7 +80,7 @@ _ANNOUNCED = re.compile(
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
     rf"(?:(?:richtige|endgültige|bonne|правильный) )?{alternatives('answer')}"
     r"(?: (?:finale?|corr?ec?ta|correcte|corretta))?(?P<foreign> ?:| (?:lautet|ist|es|est|é|è|to)\b:?)"
-    r"(?: (?:la|a|el|letra|option|opción|opção|вариант)(?= \W{0,3}[A-H]\b))?"
+    r"(?:(?: (?:la|a|el))?(?: (?:letra|lettera|option|opción|opção|вариант))?(?= \W{0,3}[A-H]\b))?"
     r"|(?:(?![不誤違错误오틀])[\u3040-\u30ff\u4e00-\u9fff，,、]){0,9}"
     r"(?:答案|选(?=\W*[A-H])|(?:正解|答え?|정답|답)(?=[はが은는：: ]*\W*[A-H](?![A-Za-z])|[：:]))"
     r"[是为はが은는：: ]*(?:选项|選択肢)?)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"

@@ -16,8 +16,8 @@ _OPENING_FENCE = re.compile(r"`{3}(?:json)?\s*$", re.I)
 _START = re.compile(r"\{(?=\s*\")")
 _ESCAPE = re.compile(r"\\\\|\\(?=[A-Za-z]{2}|[()\[\],;!{}%$ ])(?!u[0-9A-Fa-f]{4})")
 """Escapes, of which `\\frac` and `\\(` are none."""
-_KEY = re.compile(r"(?:the[ _])?(?:final[ _-]?)?answer", re.I)
-_OTHER_KEY = re.compile(r"answer|correct|alternative|instead|wrong|option|format|example", re.I)
+_KEY = re.compile(r"(?:the[ _])?(?:final[ _-]?)?(?:answer|result)|final", re.I)
+_OTHER_KEY = re.compile(r"answer|result|final|correct|alternative|instead|wrong|option|format|example", re.I)
 
 
 class JsonAnswer(NamedTuple):
@@ -29,7 +29,7 @@ class JsonAnswer(NamedTuple):
 
 def json_answer(text: str) -> JsonAnswer | None:
     """Return the only answer of the object that ends a text; None if there is none, or its introduction is doubtful."""
-    text = text[-2 * MAX_OBJECT :].rstrip().removesuffix("```").rstrip()
+    text = text[-2 * MAX_OBJECT :].rstrip().removesuffix("```").rstrip(" \n.")
     if not text.endswith("}"):
         return None
     for start in list(_START.finditer(text, max(0, len(text) - MAX_OBJECT)))[:MAX_STARTS]:

@@ -11,7 +11,8 @@ from rlkit_math.answers.values import Answer, Formula, Named, Notations, Number
 
 _JOINT = r"(?:(?:or|i\.?e\.?|that is|which (?:is|equals)|equivalently|equals|the same as)\b\.?,? ?)"
 _TWO = re.compile(
-    rf"(?P<first>[^,]+?)(?:,? {_JOINT}+| \((?P<bracket>{_JOINT}{{0,2}}))(?P<second>[^,()]+)(?(bracket)\))"
+    rf"(?P<first>[^,]+?)(?:,? {_JOINT}+| \((?P<bracket>{_JOINT}{{0,2}}))(?P<second>[^,]+?)(?(bracket)\))"
+    r"(?: (?:in|as an?) (?:decimal|fraction)(?: form)?)?"
 )
 
 
@@ -21,6 +22,8 @@ def in_two_notations(text: str, parse_item: Callable[[str], Answer | None]) -> N
     if match is None or match["first"] == match["second"]:
         return None
     first, second = parse_item(match["first"]), parse_item(match["second"])
+    if isinstance(first, Named) and isinstance(second, Named) and second.name == first.name:
+        second = second.value
     value = first.value if isinstance(first, Named) else first
     if first is None or not isinstance(value, Number | Formula) or not isinstance(second, Number | Formula):
         return None

@@ -39,8 +39,8 @@ _ROUNDED = (
 ROUNDING = re.compile(rf" ?\({_ROUNDED}\)|,? ?{_ROUNDED},?", re.I)
 """A remark on how a number is rounded."""
 _OR_ABOUT = re.compile(
-    r"(?:,? (?:or|which is) ?| \((?:or )?)(?:about|approximately|roughly|\\approx) ?(-?[0-9.]+)\)?"
-    r"(?: in decimal form| as a decimal)?"
+    r"(?:,? (?:or|which is) ?| \((?:or )?)(?:about|approximately|roughly|\\approx) ?"
+    r"(-?[0-9.]*[0-9](?: (?!in |as )[A-Za-z]{2,}){0,3})\)?(?: in decimal form| as a decimal)?"
 )
 """The decimal beside an exact value: `22/7, or about 3.14`."""
 _ORDER = re.compile(r",? \(?(?:in|taken in) (?:any|either|some) order\)?$")

@@ -1,4 +1,4 @@
-"""Remarks beside an answer that do not change it: a reason within a box, a check that is true, the question again."""
+"""What is beside an answer: its reason, a check that is true, the question again, a heading of values, its unit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LIST = 1000
 """Maximum number of characters of a list of values in lines."""
 Parser = Callable[[str], Answer | None]
 
-_REASON = re.compile(r"([^=]*?[^=,; ])[,;]? (?:because|since(?! [12][0-9]{3}\b)) (.+)")
+_REASON = re.compile(r"(.*?[^,; ])[,;]? \(?(?:because|since(?! [12][0-9]{3}\b)) (.+)")
 _RETRACTING = re.compile(rf"\b{alternatives('retracting')}\b|[?≠]", re.I)
 _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|asked)\b[^()]*\?\)", re.I)
 _CHECK = re.compile(r"[*_]{0,2}(?:check|verification|verify|proof|probe)\b[*_]{0,2}:[*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
@@ -44,9 +44,9 @@ def without_reason(content: str, parse: Parser) -> str:
     answer = None if match is None else parse(match[1])
     if match is None or answer is None or _RETRACTING.search(match[2]):
         return content
-    result = parse(match[2].rpartition("=")[2]) if "=" in match[2] else answer
-    is_word = isinstance(answer, Words)
-    return match[1] if is_word or result == answer else content
+    result = parse(match[2].rstrip(" )").rpartition("=")[2]) if "=" in match[2] else answer
+    value = answer.value if isinstance(answer, Named) else answer
+    return match[1] if isinstance(answer, Words) or result in (answer, value) else content
 
 
 def without_remark(text: str, parse: Parser) -> str:

@@ -132,8 +132,8 @@ def multiplies_number(word: str) -> bool:
 
 def counted(text: str, unit: str) -> frozenset[str]:
     """Return the words after a number that tell it from others: all beside an unknown unit, else what is measured."""
-    measured = _MEASURED.search(text)
-    words = measured[0] if measured is not None else "" if unit else text
+    measured = _MEASURED.search(text) if unit else None
+    words = text if not unit else "" if measured is None else measured[0]
     return frozenset(word.lower().removesuffix("s") for word in re.findall("[A-Za-z]+", words))
 
 
