@@ -6,12 +6,11 @@ correction of rewards before it (`rlkit.train.credit`), and the mathematics that
 
 from rlkit.advantages.gae import GAE
 from rlkit.advantages.grpo import GRPO
-from rlkit.advantages.rae import RAE
 from rlkit.advantages.reinforce_pp import ReinforcePP
 from rlkit.advantages.remax import ReMax
 from rlkit.advantages.rloo import RLOO
 from rlkit.registry.shelf import attribute_of
 
-__all__ = ["GAE", "GRPO", "RAE", "RLOO", "ReMax", "ReinforcePP"]
+__all__ = ["GAE", "GRPO", "RLOO", "ReMax", "ReinforcePP"]
 
 __getattr__ = attribute_of("advantages")

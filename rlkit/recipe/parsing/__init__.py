@@ -3,8 +3,8 @@
 1. `reader`: YAML as plain data; tags, repeated keys and endless aliases are refused.
 2. `compose`: files and overrides are laid over each other in one tree, with all defaults. Here, and only here, a value
    is converted to its option's type, which states its range, and a name is looked up among the registered parts.
-3. `Composer.finish`: required options that are missing are reported, `references` have their values, and the tree
-   becomes sections and parts.
+3. `Composer.finish`: required options that are missing are reported, `references` have their values, and `build` makes
+   sections and parts of the tree.
 4. `rlkit.recipe.check`: relations between options.
 
 `rlkit.commands` drives them for the command line, and `rlkit.api` for Python. The types come from
@@ -24,5 +24,5 @@ An option on its way, `--advantage.eps=1e-4`:
     convert         a number in the option's range
     missing         in `finish`: what no recipe has set
     map_texts       references to options, then to the environment
-    instantiate     `GRPO(eps=1e-4)`
+    build           `GRPO(eps=1e-4)`
 """

@@ -1,4 +1,4 @@
-"""Losses and advantage estimators of papers that no shipped recipe needs, each with its source."""
+"""Losses and advantage estimators of papers, besides those of the algorithms with a recipe, each with its source."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rlkit_papers.advantages.opo import OPO
 from rlkit_papers.advantages.optimal_advantage import OptimalAdvantage
 from rlkit_papers.advantages.optimal_token_baseline import OptimalTokenBaseline
 from rlkit_papers.advantages.pass_k import PassK
+from rlkit_papers.advantages.rae import RAE
 from rlkit_papers.advantages.reinforce_pp_baseline import ReinforcePPBaseline
 from rlkit_papers.losses.advantage_regression import AdvantageRegression
 from rlkit_papers.losses.covariance import ClipCov, KLCov
@@ -25,8 +26,8 @@ from rlkit_papers.losses.simpo import SimPO
 
 __all__ = [
     "AdvantageRegression", "ClipCov", "DPPO", "DRO", "GDPO", "GMPO", "GPG", "KLCov", "KTO", "M2PO", "MaxRL", "OPO",
-    "ORPO", "OptimalAdvantage", "OptimalTokenBaseline", "PassK", "ReinforcePPBaseline", "SAPO", "SimPO", "TOPR",
-    "VESPO",
+    "ORPO", "OptimalAdvantage", "OptimalTokenBaseline", "PassK", "RAE", "ReinforcePPBaseline", "SAPO", "SimPO",
+    "TOPR", "VESPO",
 ]  # fmt: skip
 
 
