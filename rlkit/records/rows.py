@@ -13,7 +13,7 @@ from rlkit.base.text import redact
 from rlkit.interfaces.content import are_tools
 from rlkit.interfaces.picture import Picture
 from rlkit.records.fields import read_fields, stored_fields
-from rlkit.records.lines import read_lines
+from rlkit.records.lines import LOGP_DECIMALS, nine_digits, read_lines
 from rlkit.types import AgentSpan, Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -37,8 +37,13 @@ Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]
 """Returns the token ids of a prompt's messages, and of the completion."""
 
 
-def as_row(trajectory: Trajectory) -> JsonObject:
-    """Return a trajectory as a row of JSON data; an agent's rollout has its session's further samples and its log."""
+def as_row(trajectory: Trajectory, exact: bool = True) -> JsonObject:
+    """Return a trajectory as a row of JSON data; an agent's rollout has its session's further samples and its log.
+
+    Args:
+        trajectory: A scored trajectory, or one that failed.
+        exact: Whether log-probs keep all bits, as learning from the row needs, or `LOGP_DECIMALS`.
+    """
     score, prompt = trajectory.score, trajectory.prompt
     error = trajectory.error or (score and score.error)
     return {
@@ -50,20 +55,20 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         **({} if prompt.tools is None else {"tools": prompt.tools}),
         "text": trajectory.text,
         "conversation": stored_messages(trajectory.messages[len(prompt.messages) :]),
-        **_agent(trajectory),
+        **_agent(trajectory, exact),
         "reward": trajectory.reward,
         "score": score and {name: getattr(score, name) for name in SCORE_FIELDS} | stored_fields(score.fields),
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(error)) if error else None,
         "failed": trajectory.error is not None,
-        **_sample(trajectory),
+        **_sample(trajectory, exact),
         "counts": trajectory.counts,
         **({"metrics": trajectory.metrics} if trajectory.metrics else {}),
     }
 
 
-def _agent(trajectory: Trajectory) -> JsonObject:
+def _agent(trajectory: Trajectory, exact: bool) -> JsonObject:
     """Return an agent's result and the further samples of a rollout, each with all of its messages."""
     span = trajectory.span
     if not span.result and not span.branches:
@@ -73,7 +78,7 @@ def _agent(trajectory: Trajectory) -> JsonObject:
             "text": branch.text,
             "conversation": stored_messages(branch.messages),
             "fork": branch.span.fork and list(branch.span.fork),
-            **_sample(branch),
+            **_sample(branch, exact),
         }
         for branch in span.branches
     ]
@@ -83,14 +88,14 @@ def _agent(trajectory: Trajectory) -> JsonObject:
     return {"agent": {"status": span.result["status"], "output": output}, "branches": branches}
 
 
-def _sample(trajectory: Trajectory) -> JsonObject:
+def _sample(trajectory: Trajectory, exact: bool) -> JsonObject:
     """Return a trajectory's inputs to training, and its results."""
     span = trajectory.span
     return {
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,
         "mask": list(map(int, trajectory.mask)),
-        "logps": [float(f"{x:.9g}") if x else x for x in trajectory.logps],  # a float32, to the bit
+        "logps": [nine_digits(x) if exact else round(x, LOGP_DECIMALS) + 0.0 for x in trajectory.logps],
         "versions": trajectory.versions,
         **({"candidates": list(map(list, trajectory.candidates))} if trajectory.candidates else {}),
         "turns": [list(turn) for turn in trajectory.turns],
@@ -215,8 +220,8 @@ def _saved(fields: _Fields, tokenize: Tokenize | None) -> SavedRow:
         raise fields.wrong("text", "the completion's text")
     group = fields.get("group", _is_int, "a whole number", 0)
     trajectory = _trajectory(fields, prompt, group, text, tokenize)
-    failed = trajectory.stop is StopReason.ERROR  # in files without `failed`
-    failed = fields.get("failed", lambda value: isinstance(value, bool), "true or false", failed)
+    # files of earlier versions have no `failed`
+    failed = fields.get("failed", lambda x: isinstance(x, bool), "true or false", trajectory.stop is StopReason.ERROR)
     components = fields.get("components", _is_numbers_by_name, "finite numbers by name", cast(dict[str, float], {}))
     trajectory.error = fields.get("error", _is_text, "a text", "it failed") if failed else None
     trajectory.score = _score(fields, components)
@@ -362,14 +367,6 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_names(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
 def _is_ending(value: object) -> bool:
     return isinstance(value, dict) and type(value.get("status")) is int and _is_text(value.get("output"))
 
@@ -387,8 +384,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _is_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_number, value))
+def _list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+_is_names, _is_numbers = _list_of(_is_text), _list_of(_is_number)
+_is_objects = _list_of(lambda element: isinstance(element, dict))
 
 
 def _is_numbers_by_name(value: object) -> bool:
