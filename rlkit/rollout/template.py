@@ -247,6 +247,12 @@ class ChatTemplate:
         opening, rendered = self.render([USER], generate=True), self.render([USER, ANSWER], generate=False)
         return rendered.removeprefix(opening).partition(REPLY)[0] if rendered.startswith(opening) else ""
 
+    @cached_property
+    def _begun(self) -> str:
+        """What the template writes before a turn that answers `USER`, whether it is asked for or follows."""
+        begun, asked = (self.render([USER], generate=generate) for generate in (False, True))
+        return begun[: common_length(begun, asked, self.files.special)]
+
     def end_ids(self, calls: bool = False) -> list[int]:
         """Return the ids with which the template ends a turn of text, or one with `calls`; none if it writes none."""
         try:
@@ -291,17 +297,13 @@ class ChatTemplate:
             last: Its last text.
             messages: What follows it.
         """
-        special = self.files.special
-        rendered = self.render([USER, turn, *messages], generate=True)
-        begun, asked = (self.render([USER], generate=generate) for generate in (False, True))
-        opening = begun[: common_length(begun, asked, special)]
-        alone = _past(self.render([USER, turn], generate=False), opening, last)
-        followed = _past(rendered, opening, last)
-        end = find_end(alone, followed, special, self.files.stop)
+        followed = _past(self.render([USER, turn, *messages], generate=True), self._begun, last)
+        alone = _past(self.render([USER, turn], generate=False), self._begun, last)
+        end = find_end(alone, followed, self.files.special, self.files.stop)
         before = end.before
         if not end.token:
             closed = self.render([USER, ANSWER], generate=False)
-            before = alone.removesuffix(_past(closed, opening, REPLY))
+            before = alone.removesuffix(_past(closed, self._begun, REPLY))
         if not followed.startswith(before):
             raise RecipeError(ANEW)
         return followed[len(before) :], end
