@@ -15,6 +15,14 @@ from rlkit.types import JsonObject
 
 MAX_LINE_BYTES = 2**28
 
+LOGP_DECIMALS = 5
+"""Digits after the point of log-probs in rows that nothing learns from again, as of the trainer's."""
+
+
+def nine_digits(number: float) -> float:
+    """Return a number with 9 significant digits, which hold a float32 to the bit."""
+    return float(f"{number:.9g}") if number else number
+
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, compressed or not, that are not empty, with their numbers from 1.

@@ -13,7 +13,7 @@ from rlkit.base.text import redact
 from rlkit.interfaces.content import are_tools
 from rlkit.interfaces.picture import Picture
 from rlkit.records.fields import read_fields, stored_fields
-from rlkit.records.lines import read_lines
+from rlkit.records.lines import LOGP_DECIMALS, nine_digits, read_lines
 from rlkit.types import AgentSpan, Fork, JsonObject, Message, Prompt, Row, Score, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -38,8 +38,13 @@ Tokenize = Callable[[list[Message], str], tuple[list[int], list[int]]]
 """Returns the token ids of a prompt's messages, and of the completion."""
 
 
-def as_row(trajectory: Trajectory) -> JsonObject:
-    """Return a trajectory as a row of JSON data; an agent's rollout has its session's further samples and its log."""
+def as_row(trajectory: Trajectory, exact: bool = True) -> JsonObject:
+    """Return a trajectory as a row of JSON data; an agent's rollout has its session's further samples and its log.
+
+    Args:
+        trajectory: A scored trajectory, or one that failed.
+        exact: Whether log-probs keep all bits, as learning from the row needs, or `LOGP_DECIMALS`.
+    """
     score, prompt = trajectory.score, trajectory.prompt
     error = trajectory.error or (score and score.error)
     return {
@@ -51,20 +56,20 @@ def as_row(trajectory: Trajectory) -> JsonObject:
         **({} if prompt.tools is None else {"tools": prompt.tools}),
         "text": trajectory.text,
         "conversation": stored_messages(trajectory.messages[len(prompt.messages) :]),
-        **_agent(trajectory),
+        **_agent(trajectory, exact),
         "reward": trajectory.reward,
         "score": score and {name: getattr(score, name) for name in SCORE_FIELDS} | stored_fields(score.fields),
         "final_answer": None if score is None else score.answer,
         "components": {} if score is None else score.components,
         "error": redact(shorten(error)) if error else None,
         "failed": trajectory.error is not None,
-        **_sample(trajectory),
+        **_sample(trajectory, exact),
         "counts": trajectory.counts,
         **({"metrics": trajectory.metrics} if trajectory.metrics else {}),
     }
 
 
-def _agent(trajectory: Trajectory) -> JsonObject:
+def _agent(trajectory: Trajectory, exact: bool) -> JsonObject:
     """Return an agent's result and the further samples of a rollout, each with all of its messages."""
     span = trajectory.span
     if not span.result and not span.branches:
@@ -74,7 +79,7 @@ def _agent(trajectory: Trajectory) -> JsonObject:
             "text": branch.text,
             "conversation": stored_messages(branch.messages),
             "fork": branch.span.fork and list(branch.span.fork),
-            **_sample(branch),
+            **_sample(branch, exact),
         }
         for branch in span.branches
     ]
@@ -84,14 +89,14 @@ def _agent(trajectory: Trajectory) -> JsonObject:
     return {"agent": {"status": span.result["status"], "output": output}, "branches": branches}
 
 
-def _sample(trajectory: Trajectory) -> JsonObject:
+def _sample(trajectory: Trajectory, exact: bool) -> JsonObject:
     """Return a trajectory's inputs to training, and its results."""
     span = trajectory.span
     return {
         "stop": trajectory.stop.value,
         "tokens": trajectory.tokens,
         "mask": list(map(int, trajectory.mask)),
-        "logps": [float(f"{x:.9g}") if x else x for x in trajectory.logps],  # a float32, to the bit
+        "logps": [nine_digits(x) if exact else round(x, LOGP_DECIMALS) + 0.0 for x in trajectory.logps],
         "versions": trajectory.versions,
         **({"candidates": list(map(list, trajectory.candidates))} if trajectory.candidates else {}),
         "turns": [list(turn) for turn in trajectory.turns],

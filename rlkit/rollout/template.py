@@ -87,6 +87,7 @@ class ChatTemplate:
         self.files = TokenCodec(tokenizer, stop_ids)
         """Converts as `codec`, with the ids that end the policy's turn by the model's files alone."""
         self._turn_ends: dict[bool, TurnEnd] = {}
+        self._opening: str | None = None
         self._pictured = SizedCache(KEPT_BYTES, tensor_bytes)
         self._starts: SizedCache[array[int]] = SizedCache(KEPT_TOKENS, len)
         self._texts: SizedCache[str] = SizedCache(KEPT_CHARACTERS, len)
@@ -246,6 +247,13 @@ class ChatTemplate:
         opening, rendered = self.render([USER], generate=True), self.render([USER, ANSWER], generate=False)
         return rendered.removeprefix(opening).partition(REPLY)[0] if rendered.startswith(opening) else ""
 
+    def _opening_of(self, rendered: str) -> str:
+        """Find the text before a turn that answers `USER`, anew once the template writes another date."""
+        if self._opening is None or not rendered.startswith(self._opening):
+            begun, asked = (self.render([USER], generate=generate) for generate in (False, True))
+            self._opening = begun[: common_length(begun, asked, self.files.special)]
+        return self._opening
+
     def end_ids(self, calls: bool = False) -> list[int]:
         """Return the ids with which the template ends a turn of text, or one with `calls`; none if it writes none."""
         try:
@@ -290,13 +298,13 @@ class ChatTemplate:
             last: Its last text.
             messages: What follows it.
         """
-        special = self.files.special
         rendered = self.render([USER, turn, *messages], generate=True)
-        begun, asked = (self.render([USER], generate=generate) for generate in (False, True))
-        opening = begun[: common_length(begun, asked, special)]
-        alone = _past(self.render([USER, turn], generate=False), opening, last)
-        followed = _past(rendered, opening, last)
-        end = find_end(alone, followed, special, self.files.stop)
+        opening = self._opening_of(rendered)
+        followed, alone = (
+            _past(rendered, opening, last),
+            _past(self.render([USER, turn], generate=False), opening, last),
+        )
+        end = find_end(alone, followed, self.files.special, self.files.stop)
         before = end.before
         if not end.token:
             closed = self.render([USER, ANSWER], generate=False)

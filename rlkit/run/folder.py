@@ -86,10 +86,10 @@ class RunFolder:
             return None
         return str(content["run_id"]) if "run_id" in content else None
 
-    def dump(self, name: str, trajectories: Sequence[Trajectory]) -> None:
+    def dump(self, name: str, trajectories: Sequence[Trajectory], exact: bool = True) -> None:
         """Write trajectories to `rollouts/<name>.jsonl.gz`, or `<name>.rank<r>.jsonl.gz` on a rank other than 0."""
         self._write_pictures(trajectories)
-        write_atomically(Path(f"{self.rollouts(name)}.jsonl.gz"), json_lines(map(as_row, trajectories)))
+        write_atomically(Path(f"{self.rollouts(name)}.jsonl.gz"), json_lines(as_row(t, exact) for t in trajectories))
 
     def remove_rollouts_after(self, step: int) -> None:
         """Remove the rollouts of later steps and validations, those of all ranks.

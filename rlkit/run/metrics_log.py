@@ -17,7 +17,7 @@ from rlkit.base.errors import RecipeError, explain_foreign
 from rlkit.base.text import part_name, redact_arguments
 from rlkit.interfaces.callback import LoggedRun, Logger
 from rlkit.records.folder import write_atomically
-from rlkit.records.lines import read_lines
+from rlkit.records.lines import nine_digits, read_lines
 from rlkit.records.rewards import RewardHistory
 from rlkit.run.answers import answers_to_log
 
@@ -173,7 +173,8 @@ class MetricsLog:
         Raises:
             OSError: The file cannot be written, for example on a full disk; its lines are written next time.
         """
-        self._unwritten.append(json.dumps({"step": step, **metrics}) + "\n")
+        line = {name: nine_digits(x) if isinstance(x, float) else x for name, x in metrics.items()}
+        self._unwritten.append(json.dumps({"step": step, **line}, separators=(",", ":")) + "\n")
         try:
             self._flush()
         finally:

@@ -286,7 +286,7 @@ class Session:
         kept = kept_trajectories(trajectories, number, context.recipe, context.ranks)
         if kept is not None:
             folder, name = self.record.folder, f"step-{number:05d}"
-            self.record.attempt(f"rollouts/{name}", lambda: folder.dump(name, kept))
+            self.record.attempt(f"rollouts/{name}", lambda: folder.dump(name, kept, len(kept) == len(trajectories)))
 
     def _log(self, number: int, metrics: Metrics) -> None:
         log = self.log

@@ -79,7 +79,7 @@ def attach_advantages(trajectories: Sequence[Trajectory], batch: TrainBatch, row
     by_name = {"advantages": batch.advantages, "values": batch.values}
     for name, tensor in by_name.items():
         if tensor is not None:
-            for trajectory, row in zip(trajectories, tensor[rows].tolist(), strict=True):
+            for trajectory, row in zip(trajectories, (tensor[rows] + 0.0).tolist(), strict=True):  # no -0.0
                 trajectory.credit[name] = row[: len(trajectory.tokens)] if isinstance(row, list) else row
 
 

@@ -26,13 +26,17 @@ def metrics(out: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in read_jsonl(out / "metrics.jsonl")]
 
 
+def rows_of(out: Path, step: int) -> list[dict[str, Any]]:
+    return read_jsonl(out / "rollouts" / f"step-{step:05d}.jsonl.gz")
+
+
 def fit(out: Path, *options: str, recipe: str = "quickstart") -> int:
     return main(["fit", "--recipe", recipe, *FAST, *options, "--out", str(out)])
 
 
 def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert fit(out) == 0
+    assert fit(out, "--log.rollouts.limit=8") == 0
     listed = {p.name for p in out.iterdir()}
     assert listed == {
         "recipe.yaml", "environment.json", "metrics.jsonl", "rollouts", "final", "result.json", "checkpoints", "lock",
@@ -40,12 +44,16 @@ def test_a_run_folder_is_complete_and_can_be_run_again(tmp_path: Path) -> None:
     assert yaml.safe_load((out / "recipe.yaml").read_text())["advantage"]["class_path"] == "rlkit.advantages.GRPO"
     environment = json.loads((out / "environment.json").read_text())
     assert {"python", "packages", "plugins", "command", "git_sha"} <= set(environment)
-    rows = read_jsonl(out / "rollouts" / "step-00001.jsonl.gz")
+    rows = rows_of(out, 1)
     assert len(rows) == 16
     row = rows[0]
     assert len(row["tokens"]) == len(row["mask"]) == len(row["logps"]) == len(row["versions"])
     assert {"text", "reward", "components", "messages", "answer", "stop"} <= set(row)
     assert {v for v, m in zip(row["versions"], row["mask"], strict=True) if m} == {0}
+    exact, read_only = ([x for row in rows_of(out, step) for x in row["logps"]] for step in (1, 2))
+    assert any(round(x, 5) != x for x in exact)  # step 1 can be learned from again
+    assert len(rows_of(out, 2)) == 8
+    assert all(round(x, 5) == x for x in read_only)
     assert {p.name for p in (out / "rollouts").iterdir()} == {
         "step-00001.jsonl.gz", "step-00002.jsonl.gz", "validation-before.jsonl.gz", "validation-after.jsonl.gz",
         "validation-before.parquet", "validation-after.parquet",

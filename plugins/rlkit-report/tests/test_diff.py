@@ -77,6 +77,28 @@ def test_the_first_token_that_differs_is_named(runs: Path, tmp_path: Path, capsy
     assert diff(runs / "one", tmp_path / "changed", capsys=capsys)["answer"]["what"] == "only one of the runs has it"
 
 
+def test_numbers_that_are_kept_with_fewer_digits_are_the_same(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Earlier versions wrote all 17 digits of metrics and advantages, and 9 of log-probs in every step."""
+    shutil.copytree(runs / "one", tmp_path / "earlier")
+    metrics, path = (tmp_path / "earlier" / name for name in ("metrics.jsonl", "rollouts/step-00002.jsonl.gz"))
+    lines = [{k: x * (1 + 1e-12) if isinstance(x, float) else x for k, x in row.items()} for row in read_jsonl(metrics)]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = read_jsonl(path)
+
+    def answer(offset: float) -> Any:
+        changed = [row | {"logps": [round(x + offset, 5) for x in row["logps"]]} for row in rows]
+        changed = [row | {"advantages": [x * (1 + 1e-12) for x in row["advantages"]]} for row in changed]
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in changed).encode()))
+        found = diff(runs / "one", tmp_path / "earlier", capsys=capsys)
+        assert found["step"] is None
+        return found["answer"]
+
+    assert answer(0.0) is None
+    assert "logps[0] is 0.0 and 2e-05" in answer(2e-5)["what"]
+
+
 def test_a_run_in_progress_is_compared_as_far_as_it_is(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

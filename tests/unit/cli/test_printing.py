@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -226,6 +228,17 @@ def test_loggers_are_told_how_the_run_ended(status: str, told: str, tmp_path: Pa
     log.write(1, {"a": 0.5})
     log.close(status)
     assert logger.told == [(1, {"a": 0.5}), told]
+
+
+def test_a_line_of_metrics_keeps_a_float32_to_the_bit_and_loggers_all_digits(tmp_path: Path) -> None:
+    """2**-23 / 3, rounded to float32, is 3.973643103449831e-08."""
+    logger = Logger()
+    metrics = {"a": 3.973643103449831e-08, "b": 1.0, "c": float("nan"), "d": 12345678901}
+    MetricsLog(tmp_path / "metrics.jsonl", [logger]).write(1, metrics)
+    written = (tmp_path / "metrics.jsonl").read_text()
+    assert written == '{"step":1,"a":3.9736431e-08,"b":1.0,"c":NaN,"d":12345678901}\n'
+    assert np.float32(json.loads(written)["a"]) == np.float32(2**-23 / 3)
+    assert logger.told == [(1, metrics)]
 
 
 def test_lines_that_find_no_room_are_written_later_and_whole(tmp_path: Path) -> None:

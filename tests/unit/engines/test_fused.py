@@ -11,7 +11,8 @@ import torch
 from rlkit_engine_torch import blocks
 from rlkit_engine_torch.batch import Row, group_by_prompt
 from rlkit_engine_torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
-from rlkit_engine_torch.fused import GROWTH, FusedDecoder
+from rlkit_engine_torch.fused import GROWTH, FusedDecoder, row_copies
+from rlkit_engine_torch.prefixes import Prefix
 from rlkit_engine_torch.row_attention import RowAttention
 from torch import Tensor
 
@@ -98,6 +99,37 @@ def test_rows_that_join_a_smaller_cache_may_move() -> None:
     with torch.no_grad():
         expected = torch.stack([model(input_ids=torch.tensor([row])).logits[0, -1] for row in rows])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("moved", [[(0, 3), (1, 2)], [(0, 1), (1, 0), (2, 0)]])
+def test_rows_are_copied_as_they_were_before(moved: list[tuple[int, int]]) -> None:
+    """In the second case rows change places, so that none may be overwritten before it is copied."""
+    columns = torch.arange(40.0).view(2, 4, 1, 5, 1)
+    expected = columns.clone()
+    for new, old in moved:
+        expected[:, new] = columns[:, old]
+    row_copies(moved, columns.device)(columns)
+    assert torch.equal(columns, expected)
+
+
+def test_a_prompt_after_a_prefix_leaves_nothing_of_an_earlier_one() -> None:
+    """The slot of a prompt with keys that are no numbers is taken by a shorter one, beside a longer one."""
+    model = random_model("qwen2").eval()
+    decoder = FusedDecoder(model)
+    decoder.admit([[5, 3, 4], [6] * 9], [1, 1])
+    prefix = Prefix(2, [decoder.keys_values(0, 0, 2)])
+    for layer in decoder.layers:
+        assert layer.prompts is not None
+        with torch.inference_mode():
+            layer.prompts[:, 1] = torch.nan
+    decoder.keep([0])
+    decoder.admit([[5, 3, 9]], [1], (), (), [prefix])
+    decoder.admit([[7] * 8], [1])
+    logits = decoder.step(torch.tensor([8, 8, 8]))
+    with torch.no_grad():
+        prompts = ([5, 3, 4, 8], [5, 3, 9, 8], [7] * 8 + [8])
+        expected = torch.stack([model(input_ids=torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def attended(queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None, row_prompts: list[int]) -> Tensor:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rlkit_authors.models import build_tokenizer
 
 from rlkit.base.errors import RecipeError
+from rlkit.rollout.rendering import Renderer
 from rlkit.rollout.template import CALL_ID, ChatTemplate
 from rlkit.rollout.template_check import check_template
 from rlkit.types import Message
@@ -228,6 +229,28 @@ def test_spaces_around_a_turn_stay_despite_trimming(style: str) -> None:
     trimmed = template.start([user("One?"), assistant(" Yes.\n"), user("Two?")])
     assert trimmed == start + ids(template, "Yes.") + end + delta
     assert trimmed != start + ids(template, " Yes.\n") + end + delta
+
+
+def test_a_delta_renders_what_is_new_and_the_turn_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one also renders what precedes a turn, which stays the same."""
+    template = template_of("chatml")
+    rendered, render = list[str](), Renderer._render
+    monkeypatch.setattr(Renderer, "_render", lambda *arguments: rendered.append("") or render(*arguments))
+    counts = []
+    for text in ("a", "b", "c"):
+        before = len(rendered)
+        template.delta([user(text)])
+        counts.append(len(rendered) - before)
+    assert counts[1:] == [2, 2]
+
+
+def test_a_delta_follows_the_date_of_its_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run goes on after midnight; Llama 3.1's template, for one, begins with the day's date."""
+    template, day, render = template_of("chatml"), ["Monday"], Renderer._render
+    monkeypatch.setattr(Renderer, "_render", lambda *arguments: f"<{day[0]}>{render(*arguments)}")
+    before = template.delta([user("a")])
+    day[0] = "Tuesday"
+    assert template.delta([user("a")]) == before
 
 
 def test_results_of_one_turn_are_merged_by_one_delta() -> None:

@@ -76,6 +76,15 @@ def test_log_probs_are_kept_to_the_bit(tmp_path_factory: pytest.TempPathFactory,
     assert struct.pack("f", row.trajectory.logps[3]) == struct.pack("f", logp)
 
 
+def test_log_probs_that_are_only_read_have_five_decimals() -> None:
+    logps = [0.0, -0.123456789, -4e-7, float("nan")]
+    sample = trajectory(logps=logps)
+    sample.span.branches = [trajectory(logps=logps)]
+    row = as_row(sample, exact=False)
+    assert json.dumps(row["logps"]) == "[0.0, -0.12346, 0.0, NaN]"
+    assert json.dumps(row["branches"][0]["logps"]) == "[0.0, -0.12346, 0.0, NaN]"
+
+
 def test_an_agents_session_comes_back_as_it_was(tmp_path: Path) -> None:
     secret = "sk-1234567890"
     main = trajectory(span=AgentSpan(positions=[0, 2]))

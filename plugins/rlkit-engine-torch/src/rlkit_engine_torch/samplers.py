@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlkit.ops.batching import micro_batches
 from rlkit_engine_torch.batch import DecodeBatch, PrefillGroup, Row, group_by_prompt
@@ -21,7 +21,6 @@ from rlkit_engine_torch.queue import RequestQueue
 from rlkit_engine_torch.worker import Worker
 
 if TYPE_CHECKING:
-    from rlkit.interfaces.model import CausalLM
     from rlkit.interfaces.runtime import Runtime
     from rlkit_engine_torch.decoder import AnyDecoder
 
@@ -89,7 +88,8 @@ class DecoderSampler(Sampler):
         self.prefixes = PrefixCache(prefix_bytes, decoder.recurrent)
         self._weights = 0
         """How often the weights have changed."""
-        self._versions = versions(decoder.model)
+        self._modules = list(decoder.model.modules())
+        self._versions = versions(self._modules)
         self._prefilled = 0
         self._queue = queue
         self._worker = worker
@@ -156,7 +156,8 @@ class DecoderSampler(Sampler):
         self.decoder.refresh()
         self.prefixes.clear()
         self._weights += 1
-        self._versions = versions(self.decoder.model)
+        self._modules = list(self.decoder.model.modules())
+        self._versions = versions(self._modules)
 
     def release(self) -> None:
         self.decoder.release()
@@ -175,7 +176,7 @@ class DecoderSampler(Sampler):
 
     def _admit(self, batch: DecodeBatch, joined: Sequence[Row]) -> list[Row]:
         """Run each distinct prompt once and sample the next token of each row; return the rows that ended."""
-        if joined and self._versions != versions(self.decoder.model):  # written without a sync
+        if joined and self._versions != versions(self._modules):  # written without a sync
             self.refresh()
         groups = group_by_prompt(joined, self.decoder.resumes, PREFILL_TOKENS, self.prefixes)
         ended: list[Row] = []
@@ -234,9 +235,10 @@ class DecoderSampler(Sampler):
                 self.prefixes.store(tokens, row.request.media, keys_values, states)
 
 
-def versions(model: CausalLM) -> list[int]:
-    """Count how often each weight of a model was written."""
-    return [weight._version for weight in model.parameters()]
+def versions(modules: Sequence[nn.Module]) -> list[int]:
+    """Count how often each weight of modules was written."""
+    parameters = (weight for module in modules for weight in module._parameters.values())
+    return [weight._version for weight in parameters if weight is not None]
 
 
 def passes(groups: Sequence[PrefillGroup]) -> Iterator[list[PrefillGroup]]:

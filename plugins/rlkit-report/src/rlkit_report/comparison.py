@@ -22,7 +22,7 @@ from rlkit.models.checkpoints import read_tensors, tensor_shapes
 from rlkit.models.store import Store, step_of
 from rlkit.recipe.credentials import withhold
 from rlkit.records.folder import flat, recipe_data
-from rlkit.records.lines import json_rows, step_metrics
+from rlkit.records.lines import LOGP_DECIMALS, json_rows, nine_digits, step_metrics
 from rlkit.types import JsonObject
 
 IGNORED = ("time/", "memory/", "checkpoint/", "engine/")
@@ -147,11 +147,24 @@ def _environment(run: Path) -> dict[str, object]:
 
 def _first_step(steps: Mapping[int, tuple[JsonObject, JsonObject]], ignored: tuple[str, ...]) -> StepDifference | None:
     for number, rows in steps.items():
-        compared = ({k: v for k, v in row.items() if not k.startswith(ignored)} for row in rows)
+        compared = ({k: _as_written(v) for k, v in row.items() if not k.startswith(ignored)} for row in rows)
         pairs = _pairs(*compared)
         if pairs:
             return StepDifference(number, dict(list(pairs.items())[:SHOWN]), max(0, len(pairs) - SHOWN))
     return None
+
+
+def _as_written(value: object) -> object:
+    """Return a number with as many digits as are written; earlier versions wrote all."""
+    return nine_digits(value) if isinstance(value, float) else value
+
+
+def _is_same(first: object, second: object) -> bool:
+    """Whether two numbers are the same, or one is the other with the digits of a log-prob that is only read."""
+    if not isinstance(first, int | float) or not isinstance(second, int | float):
+        return first == second
+    rounded = round(first, LOGP_DECIMALS), round(second, LOGP_DECIMALS)
+    return _as_written(first) == _as_written(second) or second == rounded[0] or first == rounded[1]
 
 
 def _first_answer(first: Path, second: Path) -> AnswerDifference | None:
@@ -176,7 +189,10 @@ def _differs(first: JsonObject | None, second: JsonObject | None) -> str | None:
             continue
         if not isinstance(a, list) or not isinstance(b, list) or key == "messages":
             return f"{key} {a!r} and {b!r}" if len(repr(a)) < 100 else f"its {key}"
-        index = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        differing = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if not _is_same(x, y))
+        index = next(differing, min(len(a), len(b)))
+        if index == len(a) == len(b):
+            continue
         values = " and ".join(str(x[index]) if index < len(x) else "its end" for x in (a, b))
         prompt = f"prompt {first['prompt']!r}, " if "prompt" in first else ""
         return f"{prompt}{key}[{index}] is {values}"
