@@ -66,7 +66,8 @@ def no_such(path: str) -> str:
     """Return a clause on a path that does not exist: where it was looked for, and what to write instead."""
     expanded = Path(os.path.expanduser(path))
     folder, hint = str(expanded.absolute().parent), nearby(expanded)
-    return f"which does not exist{'' if hint.startswith(folder) else f' in {folder}'}; {hint}"
+    is_named = expanded.is_absolute() or hint.startswith(folder)
+    return f"which does not exist{'' if is_named else f' in {folder}'}; {hint}"
 
 
 def looks_local(path: str) -> bool:

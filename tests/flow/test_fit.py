@@ -139,7 +139,7 @@ def test_validate_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--task=Jsonl", "--task.path=no.jsonl", "--task.validation_path=no.jsonl"), "task.path is 'no.jsonl'"),
+        (("--task=Jsonl", "--task.path=no.jsonl", "--task.validation_path={empty}"), "task.path is 'no.jsonl'"),
         (("--task=Jsonl", "--task.path={empty}", "--task.validation_path={empty}"), "has no train rows"),
         (("--task=Jsonl", "--task.path={long}", "--task.validation_path={long}"), "has 50"),
         (("--task=Nope",), "task is 'Nope', which no plugin offers"),

@@ -118,7 +118,7 @@ def test_a_file_that_holds_no_recipe_is_refused(content: bytes, message: str, tm
     path = tmp_path / "recipe.yaml"
     path.write_bytes(content)
     with pytest.raises(RecipeError) as error:
-        reader.read(path)
+        reader.read_recipe(path)
     assert str(error.value).startswith(f"{path}{message}")
 
 
