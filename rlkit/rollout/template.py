@@ -307,8 +307,7 @@ class ChatTemplate:
         end = find_end(alone, followed, self.files.special, self.files.stop)
         before = end.before
         if not end.token:
-            closed = self.render([USER, ANSWER], generate=False)
-            before = alone.removesuffix(_past(closed, opening, REPLY))
+            before = alone.removesuffix(_past(self.render([USER, ANSWER], generate=False), opening, REPLY))
         if not followed.startswith(before):
             raise RecipeError(ANEW)
         return followed[len(before) :], end
