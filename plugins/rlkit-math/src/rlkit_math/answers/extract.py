@@ -32,11 +32,13 @@ _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
     r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
-    r"|(?:不|大约|约|大于|小于|超过|至少|至多|少于|多于)[是为等于]*|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
+    r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于) ?[是为等于]*"
+    r"|(?:错误?的?|誤|間違った)答[案え]?[是为は：: ]*|(?:오답|틀린 답)[은: ]*"
+    r"|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
-    r"|[A-Za-z](?![A-Za-z])"
+    r"|[A-Za-z](?![A-Za-z])|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|左右|くらい|ぐらい|ほど|이[상하]|미만|초과|정도|아[니님닙])"
 )
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
 _BOUND = re.compile(
