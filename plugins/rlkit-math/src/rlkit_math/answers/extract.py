@@ -31,7 +31,8 @@ _BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
-    r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
+    r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise"
+    r"|fausse|неверный|неправильный) (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
     r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于) ?[是为等于]*"
     r"|(?:错误?的?|誤|間違った)答[案え]?[是为は：: ]*|(?:오답|틀린 답)[은: ]*"
     r"|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
@@ -117,8 +118,8 @@ _INTRODUCTIONS = (
 _CIRCUMSTANCE = re.compile(
     r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
 )
-_LABEL = re.compile(r"(?:([A-Za-z']+)|[^A-Za-z'\s]) ?:[* ]*$")
-_WORD = re.compile("[A-Za-z']+")
+_LABEL = re.compile(r"(?:([^\W\d_']+)|[^\s]) ?:[* ]*$")
+_WORD = re.compile(r"[^\W\d_]+(?:'[A-Za-z]+)?")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
 _OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
 """What an answer is not: `\\boxed{8}, not 9`."""
