@@ -79,14 +79,15 @@ _STATED_LATER = re.compile(
 )
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
-    r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
+    r"(?:^|[.!?] |[。！？]|[;；](?=选))[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
-    rf"(?:(?:richtige|endgültige|bonne|правильный) )?{alternatives('answer')}"
+    rf"(?:(?:richtige|endgültige|bonne|правильный) )?"
+    rf"(?:{alternatives('answer')}|(?P<solution>{alternatives('solution')})(?=[^=\n]{{0,200}}$))"
     r"(?: (?:finale?|corr?ec?ta|correcte|corretta))?(?P<foreign> ?:| (?:lautet|ist|es|est|é|è|to)\b:?)"
     r"(?:(?: (?:la|a|el))?(?: (?:letra|lettera|option|opción|opção|вариант))?(?= \W{0,3}[A-H]\b))?"
     r"|(?:(?![不誤違错误오틀])[\u3040-\u30ff\u4e00-\u9fff，,、]){0,9}"
     r"(?:答案|选(?=\W*[A-H])|(?:正解|答え?|정답|답)(?=[はが은는：: ]*\W*[A-H](?![A-Za-z])|[：:]))"
-    r"[是为はが은는：: ]*(?:选项|選択肢)?)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
+    r"[是为はが은는】：: ]*(?:选项|選択肢)?)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
     rf"(?:です|である|입니다|이다)?(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
     re.I | re.M,
 )
@@ -360,7 +361,9 @@ def _in_bold(bold: str, following: str) -> str | None:
 
 def _announced(text: str) -> str | None:
     """Return the last announced answer of a text; None if there is none, or what follows takes it back."""
-    match = next(iter(list(_ANNOUNCED.finditer(text))[-1:]), None)
+    announcements = list(_ANNOUNCED.finditer(text))
+    answers = [match for match in announcements if not match["solution"]]  # a solution may be the way to an answer
+    match = next(iter((answers or announcements)[-1:]), None)
     if match is None or _parse_or_none(match["answer"]) is None:
         return None
     following = text[match.end() :]

@@ -19,7 +19,9 @@ Parser = Callable[[str], Answer | None]
 _REASON = re.compile(r"(.*?[^,; ])[,;]? \(?(?:because|since(?! [12][0-9]{3}\b)) (.+)")
 _RETRACTING = re.compile(rf"\b{alternatives('retracting')}\b|[?≠]", re.I)
 _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|asked)\b[^()]*\?\)", re.I)
-_CHECK = re.compile(r"[*_]{0,2}(?:check|verification|verify|proof|probe)\b[*_]{0,2}:[*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
+_CHECK = re.compile(rf"[*_]{{0,2}}{alternatives('check')}\b[*_]{{0,2}} ?[:：][*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
+_IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
+"""A line with a number in bold and none after it."""
 _HEADING = re.compile(
     r"(?:(?:so|thus|therefore|hence),? )?(?:the )?(?:(?:final|possible|real|valid|integer|two|three) )*"
     r"(?:solutions|roots|zeros|answers|values)(?: (?:of|for|to) (?:\$?[a-z]\$?|the (?:equation|problem)))?(?: are)?:",
@@ -57,7 +59,10 @@ def without_remark(text: str, parse: Parser) -> str:
     check = _CHECK.fullmatch(line)
     if check is None or "=" not in check[1] or not isinstance(parse(check[1]), Number):
         return text
-    is_answer = isinstance(parse(head.rstrip().rpartition("\n")[2]), Number | Formula | Named)
+    checked = head.rstrip().rpartition("\n")[2]
+    is_answer = isinstance(parse(checked), Number | Formula | Named) or (
+        _IN_BOLD.fullmatch(checked) is not None and not is_doubtful(checked, in_words=True)
+    )
     return head.rstrip() if is_answer else text
 
 
