@@ -31,15 +31,17 @@ _BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
-    r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise"
-    r"|fausse|неверный|неправильный) (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
+    r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
+    r"|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise|fausse|неверный|неправильный)"
+    r" (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
     r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于) ?[是为等于]*"
     r"|(?:错误?的?|誤|間違った)答[案え]?[是为は：: ]*|(?:오답|틀린 답)[은: ]*"
     r"|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
-    r"|[A-Za-z](?![A-Za-z])|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|左右|くらい|ぐらい|ほど|이[상하]|미만|초과|정도|아[니님닙])"
+    r"|[A-Za-z](?![A-Za-z])"
+    r"|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|左右|くらい|ぐらい|ほど|이[상하]|미만|초과|정도|아[니님닙])"
 )
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
 _BOUND = re.compile(
@@ -79,7 +81,8 @@ _STATED_LATER = re.compile(
 )
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
-    r"(?:^|[.!?] |[。！？]|[;；](?=选))[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
+    r"(?:^|[.!?] |[。！？]|[;；](?=选))[^\w\n]{0,10}"
+    r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
     rf"(?:(?:richtige|endgültige|bonne|правильный) )?"
     rf"(?:{alternatives('answer')}|(?P<solution>{alternatives('solution')})(?=[^=\n]{{0,200}}$))"

@@ -18,7 +18,9 @@ _ESCAPE = re.compile(r"\\\\|\\(?=[A-Za-z]{2}|[()\[\],;!{}%$ ])(?!u[0-9A-Fa-f]{4}
 """Escapes, of which `\\frac` and `\\(` are none."""
 _KEY = re.compile(r"(?:the[ _])?(?:final[ _-]?)?(?:answer|result)|final", re.I)
 _OTHER_KEY = re.compile(r"answer|result|final|correct|alternative|instead|wrong|option|format|example", re.I)
-_VERDICT = re.compile(r"(?:is|was)?[_ -]?(?:(?:in|not[_ -]?)?correct|right|wrong|(?:in)?valid|verified|true|false)", re.I)
+_VERDICT = re.compile(
+    r"(?:is|was)?[_ -]?(?:(?:in|not[_ -]?)?correct|right|wrong|(?:in)?valid|verified|true|false)", re.I
+)
 _WRONG = re.compile(r"in|not|wrong|false", re.I)
 
 

@@ -79,9 +79,7 @@ _FOREIGN = {
     for name in names.split()
     if not name.isascii()  # which `units` reads
 }
-_AFTER_NUMBER = re.compile(
-    rf"(?:^|(?<=[0-9)}}\]$]) ?)({'|'.join(sorted(_FOREIGN, key=len, reverse=True))})(?!\w)"
-)
+_AFTER_NUMBER = re.compile(rf"(?:^|(?<=[0-9)}}\]$]) ?)({'|'.join(sorted(_FOREIGN, key=len, reverse=True))})(?!\w)")
 _DECIMAL_COMMA = re.compile(r"(?<![0-9}],)(?<=[0-9])\{,\}(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9{]))")
 _TIMES_POWER = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?\^)")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")

@@ -1,5 +1,7 @@
 """What is beside an answer: its reason, a check that is true, the question again, a heading of values, its unit."""
 
+# ruff: noqa: RUF001 (answers contain these characters)
+
 from __future__ import annotations
 
 import re

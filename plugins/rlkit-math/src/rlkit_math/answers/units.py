@@ -86,7 +86,9 @@ _SYMBOLS = re.compile(r"\\(Omega|mu)(?![A-Za-z]) ?")
 _BELOW = re.compile(r"/ ?\(([^()]*)\)")
 """What is below in brackets: `J/(kg K)`."""
 _OF_WHOLE = re.compile(r"^of (?:the|an?) (?=[a-z])")
-_TEMPERATURE = re.compile(r"(?:(?:degrees?|deg|grade?|grad[io]s?|graus|degrés) )?(?:celsius|centigrade|(fahrenheit))", re.I)
+_TEMPERATURE = re.compile(
+    r"(?:(?:degrees?|deg|grade?|grad[io]s?|graus|degrés) )?(?:celsius|centigrade|(fahrenheit))", re.I
+)
 MAX_WORDS = 5
 """Maximum number of words of a unit."""
 
