@@ -18,7 +18,9 @@ from rlkit_math.answers.prose import in_digits, is_doubtful, with_decimal_points
 from rlkit_math.answers.remarks import (
     listed_values,
     notation_after_box,
+    result_in_row,
     unit_after_box,
+    without_introduction,
     without_reason,
     without_remark,
 )
@@ -27,7 +29,12 @@ from rlkit_math.answers.values import Answer, Digits, Formula, Notations, Number
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
-_BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
+_NAME = r"([a-z])(?: ?_ ?(?:[0-9]|\{[0-9]\}))? ?= ?"
+_BETWEEN_BOXES = re.compile(
+    rf"[\s,;$*]*(?:or|and)?[\s,;$*]*|(?:[ $]*(?:[,;] ?(?:or|and)?|or|and)[ $]+|[ $]*[,;][ $]*){_NAME}"
+)
+"""What is between the boxes of a list, whose values may have one name: `x = \\boxed{5} or x = \\boxed{-2}`."""
+_NAME_BEFORE = re.compile(rf"(?<![A-Za-z\\]){_NAME}$")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
@@ -213,7 +220,8 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     start, end_of_last = last.start(), end
     for box in reversed(boxes[-MAX_ITEMS:-1]):
         end = _end_of_box(text, box)
-        if end is None or not _BETWEEN_BOXES.fullmatch(text, end, max(start, end)) or end > start:
+        between = None if end is None or end > start else _BETWEEN_BOXES.fullmatch(text, end, start)
+        if end is None or between is None or not _has_name(text[: box.start()], between[1]):
             break
         content = _content(text, box, end)
         start = box.start()
@@ -224,6 +232,12 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         end_of_last = end_of_notation
     is_changed = _is_changed(text, start, end_of_last, boxed=True)
     return _line_of(text, start, end_of_last) if is_changed else ", ".join(contents)
+
+
+def _has_name(before: str, name: str | None) -> bool:
+    """Whether a text ends with a name and an equals sign; true for no name."""
+    match = None if name is None else _NAME_BEFORE.search(before[-CONTEXT_LENGTH:])
+    return name is None or (match is not None and match[1] == name)
 
 
 def _end_of_box(text: str, box: re.Match[str]) -> int | None:
@@ -247,8 +261,12 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
         unit = unit_after_box(text, end)
         answer = _parse_or_none(content)
         is_bare = isinstance(answer, Number | Formula) and not answer.unit
-        return f"{content} {unit}" if unit and is_bare else without_reason(content, _parse_or_none)
+        return f"{content} {unit}" if unit and is_bare else _without_sentence(content)
     return content + (suffix[2] or suffix[3] or "%")
+
+
+def _without_sentence(content: str) -> str:
+    return without_introduction(without_reason(content, _parse_or_none), _parse_or_none)
 
 
 def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
@@ -314,7 +332,7 @@ def _unmarked(text: str) -> str | None:
     json = json_answer(text)
     if json is not None:
         return None if _is_withdrawn(json.text, json.following) else _unmarked(json.text)
-    announced = _announced(text) or listed_values(text, _parse_or_none)
+    announced = _announced(text) or result_in_row(text, _parse_or_none) or listed_values(text, _parse_or_none)
     if not text or announced is not None:
         return announced
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()

@@ -24,6 +24,11 @@ _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|as
 _CHECK = re.compile(rf"[*_]{{0,2}}{alternatives('check')}\b[*_]{{0,2}} ?[:：][*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
 _IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
 """A line with a number in bold and none after it."""
+_ROW = re.compile(rf"\|[ *_]*(?:final )?{alternatives('result')}[ *_]*(?:\([^|()]{{1,3}}\))?[ *_:]*\|([^|]*)\|", re.I)
+"""A row of a table with the name of a result and its value."""
+_SENTENCE = re.compile(
+    r"(?:so |thus |hence )?the ((?:[a-z]+ ){0,6}[a-z]+) (?:is|are|equals)(?: equal to)? ([^a-z\s].*)", re.I
+)
 _HEADING = re.compile(
     r"(?:(?:so|thus|therefore|hence),? )?(?:the )?(?:(?:final|possible|real|valid|integer|two|three) )*"
     r"(?:solutions|roots|zeros|answers|values)(?: (?:of|for|to) (?:\$?[a-z]\$?|the (?:equation|problem)))?(?: are)?:",
@@ -51,6 +56,20 @@ def without_reason(content: str, parse: Parser) -> str:
     result = parse(match[2].rstrip(" )").rpartition("=")[2]) if "=" in match[2] else answer
     value = answer.value if isinstance(answer, Named) else answer
     return match[1] if isinstance(answer, Words) or result in (answer, value) else content
+
+
+def without_introduction(content: str, parse: Parser) -> str:
+    """Return the value of a sentence in a box, such as `the maximum value is 5`; else the content."""
+    match = _SENTENCE.fullmatch(without_markup(content)) if "he " in content and len(content) <= MAX_REASON else None
+    if match is None or is_doubtful(match[1]) or not isinstance(parse(match[2]), Number | Formula):
+        return content
+    return match[2]
+
+
+def result_in_row(text: str, parse: Parser) -> str | None:
+    """Return the value of the row that ends a table, if its first cell names a result; else None."""
+    row = _ROW.fullmatch(text.rpartition("\n")[2].strip()) if text.endswith("|") else None
+    return row[1].strip() if row is not None and isinstance(parse(row[1].strip()), Number | Formula | Named) else None
 
 
 def without_remark(text: str, parse: Parser) -> str:
