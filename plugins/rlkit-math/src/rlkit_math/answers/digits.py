@@ -16,6 +16,7 @@ _BASE = re.compile(
     r"(?:\\overline ?)?([({])?([0-9A-Za-z]+)(?(1)[)}])(?:_[{(]*(?:base)?([0-9]{1,2}|[A-Za-z]{3,7})[)}]*"
     r"|(?: in)? \(?base ([0-9]{1,2}|[A-Za-z]{3,7})\)?)"
 )
+_TWO_WORDS = re.compile("[A-Za-z]{2} +[A-Za-z0-9]")
 _COLONS = re.compile(r"([0-9]+)((?: ?: ?[0-9]+)+)(?: ?([ap])\.? ?m\.?)?", re.I)
 _MINUTES = re.compile("(?: ?: ?[0-5][0-9]){1,2}")
 _HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
@@ -60,7 +61,8 @@ def parse_residues(text: str) -> Digits | UnorderedItems | None:
 
 def parse_digits(text: str) -> Digits | Number | None:
     """Parse a number with its base, an ordinal, a time of day or a ratio; None for any other text."""
-    base = _BASE.fullmatch(text.replace(" ", "") if "_" in text else text)
+    is_sentence = _TWO_WORDS.search(text.partition("_")[0]) is not None
+    base = _BASE.fullmatch(text.replace(" ", "") if "_" in text and not is_sentence else text)
     if base is not None and any(map(str.isdigit, base[2])):
         name = base[3] or base[4]
         value = name if name.isdigit() else number_in_words(name)

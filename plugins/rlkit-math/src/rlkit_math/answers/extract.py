@@ -18,7 +18,9 @@ from rlkit_math.answers.prose import in_digits, is_doubtful, with_decimal_points
 from rlkit_math.answers.remarks import (
     listed_values,
     notation_after_box,
+    result_in_row,
     unit_after_box,
+    without_introduction,
     without_reason,
     without_remark,
 )
@@ -27,16 +29,26 @@ from rlkit_math.answers.values import Answer, Digits, Formula, Notations, Number
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
-_BETWEEN_BOXES = re.compile(r"[\s,;$*]*(?:or|and)?[\s,;$*]*")
+_NAME = r"([a-z])(?: ?_ ?(?:[0-9]|\{[0-9]\}))? ?= ?"
+_BETWEEN_BOXES = re.compile(
+    rf"[\s,;$*]*(?:or|and)?[\s,;$*]*|(?:[ $]*(?:[,;] ?(?:or|and)?|or|and)[ $]+|[ $]*[,;][ $]*){_NAME}"
+)
+"""What is between the boxes of a list, whose values may have one name: `x = \\boxed{5} or x = \\boxed{-2}`."""
+_NAME_BEFORE = re.compile(rf"(?<![A-Za-z\\]){_NAME}$")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
     r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
-    r"|(?:不|大约|约|大于|小于|超过|至少|至多|少于|多于)[是为等于]*|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
+    r"|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise|fausse|неверный|неправильный)"
+    r" (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
+    r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于) ?[是为等于]*"
+    r"|(?:错误?的?|誤|間違った)答[案え]?[是为は：: ]*|(?:오답|틀린 답)[은: ]*"
+    r"|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
     r"|[A-Za-z](?![A-Za-z])"
+    r"|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|左右|くらい|ぐらい|ほど|이[상하]|미만|초과|정도|아[니님닙])"
 )
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
 _BOUND = re.compile(
@@ -76,14 +88,16 @@ _STATED_LATER = re.compile(
 )
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
-    r"(?:^|[.!?] |[。！？])[^\w\n]{0,10}(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
+    r"(?:^|[.!?] |[。！？]|[;；](?=选))[^\w\n]{0,10}"
+    r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
-    rf"(?:(?:richtige|endgültige|bonne|правильный) )?{alternatives('answer')}"
+    rf"(?:(?:richtige|endgültige|bonne|правильный) )?"
+    rf"(?:{alternatives('answer')}|(?P<solution>{alternatives('solution')})(?=[^=\n]{{0,200}}$))"
     r"(?: (?:finale?|corr?ec?ta|correcte|corretta))?(?P<foreign> ?:| (?:lautet|ist|es|est|é|è|to)\b:?)"
     r"(?:(?: (?:la|a|el))?(?: (?:letra|lettera|option|opción|opção|вариант))?(?= \W{0,3}[A-H]\b))?"
     r"|(?:(?![不誤違错误오틀])[\u3040-\u30ff\u4e00-\u9fff，,、]){0,9}"
     r"(?:答案|选(?=\W*[A-H])|(?:正解|答え?|정답|답)(?=[はが은는：: ]*\W*[A-H](?![A-Za-z])|[：:]))"
-    r"[是为はが은는：: ]*(?:选项|選択肢)?)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
+    r"[是为はが은는】：: ]*(?:选项|選択肢)?)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
     rf"(?:です|である|입니다|이다)?(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
     re.I | re.M,
 )
@@ -115,8 +129,8 @@ _INTRODUCTIONS = (
 _CIRCUMSTANCE = re.compile(
     r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
 )
-_LABEL = re.compile(r"(?:([A-Za-z']+)|[^A-Za-z'\s]) ?:[* ]*$")
-_WORD = re.compile("[A-Za-z']+")
+_LABEL = re.compile(r"(?:([^\W\d_']+)|[^\s]) ?:[* ]*$")
+_WORD = re.compile(r"[^\W\d_]+(?:'[A-Za-z]+)?")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
 _OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
 """What an answer is not: `\\boxed{8}, not 9`."""
@@ -206,7 +220,8 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     start, end_of_last = last.start(), end
     for box in reversed(boxes[-MAX_ITEMS:-1]):
         end = _end_of_box(text, box)
-        if end is None or not _BETWEEN_BOXES.fullmatch(text, end, max(start, end)) or end > start:
+        between = None if end is None or end > start else _BETWEEN_BOXES.fullmatch(text, end, start)
+        if end is None or between is None or not _has_name(text[: box.start()], between[1]):
             break
         content = _content(text, box, end)
         start = box.start()
@@ -217,6 +232,12 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         end_of_last = end_of_notation
     is_changed = _is_changed(text, start, end_of_last, boxed=True)
     return _line_of(text, start, end_of_last) if is_changed else ", ".join(contents)
+
+
+def _has_name(before: str, name: str | None) -> bool:
+    """Whether a text ends with a name and an equals sign; true for no name."""
+    match = None if name is None else _NAME_BEFORE.search(before[-CONTEXT_LENGTH:])
+    return name is None or (match is not None and match[1] == name)
 
 
 def _end_of_box(text: str, box: re.Match[str]) -> int | None:
@@ -240,8 +261,12 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
         unit = unit_after_box(text, end)
         answer = _parse_or_none(content)
         is_bare = isinstance(answer, Number | Formula) and not answer.unit
-        return f"{content} {unit}" if unit and is_bare else without_reason(content, _parse_or_none)
+        return f"{content} {unit}" if unit and is_bare else _without_sentence(content)
     return content + (suffix[2] or suffix[3] or "%")
+
+
+def _without_sentence(content: str) -> str:
+    return without_introduction(without_reason(content, _parse_or_none), _parse_or_none)
 
 
 def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
@@ -307,7 +332,7 @@ def _unmarked(text: str) -> str | None:
     json = json_answer(text)
     if json is not None:
         return None if _is_withdrawn(json.text, json.following) else _unmarked(json.text)
-    announced = _announced(text) or listed_values(text, _parse_or_none)
+    announced = _announced(text) or result_in_row(text, _parse_or_none) or listed_values(text, _parse_or_none)
     if not text or announced is not None:
         return announced
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
@@ -357,7 +382,9 @@ def _in_bold(bold: str, following: str) -> str | None:
 
 def _announced(text: str) -> str | None:
     """Return the last announced answer of a text; None if there is none, or what follows takes it back."""
-    match = next(iter(list(_ANNOUNCED.finditer(text))[-1:]), None)
+    announcements = list(_ANNOUNCED.finditer(text))
+    answers = [match for match in announcements if not match["solution"]]  # a solution may be the way to an answer
+    match = next(iter((answers or announcements)[-1:]), None)
     if match is None or _parse_or_none(match["answer"]) is None:
         return None
     following = text[match.end() :]

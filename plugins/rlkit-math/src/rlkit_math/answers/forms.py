@@ -19,7 +19,7 @@ from rlkit_math.answers.intervals import intersection, parse_inequality, reals_w
 from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.names import NAME, plain_name
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
-from rlkit_math.answers.notations import in_two_notations
+from rlkit_math.answers.notations import in_two_notations, number_value, value_of_chain, without_rejected
 from rlkit_math.answers.phrases import without_phrases
 from rlkit_math.answers.quantities import as_quantity, parse_compound, parse_decimal_comma, parse_formula, parse_number
 from rlkit_math.answers.values import (
@@ -28,6 +28,7 @@ from rlkit_math.answers.values import (
     Formula,
     MatrixRows,
     Named,
+    Notations,
     Number,
     Relation,
     UnorderedItems,
@@ -134,7 +135,7 @@ def _statement(text: str) -> Answer | None:
     if cases is not None and (pieces := _piecewise(cases[3])) is not None:
         return _named(plain_name(cases[1] or ""), pieces)
     complete: Answer | None = parse_date(text) or parse_compound(text) or parse_residues(text)
-    complete = complete or parse_decimal_comma(text) or in_two_notations(text, _item)
+    complete = complete or parse_decimal_comma(text) or in_two_notations(text, _item) or without_rejected(text, _item)
     if complete is not None:
         return complete
     permuted = _PERMUTED.fullmatch(text)
@@ -244,7 +245,9 @@ def _equation(sides: list[str]) -> Answer | None:
         sides = sides[1:]
     if len(sides) > 1 and "..." in sides[0]:  # 1 + 2 + ... + n = n(n + 1)/2
         sides = sides[1:]
-    if len(sides) > 2 and len(_variables(_item(sides[0]))) > 1:  # m + n = 64 + 9 = 73
+    if (
+        len(sides) > 2 and not sides[0].startswith("not ") and len(_variables(_item(sides[0]))) > 1
+    ):  # m + n = 64 + 9 = 73
         sides = sides[1:]
     name = names[-1] if names else ""
     answers = [_item(side) for side in sides]
@@ -255,7 +258,10 @@ def _equation(sides: list[str]) -> Answer | None:
             return UnorderedItems(tuple(Named(name, answers[0]) for name in names))
         return None if len(names) > 1 and _is_letter(answers[0]) else _named(name, answers[0])
     if all(isinstance(answer, Number | Formula) and not _variables(answer) for answer in answers):
-        return _named(name, _number_of_chain(answers))
+        chain = value_of_chain(answers)
+        items = chain.items if isinstance(chain, Notations) else (chain,)
+        named = [answer for answer in (_named(name, items[0]), *items[1:]) if answer is not None]
+        return Notations(tuple(named)) if len(named) > 1 else _named(name, chain)
     nodes = [node_of(answer) for answer in answers if isinstance(answer, Number | Formula)]
     if name and len(nodes) == len(answers):  # P(x) = (x - 1)^2 = x^2 - 2x + 1
         return _named(name, answers[-1]) if all(starmap(evaluate.same, pairwise(nodes))) else None
@@ -278,25 +284,6 @@ def _named(name: str, value: Answer | None) -> Answer | None:
         assert isinstance(value, Formula)  # no other value here has variables
         return Relation(("=",), (ExpressionNode("variable", value=name), value.node))
     return Named(name, value)
-
-
-def _number_of_chain(sides: list[Answer | None]) -> Number | None:
-    """Return the last number of a chain of equal values such as 40 + 32 = 72 or 1/2 = 0.5; None for any other."""
-    numbers = [side for side in sides if isinstance(side, Number)]
-    values = [_number_value(side) for side in sides]
-    complete = [value for value in values if value is not None]
-    is_true = len(complete) == len(sides) and all(evaluate.same_value(value, complete[0]) for value in complete)
-    return numbers[-1] if numbers and is_true else None
-
-
-def _number_value(answer: Answer | None) -> evaluate.Value | None:
-    """Return the value of a number, or of a formula without variables; None if there is none."""
-    if isinstance(answer, Number):
-        return answer.readings[0]
-    try:
-        return evaluate.value_of(answer.node) if isinstance(answer, Formula) and not _variables(answer) else None
-    except evaluate.UndefinedError:
-        return None
 
 
 def _value(text: str) -> Answer | None:
@@ -357,7 +344,7 @@ def _exact(rounded: re.Match[str]) -> Answer | None:
     if not rounded[1] or NAME.fullmatch(rounded[1]):
         return _named((rounded[1] or "").replace(" ", ""), approximation)
     exact = _value(rounded[1])
-    value = _number_value(exact)
+    value = number_value(exact)
     if not isinstance(exact, Number | Formula) or value is None or value.imag:
         return None
     values = (value.real, 100 * value.real) if approximation.unit == "percent" else (value.real,)
@@ -425,7 +412,7 @@ def _multiplied(factor: ExpressionNode, cell: Answer) -> Number | Formula:
     name = cell.text if isinstance(cell, Words) else ""
     node = node_of(cell) if isinstance(cell, Number | Formula) else ExpressionNode("variable", value=name)
     product = as_quantity(ExpressionNode("product", (factor, node)))
-    value = _number_value(product)
+    value = number_value(product)
     return Number((value,)) if isinstance(value, Fraction) else product
 
 

@@ -18,6 +18,10 @@ _ESCAPE = re.compile(r"\\\\|\\(?=[A-Za-z]{2}|[()\[\],;!{}%$ ])(?!u[0-9A-Fa-f]{4}
 """Escapes, of which `\\frac` and `\\(` are none."""
 _KEY = re.compile(r"(?:the[ _])?(?:final[ _-]?)?(?:answer|result)|final", re.I)
 _OTHER_KEY = re.compile(r"answer|result|final|correct|alternative|instead|wrong|option|format|example", re.I)
+_VERDICT = re.compile(
+    r"(?:is|was)?[_ -]?(?:(?:in|not[_ -]?)?correct|right|wrong|(?:in)?valid|verified|true|false)", re.I
+)
+_WRONG = re.compile(r"in|not|wrong|false", re.I)
 
 
 class JsonAnswer(NamedTuple):
@@ -49,8 +53,20 @@ def _pairs(text: str) -> list[tuple[str, object]] | None:
     return parsed if isinstance(parsed, list) else None
 
 
+def _verdicts(pairs: list[tuple[str, object]]) -> list[tuple[str, object]]:
+    """Return what an object says about its answer, with `"false"` and `"true"` as values."""
+    values = {"false": False, "no": False, "true": True, "yes": True}
+    return [
+        (key, values.get(value.lower(), value) if isinstance(value, str) else value)
+        for key, value in pairs
+        if _VERDICT.fullmatch(key)
+    ]
+
+
 def _only_answer(pairs: list[tuple[str, object]]) -> JsonAnswer | None:
     index = next((index for index, (key, _) in enumerate(pairs) if _KEY.fullmatch(key)), None)
+    if any(isinstance(value, bool) and bool(_WRONG.search(key)) == value for key, value in _verdicts(pairs)):
+        return JsonAnswer("", "")
     if index is None or any(_OTHER_KEY.search(key) for key, _ in pairs[:index] + pairs[index + 1 :]):
         return None
     value = pairs[index][1]

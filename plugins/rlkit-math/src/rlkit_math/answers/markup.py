@@ -73,10 +73,13 @@ _EUROPEAN = re.compile(
     r"(?<![\d.,])[1-9][0-9]{0,2}(?:(?:\.[0-9]{3}){2,}(?:,[0-9]+)?|\.[0-9]{3},[0-9]{1,2})(?![\d,]|\.\d)"
 )
 """Points between thousands, of which there are two or a comma follows: 1.234.567,8 and 1.234,50."""
-_CHINESE = {name: f" {english} " for name, english in table("chinese.txt", "=")}
-_AFTER_NUMBER = re.compile(
-    rf"(?:^|(?<=[0-9)}}\]$]) ?)({'|'.join(sorted(_CHINESE, key=len, reverse=True))})(?![\u4e00-\u9fff])"
-)
+_FOREIGN = {
+    name: f" {english} "
+    for names, english in table("foreign.txt", "=")
+    for name in names.split()
+    if not name.isascii()  # which `units` reads
+}
+_AFTER_NUMBER = re.compile(rf"(?:^|(?<=[0-9)}}\]$]) ?)({'|'.join(sorted(_FOREIGN, key=len, reverse=True))})(?!\w)")
 _DECIMAL_COMMA = re.compile(r"(?<![0-9}],)(?<=[0-9])\{,\}(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9{]))")
 _TIMES_POWER = re.compile(r"(?<=[0-9]) ?[xX] ?(?=10 ?\^)")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
@@ -101,7 +104,7 @@ def without_markup(text: str) -> str:
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SHIFTED)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SHIFTED)}}}", text)
     text = _OVERLINED.sub(lambda match: f"\\overline{{{match[0].replace(chr(0x305), '')}}}", text)
-    text = _AFTER_NUMBER.sub(lambda match: _CHINESE[match[1]], text)
+    text = _AFTER_NUMBER.sub(lambda match: _FOREIGN[match[1]], text)
     text = _SPACE.sub(" ", _MIXED_GLYPH.sub(" ", text)).translate(_CHARACTERS)
     if "\\" in text:
         text = _without_latex(text)

@@ -1,12 +1,14 @@
-"""One value in two notations: `1/8, or 12.5%`, `0.5 (that is, 1/2)`."""
+"""One value in several notations: `1/8, or 12.5%`, `3/20 = 0.15 = 15%`; a value beside one that is rejected."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rlkit_math.answers import evaluate
 from rlkit_math.answers.compare import agree_in_nouns, same
+from rlkit_math.answers.units import alternatives
 from rlkit_math.answers.values import Answer, Formula, Named, Notations, Number
 
 _JOINT = r"(?:(?:or|i\.?e\.?|that is|which (?:is|equals)|equivalently|equals|the same as)\b\.?,? ?)"
@@ -14,6 +16,11 @@ _TWO = re.compile(
     rf"(?P<first>[^,]+?)(?:,? {_JOINT}+| \((?P<bracket>{_JOINT}{{0,2}}))(?P<second>[^,]+?)(?(bracket)\))"
     r"(?: (?:in|as an?) (?:decimal|fraction)(?: form)?)?"
 )
+_REJECTED = re.compile(
+    r"(?P<first>[^()]+?),? \((?:and )?(?:not|rather than|instead of) (?P<second>[^(),]+)"
+    r", (?:which|since|because|as) (?P<reason>[^()]+)\)"
+)
+_CONTRADICTING = re.compile(rf"\b(?:{alternatives('retracting')}|right|correct|better|also)\b|[?≠=]", re.I)
 
 
 def in_two_notations(text: str, parse_item: Callable[[str], Answer | None]) -> Notations | None:
@@ -36,3 +43,38 @@ def _as_fraction(answer: Number | Formula) -> Number | Formula:
     if isinstance(answer, Number) and answer.unit == "percent":
         return replace(answer, readings=answer.readings[-1:], unit="")
     return answer
+
+
+def without_rejected(text: str, parse_item: Callable[[str], Answer | None]) -> Answer | None:
+    """Parse the number of `36 (not 72, which counts both)`; None for other text, or if it is rejected itself."""
+    match = _REJECTED.fullmatch(text) if text.endswith(")") else None
+    if match is None or _CONTRADICTING.search(match["reason"]):
+        return None
+    first, second = parse_item(match["first"]), parse_item(match["second"])
+    is_other = isinstance(first, Number) and isinstance(second, Number) and not same(second, first)
+    return first if is_other and not same(_as_fraction(second), _as_fraction(first)) else None
+
+
+def value_of_chain(sides: Sequence[Answer | None]) -> Number | Notations | None:
+    """Return the last number of a chain of equal values such as 40 + 32 = 72; None for any other.
+
+    With a percentage, all numbers are notations of one value: `3/20 = 0.15 = 15%` is not 15.
+    """
+    numbers = [side for side in sides if isinstance(side, Number)]
+    values = [number_value(_as_fraction(side) if isinstance(side, Number) else side) for side in sides]
+    complete = [value for value in values if value is not None]
+    is_true = len(complete) == len(sides) and all(evaluate.same_value(value, complete[0]) for value in complete)
+    if not numbers or not is_true:
+        return None
+    is_percentage = len(numbers) > 1 and any(number.unit == "percent" for number in numbers)
+    return Notations(tuple(numbers)) if is_percentage else numbers[-1]
+
+
+def number_value(answer: Answer | None) -> evaluate.Value | None:
+    """Return the value of a number, or of a formula without variables; None if there is none."""
+    if isinstance(answer, Number):
+        return answer.readings[0]
+    try:
+        return evaluate.value_of(answer.node) if isinstance(answer, Formula) and not answer.node.variables() else None
+    except evaluate.UndefinedError:
+        return None

@@ -13,7 +13,7 @@ _GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)|(?<![^ ])([A-Za-z-]+) 
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
 _HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
 _LEAD = re.compile(
-    r"(?:the )?limit (?=does not exist)|(?:(?!不)[\u4e00-\u9fff, ])*(?:答案|选(?= ?[A-H(]))[是为选: ]*|"
+    r"(?:the )?limit (?=does not exist)|(?:(?![不错誤误])[\u4e00-\u9fff, ])*(?:答案|选(?= ?[A-H(]))[是为选: ]*|"
     r"(?:(?:so|thus|therefore|hence|then)\b,? )?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
     r"(?:(?:answer|result|solution|total|sum|value|option|choice)(?: of [A-Za-z])?"
     r" ?(?:=|:|is equal to|equals|is|are) ?:? ?|(?:answer|option|choice) "

@@ -1,5 +1,7 @@
 """What is beside an answer: its reason, a check that is true, the question again, a heading of values, its unit."""
 
+# ruff: noqa: RUF001 (answers contain these characters)
+
 from __future__ import annotations
 
 import re
@@ -19,7 +21,14 @@ Parser = Callable[[str], Answer | None]
 _REASON = re.compile(r"(.*?[^,; ])[,;]? \(?(?:because|since(?! [12][0-9]{3}\b)) (.+)")
 _RETRACTING = re.compile(rf"\b{alternatives('retracting')}\b|[?≠]", re.I)
 _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|asked)\b[^()]*\?\)", re.I)
-_CHECK = re.compile(r"[*_]{0,2}(?:check|verification|verify|proof|probe)\b[*_]{0,2}:[*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
+_CHECK = re.compile(rf"[*_]{{0,2}}{alternatives('check')}\b[*_]{{0,2}} ?[:：][*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
+_IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
+"""A line with a number in bold and none after it."""
+_ROW = re.compile(rf"\|[ *_]*(?:final )?{alternatives('result')}[ *_]*(?:\([^|()]{{1,3}}\))?[ *_:]*\|([^|]*)\|", re.I)
+"""A row of a table with the name of a result and its value."""
+_SENTENCE = re.compile(
+    r"(?:so |thus |hence )?the ((?:[a-z]+ ){0,6}[a-z]+) (?:is|are|equals)(?: equal to)? ([^a-z\s].*)", re.I
+)
 _HEADING = re.compile(
     r"(?:(?:so|thus|therefore|hence),? )?(?:the )?(?:(?:final|possible|real|valid|integer|two|three) )*"
     r"(?:solutions|roots|zeros|answers|values)(?: (?:of|for|to) (?:\$?[a-z]\$?|the (?:equation|problem)))?(?: are)?:",
@@ -49,6 +58,20 @@ def without_reason(content: str, parse: Parser) -> str:
     return match[1] if isinstance(answer, Words) or result in (answer, value) else content
 
 
+def without_introduction(content: str, parse: Parser) -> str:
+    """Return the value of a sentence in a box, such as `the maximum value is 5`; else the content."""
+    match = _SENTENCE.fullmatch(without_markup(content)) if "he " in content and len(content) <= MAX_REASON else None
+    if match is None or is_doubtful(match[1]) or not isinstance(parse(match[2]), Number | Formula):
+        return content
+    return match[2]
+
+
+def result_in_row(text: str, parse: Parser) -> str | None:
+    """Return the value of the row that ends a table, if its first cell names a result; else None."""
+    row = _ROW.fullmatch(text.rpartition("\n")[2].strip()) if text.endswith("|") else None
+    return row[1].strip() if row is not None and isinstance(parse(row[1].strip()), Number | Formula | Named) else None
+
+
 def without_remark(text: str, parse: Parser) -> str:
     """Return a text without a last line that repeats the question, or that checks the line before it and is true."""
     head, _, line = text.rpartition("\n")
@@ -57,7 +80,10 @@ def without_remark(text: str, parse: Parser) -> str:
     check = _CHECK.fullmatch(line)
     if check is None or "=" not in check[1] or not isinstance(parse(check[1]), Number):
         return text
-    is_answer = isinstance(parse(head.rstrip().rpartition("\n")[2]), Number | Formula | Named)
+    checked = head.rstrip().rpartition("\n")[2]
+    is_answer = isinstance(parse(checked), Number | Formula | Named) or (
+        _IN_BOLD.fullmatch(checked) is not None and not is_doubtful(checked, in_words=True)
+    )
     return head.rstrip() if is_answer else text
 
 

@@ -45,6 +45,13 @@ for _names, _symbols, _ in _UNITS:
         UNITS_BY_SPELLING |= {_prefix + name: _prefix + _names[0] for name in _names}
     plain = [symbol for symbol in _symbols if len(symbol) > 1 or symbol.islower() or symbol == "L"]
     UNITS_BY_SPELLING |= dict.fromkeys([*_names, *plain], _names[0])
+for _foreign, _english in table("foreign.txt", "="):
+    UNITS_BY_SPELLING |= {
+        spelling: UNITS_BY_SPELLING[_english.removesuffix("s")]
+        for name in _foreign.split()
+        for spelling in (name, name.lower())
+        if name.isascii()
+    }
 _WITHOUT_RATE = frozenset({"cent", "euro", "pound-sterling", "yen", "rupee", "degree"})
 """Base units that may stand for their rate: dollars for dollars per day, degrees for degrees Celsius."""
 
@@ -79,6 +86,9 @@ _SYMBOLS = re.compile(r"\\(Omega|mu)(?![A-Za-z]) ?")
 _BELOW = re.compile(r"/ ?\(([^()]*)\)")
 """What is below in brackets: `J/(kg K)`."""
 _OF_WHOLE = re.compile(r"^of (?:the|an?) (?=[a-z])")
+_TEMPERATURE = re.compile(
+    r"(?:(?:degrees?|deg|grade?|grad[io]s?|graus|degrés) )?(?:celsius|centigrade|(fahrenheit))", re.I
+)
 MAX_WORDS = 5
 """Maximum number of words of a unit."""
 
@@ -99,6 +109,9 @@ def unit_of(text: str) -> str | None:
         return ""
     if text in UNITS_BY_SPELLING:
         return UNITS_BY_SPELLING[text]
+    temperature = _TEMPERATURE.fullmatch(text)
+    if temperature is not None:
+        return "degree/F" if temperature[1] else "degree/C"
     if not _UNIT.fullmatch(text):
         return None
     pieces = [(slash, word.rstrip("."), power) for slash, word, power in _PIECE.findall(text)]
