@@ -248,7 +248,7 @@ class ChatTemplate:
         return rendered.removeprefix(opening).partition(REPLY)[0] if rendered.startswith(opening) else ""
 
     def _opening_of(self, rendered: str) -> str:
-        """Find the text before a turn that answers `USER`, anew once the template writes another date."""
+        """Find the text before a turn that answers `USER`, again once the template writes another date."""
         if self._opening is None or not rendered.startswith(self._opening):
             begun, asked = (self.render([USER], generate=generate) for generate in (False, True))
             self._opening = begun[: common_length(begun, asked, self.files.special)]
