@@ -88,7 +88,7 @@ _STATED_LATER = re.compile(
 )
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
-    r"(?:^|[.!?] |[。！？】]|[;；](?=选))[^\w\n]{0,10}"
+    r"(?:^|[.!?] |[。！？]|[;；】](?=\w{0,3}选))[^\w\n]{0,10}"
     r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
     rf"(?:(?:richtige|endgültige|bonne|правильный) )?"
@@ -220,7 +220,11 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     start, end_of_last = last.start(), end
     for box in reversed(boxes[-MAX_ITEMS:-1]):
         end = _end_of_box(text, box)
-        between = None if end is None or end > start else _BETWEEN_BOXES.fullmatch(text, end, start)
+        between = (
+            None
+            if end is None or not 0 <= start - end <= CONTEXT_LENGTH
+            else _BETWEEN_BOXES.fullmatch(text, end, start)
+        )
         if end is None or between is None or not _has_name(text[: box.start()], between[1]):
             break
         content = _content(text, box, end)
