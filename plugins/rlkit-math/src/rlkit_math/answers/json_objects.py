@@ -54,7 +54,7 @@ def _pairs(text: str) -> list[tuple[str, object]] | None:
 
 
 def _verdicts(pairs: list[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Return what an object says about its answer, with `"false"` and `"true"` as values."""
+    """Return the verdicts on an answer in an object, with `"false"` and `"true"` as values."""
     values = {"false": False, "no": False, "true": True, "yes": True}
     return [
         (key, values.get(value.lower(), value) if isinstance(value, str) else value)
