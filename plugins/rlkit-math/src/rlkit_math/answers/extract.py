@@ -34,7 +34,7 @@ _BETWEEN_BOXES = re.compile(
     rf"[\s,;$*]*(?:or|and)?[\s,;$*]*|(?:[ $]*(?:[,;] ?(?:or|and)?|or|and)[ $]+|[ $]*[,;][ $]*){_NAME}"
 )
 """What is between the boxes of a list, whose values may have one name: `x = \\boxed{5} or x = \\boxed{-2}`."""
-_NAME_BEFORE = re.compile(rf"(?<![A-Za-z\\]){_NAME}$")
+_NAME_BEFORE = re.compile(rf"(?:^|[$,:;(]|[a-z,:;.] ){_NAME}$")
 _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
@@ -42,7 +42,7 @@ _CHANGED_BEFORE = re.compile(
     r"|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise|fausse|неверный|неправильный)"
     r" (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
     r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于) ?[是为等于]*"
-    r"|(?:错误?的?|誤|間違った)答[案え]?[是为は：: ]*|(?:오답|틀린 답)[은: ]*"
+    r"|(?:错误?的?|誤|間違った)(?:答[案え]?|选项)[是为は】：: ]*|(?:오답|틀린 답)[은: ]*"
     r"|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
@@ -88,7 +88,7 @@ _STATED_LATER = re.compile(
 )
 """A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
 _ANNOUNCED = re.compile(
-    r"(?:^|[.!?] |[。！？]|[;；](?=选))[^\w\n]{0,10}"
+    r"(?:^|[.!?] |[。！？]|[;；】](?=\w{0,3}选))[^\w\n]{0,10}"
     r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
     rf"(?:(?:richtige|endgültige|bonne|правильный) )?"
@@ -220,7 +220,11 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     start, end_of_last = last.start(), end
     for box in reversed(boxes[-MAX_ITEMS:-1]):
         end = _end_of_box(text, box)
-        between = None if end is None or end > start else _BETWEEN_BOXES.fullmatch(text, end, start)
+        between = (
+            None
+            if end is None or not 0 <= start - end <= CONTEXT_LENGTH
+            else _BETWEEN_BOXES.fullmatch(text, end, start)
+        )
         if end is None or between is None or not _has_name(text[: box.start()], between[1]):
             break
         content = _content(text, box, end)

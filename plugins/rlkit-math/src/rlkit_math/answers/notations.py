@@ -51,8 +51,9 @@ def without_rejected(text: str, parse_item: Callable[[str], Answer | None]) -> A
     if match is None or _CONTRADICTING.search(match["reason"]):
         return None
     first, second = parse_item(match["first"]), parse_item(match["second"])
-    is_other = isinstance(first, Number) and isinstance(second, Number) and not same(second, first)
-    return first if is_other and not same(_as_fraction(second), _as_fraction(first)) else None
+    if not isinstance(first, Number) or not isinstance(second, Number) or same(second, first):
+        return None
+    return None if same(_as_fraction(second), _as_fraction(first)) else first
 
 
 def value_of_chain(sides: Sequence[Answer | None]) -> Number | Notations | None:

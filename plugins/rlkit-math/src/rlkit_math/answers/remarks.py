@@ -24,7 +24,9 @@ _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|as
 _CHECK = re.compile(rf"[*_]{{0,2}}{alternatives('check')}\b[*_]{{0,2}} ?[:：][*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
 _IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
 """A line with a number in bold and none after it."""
-_ROW = re.compile(rf"\|[ *_]*(?:final )?{alternatives('result')}[ *_]*(?:\([^|()]{{1,3}}\))?[ *_:]*\|([^|]*)\|", re.I)
+_ROW = re.compile(
+    rf"\|[ *_]*(?:final )?{alternatives('result')}[ *_]*(?:\([a-z0-9_$ ]{{1,4}}\))?[ *_:]*\|([^|]*)\|", re.I
+)
 """A row of a table with the name of a result and its value."""
 _SENTENCE = re.compile(
     r"(?:so |thus |hence )?the ((?:[a-z]+ ){0,6}[a-z]+) (?:is|are|equals)(?: equal to)? ([^a-z\s].*)", re.I
