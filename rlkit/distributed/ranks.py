@@ -86,8 +86,7 @@ class Ranks:
         Raises:
             RlkitError: `work` raised it; it is raised on every rank.
         """
-        value = None
-        problem = None
+        value = problem = None
         if self.fabric.is_global_zero:
             try:
                 value = work()

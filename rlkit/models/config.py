@@ -281,7 +281,9 @@ def auto_class_of(config: ModelConfig) -> AutoClass:
 def experts_of(config: ModelConfig) -> int:
     """Return the largest number of experts of a layer; 0 if each token takes the same way."""
     text = config.get_text_config()
-    numbers = [getattr(text, name, None) for name in EXPERT_COUNTS]
+    layers = getattr(text, "layer_types", None) or ()
+    is_dense = "mlp" in layers and "moe" not in layers  # Nemotron-H names a number all the same
+    numbers = [getattr(text, name, None) for name in EXPERT_COUNTS if not is_dense]
     return max((number for number in numbers if isinstance(number, int) and number > 1), default=0)
 
 

@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from rlkit.base.ranges import LARGEST_FLOAT
 from rlkit.base.text import counted
+from rlkit.records.lines import nine_digits
 
 PERIOD = 20
 """Steps at the start and at the end whose mean rewards are compared, in a short run at most half of its steps."""
@@ -147,5 +148,5 @@ def advice_on_prompts(score: float | None) -> str:
 
 
 def _rounded(reward: float) -> float:
-    """Return a reward without the rounding errors of sums: 0.3 for 0.1 + 0.2, 0 for -5.6e-17."""
-    return round(reward, 9) + 0.0
+    """Return a reward as logged, without the rounding errors of sums: 0.3 for 0.1 + 0.2, 0 for -5.6e-17."""
+    return nine_digits(round(reward, 9)) + 0.0

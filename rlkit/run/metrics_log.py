@@ -47,8 +47,7 @@ class LoggerThread:
         self.note = note
         self._calls: queue.Queue[tuple[str, Call] | None] = queue.Queue(BACKLOG)
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._failed = 0
-        self._dropped = 0
+        self._failed = self._dropped = 0
         self._thread = threading.Thread(target=self._run, name=f"rlkit-{type(logger).__name__}", daemon=True)
         self._thread.start()
 

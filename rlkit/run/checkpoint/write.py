@@ -86,8 +86,7 @@ class Writer:
         if self._writing is None:
             return False
         future = self._writing
-        self._writing = None
-        self.writing = None
+        self._writing = self.writing = None
         self.best = future.result()
         return True
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from rlkit_authors.models import save_random_model
+from rlkit_authors.models import random_model, save_random_model
 from rlkit_policy.folder import export
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.models.actor import Actor
-from rlkit.models.config import context_length, context_limit, load_config
+from rlkit.models.config import context_length, context_limit, experts_of, load_config
 from rlkit.models.load import load_backbone, load_policy, load_tokenizer
 from rlkit.models.size import find_config
 from rlkit.models.source import SHIPPED, locate
@@ -24,6 +24,7 @@ from rlkit.recipe import Lora, Model
 from rlkit.recipe.check_model import refused_keys
 from rlkit.types import JsonObject
 from tests.conftest import read_jsonl
+from tests.flow.test_architectures import KINDS
 
 YARN: JsonObject = {"rope_type": "yarn", "factor": 4.0}
 STRETCHED: JsonObject = {"rope_parameters": YARN, "max_position_embeddings": 16384}
@@ -320,3 +321,11 @@ def test_keys_and_values_that_no_configuration_takes_are_named(config: dict[str,
     found = [*refused_keys(config)]
     assert len(found) == (problem is not None)
     assert problem is None or found[0].startswith(problem)
+
+
+@pytest.mark.parametrize(("pattern", "experts"), [("M*-", 0), ("M*E", 4), ("M-E", 4)])
+def test_experts_count_where_a_layer_has_some(pattern: str, experts: int) -> None:
+    """The configuration of Nemotron-H has a number of experts even if none of its layers is a mixture."""
+    policy = random_model("nemotron_h", **{**KINDS["nemotron_h"], "hybrid_override_pattern": pattern})
+    assert any("experts" in name for name, _ in policy.named_parameters()) == (experts > 0)
+    assert experts_of(policy.config) == experts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlkit.records.lines import nine_digits
 from rlkit.records.rewards import RewardHistory, advice_on_prompts
 
 
@@ -39,6 +40,14 @@ def test_equal_rewards_are_counted_with_what_to_do(reward: float, accuracy: floa
 def test_rounding_errors_of_sums_are_no_difference() -> None:
     problem = history(5, -5.6e-17, 0.1 + 0.2 - 0.3).problem() or ""
     assert problem.startswith("reward 0 in all 500 samples of 5 steps")
+
+
+@pytest.mark.parametrize("reward", [4 / 3, 12.345678329467773, 1e9 / 7, 0.1 + 0.2])
+def test_equal_rewards_before_and_after_a_resume_are_no_difference(reward: float) -> None:
+    """Those before it are read from `metrics.jsonl`, which has 9 digits of them."""
+    rewards = history(3, nine_digits(reward), nine_digits(reward))
+    rewards.see({"reward/mean": reward, "reward/min": reward, "reward/max": reward, "rollout/samples": 128.0})
+    assert (rewards.problem(is_over=True) or "").startswith(f"reward {reward:g} in all 428 samples of 4 steps")
 
 
 def test_a_reward_without_an_opinion_teaches_nothing() -> None:
