@@ -71,9 +71,8 @@ def no_such(path: str) -> str:
 
 
 def looks_local(path: str) -> bool:
-    """Whether a model's path can be no name on the hub: by its form, or since a recipe has such a folder beside it."""
-    is_path = path.startswith((".", "/", "~")) or (path.count("/") > 1 and not is_url(path))
-    return is_path or any(os.path.isdir(folder / path) for folder in recipe_folders)
+    """Whether a model's path can be no name on the hub, by its form."""
+    return path.startswith((".", "/", "~")) or (path.count("/") > 1 and not is_url(path))
 
 
 def nearby(path: Path) -> str:

@@ -129,8 +129,9 @@ class Model:
     def files(self) -> Iterable[tuple[str, str]]:
         """Return the local files that the model is read from, each with its option."""
         yield from [("path", self.path)] if looks_local(self.path) else ()
-        if self.chat_template is not None and self.chat_template.endswith((".jinja", ".j2", ".txt")):
-            yield "chat_template", self.chat_template
+        template = self.chat_template or ""
+        if "{" not in template and template.endswith((".jinja", ".j2", ".txt")):
+            yield "chat_template", template
 
     def at(self, path: str | None, lora: Lora | None = None) -> Model:
         """Return the model at another path, with other adapters, not quantized; None is this model, with `config`."""

@@ -105,9 +105,8 @@ def check_yaml(text: str) -> None:
                 parent.keys.add(event.value)
             parent.size += 1
         if len(stack) - 1 > MAX_DEPTH or stack[-1].size > MAX_NODES:
-            raise ValueError(
-                f"line {line}: it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes"
-            )
+            problem = f"it is nested more than {MAX_DEPTH} deep, or has more than {MAX_NODES:,} nodes"
+            raise ValueError(f"line {line}: {problem}")
 
 
 def _events(text: str) -> Iterator[yaml.Event]:

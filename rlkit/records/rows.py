@@ -337,9 +337,8 @@ def _trajectory(fields: _Fields, prompt: Prompt, group: int, text: str, tokenize
     trajectory.versions = _per_token(fields, "versions", [-1] * size)
     expected = f"a list of {size} lists of token ids"
     trajectory.candidates = fields.get("candidates", _list_of(_are_ints, size), expected, [])
-    trajectory.turns = [
-        Turn(*turn) for turn in fields.get("turns", _list_of(_is_turn), "[role, start, end] each", list[Any]())
-    ]
+    turns = fields.get("turns", _list_of(_is_turn), "[role, start, end] each", list[Any]())
+    trajectory.turns = [Turn(*turn) for turn in turns]
     return trajectory
 
 

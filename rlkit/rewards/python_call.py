@@ -161,17 +161,20 @@ def _arguments(
     Raises:
         TypeError: The function requires an argument that is not available.
     """
-    available = {normalize("NFKC", name): value for name, value in available.items()}  # as Python reads its own names
+    # by the names as they are, and as Python reads its own
+    columns = {normalize("NFKC", name): name for name in available} | {name: name for name in available}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, parameter in parameters.items():
         is_optional = parameter.default is not parameter.empty
         is_optional |= parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if not is_optional and name not in available:
+        if not is_optional and name not in columns:
             hint = similar(name, [field for field in available if field.isidentifier()], "expected any of")
             if hint.startswith("expected") and "completions" not in available:
                 hint += "; or completions, prompts, completion_ids in lists"
             raise TypeError(f"{function} has the argument {name!r}, {hint}")
-    return {name: value for name, value in available.items() if takes_all or name in parameters}
+    arguments = {name: available[columns[name]] for name in parameters if name in columns}
+    read = {columns[name] for name in arguments}
+    return arguments | {name: value for name, value in available.items() if takes_all and name not in read}
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:

@@ -300,10 +300,8 @@ class ChatTemplate:
         """
         rendered = self.render([USER, turn, *messages], generate=True)
         opening = self._opening_of(rendered)
-        followed, alone = (
-            _past(rendered, opening, last),
-            _past(self.render([USER, turn], generate=False), opening, last),
-        )
+        followed = _past(rendered, opening, last)
+        alone = _past(self.render([USER, turn], generate=False), opening, last)
         end = find_end(alone, followed, self.files.special, self.files.stop)
         before = end.before
         if not end.token:

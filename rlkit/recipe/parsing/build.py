@@ -42,20 +42,23 @@ class Builder:
         cls, values = described
         hints = {name: option.hint for name, option in options(cls).items()}
         arguments = {n: self.build(f"{key}.{n}".lstrip("."), hints[n], child) for n, child in values.items()}
-        return None if len(self.problems) > count else self._construct(key, cls, arguments)
+        return None if len(self.problems) > count else self.construct(key, cls, arguments)
 
-    def _construct(self, key: str, cls: type, arguments: Mapping[str, object]) -> object:
+    def construct(self, key: str, cls: type, arguments: Mapping[str, object]) -> object:
+        """Return a section or a part; None if its constructor fails or a file of it is missing."""
         try:
             built = cls(**arguments)
+            is_read = self.needs_files if isinstance(built, RunPart) else cls.__module__.startswith("rlkit.recipe.")
+            files = getattr(built, "files", None)
+            pairs = files() if is_read and callable(files) else ()
+            missing = [(f"{key}.{name}", path) for name, path in pairs if not os.path.lexists(os.path.expanduser(path))]
         except RlkitError as error:
             self.problems.note(key, str(error))
             return None
-        except Exception as error:  # a plugin's constructor may raise anything
+        except Exception as error:  # a plugin may raise anything
             problem = f"the recipe cannot be built: {part_name(cls)} raised {explain_foreign(error)}"
             self.problems.note(key, f"{with_definition(problem, cls, '__init__')}; its constructor only stores options")
             return None
-        is_needed = callable(getattr(built, "files", None)) and (self.needs_files or not isinstance(built, RunPart))
-        for name, path in built.files() if is_needed else ():
-            if not os.path.exists(os.path.expanduser(path)):
-                self.problems.note(f"{key}.{name}", f"{key}.{name} is {show(path)}, {no_such(path)}")
+        for option, path in missing:
+            self.problems.note(option, f"{option} is {show(path)}, {no_such(path)}")
         return built

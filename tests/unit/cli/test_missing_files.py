@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlkit.base import files
 from rlkit.cli.main import main
+from rlkit.interfaces.runtime import RunPart
+from rlkit.recipe.parsing.build import Builder
+from rlkit.recipe.parsing.problems import Problems
+from rlkit.registry import Registry
 
 RECIPE = """\
 model:
@@ -105,3 +110,59 @@ def test_the_script_of_an_agent_is_looked_for(folder: Path, capsys: pytest.Captu
     Path("a.jsonl").write_text("".join(row % (number, "") for number in range(8)))
     Path("agent.py").write_text("")
     assert main(["recipe", "check", "mine.yaml"]) == 0
+
+
+@pytest.mark.parametrize("name", ["tiny", "Qwen/Qwen2.5-0.5B"])
+def test_a_name_on_the_hub_is_none_of_a_folder_beside_the_recipe(name: str, folder: Path) -> None:
+    (folder / "recipes" / name).mkdir(parents=True)
+    recipe = f"model: {{path: {name}}}\ntask: Arithmetic\nreward: MathReward\n" + RECIPE[RECIPE.index("advantage:") :]
+    (folder / "recipes" / "mine.yaml").write_text(recipe)
+    assert main(["recipe", "show", "../recipes/mine.yaml"]) == 0
+
+
+def test_a_template_in_jinja_is_no_file(folder: Path) -> None:
+    template = "{{ messages[0].content }} is in notes.txt"
+    recipe = "model: {path: tiny}\ntask: Arithmetic\nreward: MathReward\n" + RECIPE[RECIPE.index("advantage:") :]
+    (folder / "work" / "mine.yaml").write_text(recipe)
+    assert main(["recipe", "show", "mine.yaml", f"--model.chat_template={template}"]) == 0
+
+
+def test_a_file_that_cannot_be_read_is_not_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "work" / "loop.jsonl").symlink_to("loop.jsonl")
+    text = "model: {path: tiny}\ntask: {class_path: Jsonl, init_args: {path: loop.jsonl}}\nreward: MathReward\n"
+    Path("mine.yaml").write_text(text + RECIPE[RECIPE.index("advantage:") :])
+    assert main(["recipe", "check", "mine.yaml"]) == 2
+    assert "task.path is 'loop.jsonl', which cannot be read: Too many levels" in capsys.readouterr().err
+
+
+class _Texts(RunPart):
+    def files(self) -> Any:
+        return ["a.txt"]
+
+
+class _Raising(RunPart):
+    def files(self) -> Any:
+        raise RuntimeError("broken")
+
+
+class _Other:
+    """No part of a run, with another meaning of `files`."""
+
+    def files(self, folder: str) -> list[str]:
+        return [folder]
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"), [(_Texts, "raised ValueError: too many"), (_Raising, "raised RuntimeError: broken")]
+)
+def test_files_of_a_plugin_that_fail_are_a_line(part: type, problem: str) -> None:
+    problems = Problems()
+    assert Builder(Registry(), problems, needs_files=True).construct("tools.a", part, {}) is None
+    assert len(problems) == 1
+    assert problem in problems[0]
+
+
+def test_files_of_a_section_are_its_own() -> None:
+    problems = Problems()
+    assert isinstance(Builder(Registry(), problems, needs_files=True).construct("a", _Other, {}), _Other)
+    assert not problems

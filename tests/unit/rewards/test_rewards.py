@@ -734,3 +734,12 @@ def test_a_column_has_the_name_that_python_reads(tmp_path: Path) -> None:
     prompt = Prompt("0", [{"role": "user", "content": "?"}], meta={"Lo\u0308sung": "x"})
     reward = PythonReward(f"{tmp_path / 'reward.py'}:score", allow_code=True)
     assert as_score(reward.grade(replace(example_trajectory("x"), prompt=prompt))).reward == 1
+
+
+def test_a_column_keeps_its_name_beside_the_one_that_python_reads(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def score(x2, **columns): return x2 if columns['x\u00b2'] == 4 else 0\n", "utf-8"
+    )
+    prompt = Prompt("0", [{"role": "user", "content": "?"}], meta={"x2": 1, "x\u00b2": 4})
+    reward = PythonReward(f"{tmp_path / 'reward.py'}:score", allow_code=True)
+    assert as_score(reward.grade(replace(example_trajectory("x"), prompt=prompt))).reward == 1

@@ -37,7 +37,11 @@ SYSTEM = (
     "/sbin", "/lib32", "/etc/alternatives", "/etc/hosts", "/etc/localtime", "/etc/nsswitch.conf", "/etc/ssl/certs",
 )  # fmt: skip
 """What a confined command may read, besides what `sandbox.readable` lists."""
-SCRIPTS = (".py", ".sh", ".js", ".mjs", ".ts", ".rb", ".pl")
+SCRIPT = re.compile(r"(?![/~])[^\s{]+\.(py|sh|js|mjs|ts|rb|pl)")
+"""The relative path of one, without names in braces."""
+INTERPRETER = re.compile(r"python[\d.]*|(ba|z|da)?sh|node|ruby|perl")
+INLINE = ("-c", "-e", "-m", "-")
+"""Options of interpreters, after which no script follows."""
 VIEW = ("/tmp", "/dev", "/proc", "/sys", "/run")
 """Paths that are a sandbox's own, or have no meaning in one."""
 USERS = range(61184, 65520)
@@ -135,9 +139,12 @@ class Command:
             )
 
     def missing(self, provided: Collection[str]) -> str | None:
-        """Return a script that the command names and that is neither here nor provided, if there is one."""
-        names = [word for word in self.words if word.endswith(SCRIPTS) and not os.path.isabs(word) and "{" not in word]
-        return next((name for name in names if name not in self._files and name not in provided), None)
+        """Return the script that the command runs if it is neither here nor provided; others it may write itself."""
+        script = self.words[0]
+        if INTERPRETER.fullmatch(os.path.basename(script)):
+            script = next((word for word in self.words[1:] if word in INLINE or not word.startswith("-")), "")
+        is_here = script in self._files or os.path.normpath(script) in map(os.path.normpath, provided)
+        return None if is_here or not SCRIPT.fullmatch(script) else script
 
     def filled(self, folder: Path, values: Mapping[str, str]) -> list[str]:
         """Return the words with names in braces replaced; files that the folder has not are those of the recipe."""

@@ -25,7 +25,7 @@ def new_file(name: str) -> Iterator[TextIO]:
                 yield file
                 file.flush()
             except BaseException:
-                path.unlink()
+                path.unlink(missing_ok=True)
                 raise
     except FileExistsError as error:
         raise RecipeError(f"{name!r} exists already; name a new file, or remove it first") from error
