@@ -26,7 +26,7 @@ def boxes() -> Boxes:
     """Return what is drawn: a box for each package, and one for all modules of a floor."""
     found: Boxes = {}
     for floor, rooms in enumerate(FLOORS):
-        packages = sorted(name for name in rooms if (ROOT / "rlkit" / name).is_dir())
+        packages = sorted(name for name in rooms if (ROOT / "rlkit" / name / "__init__.py").is_file())
         modules = sorted(name for name in rooms if (ROOT / "rlkit" / f"{name}.py").exists())
         found |= {name: (floor, [name]) for name in packages}
         if modules:
