@@ -19,9 +19,9 @@ LOGP_DECIMALS = 5
 """Digits after the point of log-probs in rows that nothing learns from again, as of the trainer's."""
 
 
-def nine_digits(number: float) -> float:
-    """Return a number with 9 significant digits, which hold a float32 to the bit."""
-    return float(f"{number:.9g}") if number else number
+def nine_digits(value: float) -> float:
+    """Return a float with 9 significant digits, which hold a float32 to the bit; any other value as it is."""
+    return float(f"{value:.9g}") if isinstance(value, float) and value else value
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:

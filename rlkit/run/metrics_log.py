@@ -172,7 +172,7 @@ class MetricsLog:
         Raises:
             OSError: The file cannot be written, for example on a full disk; its lines are written next time.
         """
-        line = {name: nine_digits(x) if isinstance(x, float) else x for name, x in metrics.items()}
+        line = {name: nine_digits(x) for name, x in metrics.items()}
         self._unwritten.append(json.dumps({"step": step, **line}, separators=(",", ":")) + "\n")
         try:
             self._flush()

@@ -147,16 +147,11 @@ def _environment(run: Path) -> dict[str, object]:
 
 def _first_step(steps: Mapping[int, tuple[JsonObject, JsonObject]], ignored: tuple[str, ...]) -> StepDifference | None:
     for number, rows in steps.items():
-        compared = ({k: _as_written(v) for k, v in row.items() if not k.startswith(ignored)} for row in rows)
+        compared = ({k: nine_digits(v) for k, v in row.items() if not k.startswith(ignored)} for row in rows)
         pairs = _pairs(*compared)
         if pairs:
             return StepDifference(number, dict(list(pairs.items())[:SHOWN]), max(0, len(pairs) - SHOWN))
     return None
-
-
-def _as_written(value: object) -> object:
-    """Return a number with as many digits as are written; earlier versions wrote all."""
-    return nine_digits(value) if isinstance(value, float) else value
 
 
 def _is_same(first: object, second: object) -> bool:
@@ -164,7 +159,7 @@ def _is_same(first: object, second: object) -> bool:
     if not isinstance(first, int | float) or not isinstance(second, int | float):
         return first == second
     rounded = round(first, LOGP_DECIMALS), round(second, LOGP_DECIMALS)
-    return _as_written(first) == _as_written(second) or second == rounded[0] or first == rounded[1]
+    return nine_digits(first) == nine_digits(second) or second == rounded[0] or first == rounded[1]
 
 
 def _first_answer(first: Path, second: Path) -> AnswerDifference | None:

@@ -91,7 +91,7 @@ _ANNOUNCED = re.compile(
     r"(?:^|[.!?] |[。！？]|[;；】](?=\w{0,3}选))[^\w\n]{0,10}"
     r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
-    rf"(?:(?:richtige|endgültige|bonne|правильный) )?"
+    r"(?:(?:richtige|endgültige|bonne|правильный) )?"
     rf"(?:{alternatives('answer')}|(?P<solution>{alternatives('solution')})(?=[^=\n]{{0,200}}$))"
     r"(?: (?:finale?|corr?ec?ta|correcte|corretta))?(?P<foreign> ?:| (?:lautet|ist|es|est|é|è|to)\b:?)"
     r"(?:(?: (?:la|a|el))?(?: (?:letra|lettera|option|opción|opção|вариант))?(?= \W{0,3}[A-H]\b))?"
@@ -220,12 +220,7 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     start, end_of_last = last.start(), end
     for box in reversed(boxes[-MAX_ITEMS:-1]):
         end = _end_of_box(text, box)
-        between = (
-            None
-            if end is None or not 0 <= start - end <= CONTEXT_LENGTH
-            else _BETWEEN_BOXES.fullmatch(text, end, start)
-        )
-        if end is None or between is None or not _has_name(text[: box.start()], between[1]):
+        if end is None or not _are_listed(text, box, end, start):
             break
         content = _content(text, box, end)
         start = box.start()
@@ -236,6 +231,14 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         end_of_last = end_of_notation
     is_changed = _is_changed(text, start, end_of_last, boxed=True)
     return _line_of(text, start, end_of_last) if is_changed else ", ".join(contents)
+
+
+def _are_listed(text: str, box: re.Match[str], end: int, start: int) -> bool:
+    """Whether a box and the next one, which begins at `start`, are values of one list."""
+    if not 0 <= start - end <= CONTEXT_LENGTH:
+        return False
+    between = _BETWEEN_BOXES.fullmatch(text, end, start)
+    return between is not None and _has_name(text[: box.start()], between[1])
 
 
 def _has_name(before: str, name: str | None) -> bool:

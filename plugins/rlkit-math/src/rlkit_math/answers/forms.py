@@ -245,9 +245,8 @@ def _equation(sides: list[str]) -> Answer | None:
         sides = sides[1:]
     if len(sides) > 1 and "..." in sides[0]:  # 1 + 2 + ... + n = n(n + 1)/2
         sides = sides[1:]
-    if (
-        len(sides) > 2 and not sides[0].startswith("not ") and len(_variables(_item(sides[0]))) > 1
-    ):  # m + n = 64 + 9 = 73
+    is_chain = len(sides) > 2 and not sides[0].startswith("not ")
+    if is_chain and len(_variables(_item(sides[0]))) > 1:  # m + n = 64 + 9 = 73
         sides = sides[1:]
     name = names[-1] if names else ""
     answers = [_item(side) for side in sides]
