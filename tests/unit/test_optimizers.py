@@ -10,13 +10,13 @@ import torch
 from rlkit_authors.models import random_model
 from rlkit_inspect.footprint import optimizer_bytes
 from rlkit_inspect.optimizer_state import state_bytes
+from rlkit_optimizers.combined import Combined
 from torch import nn
 
 from rlkit.base.errors import PartError, RecipeError
 from rlkit.interfaces.optimizer import Optimizer, Schedule, WeightGroup, WeightKind
 from rlkit.models.lora import add_lora
 from rlkit.models.size import size_of
-from rlkit.ops.optimizers import Combined
 from rlkit.optimizers import AdamW, Muon, TorchOptimizer
 from rlkit.recipe import FSDP2, Fabric, Lora, Save, Train, check
 from rlkit.run.checkpoint.state import tensors
