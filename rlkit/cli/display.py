@@ -247,7 +247,8 @@ def _validation(metrics: Mapping[str, float]) -> str:
     """Return the main metrics of a validation."""
     rows = dict(metric_rows(metrics))
     names = ("accuracy", "sampled_accuracy", "reward") if "accuracy" in rows else ("reward", "sampled_reward")
-    return "  ".join(f"{name} {rows[name]}" for name in names if name in rows) or "no completion was scored"
+    shown = (*names, "loss")
+    return "  ".join(f"{name} {rows[name]}" for name in shown if name in rows) or "no completion was scored"
 
 
 def _summary(metrics: Mapping[str, float]) -> str:

@@ -153,7 +153,7 @@ def _check_division(recipe: Recipe) -> Iterator[str]:
             f"{type(engine).__name__} cannot sample from a policy {divided}; choose rollout.engine: SGLangServer, or "
             f"{key}: 1"
         )
-    elif recipe.validation is not None:
+    elif recipe.samples_validation:
         yield (
             f"validation cannot sample in this process {divided}; choose rollout.engine.validation: SGLangServer, or "
             "validation: null"

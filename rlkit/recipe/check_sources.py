@@ -13,7 +13,7 @@ from rlkit.recipe.train import Mixture
 
 
 def check_inputs(recipe: Recipe) -> Iterator[str]:
-    """Yield a problem for each section that the loss or the validation lacks, and each that the loss does not read."""
+    """Yield a problem for each section that the loss lacks, and each that the loss does not read."""
     loss, name = recipe.loss, type(recipe.loss).__name__
     if Inputs.ADVANTAGES in loss.inputs and recipe.advantage is None and recipe.teacher is None:
         yield f"loss {name} reads advantages, but the recipe has no `advantage:`; add one, such as advantage: GRPO"
@@ -21,8 +21,6 @@ def check_inputs(recipe: Recipe) -> Iterator[str]:
         for section in ("advantage", "critic", "teacher"):
             if getattr(recipe, section) is not None and not (section == "teacher" and loss.forward.teacher_top):
                 yield f"loss {name} reads no advantages, but the recipe has a section `{section}:`; remove it"
-    if recipe.reward is None and recipe.validation is not None and not recipe.model.scores:
-        yield "validation scores completions, but the recipe has no `reward:`; add one, or set validation: null"
 
 
 def check_teacher(recipe: Recipe) -> Iterator[str]:

@@ -31,7 +31,8 @@ def check_validation(recipe: Recipe) -> Iterator[str]:
     if validation is not None:
         if validation.patience is not None and not validation.every:
             yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
-        yield from _check_metric(recipe, "validation.watch", validation.watch, validation.watch)
+        if validation.patience is not None or recipe.samples_validation or recipe.model.scores:
+            yield from _check_metric(recipe, "validation.watch", validation.watch, validation.watch)
 
 
 def check_best(recipe: Recipe) -> Iterator[str]:
@@ -50,9 +51,14 @@ def check_best(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_metric(recipe: Recipe, option: str, metric: str, name: str) -> Iterator[str]:
-    """Yield a problem if a name is no metric of validation for which higher is better."""
+    """Yield a problem if a name is no metric of validation that can be best."""
     base_name = name.removeprefix("sampled_")
     prefix = metric.removesuffix(name)
+    if name in recipe.method.validation_metrics:
+        return
+    if recipe.validation is not None and not recipe.samples_validation and not recipe.model.scores:
+        yield f"{option} is {metric!r}, but without a `reward:` validation measures {prefix}loss alone; set it to that"
+        return
     if recipe.model.scores:
         if name not in PAIR_METRICS and not re.match(r"accuracy/.", name):
             listed = ", ".join(f"{prefix}{known_name}" for known_name in PAIR_METRICS)

@@ -41,6 +41,9 @@ class Method(ABC):
     equal_rewards: ClassVar[str]
     """The remedy for groups of equal rewards; `remedy` is that of sampled ones."""
 
+    validation_metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics of validation besides those of scored completions."""
+
     @abstractmethod
     def problems(self, recipe: Recipe) -> Iterator[str]:
         """Yield the problems of options that do not fit the method."""
@@ -62,6 +65,8 @@ class ReinforcementLearning(Method):
         name, is_distilled = type(loss).__name__, recipe.teacher is not None and recipe.advantage is None
         if recipe.reward is None and Inputs.REWARDS in loss.inputs and not is_distilled:
             yield f"loss {name} reads rewards, but the recipe has no `reward:`; add one, such as reward: MathReward"
+        if recipe.reward is None and recipe.validation is not None:
+            yield "validation scores completions, but the recipe has no `reward:`; add one, or set validation: null"
         if recipe.model.scores:
             yield (
                 "model.head is 'score': a reward model, which predicts no tokens, but rollout.engine "
@@ -86,6 +91,7 @@ class Supervised(Method):
     samples = False
     completions = "with their recorded answers"
     equal_rewards = "remove prompts whose answers have equal rewards from the data"
+    validation_metrics = ("loss",)
 
     def problems(self, recipe: Recipe) -> Iterator[str]:
         rollout, train, temperature = recipe.rollout, recipe.train, recipe.rollout.sampling.temperature

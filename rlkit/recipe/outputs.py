@@ -21,8 +21,8 @@ class Save:
     Args:
         every: Steps between checkpoints; 0 for none during the run. The last step, or that of Ctrl-C, always has one.
         keep_last: The number of checkpoints to keep; older ones are removed.
-        keep_best: A metric of `metrics.jsonl`, such as `validation/accuracy`, of which higher is better: the
-            checkpoint of its best step is kept as well.
+        keep_best: A metric of `metrics.jsonl`, such as `validation/accuracy`, of which higher is better, or
+            lower if it is a loss: the checkpoint of its best step is kept as well.
         optimizer: Whether checkpoints hold the state of optimizers: with AdamW two of three bytes when all weights are
             trained. A run that resumes from a checkpoint without it warns that moments start from zero.
         folder: A folder or any fsspec URL; null for `checkpoints/` in the run folder.
@@ -39,6 +39,9 @@ class Save:
 class Validation:
     """Validation on held-out prompts, with greedy and sampled completions; null for none.
 
+    Runs on recorded completions also measure the loss of those that the prompts record, and without a `reward:` only
+    that.
+
     Args:
         before: Whether to validate before training.
         every: Steps between validations; 0 for none.
@@ -49,7 +52,7 @@ class Validation:
         samples: Sampled completions per prompt, besides the greedy one; 0 for none.
         sampling: Options of sampling; null for those of training.
         patience: The number of consecutive validations without a new best after which training ends; null for no end.
-        watch: The metric of `patience`; higher is better.
+        watch: The metric of `patience`: higher is better, of `loss` lower.
     """
 
     before: bool = True

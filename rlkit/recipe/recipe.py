@@ -143,6 +143,11 @@ class Recipe:
         return self.train.prompts_per_step + (0 if self.rollout.replay is None else self.rollout.replay.size)
 
     @property
+    def samples_validation(self) -> bool:
+        """Whether validation samples completions, which the reward scores."""
+        return self.validation is not None and self.reward is not None and not self.model.scores
+
+    @property
     def needs_ref_logps(self) -> bool:
         """Whether KL of the run's own rows is measured, or their loss reads the reference."""
         return self.kl_loss is not None or self.kl_reward is not None or (Inputs.REFERENCE in self.loss.inputs)

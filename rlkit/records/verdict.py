@@ -47,6 +47,11 @@ class Verdict:
         return f"{self.change}: {kind or 'greedy'} {metric} {values}"
 
 
+def merit(metric: str, value: float) -> float:
+    """Return a metric's value as a number of which higher is better: a loss changes its sign."""
+    return -value if metric.rpartition("/")[2] == "loss" else value
+
+
 def p_text(p_value: float) -> str:
     """Return a p-value as text: an upper bound if a resampling test cannot give a smaller one."""
     return "< 0.0003" if p_value == SMALLEST_P else f"{p_value:.2g}"

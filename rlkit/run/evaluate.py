@@ -37,10 +37,13 @@ from rlkit.types import Prompt, RolloutBatch, Sampling, Score, Trajectory
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rlkit.data.data import Data
     from rlkit.records.verdict import Metrics
+    from rlkit.run.method import Procedure
     from rlkit.run.metrics_log import MetricsLog
     from rlkit.run.progress import Progress
     from rlkit.run.record import RunRecord
+    from rlkit.train.models import Models
     from rlkit.train.setup import TrainContext
 
 
@@ -180,8 +183,11 @@ class Evaluation:
 def evaluate_completions(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
     """Complete the validation prompts and score the completions.
 
-    Failed rollouts and rewards are counted and left out of the means. All ranks must call this.
+    Failed rollouts and rewards are counted and left out of the means. Without a reward there is nothing to score. All
+    ranks must call this.
     """
+    if not service.recipe.samples_validation:
+        return Evaluation()
     section = service.recipe.validation or Validation()
     greedy, sampled = samplings(service.recipe)
     evaluation = Evaluation()
@@ -241,6 +247,8 @@ def _p_value(differences: Sequence[float]) -> float:
 
 Evaluate = Callable[[RolloutService, Sequence[Prompt]], Evaluation]
 """Validates on prompts; all ranks call it."""
+HeldOutLosses = Callable[["Data", "Models", RolloutService, Sequence[Prompt]], dict[str, float]]
+"""Returns the losses of prompts' recorded completions; all ranks call it."""
 
 
 class Validator:
@@ -250,16 +258,16 @@ class Validator:
         record: Shows the metrics; has the number of steps and the run folder.
         log: Passes completions to the loggers; None except on rank 0.
         progress: Counts validations without improvement.
-        evaluate: Completes the prompts and scores the completions.
+        procedure: Completes the prompts and scores the completions, and measures the loss of recorded ones.
     """
 
-    def __init__(self, record: RunRecord, log: MetricsLog | None, progress: Progress, evaluate: Evaluate) -> None:
+    def __init__(self, record: RunRecord, log: MetricsLog | None, progress: Progress, procedure: Procedure) -> None:
         self.earlier: dict[str, dict[str, Accuracies]] = {}
         """Accuracies of the validations at the `start` and the `last` one, with which the next one is compared."""
         self._record = record
         self._log = log
         self._progress = progress
-        self._evaluate = evaluate
+        self._procedure = procedure
         self._metrics_by_step: dict[int, Metrics] = {}
 
     def validate(self, context: TrainContext, when: str) -> Metrics:
@@ -267,17 +275,21 @@ class Validator:
         record = self._record
         step = record.outcome.steps
         record.reporter.note(f"validating on {len(context.data.validation)} prompts")
-        evaluation = self._evaluate(context.service, context.data.validation)
+        data, procedure = context.data, self._procedure
+        evaluation = procedure.evaluate(context.service, data.validation)
+        if procedure.losses is not None:
+            losses = procedure.losses(data, context.models, context.service, data.validation)
+            evaluation.metrics = losses | evaluation.metrics
         for name, accuracies in self.earlier.items():
             evaluation.compare(name, accuracies)
         self.earlier["last" if self.earlier else "start"] = evaluation.accuracies
         self._metrics_by_step = {step: evaluation.metrics}
         record.reporter.validated(step, evaluation.metrics)
         log = self._log
-        if log is not None:
+        if log is not None and evaluation.answers:
             record.attempt("completions for the loggers", lambda: log.answers(step, evaluation))
         self._progress.validated(evaluation.metrics)
-        if context.recipe.log.rollouts.every:
+        if context.recipe.log.rollouts.every and evaluation.answers:
             name = f"validation-{when}"
             record.attempt(f"rollouts/{name}", lambda: evaluation.write(record.folder.rollouts(name)))
         context.callbacks.emit("on_validation", ValidationEnd(step, evaluation.metrics, evaluation.trajectories))

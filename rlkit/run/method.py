@@ -9,9 +9,10 @@ from rlkit.data.data import Data
 from rlkit.recipe import Recipe
 from rlkit.recipe.method import ReinforcementLearning, RewardModelling
 from rlkit.rollout.service import RolloutService
-from rlkit.run.evaluate import Evaluate, evaluate_completions, evaluate_reward_model
+from rlkit.run.evaluate import Evaluate, HeldOutLosses, evaluate_completions, evaluate_reward_model
 from rlkit.run.preflight.picture_check import check_pictures
 from rlkit.run.preflight.weight_check import check_weights
+from rlkit.train.held_out import held_out_losses
 from rlkit.train.phases import StepResult
 from rlkit.train.rl import rl_step
 from rlkit.train.rollouts import Obtain, recorded
@@ -28,12 +29,14 @@ class Procedure(NamedTuple):
         step: Runs a step; it gets its number and what returns its rollouts.
         evaluate: Validates on prompts.
         checks: Compare the engine with the trainer before the first step.
+        losses: Returns the losses of held-out prompts, by their names; None where steps sample what they learn from.
     """
 
     obtain: Obtain
     step: Callable[[TrainContext, int, Obtain], StepResult]
     evaluate: Evaluate
     checks: Sequence[Callable[[Data, RolloutService], object]]
+    losses: HeldOutLosses | None = None
 
 
 def procedure_of(recipe: Recipe) -> Procedure:
@@ -42,7 +45,7 @@ def procedure_of(recipe: Recipe) -> Procedure:
         case ReinforcementLearning():
             return Procedure(sample, rl_step, evaluate_completions, (check_weights, check_pictures))
         case RewardModelling():
-            return Procedure(recorded, supervised_step, evaluate_reward_model, ())
+            return Procedure(recorded, supervised_step, evaluate_reward_model, (), held_out_losses)
         case _:
-            checks = () if recipe.validation is None else (check_weights, check_pictures)
-            return Procedure(recorded, supervised_step, evaluate_completions, checks)
+            checks = (check_weights, check_pictures) if recipe.samples_validation else ()
+            return Procedure(recorded, supervised_step, evaluate_completions, checks, held_out_losses)

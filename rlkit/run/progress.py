@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 
 from rlkit.base.errors import RecipeError, TrainingError, shorten
 from rlkit.base.text import counted, part_name
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
 from rlkit.records.rewards import RewardHistory, advice_on_prompts
+from rlkit.records.verdict import merit
 from rlkit.run.alarms import Alarms
 from rlkit.run.preflight.reward_checks import RewardChecks
 
@@ -74,12 +76,13 @@ class Progress:
             return
         value = metrics.get(section.watch)
         if value is None:
-            if self.waited is None and not {"accuracy", "reward"}.isdisjoint(metrics):
+            if self.waited is None and not {"accuracy", "reward", "loss"}.isdisjoint(metrics):
                 listed = ", ".join(sorted(metrics))
                 raise RecipeError(f"validation.watch is {section.watch!r}, expected a metric of validation: {listed}")
             return
         best, since = self.waited or (value, -1)
-        self.waited = (value, 0) if value > best else (best, since + 1)
+        is_better = isfinite(value) and not merit(section.watch, value) <= merit(section.watch, best)
+        self.waited = (value, 0) if is_better else (best, since + 1)
 
     def exhausted(self) -> str | None:
         """Return the reason why training ends, if `validation.patience` is used up."""
@@ -87,7 +90,8 @@ class Progress:
         if section is None or section.patience is None or self.waited is None or self.waited[1] < section.patience:
             return None
         best, since = self.waited
-        return f"{since} validations in a row had no higher {section.watch} than {best:.3f}"
+        change = "lower" if section.watch == "loss" else "higher"
+        return f"{since} validations in a row had no {change} {section.watch} than {best:.3f}"
 
     def see(self, number: int, metrics: Mapping[str, float], errors: Counter[str]) -> Iterator[str]:
         """Count a step; yield warnings.

@@ -98,7 +98,7 @@ class Session:
         train, validation = context.recipe.train, context.recipe.validation
         self.progress = Progress(context.recipe, RewardHistory() if self.log is None else self.log.rewards)
         self.procedure = procedure_of(context.recipe)
-        self.validator = Validator(self.record, self.log, self.progress, self.procedure.evaluate)
+        self.validator = Validator(self.record, self.log, self.progress, self.procedure)
         saver = self._begin(context, resumed)
         outcome = self.record.outcome
         if context.recipe.rollout.max_staleness and self.replay is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,8 +16,9 @@ from rlkit.train.credit import estimate
 from rlkit.train.logps import compute_logps
 from rlkit.train.metrics import Meter
 from rlkit.train.models import Models
-from rlkit.train.rollouts import recorded
-from rlkit.types import Batch, TrainBatch
+from rlkit.train.rollouts import recorded_answers
+from rlkit.train.teacher import compute_teacher_logps
+from rlkit.types import Batch, Prompt, TrainBatch
 
 
 class Mixed(NamedTuple):
@@ -50,18 +52,24 @@ def mixed(data: Data, models: Models, service: RolloutService, step: TrainingBat
     mixtures = []
     for name, mixture in (data.recipe.mix or {}).items():
         own, recorded_here = data.mixtures[name], mixture.task is not None
-        batch = recorded_rows(own, models, service, step.step) if recorded_here else answers_to_policy(step.batch)
+        if recorded_here:
+            batch = recorded_rows(own, models, service, own.prompts(step.step))
+        else:
+            batch = answers_to_policy(step.batch)
         groups = (batch if recorded_here else step.batch).group.tolist()
         meter.count(f"mix/{name}/tokens", float(batch.mask.sum()))
         mixtures.append(Mixed(name, mixture.weight, own, batch, groups))
     return mixtures
 
 
-def recorded_rows(data: Data, models: Models, service: RolloutService, number: int) -> TrainBatch:
-    """Return a step's recorded completions of this rank; all ranks must call this."""
-    rows = recorded(data, service, number, Meter()).train_on
+def recorded_rows(
+    data: Data, models: Models, service: RolloutService, prompts: Sequence[tuple[int, Prompt]]
+) -> TrainBatch:
+    """Return the recorded completions of prompts on this rank, as the loss reads them; all ranks must call this."""
+    rows = recorded_answers(data, service, prompts, Meter()).train_on
     batch = collate(rows).to(service.ranks.fabric.device)
     compute_logps(data, models, service.ranks, batch)
+    compute_teacher_logps(data, models, service, batch, rows)
     scored = add_rewards(batch, rows)
     estimate(None, scored)
     return TrainBatch.of(scored)

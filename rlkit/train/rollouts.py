@@ -20,7 +20,7 @@ from rlkit.rollout.collate import add_rewards
 from rlkit.rollout.recorded import recorded_group
 from rlkit.rollout.service import RolloutService
 from rlkit.train.metrics import Meter, describe_rollouts, describe_texts, has_no_opinion
-from rlkit.types import Batch, RolloutBatch, Score, Trajectory
+from rlkit.types import Batch, Prompt, RolloutBatch, Score, Trajectory
 
 
 @dataclass
@@ -54,8 +54,15 @@ Obtain = Callable[[Data, RolloutService, int, Meter], Rollouts]
 
 def recorded(data: Data, service: RolloutService, number: int, meter: Meter) -> Rollouts:
     """Return this rank's recorded completions of a step."""
+    return recorded_answers(data, service, data.prompts(number), meter)
+
+
+def recorded_answers(
+    data: Data, service: RolloutService, prompts: Sequence[tuple[int, Prompt]], meter: Meter
+) -> Rollouts:
+    """Return this rank's recorded completions of prompts, with their numbers; all ranks must call this."""
     rollouts = Rollouts()
-    for group, prompt in service.shard_for_rank(data.prompts(number)):
+    for group, prompt in service.shard_for_rank(prompts):
         rollouts.all += recorded_group(data.dialogue.template, prompt, group, data.dialogue.context)
     rollouts.sampled = [t for t in rollouts.all if t.error is None]
     return share_groups(rollouts, service.ranks, meter)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rlkit_inspect.own_recipe import own_recipe
+from rlkit_inspect.own_recipe import SAVINGS, own_recipe, recorded_recipe
 
 from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
@@ -87,7 +87,10 @@ def test_rows_without_columns_are_refused(folder: Path) -> None:
             ["--task", "sums.csv", "--reward", "reward.py:scor"],
             "--reward is 'reward.py:scor', but reward.py has no function 'scor'; did you mean 'score'?",
         ),
-        (["--task", "sums.csv"], "takes --reward FILE.py:FUNCTION, or --reward NAME"),
+        (
+            ["--task", "sums.csv"],
+            "needs --reward FILE.py:FUNCTION, or --reward NAME: its columns are ['question', 'total']",
+        ),
         (["--task=sums.csv", "--reward=reward.py:score", "--train.lr=1"], "change the rest in the file"),
         (["--task", "one.csv", "--reward", "reward.py:score"], "has 1 row, expected at least 2"),
         (["--task=sums.csv", "--reward=MathRewrad"], "did you mean 'MathReward'?"),
@@ -123,6 +126,47 @@ def test_a_reward_may_be_named(folder: Path, words: list[str], reward: object) -
     assert main(["recipe", "new", "mine.yaml", "--task", "sums.csv", "--reward", *words]) == 0
     assert yaml.safe_load((folder / "mine.yaml").read_text(encoding="utf-8"))["reward"] == reward
     assert parse("fit", ["--recipe", "mine.yaml"])
+
+
+TURN = {"role": "assistant", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "loss"),
+    [
+        ({"prompt": "1 + 1 = ?", "chosen": "2", "rejected": "3"}, "DPO"),
+        ({"chosen": [TURN], "rejected": [TURN], "prompt": [{"role": "user", "content": "1 + 1 = ?"}]}, "DPO"),
+        ({"prompt": "1 + 1 = ?", "completion": "2", "label": True}, "KTO"),
+        ({"Question": "1 + 1 = ?", "completion": "2"}, "CrossEntropy"),
+        ({"messages": [{"role": "user", "content": "1 + 1 = ?"}, TURN]}, "CrossEntropy"),
+        ({"text": "1 + 1 = 2"}, "CrossEntropy"),
+    ],
+)
+def test_rows_with_completions_need_no_reward(folder: Path, row: dict[str, object], loss: str) -> None:
+    lines = [json.dumps(row).replace("1 + 1", f"{number} + 1") for number in range(40)]
+    (folder / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert main(["recipe", "new", "mine.yaml", "--task", "rows.jsonl"]) == 0
+    recipe = parse("fit", ["--recipe", "mine.yaml"]).recipe
+    assert type(recipe.loss).__name__ == loss
+    assert (recipe.train.prompts_per_step, recipe.validation is not None) == (20, True)
+    assert main(["recipe", "check", "mine.yaml"]) == 0
+
+
+def test_a_column_without_values_records_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"prompt": "1 + 1 = ?", "chosen": None, "rejected": None, "answer": "2"}
+    (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 4, encoding="utf-8")
+    assert main(["recipe", "new", "mine.yaml", "--task", "rows.jsonl"]) == 2
+    assert "record no completions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("loss", "rate"), [("DPO", 1e-6), ("CrossEntropy", 2e-5)])
+def test_a_model_of_the_hub_learns_from_completions_at_the_usual_rate(folder: Path, loss: str, rate: float) -> None:
+    row = {"prompt": "a", **({"chosen": "b", "rejected": "c"} if loss == "DPO" else {"completion": "b"})}
+    (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 4, encoding="utf-8")
+    written = yaml.safe_load(recorded_recipe("rows.jsonl", "Qwen/Qwen2.5-0.5B-Instruct"))
+    assert (written["loss"], written["train"]["lr"]) == (loss, rate)
+    with_lora = yaml.safe_load(recorded_recipe("rows.jsonl", "Qwen/Qwen2.5-7B-Instruct", SAVINGS[2]))
+    assert (with_lora["model"]["lora"], with_lora["train"]["lr"]) == ({"rank": 16}, pytest.approx(10 * rate))
 
 
 @pytest.fixture

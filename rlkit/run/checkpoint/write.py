@@ -18,6 +18,7 @@ from rlkit.models.checkpoint_schema import FORMAT, STATE, Manifest, RunState
 from rlkit.models.store import Store, name_of, step_of
 from rlkit.models.tensor_files import TensorWriter, file_of
 from rlkit.recipe import Save
+from rlkit.records.verdict import merit
 
 Best = tuple[float, int]
 """The best value of the metric `save.keep_best`, and the step of its checkpoint."""
@@ -230,13 +231,16 @@ class Saver:
     def _require(self, key: str | None, metrics: Mapping[str, float]) -> None:
         """Refuse a metric that the first step with scores, or the first validation, does not have."""
         self._metric_exists = self._metric_exists or key is None or key in metrics
-        scored = "validation/reward" if str(key).startswith("validation/") else "reward/mean"
-        if not self._metric_exists and scored in metrics:
+        scored = {"validation/reward", "validation/loss"} if str(key).startswith("validation/") else {"reward/mean"}
+        if not self._metric_exists and not scored.isdisjoint(metrics):
             raise RecipeError(f"save.keep_best is {key!r}, expected a metric of a step: {', '.join(sorted(metrics))}")
 
     def _better(self, value: float | None) -> bool:
-        best = self.writer.best
-        better = value is not None and isfinite(value) and (best is None or value > best[0])
+        best, metric = self.writer.best, self.writer.section.keep_best or ""
+        if value is None or not isfinite(value):
+            better = False
+        else:
+            better = best is None or merit(metric, value) > merit(metric, best[0])
         return self.writer.ranks.any(better)
 
     def _finish(self) -> bool:

@@ -236,7 +236,8 @@ def test_every_metric_in_the_code_is_listed() -> None:
         "imbalance/anything",
         "advantage/anything",
     }  # whose names a run shows
-    assert sorted(name for name in found - dynamic if not is_listed(name, listed)) == []
+    names = {name.removeprefix("validation/") for name in found - dynamic}  # the page says so of the prefix
+    assert sorted(name for name in names if not is_listed(name, listed)) == []
 
 
 @pytest.mark.parametrize(

@@ -398,10 +398,6 @@ def test_a_run_trains_on_each_form_of_rows(tmp_path: Path, row: dict[str, Any]) 
             [{"prompt": "2 + 3 = ?", "completion": "5"}], ("--correction.high=2",),
             "whose completions no policy has sampled, but the recipe has a section `correction:`; remove it",
         ),
-        (
-            [{"prompt": "2 + 3 = ?", "completion": "5"}], ("--validation.samples=1", "--task.validation_split=0.5"),
-            "validation scores completions, but the recipe has no `reward:`",
-        ),
     ],
 )  # fmt: skip
 def test_untrainable_rows_are_refused_before_the_first_step(

@@ -117,7 +117,7 @@ class Setting:
     @property
     def samples_from_copies(self) -> bool:
         """Whether the engine samples through copies of the weights in the data type of computations."""
-        sampled = self.is_sampled or (self.recipe.validation is not None and not self.recipe.model.scores)
+        sampled = self.is_sampled or self.recipe.samples_validation
         return sampled and self.reads_policy and self.policy.config.model_type in {"llama", "mistral", "qwen2", "qwen3"}
 
     @property

@@ -1,11 +1,11 @@
-"""A recipe for a file of rows and a reward, written from the file's columns."""
+"""A recipe for a file of rows, written from the file's columns: with a reward, or for the completions in them."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "te
 """Names of columns with prompts, the likeliest first."""
 ANSWERS = ("answer", "solution", "label", "target", "total", "output", "response", "ground_truth", "category")
 """Names of columns with reference answers, the likeliest first."""
+RECORDED_PROMPTS = tuple(name for name in PROMPTS if name != "text")
+"""Names of columns with the prompts of recorded completions: `text` is a complete text, which has none."""
 
 HELD_OUT = 150
 """Rows to validate on, enough to see an improvement by a tenth; at most half of all."""
@@ -29,6 +31,13 @@ HEADER_ROWS = 1000
 STEPS = 40
 GROUP_SIZE = 8
 PROMPTS_PER_STEP = 16
+RECORDED_PER_STEP = 32
+LEARNING_RATES = {
+    "CrossEntropy": ("1.0e-3", "2.0e-4", "2.0e-5"),
+    "DPO": ("2.0e-4", "1.0e-5", "1.0e-6"),
+    "KTO": ("2.0e-4", "1.0e-5", "1.0e-6"),
+}
+"""Of losses of recorded completions: for the tiny model, with LoRA, and for all weights, as in TRL's guides."""
 
 
 @dataclass(frozen=True)
@@ -76,28 +85,18 @@ def own_recipe(
         RecipeError: The file cannot be read, has no rows or no text to prompt with, or there is no such reward.
     """
     part = _function(reward) if ":" in reward or reward.endswith(".py") else _named(reward, reward_options)
-    rows = provider(RowReader)().rows_of(data, "--task")  # type: ignore[type-abstract]
-    if len(rows) < 2:
-        raise RecipeError(f"--task {show(data)} has {counted(len(rows), 'row')}, expected at least 2, to hold one out")
+    rows = _rows(data)
     columns = list(rows[0])
-    if not columns:
-        raise RecipeError(f"--task is {show(data)}, whose first row has no columns, expected one with the prompt")
     prompt = _column(columns, PROMPTS, columns[0])
     further_columns = [column for column in columns if column != prompt]
     answer = _column(further_columns, ANSWERS, further_columns[-1]) if further_columns else None
-    share = min(0.5, max(0.05, round(HELD_OUT / len(rows), 2)))
+    share = _held_out_share(rows)
     prompts_per_step = min(PROMPTS_PER_STEP, len(rows) - round(len(rows) * share))
     is_tiny = model == "tiny"
     rate = "5.0e-4" if is_tiny else "1.0e-5" if saving.model else "1.0e-6"
     savings = f", {saving.train}" if saving.train else ""
-    precision = "" if is_tiny else "fabric: {precision: bf16-mixed}\n"
     return f"""\
-# {show(Path(data).name)}: {len(rows)} rows with the columns {show(columns)}. Every option: rlkit recipe show FILE
-model: {{{", ".join(filter(None, (f"path: {_quoted(model)}", saving.model)))}}}
-task:
-  class_path: HFDataset
-  init_args:
-    path: {_quoted(data)}
+{_head(data, rows, model, saving)}
     prompt_field: {_quoted(prompt)}
     answer_field: {_quoted(answer)}
     validation_split: {share}  # the share of rows to validate on
@@ -106,7 +105,45 @@ advantage: GRPO
 loss: ClipLoss
 rollout: {{group_size: {GROUP_SIZE}, sampling: {{max_tokens: {16 if is_tiny else 512}}}}}
 train: {{steps: {STEPS}, prompts_per_step: {prompts_per_step}, lr: {rate}{savings}}}
-{precision}"""
+{_precision(model)}"""
+
+
+def recorded_recipe(data: str, model: str, saving: Saving = SAVINGS[0]) -> str:
+    """Return the YAML of a recipe that trains on the completions in the rows of a file.
+
+    The loss follows from the columns: `DPO` for `chosen` and `rejected`, `KTO` for a `completion` with a `label`,
+    otherwise `CrossEntropy`.
+
+    Args:
+        data, model, saving: As of `own_recipe`.
+
+    Raises:
+        RecipeError: The file cannot be read, has no rows, or no columns with completions.
+    """
+    rows = _rows(data)
+    loss = _recorded_loss(rows[0])
+    if loss is None:
+        raise RecipeError(
+            f"rlkit recipe new with --task {show(data)} needs --reward FILE.py:FUNCTION, or --reward NAME: its columns "
+            f"are {show(list(rows[0]))}, and record no completions, as these do: prompt and completion; prompt, chosen "
+            "and rejected; messages"
+        )
+    share = _held_out_share(rows)
+    prompt = _column([*rows[0]], RECORDED_PROMPTS, "prompt")
+    prompts_per_step = min(RECORDED_PER_STEP, len(rows) - round(len(rows) * share))
+    tiny_rate, lora_rate, full_rate = LEARNING_RATES[loss]
+    rate = tiny_rate if model == "tiny" else lora_rate if saving.model else full_rate
+    schedule = "schedule: Linear, warmup_ratio: 0.03"
+    savings = f", {saving.train}" if saving.train else ""
+    return f"""\
+{_head(data, rows, model, saving)}
+    prompt_field: {_quoted(prompt)}
+    answer_field: null
+    validation_split: {share}  # the share of rows to validate on
+rollout: {{engine: Recorded}}
+loss: {loss}
+train: {{data_epochs: 1, prompts_per_step: {prompts_per_step}, lr: {rate}, {schedule}{savings}}}
+{_precision(model)}"""
 
 
 def misread_header(data: str) -> str | None:
@@ -127,6 +164,47 @@ def misread_header(data: str) -> str | None:
                     "a value: if it is one, write a line of names above it, such as prompt,answer"
                 )
     return None
+
+
+def _rows(data: str) -> Sequence[Mapping[str, object]]:
+    """Return the rows of a file, of which there are at least two, with columns."""
+    rows = provider(RowReader)().rows_of(data, "--task")  # type: ignore[type-abstract]
+    if len(rows) < 2:
+        raise RecipeError(f"--task {show(data)} has {counted(len(rows), 'row')}, expected at least 2, to hold one out")
+    if not rows[0]:
+        raise RecipeError(f"--task is {show(data)}, whose first row has no columns, expected one with the prompt")
+    return rows
+
+
+def _held_out_share(rows: Sequence[object]) -> float:
+    return min(0.5, max(0.05, round(HELD_OUT / len(rows), 2)))
+
+
+def _head(data: str, rows: Sequence[Mapping[str, object]], model: str, saving: Saving) -> str:
+    """Return the first lines of a recipe: a comment, the model, and the file of its task."""
+    return f"""\
+# {show(Path(data).name)}: {len(rows)} rows with the columns {show([*rows[0]])}. Every option: rlkit recipe show FILE
+model: {{{", ".join(filter(None, (f"path: {_quoted(model)}", saving.model)))}}}
+task:
+  class_path: HFDataset
+  init_args:
+    path: {_quoted(data)}"""
+
+
+def _precision(model: str) -> str:
+    return "" if model == "tiny" else "fabric: {precision: bf16-mixed}\n"
+
+
+def _recorded_loss(row: Mapping[str, object]) -> str | None:
+    """Return the loss for the completions that a row records in its columns; None if it records none."""
+    columns = {column for column, value in row.items() if value is not None}
+    if {"chosen", "rejected"} <= columns:
+        return "DPO"
+    names = {column.lower() for column in columns}
+    if "completion" in columns and names & {*RECORDED_PROMPTS}:
+        return "KTO" if "label" in columns else "CrossEntropy"
+    is_plain_text = "text" in columns and not names & {*RECORDED_PROMPTS, *ANSWERS}
+    return "CrossEntropy" if is_plain_text or columns & {"messages", "conversations"} else None
 
 
 def _function(function: str) -> str:

@@ -18,7 +18,7 @@ from rlkit.registry import Registry, load_plugins
 from rlkit_inspect.annotate import annotated
 from rlkit_inspect.gpus import GPUS
 from rlkit_inspect.new_file import new_file
-from rlkit_inspect.own_recipe import SAVINGS, misread_header, own_recipe
+from rlkit_inspect.own_recipe import SAVINGS, misread_header, own_recipe, recorded_recipe
 from rlkit_inspect.script import as_python
 
 USAGE = """usage: rlkit recipe list
@@ -34,6 +34,8 @@ USAGE = """usage: rlkit recipe list
            a short recipe for your rows, by their columns, and your function,
            or a reward of rlkit's: --reward MathReward --reward.OPTION=VALUE;
            with LoRA where all weights do not fit the GPU
+       rlkit recipe new FILE --task answers.jsonl [--model NAME] [--gpu 24GB]
+           a recipe for the completions in your rows: DPO, KTO or SFT
        rlkit recipe check NAME [overrides]
            check it, its data, its model's context and template, its reward
        rlkit recipe check NAME --gpu h100
@@ -109,14 +111,17 @@ def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:
     options = line.options
     reward_options = [(key, value) for key, value in line.overrides if key.startswith("reward.")]
     has_stray_words = line.problems or line.recipes or len(reward_options) < len(line.overrides)
-    if has_stray_words or options.task is None or options.reward is None:
+    if has_stray_words or options.task is None or (options.reward is None and reward_options):
         raise RecipeError(
             "\n".join(line.problems)
             or "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION, or --reward NAME with "
             "--reward.OPTION=VALUE, --model NAME and --gpu 24GB; change the rest in the file that it writes"
         )
     model = options.model or "tiny"
-    texts = [own_recipe(options.task, options.reward, model, reward_options, saving) for saving in SAVINGS]
+    if options.reward is None:
+        texts = [recorded_recipe(options.task, model, saving) for saving in SAVINGS]
+    else:
+        texts = [own_recipe(options.task, options.reward, model, reward_options, saving) for saving in SAVINGS]
     problem = misread_header(options.task)
     if problem is not None:
         echo(f"warning: {problem}")

@@ -24,7 +24,7 @@ from rlkit.commands import CommandLine, parse, split
 from rlkit.records.folder import output_path
 from rlkit.records.rewards import mean_text
 from rlkit.records.validation_metrics import metric_rows
-from rlkit.records.verdict import VERDICT_METRICS
+from rlkit.records.verdict import VERDICT_METRICS, merit
 from rlkit.types import JsonObject
 
 USAGE = """usage: rlkit sweep --recipe NAME --SECTION.OPTION=VALUE,VALUE,... --out FOLDER [--json]
@@ -85,13 +85,14 @@ class SweepRun:
         return (self.result.get("validation") or {}).get(when) or {}
 
     def score(self, when: str, metric: str) -> tuple[float, str]:
-        """Return a metric of a validation, or the training reward, and its text with the interval."""
+        """Return the merit of a metric of a validation, or of the training reward, and its text with the interval."""
         if metric == TRAINING_REWARD:
             change = self.result.get("training_reward")
             reward = change and change["first" if when == "before" else "last"]
             return (reward["mean"], mean_text(reward)) if reward else (float("-inf"), "-")
         metrics = self.validation(when)
-        return metrics.get(metric, float("-inf")), dict(metric_rows(metrics)).get(metric, "-")
+        value = merit(metric, metrics[metric]) if metric in metrics else float("-inf")
+        return value, dict(metric_rows(metrics)).get(metric, "-")
 
     @property
     def status_text(self) -> str:
@@ -290,7 +291,7 @@ def _compared(runs: Sequence[SweepRun]) -> str:
     Runs of which none was validated are compared by their training reward.
     """
     validated = [sweep_run.validation("after") for sweep_run in runs if sweep_run.validation("after")]
-    candidates = (runs[0].watch, *VERDICT_METRICS)
+    candidates = (runs[0].watch, *VERDICT_METRICS, "loss")
     if not validated and any(sweep_run.result.get("training_reward") for sweep_run in runs):
         return TRAINING_REWARD
     return next((name for name in candidates if validated and all(name in m for m in validated)), runs[0].watch)

@@ -1,6 +1,7 @@
 // Curves: each metric of metrics.jsonl, in groups by the word before the slash, runs overlaid.
 
-const FIRST = ["reward/mean", "accuracy", "validation/accuracy", "validation/reward", "policy/preference_accuracy",
+const FIRST = ["reward/mean", "accuracy", "validation/accuracy", "validation/reward", "validation/loss",
+  "policy/preference_accuracy",
   "policy/margin", "teacher/kl", "rollout/length", "policy/entropy", "policy/kl_ref", "policy/kl_old", "mismatch/kl",
   "grad_norm", "groups/no_signal", "lr"];
 const BOUNDS = /_(low|high|stderr)$/;

@@ -1,0 +1,53 @@
+"""The loss of recorded completions that no step trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rlkit.data.data import Data
+from rlkit.rollout.recorded import check_recorded
+from rlkit.rollout.service import RolloutService
+from rlkit.train.metrics import Meter
+from rlkit.train.mixtures import recorded_rows
+from rlkit.train.models import Models
+from rlkit.train.objective import Objective, count_tokens
+from rlkit.train.update import MiniBatch, policy_term
+from rlkit.types import Prompt
+
+
+def held_out_losses(data: Data, models: Models, service: RolloutService, prompts: Sequence[Prompt]) -> dict[str, float]:
+    """Return the recipe's loss, as `loss`, and its metrics on the recorded completions of held-out prompts.
+
+    They are those of a step, `policy/loss` among them, with the weights as they are, over all prompts that record
+    completions: as many as a step has are computed at a time. All ranks must call this.
+
+    Raises:
+        RecipeError: Nothing else is validated, and a prompt records nothing that the loss can read.
+    """
+    recipe, meter = data.recipe, Meter()
+    if not recipe.samples_validation and not recipe.model.scores:
+        check_recorded(prompts, recipe.loss)
+    answered = [prompt for prompt in prompts if prompt.recorded]
+    size = recipe.train.prompts_per_step
+    for start in range(0, len(answered), size):  # agreed: all ranks have all prompts
+        _measure(data, models, service, answered[start : start + size], meter)
+    models.actor.passes.take_counts()  # those of a step are its own
+    metrics = meter.result(service.ranks)
+    return {name.removeprefix("validation/"): x for name, x in metrics.items() if name.startswith("validation/")}
+
+
+@torch.no_grad()
+def _measure(data: Data, models: Models, service: RolloutService, prompts: Sequence[Prompt], meter: Meter) -> None:
+    """Add the loss of some prompts to a meter; means are weighted as the aggregation weights them."""
+    ranks, objective = service.ranks, Objective.of(data.recipe)
+    batch = recorded_rows(data, models, service, list(enumerate(prompts)))
+    rows = MiniBatch(batch, list(range(len(batch))))
+    term = policy_term(data, models.policy, service, rows, meter, prefix="validation")
+    if term is None:  # agreed: on all ranks alike
+        return
+    counts = count_tokens(objective.denominator(batch), ranks.all_reduce_sum)
+    weight = counts.tokens if objective.aggregation == "token_mean" else counts.sequences
+    loss = sum(term.loss_of(micro).item() for micro in term.micros)
+    meter.mean("validation/loss", loss * ranks.count, weight=float(weight))
