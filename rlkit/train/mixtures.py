@@ -69,7 +69,8 @@ def recorded_rows(
     rows = recorded_answers(data, service, prompts, Meter()).train_on
     batch = collate(rows).to(service.ranks.fabric.device)
     compute_logps(data, models, service.ranks, batch)
-    compute_teacher_logps(data, models, service, batch, rows)
+    if data.recipe.teacher is not None:  # agreed: from the recipe; a mixture has none
+        compute_teacher_logps(data, models, service, batch, rows)
     scored = add_rewards(batch, rows)
     estimate(None, scored)
     return TrainBatch.of(scored)

@@ -81,7 +81,9 @@ def test_validate_and_export_read_what_was_trained(
 ) -> None:
     assert main(["validate", recipe, f"--checkpoint={run / place}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found == pytest.approx({n: x for n, x in result(run)["validation"]["after"].items() if "_p_" not in n})
+    after = result(run)["validation"]["after"]
+    assert found == pytest.approx({name: after[name] for name in found})
+    assert {name for name in after if "_p_" not in name} - found.keys() == {"loss", "preference_accuracy", "score"}
     assert main(["export", f"--checkpoint={run / place}", f"--out={tmp_path / 'out'}"]) == 0
     rows = read_jsonl(run / "rollouts" / "validation-after.jsonl.gz")[:3]
     assert rewards(tmp_path / "out", rows) == pytest.approx([row["reward"] for row in rows], abs=1e-4)

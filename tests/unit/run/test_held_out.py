@@ -90,6 +90,14 @@ def test_pairs_begin_at_log_2_with_no_preference(tmp_path: Path) -> None:
     assert lines[-1]["validation/preference_accuracy"] > 0.5
 
 
+def test_a_teacher_that_is_the_policy_has_nothing_to_teach(tmp_path: Path) -> None:
+    words = ("--loss=Distillation", "--teacher.path=tiny", "--train.lr=1e-2", "--train.steps=2")
+    fit(tmp_path, *words)
+    validation = result(tmp_path)["validation"]
+    assert validation["before"]["loss"] == pytest.approx(0, abs=1e-6)
+    assert validation["after"].keys() == validation["before"].keys()
+
+
 def test_a_reward_model_has_both_its_loss_and_its_accuracy(tmp_path: Path) -> None:
     done = rlkit_in_process(
         "fit", "--recipe=quick_rm", "--train.steps=1", "--validation.limit=20", "--out=run", cwd=tmp_path
