@@ -225,7 +225,8 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
         p_value = after.get(f"{name}_p_start")
         if not name.endswith(("failed", "unscored")) or before[name] or after.get(name):
             rows.append((name, value, last.get(name, "-"), "" if p_value is None else p_text(p_value)))
-    return make_table(("validation", "before", "after", "p-value"), rows)
+    compared = 4 if any(p_value for *_, p_value in rows) else 3
+    return make_table(("validation", "before", "after", "p-value")[:compared], [row[:compared] for row in rows])
 
 
 def _training_reward(change: RewardChange) -> str:

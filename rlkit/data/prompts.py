@@ -92,4 +92,4 @@ def check_ids(task: Task, prompts: Sequence[Prompt]) -> None:
     """
     if len(prompts) > 1 and len({prompt.id for prompt in prompts}) == 1:
         problem = f"gave all {len(prompts)} prompts the id {prompts[0].id!r}, expected an id of its own for each row"
-        require(task, "prompt", f"{problem}: write str(index)")
+        require(task, "prompt", f"{problem}: write str(index), or remove the column `id` if the rows have one")
