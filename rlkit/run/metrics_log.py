@@ -142,7 +142,7 @@ def open_loggers(loggers: Sequence[Logger], run: LoggedRun, note: Callable[[str]
 MAX_EARLIER = 50
 """Lines before a resume whose metrics are shown."""
 MEASURED = ("time/", "memory/")
-"""Metrics of clocks and of memory, of which no more than four digits come again."""
+"""Metrics of clocks and of memory, written with four digits: they never repeat more exactly."""
 
 
 class MetricsLog:
@@ -212,7 +212,7 @@ class MetricsLog:
 
 
 def _as_written(name: str, value: float) -> float:
-    """Return a metric with the digits that it holds, and without a point where it is an integer."""
+    """Return a metric with nine digits or, if it is measured, four; an integer without a point."""
     value = float(f"{value:.4g}") if name.startswith(MEASURED) else nine_digits(value)
     return int(value) if abs(value) < 1e15 and value % 1 == 0 else value
 
