@@ -13,7 +13,6 @@ It works in a script, without `if __name__ == "__main__"`, and in a notebook.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -166,7 +165,7 @@ def fit(
         RlkitError: The run failed; its checkpoints remain in its folder.
     """
     from rlkit.models.save import save_object
-    from rlkit.records.lines import read_lines
+    from rlkit.records.lines import json_rows
     from rlkit.run.folder import RunFolder
     from rlkit.run.launch import Job, launch
 
@@ -186,8 +185,7 @@ def fit(
         job = Job(checked, yaml, registry, "python", _text(out), _text(resume), force)
         train, samples = checked.train, checked.log.samples
         outcome, folder = launch(job, lambda first: Display(train.total_steps, samples, quiet=quiet or not first))
-    path = folder / "metrics.jsonl"  # absent if the run was interrupted at its start
-    metrics = [json.loads(line) for _, line in read_lines(path)] if os.path.exists(path) else []
+    metrics = list(json_rows(folder / "metrics.jsonl"))  # none if the run was interrupted at its start
     return Result(outcome.status, folder, outcome.steps, outcome.seconds, outcome.validation, metrics, outcome.verdict)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,11 +52,11 @@ class Result:
 
     def rollouts(self, step: int | None = None) -> Iterator[JsonObject]:
         """Yield the saved trajectories of a step, or of all steps in order, as the rows of `rollouts/`."""
-        from rlkit.records.lines import read_lines
+        from rlkit.records.lines import json_rows
 
         name = "step-*" if step is None else f"step-{step:05d}*"
         for path in sorted((self.folder / "rollouts").glob(f"{name}.jsonl.gz")):
-            yield from (json.loads(line) for _, line in read_lines(path))
+            yield from json_rows(path)
 
     def plot(self, *names: str) -> Figure:
         """Return a figure with a chart of each metric over the steps, validation before and after included.

@@ -94,13 +94,13 @@ def _sample(trajectory: Trajectory, exact: bool) -> JsonObject:
     span = trajectory.span
     return {
         "stop": trajectory.stop.value,
-        "tokens": trajectory.tokens,
-        "mask": list(map(int, trajectory.mask)),
-        "logps": [nine_digits(x) if exact else round(x, LOGP_DECIMALS) + 0.0 for x in trajectory.logps],
-        "versions": trajectory.versions,
-        **({"candidates": list(map(list, trajectory.candidates))} if trajectory.candidates else {}),
         "turns": [list(turn) for turn in trajectory.turns],
         "turn_rewards": trajectory.turn_rewards,
+        "mask": list(map(int, trajectory.mask)),
+        "versions": trajectory.versions,
+        "tokens": trajectory.tokens,
+        "logps": [nine_digits(x) if exact else round(x, LOGP_DECIMALS) or 0 for x in trajectory.logps],
+        **({"candidates": list(map(list, trajectory.candidates))} if trajectory.candidates else {}),
         **({"role": span.role, "speaker": span.speaker} if span.role else {}),
         **({"positions": span.positions} if span.positions else {}),
         **({"opened_thinking": trajectory.opened_thinking} if trajectory.opened_thinking else {}),

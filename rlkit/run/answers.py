@@ -82,7 +82,7 @@ def _rows(evaluation: Evaluation) -> Iterator[tuple[JsonObject, GradedCompletion
             kind = "sampled" if prefix else "greedy"
             origin = {"source": answer.source, "kind": kind, "sample": samples[answer.prompt]}
             samples[answer.prompt] += 1
-            yield origin | as_row(trajectory), answer
+            yield origin | as_row(trajectory, exact=False), answer
 
 
 def _parquet(lines: BytesIO, components: Sequence[str]) -> bytes:

@@ -141,6 +141,8 @@ def open_loggers(loggers: Sequence[Logger], run: LoggedRun, note: Callable[[str]
 
 MAX_EARLIER = 50
 """Lines before a resume whose metrics are shown."""
+MEASURED = ("time/", "memory/")
+"""Metrics of clocks and of memory, written with four digits: they never repeat more exactly."""
 
 
 class MetricsLog:
@@ -172,7 +174,7 @@ class MetricsLog:
         Raises:
             OSError: The file cannot be written, for example on a full disk; its lines are written next time.
         """
-        line = {name: nine_digits(x) for name, x in metrics.items()}
+        line = {name: _as_written(name, x) for name, x in metrics.items()}
         self._unwritten.append(json.dumps({"step": step, **line}, separators=(",", ":")) + "\n")
         try:
             self._flush()
@@ -207,6 +209,12 @@ class MetricsLog:
             raise
         self._size += len(text)
         self._unwritten.clear()
+
+
+def _as_written(name: str, value: float) -> float:
+    """Return a metric with nine digits or, if it is measured, four; an integer without a point."""
+    value = float(f"{value:.4g}") if name.startswith(MEASURED) else nine_digits(value)
+    return int(value) if abs(value) < 1e15 and value % 1 == 0 else value
 
 
 def _metrics(line: str) -> dict[str, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from rlkit.distributed.ranks import Ranks
 from rlkit.interfaces.loss import Inputs
 from rlkit.recipe import Recipe
@@ -76,21 +78,22 @@ def attach_credit(
 
 def attach_advantages(trajectories: Sequence[Trajectory], batch: TrainBatch, rows: slice | list[int] = ALL) -> None:
     """Copy what was made of trajectories, some rows of the batch, into their `credit`, for the run folder."""
-    by_name = {"advantages": batch.advantages, "values": batch.values}
-    for name, tensor in by_name.items():
+    for name, tensor in (("advantages", batch.advantages), ("values", batch.values)):
         if tensor is not None:
-            for trajectory, row in zip(trajectories, (tensor[rows] + 0.0).tolist(), strict=True):  # no -0.0
-                trajectory.credit[name] = row[: len(trajectory.tokens)] if isinstance(row, list) else row
+            _attach(name, tensor[rows], 5, trajectories)
 
 
 def attach_first_pass(trajectories: Sequence[Trajectory], batch: TrainBatch, rows: slice | list[int] = ALL) -> None:
     """Copy the trainer's log-probs and the entropies before the update into `credit`, where they were computed."""
     for name, tensor, decimals in (("trainer_logps", batch.trainer_logps, 5), ("entropy", batch.entropy, 3)):
-        if tensor is None:
-            continue
-        values = tensor[rows]
-        unknown = (values.isnan() | ~batch.mask[rows]).all(-1).tolist()
-        rounded = (values.double().round(decimals=decimals) + 0.0).tolist()  # no -0.0
-        for trajectory, row, left_out in zip(trajectories, rounded, unknown, strict=True):
-            if not left_out:
-                trajectory.credit[name] = row[: len(trajectory.tokens)]
+        if tensor is not None:
+            values = tensor[rows]
+            computed = (~values.isnan() & batch.mask[rows]).any(-1)
+            selected = [t for t, has_values in zip(trajectories, computed.tolist(), strict=True) if has_values]
+            _attach(name, values[computed], decimals, selected)
+
+
+def _attach(name: str, values: Tensor, decimals: int, trajectories: Sequence[Trajectory]) -> None:
+    """Copy numbers that nothing learns from again: rounded, and with 0 for 0.0 and -0.0."""
+    for trajectory, row in zip(trajectories, values.double().round(decimals=decimals).tolist(), strict=True):
+        trajectory.credit[name] = [x or 0 for x in row[: len(trajectory.tokens)]]

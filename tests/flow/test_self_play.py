@@ -40,7 +40,7 @@ def test_baselines_of_roles_survive_a_resume(tmp_path: Path) -> None:
             for player in players:
                 [reward] = player["turn_rewards"]
                 returns[player["role"]].append(reward)
-                assert player["advantages"][-1] == pytest.approx(reward - baselines[player["role"]], abs=1e-6)
+                assert player["advantages"][-1] == pytest.approx(reward - baselines[player["role"]], abs=1e-5)
         for role, values in returns.items():
             assert metrics[step - 1][f"reward/role/{role}"] == pytest.approx(fmean(values))
             assert metrics[step - 1][f"advantage/baseline/{role}"] == pytest.approx(baselines[role], abs=1e-6)
@@ -67,12 +67,12 @@ def test_solutions_are_compared_within_their_problem(tmp_path: Path) -> None:
         [reward] = proposer["turn_rewards"]
         assert proposer["role"] == "proposer"
         expected = reward - fmean(proposals[proposer["group"]])
-        assert proposer["advantages"][-1] == pytest.approx(expected, abs=1e-6)
+        assert proposer["advantages"][-1] == pytest.approx(expected, abs=1e-5)
         rewards = [solver["turn_rewards"][0] for solver in solvers]
         assert reward == (1 - abs(2 * fmean(rewards) - 1) if solvers else -1)
         for solver in solvers:
             assert solver["role"] == "solver"
-            assert solver["advantages"][-1] == pytest.approx(solver["turn_rewards"][0] - fmean(rewards), abs=1e-6)
+            assert solver["advantages"][-1] == pytest.approx(solver["turn_rewards"][0] - fmean(rewards), abs=1e-5)
         texts.append({solver["text"] for solver in solvers})
     assert any(len(own) > 1 for own in texts)  # equal questions are sampled apart
     assert main(["replay", str(tmp_path / "run"), "--allow-code", "--step=2", "--phase=learn"]) == 0

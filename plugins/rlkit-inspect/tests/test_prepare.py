@@ -95,7 +95,7 @@ def test_rewards_of_the_references_samples_reach_the_advantages(tmp_path: Path) 
     for row in read_jsonl(tmp_path / "run" / "rollouts" / "step-00001.jsonl.gz"):
         mean = fmean(math.exp(reward / 0.5) for reward in rows[row["prompt"]])
         advantages.append(row["reward"] - 0.5 * math.log(mean))
-        assert row["advantages"][-1] == pytest.approx(advantages[-1], abs=1e-6)
+        assert row["advantages"][-1] == pytest.approx(advantages[-1], abs=1e-5)
     assert metrics["policy/loss"] == pytest.approx(fmean(a**2 for a in advantages), rel=1e-4)
     assert metrics["policy/log_ratio"] == pytest.approx(0, abs=1e-5)
 

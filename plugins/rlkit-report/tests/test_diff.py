@@ -80,7 +80,7 @@ def test_the_first_token_that_differs_is_named(runs: Path, tmp_path: Path, capsy
 def test_numbers_that_are_kept_with_fewer_digits_are_the_same(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Earlier versions wrote all 17 digits of metrics and advantages, and 9 of log-probs in every step."""
+    """Earlier versions wrote all 17 digits of metrics and advantages, and more of times and log-probs in every step."""
     shutil.copytree(runs / "one", tmp_path / "earlier")
     metrics, path = (tmp_path / "earlier" / name for name in ("metrics.jsonl", "rollouts/step-00002.jsonl.gz"))
     lines = [{k: x * (1 + 1e-12) if isinstance(x, float) else x for k, x in row.items()} for row in read_jsonl(metrics)]
@@ -89,7 +89,7 @@ def test_numbers_that_are_kept_with_fewer_digits_are_the_same(
 
     def answer(offset: float) -> Any:
         changed = [row | {"logps": [round(x + offset, 5) for x in row["logps"]]} for row in rows]
-        changed = [row | {"advantages": [x * (1 + 1e-12) for x in row["advantages"]]} for row in changed]
+        changed = [row | {"advantages": [x + 3.1e-6 for x in row["advantages"]]} for row in changed]
         path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in changed).encode()))
         found = diff(runs / "one", tmp_path / "earlier", capsys=capsys)
         assert found["step"] is None

@@ -7,10 +7,13 @@ import json
 import os
 import sys
 import time
+from math import inf, isnan
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from rlkit.base.terminal import echo, show
@@ -233,12 +236,25 @@ def test_loggers_are_told_how_the_run_ended(status: str, told: str, tmp_path: Pa
 def test_a_line_of_metrics_keeps_a_float32_to_the_bit_and_loggers_all_digits(tmp_path: Path) -> None:
     """2**-23 / 3, rounded to float32, is 3.973643103449831e-08."""
     logger = Logger()
-    metrics = {"a": 3.973643103449831e-08, "b": 1.0, "c": float("nan"), "d": 12345678901}
+    metrics = {"a": 3.973643103449831e-08, "b": 1.0, "c": float("nan"), "d": 12345678901, "e": -0.0, "f": 1e16}
+    metrics |= {"time/sample": 0.0720911, "time/tokens_per_second": 29975.9, "memory/rss_mb": 538.5117, "time/x": inf}
     MetricsLog(tmp_path / "metrics.jsonl", [logger]).write(1, metrics)
     written = (tmp_path / "metrics.jsonl").read_text()
-    assert written == '{"step":1,"a":3.9736431e-08,"b":1.0,"c":NaN,"d":12345678901}\n'
+    assert written == (
+        '{"step":1,"a":3.9736431e-08,"b":1,"c":NaN,"d":12345678901,"e":0,"f":1e+16,'
+        '"time/sample":0.07209,"time/tokens_per_second":29980,"memory/rss_mb":538.5,"time/x":Infinity}\n'
+    )
     assert np.float32(json.loads(written)["a"]) == np.float32(2**-23 / 3)
     assert logger.told == [(1, metrics)]
+
+
+@given(st.floats(width=32))
+def test_any_float32_comes_back_from_a_line_of_metrics(tmp_path_factory: pytest.TempPathFactory, value: float) -> None:
+    """A zero has no sign there."""
+    path = tmp_path_factory.mktemp("any") / "metrics.jsonl"
+    MetricsLog(path, []).write(1, {"a": value})
+    [row] = read_jsonl(path)
+    assert np.float32(row["a"]) == np.float32(value) or (isnan(row["a"]) and isnan(value))
 
 
 def test_lines_that_find_no_room_are_written_later_and_whole(tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ def test_each_answer_is_a_row_of_both_files(tmp_path: Path) -> None:
     assert {"tokens", "logps", "mask"} <= set(lines[0])
 
 
+def test_log_probs_of_a_validation_have_five_decimals(tmp_path: Path) -> None:
+    answer = scored(0, "7", Score(1.0))
+    answer.logps[-2:] = [-0.123456789, -1e-7]
+    write_answers(tmp_path / "before", evaluation([answer], []))
+    assert str(read_jsonl(tmp_path / "before.jsonl.gz")[0]["logps"][-2:]) == "[-0.12346, 0]"
+
+
 def test_texts_may_hold_anything(tmp_path: Path) -> None:
     """Half of a surrogate pair is written out, NUL stays; content that is no text is JSON."""
     from pyarrow.parquet import read_table

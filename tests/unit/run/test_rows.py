@@ -81,8 +81,8 @@ def test_log_probs_that_are_only_read_have_five_decimals() -> None:
     sample = trajectory(logps=logps)
     sample.span.branches = [trajectory(logps=logps)]
     row = as_row(sample, exact=False)
-    assert json.dumps(row["logps"]) == "[0.0, -0.12346, 0.0, NaN]"
-    assert json.dumps(row["branches"][0]["logps"]) == "[0.0, -0.12346, 0.0, NaN]"
+    assert json.dumps(row["logps"]) == "[0, -0.12346, 0, NaN]"
+    assert json.dumps(row["branches"][0]["logps"]) == "[0, -0.12346, 0, NaN]"
 
 
 def test_an_agents_session_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -127,6 +127,25 @@ def test_columns_that_are_no_json_or_too_long_are_named(tmp_path: Path) -> None:
     [row] = saved(tmp_path, trajectory(prompt=Prompt("p", ASKED, None, meta)))
     assert row.trajectory.prompt.meta == {"id": 4, "level": 2}
     assert row.left_out == ["image", "long", "gap"]
+
+
+def test_a_row_of_a_step_reads_as_the_version_before_wrote_it(tmp_path: Path) -> None:
+    """That had another order of the fields, and zeros with a point; log-probs are as one of 64 rows has them."""
+    given = trajectory(logps=[0.0, -0.51794, 0.0, -0.00003], credit={"advantages": [0, 0.35355, 0, 0.35355]})
+    before = (
+        '{"prompt":"p","group":3,"messages":[{"role":"user","content":"?"}],"answer":"7",'
+        '"meta":{"data_source":"sums","tools":{"add":{"call":{"y":2}}}},"tools":["add"],"text":"last","conversation":'
+        '[{"role":"assistant","content":"call"},{"role":"tool","content":"7","name":"add"},'
+        '{"role":"assistant","content":"last"}],"reward":1.75,"score":{"reward":1.0,"turn_rewards":[0.25,0.0],'
+        '"token_rewards":null,"ungradable":true,"feedback":null},"final_answer":"7","components":{"accuracy":1.0},'
+        '"error":null,"failed":false,"stop":"turns","tokens":[5,6,8,9],"mask":[0,1,0,1],'
+        '"logps":[0.0,-0.51794,0.0,-3e-05],"versions":[-1,0,-1,0],"turns":[["user",0,1],["assistant",1,2],["tool",2,3],'
+        '["assistant",3,4]],"turn_rewards":[0.5,0.0],"advantages":[0.0,0.35355,0.0,0.35355],"counts":{"tool_calls":1}}'
+    )
+    path = tmp_path / "step-00002.jsonl.gz"
+    path.write_bytes(gzip.compress(before.encode() + b"\n") + json_lines([as_row(given, exact=False)]))
+    first, second = read(path)
+    assert first.trajectory == second.trajectory == given
 
 
 def test_rows_of_older_files_are_read(tmp_path: Path) -> None:

@@ -168,6 +168,15 @@ def test_advantages_are_kept_with_their_trajectories() -> None:
     assert short.credit["values"] == [1, 1, 1]
 
 
+def test_advantages_are_kept_with_five_decimals() -> None:
+    batch = TrainBatch.of(scored(advantages=torch.zeros(4, 4)))
+    batch.advantages[0] = torch.tensor([-0.0, -0.353552371, float("nan"), float("-inf")])
+    rows = [example_trajectory("abc") for _ in batch.tokens]
+    attach_advantages(rows, batch)
+    assert str(rows[0].credit["advantages"]) == "[0, -0.35355, nan, -inf]"
+    attach_advantages([], batch, [])  # a rank that keeps none
+
+
 def test_first_pass_results_stay_with_their_trajectories() -> None:
     batch = TrainBatch.of(scored(advantages=torch.ones(4, 4)))
     rows = [example_trajectory("a") for _ in batch.tokens]
@@ -178,7 +187,7 @@ def test_first_pass_results_stay_with_their_trajectories() -> None:
     batch.entropy[2] = 0.2504
     attach_first_pass(rows, batch)
     assert rows[1].credit == {"trainer_logps": [0.0, 0.0, -0.12345]}  # of its 3 tokens
-    assert str(rows[1].credit["trainer_logps"][1]) == "0.0"
+    assert str(rows[1].credit["trainer_logps"]) == "[0, 0, -0.12345]"  # a zero is one digit
     assert rows[2].credit == {"entropy": [0.25] * 3}
     assert rows[0].credit == rows[3].credit == {}
 
