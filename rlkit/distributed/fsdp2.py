@@ -263,6 +263,7 @@ def make_fabric(
     choose_kernels()
     reuse_memory()
     timeout = timedelta(seconds=deadline)
+    # by name: with strategy auto, Fabric looks up "ddp" here; this replaces Lightning's own in the whole process
     STRATEGY_REGISTRY.register("fsdp2", FSDP2Strategy, override=True, timeout=timeout)
     STRATEGY_REGISTRY.register(
         "ddp", DDPStrategy, override=True, process_group_backend=backend(), timeout=timeout, start_method="popen"

@@ -61,6 +61,11 @@ def group_sum(values: Tensor, group: Tensor) -> Tensor:
     return sums[index]
 
 
+def centred(values: Tensor, group: Tensor) -> Tensor:
+    """Return values [B] minus their group's mean; exactly 0 for groups of equal values and groups of one."""
+    return normalized(values, group, None)
+
+
 def normalized(values: Tensor, group: Tensor, eps: float | None) -> Tensor:
     """Return values [B] minus their group's mean, divided by its sample standard deviation + eps unless that is None.
 

@@ -42,7 +42,7 @@ class TrainableModule(Generic[M]):
         module: The same as Fabric wraps it: what the forward and backward passes go through.
         optimizer: As Fabric wraps it.
         max_grad_norm: What its gradients are clipped to.
-        fabric: Launched.
+        fabric: The launched Fabric.
         ranks: Ranks over whose gradients the strategy takes the mean: data- and sequence-parallel ones.
     """
 

@@ -87,16 +87,16 @@ class Objective:
         """Return the recipe's objective for an update of weights of this version."""
         approximate = recipe.train.old_logps == "loglinear"
         return cls(
-            recipe.loss,
-            recipe.train.aggregation or recipe.loss.aggregation,
-            recipe.rollout.sampling.max_tokens,
-            recipe.train.entropy_coef,
-            recipe.kl_loss,
-            recipe.rejection is not None and recipe.rejection.keep_in_denominator,
-            strict,
-            recipe.train.off_policy_mask_threshold,
-            LogLinear(version, recipe.correction) if approximate else None,
-            recipe.train.router_aux_loss_coef,
+            loss=recipe.loss,
+            aggregation=recipe.train.aggregation or recipe.loss.aggregation,
+            budget=recipe.rollout.sampling.max_tokens,
+            entropy_coef=recipe.train.entropy_coef,
+            kl=recipe.kl_loss,
+            keep_in_denominator=recipe.rejection is not None and recipe.rejection.keep_in_denominator,
+            strict=strict,
+            loglinear=LogLinear(version, recipe.correction) if approximate else None,
+            off_policy_threshold=recipe.train.off_policy_mask_threshold,
+            router_aux_loss_coef=recipe.train.router_aux_loss_coef,
         )
 
     def denominator(self, batch: TrainBatch) -> Tensor:
@@ -121,8 +121,8 @@ class Objective:
         """Count what the loss of a mini-batch, some rows of this rank's batch, is divided by, over all ranks.
 
         Args:
-            batch: The rank's.
-            rows: Of the mini-batch.
+            batch: The rows of this rank.
+            rows: Indices of the rows of the mini-batch.
             prompts: How many a step has, over all ranks.
             reduce: Sums over ranks.
         """

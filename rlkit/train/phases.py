@@ -72,7 +72,7 @@ def compute_advantages(
     """Fill the advantages by the recipe's estimator, add the teacher's share, and log both.
 
     Args:
-        recipe: The run's.
+        recipe: The recipe of the run.
         ranks: This rank among the others.
         batch: The scored rows of this rank.
         trajectories: The trajectories of these rows.
@@ -108,7 +108,7 @@ def learn(
     """Update the models by a step's batch and send the new weights to the engine; return the batch.
 
     Args:
-        data: With the recipe and the mixtures.
+        data: Holds the recipe and the mixtures.
         models: To update.
         service: Whose engine takes the weights.
         scored: The step's number and its rows, with advantages.
@@ -121,8 +121,9 @@ def learn(
     with meter.timed("update"):
         batch = update_models(data, models, service, scored, meter)
         models.update_ema_and_reference(number)
-    for name, share in ({} if models.pools is None else models.pools.idle()).items():
-        meter.mean(f"placement/{name}/idle", share)
+    if models.pools is not None:
+        for name, share in models.pools.idle().items():
+            meter.mean(f"placement/{name}/idle", share)
     with meter.timed("sync"):
         service.version += 1
         service.sync_weights()
@@ -155,7 +156,7 @@ def finish_step(
         service: Whose engine sampled.
         rollouts: Those of the step.
         batch: The batch that was trained on.
-        meter: The step's.
+        meter: The meter of the step.
         tokens_of: The metric with the number of tokens of each further phase whose speed is logged.
     """
     meter.max("version", service.version)

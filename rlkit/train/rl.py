@@ -41,23 +41,24 @@ def rl_step(context: TrainContext, number: int, obtain: Obtain) -> StepResult:
     with meter.timed("sample"):
         rollouts = obtain(data, service, number, meter)
     context.callbacks.emit("on_rollouts", RolloutsEnd(number, rollouts.all))
-    samples = with_branches(rollouts.train_on)
-    sampled = collate(samples, [*recipe.sampled_fields.values()]).to(context.device)
+    trajectories = with_branches(rollouts.train_on)
+    rollout_batch = collate(trajectories, [*recipe.sampled_fields.values()]).to(context.device)
     with meter.timed("logps"):
-        compute_logps(data, models, ranks, sampled)
+        compute_logps(data, models, ranks, rollout_batch)
         if not reads_scores:
-            compute_teacher_logps(data, models, service, sampled, samples)
+            compute_teacher_logps(data, models, service, rollout_batch, trajectories)
     with meter.timed("score"):
         scored_rows = await_scores(service, rollouts, meter)
         record_outcome(data, service, rollouts, meter)
-    scored, trajectories = select_scored(rollouts, sampled, scored_rows, [*recipe.scored_fields.values()])
+    scored, trajectories = select_scored(rollouts, rollout_batch, scored_rows, [*recipe.scored_fields.values()])
     if reads_scores:
         with meter.timed("logps"):
             compute_teacher_logps(data, models, service, scored, trajectories)
     with phase_range("advantages"):
         shape_rewards(recipe, context.transforms, ranks, scored, meter)
         compute_advantages(recipe, ranks, scored, trajectories, meter)
+    version = service.version
     batch = learn(data, models, service, TrainingBatch(number, scored), meter, callbacks=context.callbacks)
     attach_credit(recipe, ranks, rollouts, trajectories, batch, number=number)
-    log_mismatch(batch, service.version - 1, ranks.all_reduce_sum, meter)
-    return finish_step(service, rollouts, batch, meter, {"sample": "rollout/tokens"})
+    log_mismatch(batch, version, ranks.all_reduce_sum, meter)
+    return finish_step(service, rollouts, batch, meter, tokens_of={"sample": "rollout/tokens"})

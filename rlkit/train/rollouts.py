@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 import torch
@@ -181,8 +181,10 @@ def select_scored(
         sampled = sampled.rows(torch.tensor(samples, dtype=torch.long, device=device))
     batch = add_rewards(sampled, trajectories, declared)
     if len(samples) > len(rows):
-        by_rollout = [rollouts.train_on[i].samples for i in rows]
-        main = [not n or s.span.speaker != of[n - 1].span.speaker for of in by_rollout for n, s in enumerate(of)]
+        main: list[bool] = []
+        for i in rows:
+            speakers = [sample.span.speaker for sample in rollouts.train_on[i].samples]
+            main += [True, *(speaker != before for before, speaker in pairwise(speakers))]
         batch.main = torch.tensor(main, dtype=torch.bool, device=device)
     if any(trajectory.span.role for trajectory in trajectories):
         batch.peers = torch.tensor(_peers([rollouts.train_on[i] for i in rows]), device=device)

@@ -29,7 +29,7 @@ from rlkit.types import PolicyOutput, TrainBatch
 
 
 class Term(NamedTuple):
-    """A loss of what an optimizer step minimises, times a weight.
+    """One term of what an optimizer step minimises: a loss and its weight.
 
     Args:
         prefix: Begins the names of its metrics.

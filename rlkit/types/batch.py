@@ -173,10 +173,11 @@ class Batch(RolloutBatch):
         component_names: The K names.
         greedy_rewards: [B] f32, the reward of a greedy answer to the row's prompt, shaped like `token_rewards`.
         reference_rewards: [B,K] f32, rewards of the reference's samples of the row's prompt, then NaN.
-        main: [B] bool, False where a row is a further sample of the rollout, or of its role, of the row before it, and
-            has its reward; None if there is none.
-        peers: [B] i64, which rows are compared where the rollouts of an agent have roles: those of a role in one
-            rollout if it has several there, else those of a role in all rollouts of a prompt; None without roles.
+        main: [B] bool, True for the row that stands for its rollout, or its role in it, when advantages are estimated;
+            the rows after it, up to the next True, take its advantage. None if every row stands for itself.
+        peers: [B] i64, the number of the set of rows that a row is compared with, in place of `group`, where the
+            rollouts of an agent have roles: those of a role in one rollout if it has several there, else those of a
+            role in all rollouts of a prompt. None without roles.
         role: [B] i64, the role's index in `role_names`; None if the estimator reads no roles.
         role_names: Names of the step's roles on all ranks, `SOURCE/ROLE` where the prompt has a source.
         advantages: [B,T] f32, set by the estimator; 0 outside the mask.

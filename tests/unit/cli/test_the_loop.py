@@ -47,19 +47,19 @@ def test_a_step_is_that_of_rlkit(loop: Any, tmp_path: Path, monkeypatch: pytest.
     def padded(name: str) -> torch.Tensor:
         return torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in rows])
 
-    own = torch.tensor([[i < len(row["tokens"]) for i in range(longest)] for row in rows])
-    tokens, chosen = padded("tokens"), padded("mask").bool()
+    attention = torch.tensor([[i < len(row["tokens"]) for i in range(longest)] for row in rows])
+    tokens, mask = padded("tokens"), padded("mask").bool()
     model, _ = loop.load(SHIPPED["tiny"])
-    logps = loop.log_probs(model, tokens, own, chosen)
+    logps = loop.log_probs(model, tokens, attention, mask)
     torch.testing.assert_close(logps.detach(), padded("logps"), atol=2e-5, rtol=0)
 
     advantages = loop.advantages_of(torch.tensor([row["reward"] for row in rows]))
     assert advantages.any()
-    torch.testing.assert_close(advantages[:, None] * chosen, padded("advantages"))
+    torch.testing.assert_close(advantages[:, None] * mask, padded("advantages"))
 
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters())
-    loop.learn(model, optimizer, tokens, own, chosen, advantages, loop.rate_of(1, 1) / loop.LR)
+    loop.learn(model, optimizer, tokens, attention, mask, advantages, loop.rate_of(1, 1) / loop.LR)
     learned = load_file("out/final/model.safetensors")
     for name, weight in learned.items():
         moved, expected = model.state_dict()[name] - before[name], weight - before[name]
@@ -72,13 +72,13 @@ def test_a_step_is_that_of_rlkit(loop: Any, tmp_path: Path, monkeypatch: pytest.
 def test_its_samples_have_the_log_probs_of_the_policy(loop: Any) -> None:
     torch.manual_seed(0)
     model, tokenizer = loop.load(SHIPPED["tiny"])
-    tokens, own, chosen = loop.sample(model, tokenizer, ["1 + 2 = ?", "35 + 17 = ?"])
-    texts = [tokenizer.decode(row[mask]) for row, mask in zip(tokens, chosen, strict=True)]
+    tokens, attention, mask = loop.sample(model, tokenizer, ["1 + 2 = ?", "35 + 17 = ?"])
+    texts = [tokenizer.decode(row[sampled]) for row, sampled in zip(tokens, mask, strict=True)]
     assert all(text.startswith("####") and text.endswith("<|im_end|>") for text in texts)
     assert len(texts) == 2 * GROUP
-    assert not (chosen & ~own).any()
-    alone = loop.log_probs(model, tokens[:1, own[0]], own[:1, own[0]], chosen[:1, own[0]])
-    batched = loop.log_probs(model, tokens, own, chosen)[:1, own[0]]
+    assert not (mask & ~attention).any()
+    alone = loop.log_probs(model, tokens[:1, attention[0]], attention[:1, attention[0]], mask[:1, attention[0]])
+    batched = loop.log_probs(model, tokens, attention, mask)[:1, attention[0]]
     torch.testing.assert_close(alone, batched, atol=2e-5, rtol=0)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
-from rlkit.ops.groups import normalized
+from rlkit.ops.groups import centred
 from rlkit.types import Batch
 
 
@@ -24,4 +24,4 @@ class GPG(AdvantageEstimator):
         outcomes = batch.outcomes()
         rows, rewarded = self.reduce(torch.tensor([len(outcomes), float((outcomes != 0).sum())]))
         alpha = float(rows / rewarded.clamp(min=1))
-        batch.advantages = alpha * normalized(outcomes, batch.group, None)[:, None] * batch.mask
+        batch.advantages = alpha * centred(outcomes, batch.group)[:, None] * batch.mask

@@ -14,6 +14,8 @@ from rlkit.types import Batch
 class PassK(AdvantageEstimator):
     """A = R - the group's second-best reward for the best sample of a group, 0 for all other samples and for ties.
 
+    k is the size of the group.
+
     Source: verl's `grpo_passk`, after Tang et al. 2025 (arXiv:2503.19595).
 
     Args:

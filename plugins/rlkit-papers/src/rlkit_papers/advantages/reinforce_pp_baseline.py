@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlkit.interfaces.advantage import AdvantageEstimator, Needs
-from rlkit.ops.groups import normalized
+from rlkit.ops.groups import centred
 from rlkit.ops.masked import whiten
 from rlkit.types import Batch
 
@@ -20,5 +20,5 @@ class ReinforcePPBaseline(AdvantageEstimator):
     formula: ClassVar[str] = "A = whiten(R - mean_group)"
 
     def estimate(self, batch: Batch) -> None:
-        centred = normalized(batch.outcomes(), batch.group, None)[:, None] * batch.mask
-        batch.advantages = whiten(centred, batch.mask, self.reduce)
+        advantages = centred(batch.outcomes(), batch.group)[:, None] * batch.mask
+        batch.advantages = whiten(advantages, batch.mask, self.reduce)
