@@ -1,4 +1,4 @@
-"""Rewards of rewards, lengths, texts compared with references, a learned model and a service; users chosen by the row."""
+"""Rewards of rewards, lengths, reference texts, a learned model and a service; users chosen by the row."""
 
 from __future__ import annotations
 
