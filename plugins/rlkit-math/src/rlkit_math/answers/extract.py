@@ -7,14 +7,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from rlkit_math.answers.compare import same
+from rlkit_math.answers.announcements import announced_answer
 from rlkit_math.answers.digits import RANKED
-from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
+from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, is_marked, parse_or_none
 from rlkit_math.answers.json_objects import json_answer
 from rlkit_math.answers.markup import without_markup, without_special_tokens
-from rlkit_math.answers.nodes import UngradableError
 from rlkit_math.answers.phrases import ROUNDING
-from rlkit_math.answers.prose import in_digits, is_doubtful, with_decimal_points
+from rlkit_math.answers.prose import in_digits, is_doubtful
 from rlkit_math.answers.remarks import (
     listed_values,
     notation_after_box,
@@ -24,8 +23,9 @@ from rlkit_math.answers.remarks import (
     without_reason,
     without_remark,
 )
-from rlkit_math.answers.units import alternatives, changes_number, multiplies_number, unit_of
-from rlkit_math.answers.values import Answer, Digits, Formula, Notations, Number, UnorderedItems, Words
+from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
+from rlkit_math.answers.values import Digits, Formula, Notations, Number, UnorderedItems, Words
+from rlkit_math.answers.withdrawals import is_withdrawn
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
@@ -61,7 +61,6 @@ _SUFFIX = re.compile(
 )
 """What follows a box and belongs to its content: a percent sign, a base, a half of the day."""
 _RANK = re.compile(r"(?:the )?[0-9]+[\s^{]*(?:\\[a-z]+ ?\{ ?)?(?:st|nd|rd|th)[\s}]*")
-_REASON = r"(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b"
 _AM = r"[apAP]\.?[mM]\b\.?"
 _LAST_NUMBER = re.compile(
     rf"(?<![0-9])[0-9]+(?:(?::[0-9]+)+(?: ?{_AM})?| ?{_AM}|(?:st|nd|rd|th) {RANKED}\b)"
@@ -70,40 +69,6 @@ _LAST_NUMBER = re.compile(
     r"|[0-9]+,[0-9]{1,2}(?= ?(?:€|[a-zA-Z]{1,3}\b))|[0-9]+(?: [0-9]+(?=/[0-9]))?)?(?:\.[0-9]+)?"
     r"(?:e-?[0-9]{1,3}(?![0-9A-Za-z]))?(?:/[0-9]+)?%?"
 )
-_RETRACTION = re.compile(
-    r"\b(?:no,? wait|wait,? no|scratch that)\b"
-    r"|(?:^|[.!?\n])[\s$*)}]*(?:(?:but|oh|oops|sorry|hm+|actually|wait|no|hold on)[,.! ]+)*"
-    r"(?:never ?mind(?=[.,!]|$)|I made an? (?:[a-z]+ )?(?:mistake|error)"
-    r"|(?:that|this|it) (?:isn't|wasn't) (?:right|correct)"
-    r"|(?:that|this|it)(?:'s| is| was| seems| can't be| cannot be)"
-    r" (?:wrong|incorrect|not (?:right|correct)|a mistake))",
-    re.I,
-)
-"""What takes an answer back, not within a sentence about something else."""
-_STATED_LATER = re.compile(
-    r"\b(?:(?P<answer>answer (?:is|should be|must be|was)|(?:final|correct|corrected|right|actual) answer[*_]{0,2}:)"
-    r"|should (?:actually |really |instead )?(?:be|have been))(?: (?:actually|really|instead|now|therefore|thus)\b)?"
-    rf"[: *_]*(?=(?P<value>[^\n]{{1,80}}?)(?:[*_]{{0,2}}[.!?]?[*_]{{0,2}}$|[*_]{{0,2}}[.!?][*_]{{0,2}} |{_REASON}))",
-    re.I | re.M,
-)
-"""A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
-_ANNOUNCED = re.compile(
-    r"(?:^|[.!?] |[。！？]|[;；】](?=\w{0,3}选))[^\w\n]{0,10}"
-    r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
-    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
-    r"(?:(?:richtige|endgültige|bonne|правильный) )?"
-    rf"(?:{alternatives('answer')}|(?P<solution>{alternatives('solution')})(?=[^=\n]{{0,200}}$))"
-    r"(?: (?:finale?|corr?ec?ta|correcte|corretta))?(?P<foreign> ?:| (?:lautet|ist|es|est|é|è|to)\b:?)"
-    r"(?:(?: (?:la|a|el))?(?: (?:letra|lettera|option|opción|opção|вариант))?(?= \W{0,3}[A-H]\b))?"
-    r"|(?:(?![不誤違错误오틀])[\u3040-\u30ff\u4e00-\u9fff，,、]){0,9}"
-    r"(?:答案|选(?=\W*[A-H])|(?:正解|答え?|정답|답)(?=[はが은는：: ]*\W*[A-H](?![A-Za-z])|[：:]))"
-    r"[是为はが은는】：: ]*(?:选项|選択肢)?)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
-    rf"(?:です|である|입니다|이다)?(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
-    re.I | re.M,
-)
-"""An answer that the start of a sentence or a heading announces, up to the end of its sentence."""
-_DOUBT = re.compile(r"(?:^|[\s.!?])(?:no[.,:!]|wait\b|oops\b|wrong\b|so it(?: i|')s\b)", re.I)
-"""Words after an announced answer with which it is checked and found wrong."""
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
 _CLAUSE = re.compile(
     r"[.!?=]|,(?= (?:the|so|we|it|then)\b)|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b",
@@ -169,7 +134,7 @@ def final_answer(text: str) -> FinalAnswer:
     """
     _, marker, rest = without_special_tokens(text).rpartition(MARKER)
     answer = _after_marker(rest) if marker else None
-    if answer is not None and answer.text and _is_withdrawn(answer.text, rest.partition(answer.text)[2]):
+    if answer is not None and answer.text and is_withdrawn(answer.text, rest.partition(answer.text)[2]):
         return FinalAnswer(None, False)
     if answer is not None and answer.marked:
         return answer
@@ -185,19 +150,6 @@ def marked_or_all(text: str) -> str:
     return (final_answer(text).text or "") if MARKER in text or _BOX.search(text) else text.strip()
 
 
-def is_marked(text: str) -> bool:
-    """Whether a text is a number or a formula, which earns the credit for the format."""
-    answer = _parse_or_none(text)
-    return answer is not None and not (isinstance(answer, Words) and len(answer.text) > 1)
-
-
-def _parse_or_none(text: str) -> Answer | None:
-    try:
-        return parse_answer(text) if len(text) <= MAX_LENGTH else None
-    except UngradableError:
-        return None
-
-
 def _after_marker(text: str) -> FinalAnswer:
     lines = [line.strip() for line in text.split("\n")]
     same_line = lines[0].rstrip("# ") if lines else ""
@@ -205,7 +157,7 @@ def _after_marker(text: str) -> FinalAnswer:
     marked = is_marked(same_line)
     if marked or (same_line and not following):
         return FinalAnswer(same_line, marked)
-    return FinalAnswer((following if _parse_or_none(following) is not None else same_line) or None, False)
+    return FinalAnswer((following if parse_or_none(following) is not None else same_line) or None, False)
 
 
 def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
@@ -214,7 +166,7 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     end = _end_of_box(text, last)
     if end is None:
         return text[last.start() :]
-    if _is_withdrawn(_content(text, last, end), text[end:]):
+    if is_withdrawn(_content(text, last, end), text[end:]):
         return ""
     contents = [_content(text, last, end)]
     start, end_of_last = last.start(), end
@@ -226,7 +178,7 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         start = box.start()
         contents = contents if content in contents else [content, *contents]
     notation, end_of_notation = notation_after_box(text, end_of_last)
-    if notation and isinstance(_parse_or_none(contents[-1] + notation), Notations | Number | Formula):
+    if notation and isinstance(parse_or_none(contents[-1] + notation), Notations | Number | Formula):
         contents[-1] += notation
         end_of_last = end_of_notation
     is_changed = _is_changed(text, start, end_of_last, boxed=True)
@@ -266,14 +218,14 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
         return f"{content} place"
     if suffix is None:
         unit = unit_after_box(text, end)
-        answer = _parse_or_none(content)
+        answer = parse_or_none(content)
         is_bare = isinstance(answer, Number | Formula) and not answer.unit
         return f"{content} {unit}" if unit and is_bare else _without_sentence(content)
     return content + (suffix[2] or suffix[3] or "%")
 
 
 def _without_sentence(content: str) -> str:
-    return without_introduction(without_reason(content, _parse_or_none), _parse_or_none)
+    return without_introduction(without_reason(content, parse_or_none), parse_or_none)
 
 
 def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
@@ -305,29 +257,6 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     return multiplied or any(changes_number(name, hedged=not boxed) for name in words if name)
 
 
-def _is_withdrawn(marked: str, following: str) -> bool:
-    """Whether what follows a marked answer states another, or takes it back without stating it again."""
-    statements = list(_STATED_LATER.finditer(following))
-    statements = [statement for statement in statements if statement["answer"]] or statements
-    later, answer = (_parse_or_none(text) for text in (statements[-1]["value"] if statements else "", marked))
-    if later is None or answer is None or not _are_comparable(later, answer):
-        return _RETRACTION.search(following) is not None
-    try:
-        return not same(answer, later)
-    except UngradableError:
-        return True
-
-
-def _are_comparable(*answers: Answer) -> bool:
-    """Whether answers are all words, or all values."""
-    return all(isinstance(answer, Words) for answer in answers) or all(map(_is_value, answers))
-
-
-def _is_value(answer: Answer) -> bool:
-    """Whether an answer is a number, a formula, or the letter of a choice."""
-    return isinstance(answer, Number | Formula) or (isinstance(answer, Words) and len(answer.text) == 1)
-
-
 def _line_of(text: str, start: int, end: int) -> str:
     following = text.find("\n", end)
     return text[text.rfind("\n", 0, start) + 1 : len(text) if following < 0 else following].strip()
@@ -335,11 +264,11 @@ def _line_of(text: str, start: int, end: int) -> str:
 
 def _unmarked(text: str) -> str | None:
     """Return a text or its last line if that is an answer, else its last number unless its context changes it."""
-    text = without_remark(text.strip(), _parse_or_none)
+    text = without_remark(text.strip(), parse_or_none)
     json = json_answer(text)
     if json is not None:
-        return None if _is_withdrawn(json.text, json.following) else _unmarked(json.text)
-    announced = _announced(text) or result_in_row(text, _parse_or_none) or listed_values(text, _parse_or_none)
+        return None if is_withdrawn(json.text, json.following) else _unmarked(json.text)
+    announced = announced_answer(text) or result_in_row(text, parse_or_none) or listed_values(text, parse_or_none)
     if not text or announced is not None:
         return announced
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
@@ -353,7 +282,7 @@ def _unmarked(text: str) -> str | None:
     if bold is not None and stated_in_bold is not None:
         start = len(text) - len(end_of_line) + bold.start(1)
         return line if _is_changed(text, start, start + len(bold[1])) else stated_in_bold
-    answer = _parse_or_none(end_of_line) if len(line) <= MAX_LENGTH else None
+    answer = parse_or_none(end_of_line) if len(line) <= MAX_LENGTH else None
     if answer is not None and (not isinstance(answer, Words) or (is_all and line == end_of_line)):
         return end_of_line
     stated = _stated(end_of_line)
@@ -377,33 +306,14 @@ def _unmarked(text: str) -> str | None:
 
 def _in_bold(bold: str, following: str) -> str | None:
     """Return a bold answer, a number with the unit or the base that follows; None if it is none of its sentence."""
-    answer = _parse_or_none(bold)
+    answer = parse_or_none(bold)
     if not following:
         return bold if answer is not None else None
     if isinstance(answer, Number) and answer.unit:
         return bold
-    if isinstance(_parse_or_none(bold + following), Number | Digits):
+    if isinstance(parse_or_none(bold + following), Number | Digits):
         return bold + following
     return bold if isinstance(answer, Number) and not following.startswith(" in ") else None
-
-
-def _announced(text: str) -> str | None:
-    """Return the last announced answer of a text; None if there is none, or what follows takes it back."""
-    announcements = list(_ANNOUNCED.finditer(text))
-    answers = [match for match in announcements if not match["solution"]]  # a solution may be the way to an answer
-    match = next(iter((answers or announcements)[-1:]), None)
-    if match is None or _parse_or_none(match["answer"]) is None:
-        return None
-    following = text[match.end() :]
-    if _DOUBT.search(following) or _is_withdrawn(match["answer"], following):
-        return None
-    if match["foreign"]:
-        sentence = text[match.start() : match.end("answer")]
-        announced = with_decimal_points(sentence)[match.start("answer") - match.start() :]
-        return announced if is_marked(match["answer"]) and not is_doubtful(sentence) else None
-    is_name = not match["answer"][0].islower() or text[match.start("answer") - 1] in "*_"
-    is_stated = is_marked(match["answer"]) or is_name or not (match["label"] or "").endswith(" is")
-    return match["answer"] if is_stated else None
 
 
 def _stated(line: str) -> Statement | None:
@@ -420,7 +330,7 @@ def _stated(line: str) -> Statement | None:
         if before[-1:].isdigit() or is_doubtful(before, in_words=is_new):
             continue
         value = re.sub(r"(?<!\.)\.$", "", line[token.start() :])
-        answer = _parse_or_none(value) if _VALUE.match(value) else None
+        answer = parse_or_none(value) if _VALUE.match(value) else None
         items = answer.items if isinstance(answer, UnorderedItems) and re.search("[,=]", value) else ()
         is_clause = any(isinstance(item, Number) and item.noun for item in items)
         if not isinstance(answer, Words | None) and not is_clause:

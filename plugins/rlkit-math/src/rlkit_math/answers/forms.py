@@ -112,6 +112,19 @@ def parse_answer(text: str) -> Answer | None:
     return _conditional(without_phrases(stripped))
 
 
+def is_marked(text: str) -> bool:
+    """Whether a text is a number or a formula, which earns the credit for the format."""
+    answer = parse_or_none(text)
+    return answer is not None and not (isinstance(answer, Words) and len(answer.text) > 1)
+
+
+def parse_or_none(text: str) -> Answer | None:
+    try:
+        return parse_answer(text) if len(text) <= MAX_LENGTH else None
+    except UngradableError:
+        return None
+
+
 def _conditional(text: str) -> Answer | None:
     """Parse an answer with conditions after it; those that hold for every real value are left out."""
     text = _OF_REALS.sub("", text)
