@@ -8,6 +8,8 @@ import re
 from typing import NamedTuple
 
 from rlkit_math.answers.announcements import announced_answer
+from rlkit_math.answers.checks import without_remark
+from rlkit_math.answers.compare import same
 from rlkit_math.answers.digits import RANKED
 from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, is_marked, parse_or_none
 from rlkit_math.answers.json_objects import json_answer
@@ -21,9 +23,8 @@ from rlkit_math.answers.remarks import (
     unit_after_box,
     without_introduction,
     without_reason,
-    without_remark,
 )
-from rlkit_math.answers.units import changes_number, multiplies_number, unit_of
+from rlkit_math.answers.units import alternatives, changes_number, multiplies_number, unit_of
 from rlkit_math.answers.values import Digits, Formula, Notations, Number, UnorderedItems, Words
 from rlkit_math.answers.withdrawals import is_withdrawn
 
@@ -41,15 +42,21 @@ _CHANGED_BEFORE = re.compile(
     r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
     r"|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise|fausse|неверный|неправильный)"
     r" (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
-    r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于) ?[是为等于]*"
+    rf"|(?<!\w)(?i:{alternatives('bounding')}) ?"
+    r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于|高于|低于|最多|几乎|将近|接近|不到|而非"
+    r"|少なくとも|多くとも|高々|ほぼ|ほとんど|적어도|최소|최대|或者?|または|又は|또는) ?[是为等于]*"
     r"|(?:错误?的?|誤|間違った)(?:答[案え]?|选项)[是为は】：: ]*|(?:오답|틀린 답)[은: ]*"
     r"|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
+    r"|,? (?:which|but that|and that) (?:is|was|seems) (?:wrong|incorrect|false|not )|,? is an? (?:upper|lower) bound"
     r"|[A-Za-z](?![A-Za-z])"
-    r"|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|左右|くらい|ぐらい|ほど|이[상하]|미만|초과|정도|아[니님닙])"
+    r"|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|より[大小多少]|では(?:な|あり)|じゃな|左右|くらい|ぐらい|ほど"
+    r"|이[상하]|미만|초과|정도|아[니님닙])"
 )
+_ASKED = re.compile(r"[^.!?\n]*\?")
+_APPROXIMATED = re.compile(rf"(?<!\w){alternatives('approximating')} ?$", re.I)
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
 _BOUND = re.compile(
     r"\b(?:be|is) (?:no (?:greater|less|more|fewer|larger|smaller|higher|lower) than|at (?:least|most))\s*\$?\s*$"
@@ -103,7 +110,12 @@ _CHOSEN = re.compile(
     r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
 )
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
-_LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|of|in|-|:|/)\s*$|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
+_LIST_BEFORE = re.compile(
+    rf"[0-9]\S* ?(?:,|or|and|to|of|in|-|:|/)\s*$|[0-9]\S* {alternatives('either')}\s*$"
+    r"|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$"
+)
+_EQUATED = re.compile(r"(?:^|(?<![-+*/×÷·^])\s)\$?(-?[0-9][0-9.,]*(?:/[0-9]+)?\\?%?)\$?(?: ?=| \() ?\$?$")
+"""A bare number that a number after it repeats."""
 _DIVISION = re.compile(r"\b(?:divid|multiply)ing\b[^,.;:]* by \$?-?[0-9]+\$?, ?$", re.I)
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
@@ -236,7 +248,8 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
     clause = _OPEN.sub("", _SENTENCE.split(line_before)[-1])
     listed = _LIST_BEFORE.search(clause) and not (boxed and _DIVISION.search(clause))
-    if (_CHANGED_BEFORE.search(before) and not bullet) or listed:
+    is_approximated = not boxed and _APPROXIMATED.search(before)
+    if (_CHANGED_BEFORE.search(before) and not bullet) or listed or is_approximated:
         return True
     label = _LABEL.search(before)
     clause = _FORMULA.sub(" ", _CLAUSE.split(before)[-1])
@@ -248,7 +261,7 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     close = _CLOSE.match(after, suffix.end() if suffix else 0)
     after = after[close.end() if close else suffix.end() if suffix else 0 :]
     is_closed = close is not None and close[0].strip("} ") != ""
-    if _CHANGED_AFTER.match(after) and not is_closed:
+    if (_CHANGED_AFTER.match(after) and not is_closed) or (not boxed and _ASKED.match(after)):
         return True
     following = _WORDS_AFTER.match(after)
     if following and not _OTHER_THAN.match(after):
@@ -268,9 +281,11 @@ def _unmarked(text: str) -> str | None:
     json = json_answer(text)
     if json is not None:
         return None if is_withdrawn(json.text, json.following) else _unmarked(json.text)
-    announced = announced_answer(text) or result_in_row(text, parse_or_none) or listed_values(text, parse_or_none)
+    announced = announced_answer(text)
+    for answer_at_end in (result_in_row, listed_values):
+        announced = answer_at_end(text, parse_or_none) if announced is None else announced
     if not text or announced is not None:
-        return announced
+        return announced or None
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
     is_all = line == _TAG.sub("", text).strip()
     end_of_line = in_digits(line[-MAX_LENGTH:])
@@ -297,11 +312,18 @@ def _unmarked(text: str) -> str | None:
     sentence = _END_OF_SENTENCE.split(end_of_line)[-1]
     is_new = ":" not in numbers[-1][0] and re.search("[0-9] ?(?:(?:st|nd|rd|th) |[apAP])", numbers[-1][0]) is not None
     is_doubted = is_doubtful(sentence, in_words=True) or len(re.findall("[0-9]+", sentence)) > 1
-    is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted)
+    is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted) or _is_contradicted(text[:start], numbers[-1][0])
     if is_hedged or _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)
     return numbers[-1][0] + (words[0] if words is not None and unit_of(words[0]) else "")
+
+
+def _is_contradicted(before: str, number: str) -> bool:
+    """Whether another value is equated with a number, as in `0.16 = 15%`, which is no calculation."""
+    equated = _EQUATED.search(before[-CONTEXT_LENGTH:])
+    value, other = (parse_or_none(number), parse_or_none(equated[1])) if equated is not None else (None, None)
+    return isinstance(value, Number) and isinstance(other, Number) and not same(value, other)
 
 
 def _in_bold(bold: str, following: str) -> str | None:
@@ -334,5 +356,7 @@ def _stated(line: str) -> Statement | None:
         items = answer.items if isinstance(answer, UnorderedItems) and re.search("[,=]", value) else ()
         is_clause = any(isinstance(item, Number) and item.noun for item in items)
         if not isinstance(answer, Words | None) and not is_clause:
+            if _is_contradicted(line[: token.start()], value):
+                return Statement(line, 0)
             return Statement(value, token.start())
     return None

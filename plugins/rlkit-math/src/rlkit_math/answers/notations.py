@@ -12,9 +12,10 @@ from rlkit_math.answers.units import alternatives
 from rlkit_math.answers.values import Answer, Formula, Named, Notations, Number
 
 _JOINT = r"(?:(?:or|i\.?e\.?|that is|which (?:is|equals)|equivalently|equals|the same as)\b\.?,? ?)"
+_AS_DECIMAL = r"(?: (?:in|as an?) (?:decimal|(?:improper )?fraction|mixed number|percentage|percent)s?(?: form)?)?"
 _TWO = re.compile(
-    rf"(?P<first>[^,]+?)(?:,? {_JOINT}+| \((?P<bracket>{_JOINT}{{0,2}}))(?P<second>[^,]+?)(?(bracket)\))"
-    r"(?: (?:in|as an?) (?:decimal|fraction)(?: form)?)?"
+    rf"(?P<first>[^,]+?)(?:,? {_JOINT}+| \((?P<bracket>{_JOINT}{{0,2}}))(?P<second>[^,]+?)"
+    rf"{_AS_DECIMAL}(?(bracket)\)){_AS_DECIMAL}"
 )
 _REJECTED = re.compile(
     r"(?P<first>[^()]+?),? \((?:and )?(?:not|rather than|instead of) (?P<second>[^(),]+)"
