@@ -112,7 +112,7 @@ def _judge(text: str, expected: str, same: Callable[[str, str], bool | None]) ->
     Raises:
         UngradableError: The answer is too large to be compared.
     """
-    answer, marked = final_answer(text)
+    answer, marked = final_answer(text, expected)
     right = answer is not None and same(answer, expected)
     return None if right is None else Judgement(right, marked, canonical(answer or ""))
 

@@ -164,7 +164,9 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         if actual.brackets == expected.brackets == "if" and _OTHERWISE in (actual.items[1], expected.items[1]):
             return same(actual.items[0], expected.items[0])
-        return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
+        is_tuple = {actual.brackets, expected.brackets} == {"()", "[]"} and len(expected.items) > 2  # no interval
+        is_same_kind = actual.brackets == expected.brackets or is_tuple
+        return is_same_kind and _same_in_order(actual.items, expected.items)
     if {type(actual), type(expected)} == {MatrixRows, UnorderedItems}:
         return False
     if not {BracketedItems, MatrixRows}.isdisjoint({type(actual), type(expected)}):
@@ -221,7 +223,7 @@ def _coordinates(answer: Answer) -> tuple[Answer, ...] | None:
         case UnorderedItems():
             assigned = _assigned(answer) or {}
             return tuple(assigned[name] for name in sorted(assigned, key=str.casefold)) or None
-        case BracketedItems("()", items):
+        case BracketedItems("()" | "[]", items):
             return items
         case Formula(node, ""):
             return _components(node)

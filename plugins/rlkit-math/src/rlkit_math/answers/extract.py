@@ -17,6 +17,7 @@ from rlkit_math.answers.markup import without_markup, without_special_tokens
 from rlkit_math.answers.phrases import ROUNDING
 from rlkit_math.answers.prose import in_digits, is_doubtful
 from rlkit_math.answers.remarks import (
+    in_code_block,
     listed_values,
     notation_after_box,
     result_in_row,
@@ -24,6 +25,7 @@ from rlkit_math.answers.remarks import (
     without_introduction,
     without_reason,
 )
+from rlkit_math.answers.sentences import asked_by
 from rlkit_math.answers.units import alternatives, changes_number, multiplies_number, unit_of
 from rlkit_math.answers.values import Digits, Formula, Notations, Number, UnorderedItems, Words
 from rlkit_math.answers.withdrawals import is_withdrawn
@@ -55,6 +57,8 @@ _CHANGED_AFTER = re.compile(
     r"|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|より[大小多少]|では(?:な|あり)|じゃな|左右|くらい|ぐらい|ほど"
     r"|이[상하]|미만|초과|정도|아[니님닙])"
 )
+_QUOTED = re.compile(r"^(?:> ?(?=\*\*|[A-Za-z])|(?:=>|->|→|⇒) ?)", re.M)
+"""Marks of a quotation or an arrow before a line."""
 _ASKED = re.compile(r"[^.!?\n]*\?")
 _APPROXIMATED = re.compile(rf"(?<!\w){alternatives('approximating')} ?$", re.I)
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
@@ -94,10 +98,19 @@ MAX_TOKENS = 16
 """Maximum number of beginnings that are tried for a value at the end of a sentence."""
 _INLINE = r"(?:\$[^$]+\$|\\\((?:(?!\\\)).)+\\\))"
 _INTRODUCTIONS = (
-    re.compile(r".*(?:\b(?:is|are|equals?|ist|beträgt|est|vaut|es|é|равна|равно|равен|составляет)\b|[为是]):? ?(?=\S)"),
+    re.compile(
+        r".*(?:\b(?:is|are|equals?|ist|sind|beträgt|lauten|est|sont|vaut|es|son|é|são|sono|равны"
+        r"|равна|равно|равен|составляет)\b|[为是]):? ?(?=\S)"
+    ),
     re.compile(rf".*?(?={_INLINE}(?:(?:,? (?:or|and) |, ){_INLINE})*[^$]*$)"),
 )
 """What is before the last value of a sentence: `the area is`, or all before the last formulae, joined by words."""
+_SUBJECT = re.compile(
+    r"(?:(?:so|thus|hence|therefore),? )?(\S.{0,80}?) (?:is|are) (?:the|our|your|his|her|their)"
+    r"(?: (?!bound|limit)[a-z$]+){1,9}\.?",
+    re.I,
+)
+"""A value that a sentence is about: `12 is the area`."""
 _CIRCUMSTANCE = re.compile(
     r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
 )
@@ -107,7 +120,11 @@ _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?"
 _OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
 """What an answer is not: `\\boxed{8}, not 9`."""
 _CHOSEN = re.compile(
-    r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
+    r"(?:(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}"
+    r"|^(?:(?:so|thus|therefore|hence),? )?(?:\W{0,4}(?-i:([A-J]))\W{0,4} is the (?:correct|right|best)"
+    r" (?:answer|choice|option)|(?:I|we)(?:'d| would|'ll)? (?:choose|select|pick)"
+    r" (?:(?:answer|option|choice) )?\W{0,4}(?-i:([A-J]))))\W*$",
+    re.I,
 )
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
 _LIST_BEFORE = re.compile(
@@ -139,10 +156,11 @@ class Statement(NamedTuple):
     start: int
 
 
-def final_answer(text: str) -> FinalAnswer:
+def final_answer(text: str, expected: str = "") -> FinalAnswer:
     """Return the final answer of a text: after the last `####`, else in the last box, else what its end states.
 
-    Words after the last `####` are a heading if a box follows: then the answer is in the box.
+    Words after the last `####` are a heading if a box follows: then the answer is in the box. Without a marker, the
+    reference `expected` tells whether the end is read as words, or as values of several names.
     """
     _, marker, rest = without_special_tokens(text).rpartition(MARKER)
     answer = _after_marker(rest) if marker else None
@@ -154,7 +172,9 @@ def final_answer(text: str) -> FinalAnswer:
     if boxes:
         boxed = _boxed(rest, boxes)
         return FinalAnswer(boxed, is_marked(boxed))
-    return FinalAnswer(_unmarked(rest), False) if answer is None else answer
+    if answer is not None:
+        return answer
+    return FinalAnswer(asked_by(parse_or_none(expected), rest, parse_or_none) or _unmarked(rest), False)
 
 
 def marked_or_all(text: str) -> str:
@@ -277,7 +297,7 @@ def _line_of(text: str, start: int, end: int) -> str:
 
 def _unmarked(text: str) -> str | None:
     """Return a text or its last line if that is an answer, else its last number unless its context changes it."""
-    text = without_remark(text.strip(), parse_or_none)
+    text = in_code_block(without_remark(_QUOTED.sub("", text.strip()), parse_or_none), parse_or_none)
     json = json_answer(text)
     if json is not None:
         return None if is_withdrawn(json.text, json.following) else _unmarked(json.text)
@@ -292,7 +312,7 @@ def _unmarked(text: str) -> str | None:
     text = text.removesuffix(line[-MAX_LENGTH:]) + end_of_line
     chosen, bold = _CHOSEN.search(end_of_line), _BOLD.match(end_of_line)
     if chosen is not None:
-        return chosen[1]
+        return chosen[1] or chosen[2] or chosen[3]
     stated_in_bold = None if bold is None else _in_bold(bold[1], bold[2] or "")
     if bold is not None and stated_in_bold is not None:
         start = len(text) - len(end_of_line) + bold.start(1)
@@ -340,6 +360,9 @@ def _in_bold(bold: str, following: str) -> str | None:
 
 def _stated(line: str) -> Statement | None:
     """Return the statement at the end of a line, such as `the area is $25\\pi$`; None if it states no value."""
+    subject = _SUBJECT.fullmatch(line)
+    if subject is not None and is_marked(subject[1]) and not is_doubtful(line, in_words=True):
+        return Statement(subject[1], subject.start(1))
     for introduction in _INTRODUCTIONS:
         match = introduction.match(line)
         value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :])

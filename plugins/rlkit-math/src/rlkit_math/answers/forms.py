@@ -44,7 +44,8 @@ MAX_ITEMS = 40
 
 _NO_SOLUTION = re.compile(
     r"(?:the )?(?:empty|null) set|"
-    r"(?:there (?:is|are|exists?) )?no (?:real |such |integer |valid |possible )?(?:solution|root|value|number)s?"
+    r"(?:(?:the|this|our) (?:given )?(?:equation|system|inequality)(?: of equations)? has |there (?:is|are|exists?) )?"
+    r"no (?:real |such |integer |valid |possible )?(?:(?:solution|root|value|number)s?|(?<=such )(?:triangle|[a-z]))"
     r"(?: exists?)?",
     re.I,
 )
@@ -57,7 +58,8 @@ MAX_PERMUTED = 4
 _PERMUTED = re.compile(
     r"(\(.*\)),? ?(?:and|with|or) (?:all )?(?:of )?(?:(?:its|their|the|any) )?permutations?(?: thereof)?"
 )
-_CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
+_CHOICE = re.compile(r"\(?([A-H](?=[).])|[B-H](?=:))[).:] (.+)")
+"""A choice with its text; `A: 12` is an answer as well."""
 _ROUNDED = re.compile(r"(?:(.*[^ ]) ?)?\\approx ?((-?[0-9]*\.([0-9]+)).*)")
 _CASES = re.compile(r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}")
 _IF = re.compile(r"^(?:if|when|for|where) |(?<=\b[a-z]) is(?: an)?(?= )|(?:(?<=odd)|(?<=even)) integers?$")

@@ -8,12 +8,20 @@ from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.number_words import number_in_words
 from rlkit_math.answers.units import are_nouns
 
-_INFINITY = re.compile(r"(?:positive )?\binfinity\b", re.I)
+_INFINITY = re.compile(r"(?:positive )?\binf(?:inity)?\b(?! \()", re.I)
+_BINARY = re.compile(r"(?:0b([01]+)|([01]+) in binary)$")
+_REALS_BEYOND = re.compile(
+    r"(?:the set of )?(?:all )?real (?:numbers|values)(?: of)?(?: [a-z])? (?:that are |which are )?"
+    r"(?:(less|smaller)|greater|larger|more) than (or equal to )?(?=-?[0-9.]+(?:/[0-9]+)?$)",
+    re.I,
+)
+"""What is before the end of an interval: `all real numbers less than 3`."""
 _GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)|(?<![^ ])([A-Za-z-]+) \( ?([0-9]+) ?\)")
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
 _HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
 _LEAD = re.compile(
-    r"(?:the )?limit (?=does not exist)|(?:(?![不错誤误])[\u4e00-\u9fff, ])*(?:答案|选(?= ?[A-H(]))[是为选: ]*|"
+    r"(?:the )?limit (?=does not exist)|(?:it|the (?:limit|series|sequence|sum|integral|function)) diverges to (?=[^ ]+$)|"
+    r"(?:(?![不错誤误])[\u4e00-\u9fff, ])*(?:答案|选(?= ?[A-H(]))[是为选: ]*|"
     r"(?:(?:so|thus|therefore|hence|then)\b,? )?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
     r"(?:(?:answer|result|solution|total|sum|value|option|choice)(?: of [A-Za-z])?"
     r" ?(?:=|:|is equal to|equals|is|are) ?:? ?|(?:answer|option|choice) "
@@ -63,7 +71,8 @@ def without_phrases(text: str) -> str:
     text = text.replace("D.N.E", "DNE")
     text = _ARC.sub(_in_words, text) if "'" in text else text
     text = _CONSTANT.sub(" C", _ALL.sub("", text, count=1))
-    text = _INFINITY.sub(r"\\infty", text)
+    text = _BINARY.sub(r"\1\2_2", _INFINITY.sub(r"\\infty", text))
+    text = _REALS_BEYOND.sub(lambda match: f"x {'<' if match[1] else '>'}{'=' if match[2] else ''} ", text)
     thus = _THUS.match(text)
     text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
     return without_markup(_NEGATIVE.sub("-", _HALF.sub(r"\1 1/2", text)))

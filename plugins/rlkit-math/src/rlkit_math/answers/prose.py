@@ -39,6 +39,11 @@ _POWER_OF_TEN = re.compile(
 _DECIMAL_COMMA = re.compile(r"(?<![0-9.,(\[{])([0-9]+),([0-9]{1,2}|[0-9]{4,})(?![0-9,])")
 _LANGUAGE = re.compile(rf"\b{alternatives('comma')}\b", re.I)
 """Words of languages with a decimal comma, in sentences about a single result."""
+_SEVERAL = re.compile(
+    r"\b(?:Lösungen|Nullstellen|sind|soluciones|raíces|son|racines|sont|soluzioni|sono|soluções|são|корни)\b", re.I
+)
+_JOINT = re.compile(r"(?<=[0-9)$]) (?:und|et|y|e|и) (?=\$?(?:[a-z](?:_[0-9])? ?= ?)?[-−(]?\$?[0-9(\\])")
+"""What joins two values in sentences of other languages about several."""
 _RULES = [(re.compile(pattern), spelling) for pattern, spelling in table("prose.txt", "=>")]
 
 
@@ -54,6 +59,7 @@ def in_digits(text: str) -> str:
     text = re.sub(r"(?<![0-9]) (?= [0-9]/)", "", text.translate(_GLYPHS))
     start = max(text.rstrip().rfind(end) for end in (". ", "! ", "? ")) + 1
     sentence = with_decimal_points(text[start:])
+    sentence = _JOINT.sub(" and ", sentence) if _SEVERAL.search(sentence) else sentence
     is_single = len(_WORDS.findall(sentence)) == 1
     if is_doubtful(_WORDS.sub("0", sentence) if is_single else sentence, in_words=True):
         return text[:start] + sentence

@@ -33,6 +33,7 @@ _HEADING = re.compile(
     r"(?:solutions|roots|zeros|answers|values)(?: (?:of|for|to) (?:\$?[a-z]\$?|the (?:equation|problem)))?(?: are)?:",
     re.I,
 )
+_BLOCK = re.compile(r"```[a-z]*\n([^`]*)```$")
 _BULLET = re.compile(r"(?:[-*•]|[0-9]{1,2}[.)]) +(\S.*)")
 _UNIT = re.compile(
     r"(?:[ $~]|\\[,;!]|\\\)|\\(?:text|mathrm) ?\{)+"
@@ -72,6 +73,13 @@ def result_in_row(text: str, parse: Parser) -> str | None:
     if row is not None and isinstance(parse(row[1].strip()), Number | Formula | Named):
         return row[1].strip()
     return "" if _ANY_ROW.fullmatch(line) else None
+
+
+def in_code_block(text: str, parse: Parser) -> str:
+    """Return the value in the block of code that ends a text; the text if there is none."""
+    block = _BLOCK.search(text, max(0, len(text) - MAX_LIST)) if text.endswith("```") else None
+    content = "" if block is None else " ".join(block[1].split())
+    return content if not isinstance(parse(content), Words | None) else text
 
 
 def listed_values(text: str, parse: Parser) -> str | None:

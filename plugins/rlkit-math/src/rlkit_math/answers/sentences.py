@@ -1,0 +1,94 @@
+"""What the last sentence of a text says in words, and what its last lines assign to several names.
+
+Only a reference in words, or of several names, asks for these: `Maria` is the answer of `Maria is the fastest.`
+"""
+
+# ruff: noqa: RUF001 (answers contain these characters)
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from rlkit_math.answers.values import Answer, BracketedItems, Formula, Named, Number, UnorderedItems, Words
+
+MAX_SENTENCE = 300
+"""Maximum number of characters of a sentence with an answer in words."""
+MAX_LINES = 6
+"""Maximum number of lines that assign values."""
+
+_END_OF_SENTENCE = re.compile(r"[.!?]\s+(?=\S)")
+_MARKS = re.compile(r"[*_`$\"“”]|\\(?:text|textbf|boxed) ?\{|\}")
+_OPENING = r"(?:(?:so|thus|therefore|hence|finally|consequently|in conclusion)\b,? )?"
+_DOUBT = re.compile(
+    r"\b(?:no|not|never|neither|nor|cannot|or|if|unless|might|may|could|would|should|perhaps|maybe|probably|possibly"
+    r"|likely|guess|suppose|assum\w+|either|almost|nearly|except|but|rather|instead|opposite|wrong|incorrect|false"
+    r"|some|say|says|said|thinks?|thought|hope|seems?|appears?|claims?|however|although|though|while|whereas|than"
+    r"|yesterday|initially|originally|starts?|started|begins?|began)\b"
+    r"|n't\b|[?≠]",
+    re.I,
+)
+_STATING = re.compile(
+    r"(?:^|[\s,])(?:is|are|was|were|be|becomes?|(?:falls?|fell|lands?|landed|occurs?) on|(?:answer|result|day|name) ?:)"
+    r"(?: (?:always|therefore|thus|also|then|indeed|exactly|an?|the|on))* ?$",
+    re.I,
+)
+"""What is before words that end a sentence as its predicate."""
+_SUPERLATIVE = re.compile(
+    r" (?:(?:(?!and |with )[a-z]+ ){1,4}the (?!second|third|next)"
+    r"(?:most\b|least\b|[a-z]+est\b|winner\b|only\b|correct\b|one who\b)|(?:wins?|won)\b)[^,;:]*"
+)
+"""What is after a name that is the subject of a sentence."""
+_VERDICT = re.compile(
+    rf"[^\w\n]{{0,8}}{_OPENING}(yes|no|true|false)(?:[,.;:]| ?[—–-] |(?= (?:because|since)\b)|$)", re.I
+)
+_OPPOSITES = (("yes", "no"), ("true", "false"), ("even", "odd"), ("increasing", "decreasing"), ("prime", "composite"))
+_RETRACTING = re.compile(
+    r"\b(?:but|however|wait|actually|wrong|incorrect|mistake|maybe|perhaps|probably|possibly|instead|oops)\b|\?", re.I
+)
+_ASSIGNMENT = re.compile(r"(?:[-*•] |[0-9]{1,2}[.)] )?(\S.*)")
+
+
+def says(text: str, words: str) -> bool:
+    """Whether the last sentence of a text says words: as what something is, as who is most of all, or as yes or no."""
+    line = _MARKS.sub("", text.strip().rpartition("\n")[2]).strip()
+    sentence = _END_OF_SENTENCE.split(line)[-1].rstrip(" .!")
+    opposites = {other for pair in _OPPOSITES if words.lower() in pair for other in pair} - {words.lower()}
+    if len(line) > MAX_SENTENCE or any(re.search(rf"\b{other}\b", line, re.I) for other in opposites):
+        return False
+    verdict = _VERDICT.match(line)
+    if verdict is not None:
+        return verdict[1].lower() == words.lower() and not _RETRACTING.search(line)
+    match = re.search(rf"(?<![\w'-]){re.escape(words)}(?![\w'-])", sentence, re.I)
+    if match is None or _DOUBT.search(sentence[: match.start()] + "," + sentence[match.end() :]):
+        return False
+    before, after = sentence[: match.start()], sentence[match.end() :]
+    if not after:
+        return _STATING.search(before) is not None
+    is_subject = words[0].isupper() and re.fullmatch(rf"{_OPENING}(?:[^,]{{1,80}}, )?", before, re.I) is not None
+    return is_subject and _SUPERLATIVE.fullmatch(after) is not None
+
+
+def assigned_in_lines(text: str, parse: Callable[[str], Answer | None]) -> str | None:
+    """Return the values that the last lines assign to different names, as a list; None if there are not several."""
+    values: dict[str, str] = {}
+    for line in reversed(text.strip().split("\n")[-2 * MAX_LINES :]):
+        match = _ASSIGNMENT.fullmatch(_MARKS.sub("", line).strip())
+        answer = None if match is None or "=" not in line else parse(match[1])
+        if match is not None and not (isinstance(answer, Named) and isinstance(answer.value, Number | Formula)):
+            break
+        if match is not None and isinstance(answer, Named):
+            if answer.name in values:
+                return None
+            values[answer.name] = match[1].rstrip(" .,;")
+    return ", ".join(reversed(values.values())) if 1 < len(values) <= MAX_LINES else None
+
+
+def asked_by(expected: Answer | None, text: str, parse: Callable[[str], Answer | None]) -> str | None:
+    """Return what a text says in the form of a reference in words, or of several values; None if it says nothing so."""
+    match expected:
+        case Words(words) if len(words) > 1:
+            return words if says(text, words) else None
+        case UnorderedItems() | BracketedItems("()"):
+            return assigned_in_lines(text, parse)
+    return None
