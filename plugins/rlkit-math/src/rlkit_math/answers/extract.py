@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from rlkit_math.answers.announcements import announced_answer
 from rlkit_math.answers.checks import without_remark
-from rlkit_math.answers.compare import same
 from rlkit_math.answers.digits import RANKED
 from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, is_marked, parse_or_none
 from rlkit_math.answers.json_objects import json_answer
@@ -26,8 +25,9 @@ from rlkit_math.answers.remarks import (
     without_reason,
 )
 from rlkit_math.answers.sentences import asked_by
+from rlkit_math.answers.statements import END_OF_SENTENCE, is_contradicted, stated_in
 from rlkit_math.answers.units import alternatives, changes_number, multiplies_number, unit_of
-from rlkit_math.answers.values import Digits, Formula, Notations, Number, UnorderedItems, Words
+from rlkit_math.answers.values import Digits, Formula, Notations, Number, Words
 from rlkit_math.answers.withdrawals import is_withdrawn
 
 MARKER = "####"
@@ -87,33 +87,6 @@ _CLAUSE = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
 """Ends of sentences and labels, and conditions such as `$x = 5$,`."""
-_END_OF_SENTENCE = re.compile(r"[.!?]\s+")
-_TOKEN = re.compile(r"\S+")
-_VALUE = re.compile(
-    r"(?![0-9.]+(?:: | k\b| and [0-9]+/)|.* for )(?!(?!sin|cos|tan|log|ln)[a-z]{2,} )(?=.*[0-9π√∞\\])"
-    r"(?:[^$]*(?:\$[^$]*\$[^$]*)*|\$[0-9][^$]*)$"
-)
-"""What may be a value, by its characters: it does not begin with a word or within dollar signs."""
-MAX_TOKENS = 16
-"""Maximum number of beginnings that are tried for a value at the end of a sentence."""
-_INLINE = r"(?:\$[^$]+\$|\\\((?:(?!\\\)).)+\\\))"
-_INTRODUCTIONS = (
-    re.compile(
-        r".*(?:\b(?:is|are|equals?|ist|sind|beträgt|lauten|est|sont|vaut|es|son|é|são|sono|равны"
-        r"|равна|равно|равен|составляет)\b|[为是]):? ?(?=\S)"
-    ),
-    re.compile(rf".*?(?={_INLINE}(?:(?:,? (?:or|and) |, ){_INLINE})*[^$]*$)"),
-)
-"""What is before the last value of a sentence: `the area is`, or all before the last formulae, joined by words."""
-_SUBJECT = re.compile(
-    r"(?:(?:so|thus|hence|therefore),? )?(\S.{0,80}?) (?:is|are) (?:the|our|your|his|her|their)"
-    r"(?: (?!bound|limit)[a-z$]+){1,9}\.?",
-    re.I,
-)
-"""A value that a sentence is about: `12 is the area`."""
-_CIRCUMSTANCE = re.compile(
-    r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
-)
 _LABEL = re.compile(r"(?:([^\W\d_']+)|[^\s]) ?:[* ]*$")
 _WORD = re.compile(r"[^\W\d_]+(?:'[A-Za-z]+)?")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
@@ -131,8 +104,6 @@ _LIST_BEFORE = re.compile(
     rf"[0-9]\S* ?(?:,|or|and|to|of|in|-|:|/)\s*$|[0-9]\S* {alternatives('either')}\s*$"
     r"|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$"
 )
-_EQUATED = re.compile(r"(?:^|(?<![-+*/×÷·^])\s)\$?(-?[0-9][0-9.,]*(?:/[0-9]+)?\\?%?)\$?(?: ?=| \() ?\$?$")
-"""A bare number that a number after it repeats."""
 _DIVISION = re.compile(r"\b(?:divid|multiply)ing\b[^,.;:]* by \$?-?[0-9]+\$?, ?$", re.I)
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
@@ -147,13 +118,6 @@ class FinalAnswer(NamedTuple):
 
     text: str | None
     marked: bool
-
-
-class Statement(NamedTuple):
-    """A value that a line states, and its position in the line."""
-
-    text: str
-    start: int
 
 
 def final_answer(text: str, expected: str = "") -> FinalAnswer:
@@ -320,7 +284,7 @@ def _unmarked(text: str) -> str | None:
     answer = parse_or_none(end_of_line) if len(line) <= MAX_LENGTH else None
     if answer is not None and (not isinstance(answer, Words) or (is_all and line == end_of_line)):
         return end_of_line
-    stated = _stated(end_of_line)
+    stated = stated_in(end_of_line)
     if stated is not None:
         start = len(text) - len(end_of_line) + stated.start
         return line if _is_changed(text, start, start + len(stated.text)) else stated.text
@@ -329,21 +293,14 @@ def _unmarked(text: str) -> str | None:
         return text
     start, end = numbers[-1].span()
     unit = _ADJACENT.match(text, end)
-    sentence = _END_OF_SENTENCE.split(end_of_line)[-1]
+    sentence = END_OF_SENTENCE.split(end_of_line)[-1]
     is_new = ":" not in numbers[-1][0] and re.search("[0-9] ?(?:(?:st|nd|rd|th) |[apAP])", numbers[-1][0]) is not None
     is_doubted = is_doubtful(sentence, in_words=True) or len(re.findall("[0-9]+", sentence)) > 1
-    is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted) or _is_contradicted(text[:start], numbers[-1][0])
+    is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted) or is_contradicted(text[:start], numbers[-1][0])
     if is_hedged or _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)
     return numbers[-1][0] + (words[0] if words is not None and unit_of(words[0]) else "")
-
-
-def _is_contradicted(before: str, number: str) -> bool:
-    """Whether another value is equated with a number, as in `0.16 = 15%`, which is no calculation."""
-    equated = _EQUATED.search(before[-CONTEXT_LENGTH:])
-    value, other = (parse_or_none(number), parse_or_none(equated[1])) if equated is not None else (None, None)
-    return isinstance(value, Number) and isinstance(other, Number) and not same(value, other)
 
 
 def _in_bold(bold: str, following: str) -> str | None:
@@ -356,30 +313,3 @@ def _in_bold(bold: str, following: str) -> str | None:
     if isinstance(parse_or_none(bold + following), Number | Digits):
         return bold + following
     return bold if isinstance(answer, Number) and not following.startswith(" in ") else None
-
-
-def _stated(line: str) -> Statement | None:
-    """Return the statement at the end of a line, such as `the area is $25\\pi$`; None if it states no value."""
-    subject = _SUBJECT.fullmatch(line)
-    if subject is not None and is_marked(subject[1]) and not is_doubtful(line, in_words=True):
-        return Statement(subject[1], subject.start(1))
-    for introduction in _INTRODUCTIONS:
-        match = introduction.match(line)
-        value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :])
-        if match is not None and is_marked(value):
-            return Statement(value, match.end())
-    sentence = len(line) - len(_END_OF_SENTENCE.split(line)[-1])
-    for token in list(_TOKEN.finditer(line, sentence))[-MAX_TOKENS:]:
-        before = line[sentence : token.start()].rstrip()
-        is_new = re.match("[0-9]+ ?[A-Za-z]|.*[<>≤≥]", line[token.start() :]) is not None
-        if before[-1:].isdigit() or is_doubtful(before, in_words=is_new):
-            continue
-        value = re.sub(r"(?<!\.)\.$", "", line[token.start() :])
-        answer = parse_or_none(value) if _VALUE.match(value) else None
-        items = answer.items if isinstance(answer, UnorderedItems) and re.search("[,=]", value) else ()
-        is_clause = any(isinstance(item, Number) and item.noun for item in items)
-        if not isinstance(answer, Words | None) and not is_clause:
-            if _is_contradicted(line[: token.start()], value):
-                return Statement(line, 0)
-            return Statement(value, token.start())
-    return None
