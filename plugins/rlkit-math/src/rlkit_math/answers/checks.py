@@ -26,6 +26,8 @@ _CHECK = re.compile(
     re.I,
 )
 """The beginning of a check, at the start of a line or of a sentence."""
+_EXPLANATION = re.compile(r" \(([0-9$][^()=<>≠?,\n]{0,20} (?:[×*+·÷−/-]|\\times|\\cdot) [^()=<>≠?,\n]{1,20})\)\.?$")
+"""The calculation beside an answer: `$18 (9 eggs × $2)`."""
 _CONCLUDING = re.compile(
     r"\b(?:but|not|wrong|incorrect|mistake|error|maybe|perhaps|possibly|probably|wait|oops|nope|actually|instead|however"
     r"|unless|otherwise|should|suppose|assume|fails?|contradict\w*|answer (?!is (?:correct|right|valid))|n't)\b|n't\b"
@@ -38,7 +40,8 @@ _CHECKING = re.compile(
     r"|required|check\w*|sense|reasonable|confirm\w*)\b",
     re.I,
 )
-_CALCULATION = re.compile(r"[-−(]?[0-9][-0-9.,+−*/×·÷^()²³ ]*=[-0-9.,+−*/×·÷^()²³= ]*[0-9)²³]")
+_OPERANDS = r"(?:[-0-9.+−*/×·÷^()²³ ]|,(?=[0-9]{3}))*"
+_CALCULATION = re.compile(rf"[-−(]?[0-9]{_OPERANDS}=(?:{_OPERANDS}=)*{_OPERANDS}[0-9)²³]")
 _NUMBER = re.compile(r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
 _IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
 """A line with a number in bold and none after it."""
@@ -51,12 +54,21 @@ def without_remark(text: str, parse: Parser) -> str:
         return head.rstrip()
     check = _EQUATION.fullmatch(line)
     if check is None or "=" not in check[1] or not isinstance(parse(check[1]), Number):
-        return _without_check(text, parse)
+        return _without_check(_without_calculation(text, parse), parse)
     checked = head.rstrip().rpartition("\n")[2]
     is_answer = isinstance(parse(checked), Number | Formula | Named) or (
         _IN_BOLD.fullmatch(checked) is not None and not is_doubtful(checked, in_words=True)
     )
     return head.rstrip() if is_answer else _without_check(text, parse)
+
+
+def _without_calculation(text: str, parse: Parser) -> str:
+    """Return a text without the calculation in brackets that ends it, if it has the value of its sentence."""
+    match = _EXPLANATION.search(text, max(0, len(text) - MAX_CHECK))
+    numbers = [] if match is None else _NUMBER.findall(text[: match.start()].rpartition("\n")[2])
+    calculation = "" if match is None else re.sub(r"[A-Za-z$€£]", "", match[1])
+    is_true = any(isinstance(parse(f"{calculation} = {number}"), Number) for number in numbers[-1:])
+    return text[: match.start()] + "." if match is not None and is_true else text
 
 
 def _without_check(text: str, parse: Parser) -> str:
@@ -83,4 +95,4 @@ def _has_number_of(answer: str, check: str) -> bool:
     """Whether a sentence has a number, and a check with an equation has it as well."""
     numbers = {float(number.replace(",", "")) for number in _NUMBER.findall(answer)}
     checked = {float(number.replace(",", "")) for number in _NUMBER.findall(check)}
-    return bool(numbers) and ("=" not in check or bool(numbers & checked))
+    return bool(numbers) and ("=" not in check or bool(numbers & checked) or check[-1] in "✓✔✅")

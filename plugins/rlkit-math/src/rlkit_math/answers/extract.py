@@ -44,7 +44,7 @@ _CHANGED_BEFORE = re.compile(
     r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
     r"|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise|fausse|неверный|неправильный)"
     r" (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
-    rf"|(?<!\w)(?i:{alternatives('bounding')}) ?"
+    rf"|(?<!\w)(?i:{alternatives('bounding')})(?: (?:die|den|der|das|les|los|las|os|as|le|i|gli|the))? ?"
     r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于|高于|低于|最多|几乎|将近|接近|不到|而非"
     r"|少なくとも|多くとも|高々|ほぼ|ほとんど|적어도|최소|최대|或者?|または|又は|또는) ?[是为等于]*"
     r"|(?:错误?的?|誤|間違った)(?:答[案え]?|选项)[是为は】：: ]*|(?:오답|틀린 답)[은: ]*"
@@ -52,13 +52,16 @@ _CHANGED_BEFORE = re.compile(
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
-    r"|,? (?:which|but that|and that) (?:is|was|seems) (?:wrong|incorrect|false|not )|,? is an? (?:upper|lower) bound"
+    r"|,? (?:which|but that|and that) (?:is|was|seems) (?:wrong|incorrect|false|not )"
+    r"|,? is (?:an? (?:upper|lower) bound|too\b)"
+    r"| (?:o|ou|oder|или|of|lub) (?:más|menos|mais|plus|moins|mehr|weniger|больше|меньше|более|менее|meer|więcej)\b"
     r"|[A-Za-z](?![A-Za-z])"
     r"|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|より[大小多少]|では(?:な|あり)|じゃな|左右|くらい|ぐらい|ほど"
     r"|이[상하]|미만|초과|정도|아[니님닙])"
 )
 _QUOTED = re.compile(r"^(?:> ?(?=\*\*|[A-Za-z])|(?:=>|->|→|⇒) ?)", re.M)
 """Marks of a quotation or an arrow before a line."""
+_ENDED = re.compile(r"[a-z)][.!?] +$")
 _ASKED = re.compile(r"[^.!?\n]*\?")
 _APPROXIMATED = re.compile(rf"(?<!\w){alternatives('approximating')} ?$", re.I)
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
@@ -93,9 +96,11 @@ _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?"
 _OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
 """What an answer is not: `\\boxed{8}, not 9`."""
 _CHOSEN = re.compile(
-    r"(?:(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}"
-    r"|^(?:(?:so|thus|therefore|hence),? )?(?:\W{0,4}(?-i:([A-J]))\W{0,4} is the (?:correct|right|best)"
-    r" (?:answer|choice|option)|(?:I|we)(?:'d| would|'ll)? (?:choose|select|pick)"
+    r"(?:(?:option|choice|answer|antwort) \W{0,4}([A-J])\W{0,4} (?:is|ist)"
+    r" (?:the )?(?:correct|right|richtig)\b[^.]{0,20}"
+    r"|^(?:(?:so|thus|therefore|hence),? )?(?:\W{0,4}(?-i:([A-J]))\W{0,4} is (?:the )?(?:correct|right|best)"
+    r"(?: (?:answer|choice|option))?|(?:(?:the )?(?:correct )?(?:answer|choice|option) (?:must|should|has to) be"
+    r"|(?:I|we)(?:'d| would|'ll)? (?:choose|select|pick|go with))"
     r" (?:(?:answer|option|choice) )?\W{0,4}(?-i:([A-J]))))\W*$",
     re.I,
 )
@@ -228,6 +233,7 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     """Whether a sign, an operator or a word beside a span changes its meaning; a box may be an approximation."""
     line_before = text[max(text.rfind("\n", 0, start) + 1, start - CONTEXT_LENGTH) : start]
     before = _OPEN.sub("", ROUNDING.sub("", _TAG.split(line_before)[-1]))
+    before = "" if _ENDED.search(line_before) else before
     before = _BOUND.sub("", _APPROXIMATION.sub("", before)) if boxed else before
     bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
     clause = _OPEN.sub("", _SENTENCE.split(line_before)[-1])
@@ -287,7 +293,7 @@ def _unmarked(text: str) -> str | None:
     stated = stated_in(end_of_line)
     if stated is not None:
         start = len(text) - len(end_of_line) + stated.start
-        return line if _is_changed(text, start, start + len(stated.text)) else stated.text
+        return line if _is_changed(text, start, start + (stated.length or len(stated.text))) else stated.text
     numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
     if not numbers:
         return text

@@ -57,8 +57,8 @@ def without_rejected(text: str, parse_item: Callable[[str], Answer | None]) -> A
     return None if same(_as_fraction(second), _as_fraction(first)) else first
 
 
-def value_of_chain(sides: Sequence[Answer | None]) -> Number | Notations | None:
-    """Return the last number of a chain of equal values such as 40 + 32 = 72; None for any other.
+def value_of_chain(sides: Sequence[Answer | None]) -> Number | Formula | Notations | None:
+    """Return the last number of a chain of equal values such as 40 + 32 = 72, else its end; None for any other.
 
     With a percentage, all numbers are notations of one value: `3/20 = 0.15 = 15%` is not 15.
     """
@@ -66,9 +66,12 @@ def value_of_chain(sides: Sequence[Answer | None]) -> Number | Notations | None:
     values = [number_value(_as_fraction(side) if isinstance(side, Number) else side) for side in sides]
     complete = [value for value in values if value is not None]
     is_true = len(complete) == len(sides) and all(evaluate.same_value(value, complete[0]) for value in complete)
-    if not numbers or not is_true:
+    end = sides[-1]
+    if not is_true or not (numbers or isinstance(end, Formula)):
         return None
     is_percentage = len(numbers) > 1 and any(number.unit == "percent" for number in numbers)
+    if not numbers and isinstance(end, Formula):
+        return end
     return Notations(tuple(numbers)) if is_percentage else numbers[-1]
 
 

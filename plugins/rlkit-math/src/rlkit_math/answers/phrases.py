@@ -11,7 +11,9 @@ from rlkit_math.answers.units import are_nouns
 _INFINITY = re.compile(r"(?:positive )?\binf(?:inity)?\b(?! \()", re.I)
 _BINARY = re.compile(r"(?:0b([01]+)|([01]+) in binary)$")
 _REALS_BEYOND = re.compile(
-    r"(?:the set of )?(?:all )?real (?:numbers|values)(?: of)?(?: [a-z])? (?:that are |which are )?"
+    r"(?:(?:the set of )?(?:all )?real (?:numbers|values)(?: of)?(?: [a-z])?|all values of [a-z]"
+    r"|(?:all )?(?<![^ ])[a-z])"
+    r" (?:(?:that|which) are |is |must be )?"
     r"(?:(less|smaller)|greater|larger|more) than (or equal to )?(?=-?[0-9.]+(?:/[0-9]+)?$)",
     re.I,
 )
@@ -20,7 +22,7 @@ _GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)|(?<![^ ])([A-Za-z-]+) 
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
 _HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
 _LEAD = re.compile(
-    r"(?:the )?limit (?=does not exist)|(?:it|the (?:limit|series|sequence|sum|integral|function)) diverges to (?=[^ ]+$)|"
+    r"(?:the )?limit (?=does not exist)|(?:it|the (?:limit|series|sequence|sum|integral)) diverges to (?=[^ ]+$)|"
     r"(?:(?![不错誤误])[\u4e00-\u9fff, ])*(?:答案|选(?= ?[A-H(]))[是为选: ]*|"
     r"(?:(?:so|thus|therefore|hence|then)\b,? )?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
     r"(?:(?:answer|result|solution|total|sum|value|option|choice)(?: of [A-Za-z])?"

@@ -26,6 +26,8 @@ _DOUBTFUL_IN_WORDS = re.compile(
     re.I,
 )
 _STATING = re.compile(rf"\b{alternatives('stating')}\b", re.I)
+_ALONE = re.compile(rf"\W*(?:(?:minus|negative) )?{_WORDS.pattern}(?: [a-z]+){{0,4}}\W*$", re.I)
+"""A number in words with what it counts, and no more."""
 _DEFINITE = re.compile(rf"\b{alternatives('definite')} $", re.I)
 """What is before a number that repeats what is known: `the two baskets`."""
 _MINUS = re.compile(rf"(?:^\W*|\b(?:is|was|to|equals|get) |= )(?:minus|negative) (?=[0-9]|\W*$|(?:{_WORD})\b)", re.I)
@@ -63,7 +65,7 @@ def in_digits(text: str) -> str:
     is_single = len(_WORDS.findall(sentence)) == 1
     if is_doubtful(_WORDS.sub("0", sentence) if is_single else sentence, in_words=True):
         return text[:start] + sentence
-    if is_single and _STATING.search(sentence) and not re.search("[0-9]", sentence):
+    if is_single and (_STATING.search(sentence) or _ALONE.match(sentence)) and not re.search("[0-9]", sentence):
         sentence = _WORDS.sub(_number, sentence)
     sentence = _MINUS.sub(lambda minus: re.sub("(?:minus|negative) $", "-", minus[0], flags=re.I), sentence)
     for pattern, spelling in _RULES:

@@ -23,13 +23,14 @@ _OPENING = r"(?:(?:so|thus|therefore|hence|finally|consequently|in conclusion)\b
 _DOUBT = re.compile(
     r"\b(?:no|not|never|neither|nor|cannot|or|if|unless|might|may|could|would|should|perhaps|maybe|probably|possibly"
     r"|likely|guess|suppose|assum\w+|either|almost|nearly|except|but|rather|instead|opposite|wrong|incorrect|false"
-    r"|some|say|says|said|thinks?|thought|hope|seems?|appears?|claims?|however|although|though|while|whereas|than"
+    r"|some|say|says|said|thinks?|thought|hope|seems?|appears?|claims|however|although|though|while|whereas|than"
     r"|yesterday|initially|originally|starts?|started|begins?|began)\b"
     r"|n't\b|[?≠]",
     re.I,
 )
 _STATING = re.compile(
-    r"(?:^|[\s,])(?:is|are|was|were|be|becomes?|(?:falls?|fell|lands?|landed|occurs?) on|(?:answer|result|day|name) ?:)"
+    r"(?:^|[\s,])(?:is|are|was|were|be|(?:it|that|he|she)['’]s|becomes?|(?:falls?|fell|land(?:s|ed|ing)?|occurs?) on"
+    r"|(?:lives?|located|arrives?|goes|travels?) (?:in|at|to)|(?:answer|result|day|name) ?:)"
     r"(?: (?:always|therefore|thus|also|then|indeed|exactly|an?|the|on))* ?$",
     re.I,
 )
@@ -40,7 +41,16 @@ _SUPERLATIVE = re.compile(
 )
 """What is after a name that is the subject of a sentence."""
 _VERDICT = re.compile(
-    rf"[^\w\n]{{0,8}}{_OPENING}(yes|no|true|false)(?:[,.;:]| ?[—–-] |(?= (?:because|since)\b)|$)", re.I
+    rf"[^\w\n]{{0,8}}{_OPENING}(yes|no|true|false)(?:[,.;:!]| ?[—–-] |(?= (?:because|since)\b)|$)", re.I
+)
+_REASON = re.compile(r"(?<=\w),? (?:because|since|as) [^?]+$")
+_CLASS = re.compile(r" (?:triangle|function|number|series|sequence|day|quadrilateral)")
+_LETTER = r"\(?([A-H])\)?"
+_CHOICES = re.compile(
+    rf"{_OPENING}(?:the )?(?:correct )?(?:(?:options?|answers?|choices?|statements?)(?: are)? |both )?{_LETTER}"
+    rf"(?:(?:, (?:and )?| and | & ){_LETTER}){{1,5}}"
+    r"(?: are (?:all |both )?(?:the )?(?:correct|right|true)(?: [a-z]+)?)?",
+    re.I,
 )
 _OPPOSITES = (("yes", "no"), ("true", "false"), ("even", "odd"), ("increasing", "decreasing"), ("prime", "composite"))
 _RETRACTING = re.compile(
@@ -59,14 +69,22 @@ def says(text: str, words: str) -> bool:
     verdict = _VERDICT.match(line)
     if verdict is not None:
         return verdict[1].lower() == words.lower() and not _RETRACTING.search(line)
+    sentence = _REASON.sub("", sentence)
     match = re.search(rf"(?<![\w'-]){re.escape(words)}(?![\w'-])", sentence, re.I)
     if match is None or _DOUBT.search(sentence[: match.start()] + "," + sentence[match.end() :]):
         return False
     before, after = sentence[: match.start()], sentence[match.end() :]
-    if not after:
-        return _STATING.search(before) is not None
+    if not after or _CLASS.fullmatch(after):
+        return _STATING.search(before) is not None or not before
     is_subject = words[0].isupper() and re.fullmatch(rf"{_OPENING}(?:[^,]{{1,80}}, )?", before, re.I) is not None
     return is_subject and _SUPERLATIVE.fullmatch(after) is not None
+
+
+def chosen_letters(text: str) -> str | None:
+    """Return the letters of several choices that the last line names, as a list; None if it says something else."""
+    line = _MARKS.sub("", text.strip().rpartition("\n")[2]).strip(" .")
+    named = _CHOICES.fullmatch(line) if len(line) <= MAX_SENTENCE else None
+    return None if named is None else ", ".join(re.findall(r"\b[A-H]\b", line))
 
 
 def assigned_in_lines(text: str, parse: Callable[[str], Answer | None]) -> str | None:
@@ -89,6 +107,8 @@ def asked_by(expected: Answer | None, text: str, parse: Callable[[str], Answer |
     match expected:
         case Words(words) if len(words) > 1:
             return words if says(text, words) else None
+        case UnorderedItems(items) if all(isinstance(item, Words) and len(item.text) == 1 for item in items):
+            return chosen_letters(text)
         case UnorderedItems() | BracketedItems("()"):
             return assigned_in_lines(text, parse)
     return None

@@ -27,6 +27,7 @@ _INTRODUCTIONS = (
         r".*(?:\b(?:is|are|equals?|ist|sind|beträgt|lauten|est|sont|vaut|es|son|é|são|sono|равны"
         r"|равна|равно|равен|составляет)\b|[为是]):? ?(?=\S)"
     ),
+    re.compile(r".*(?:,|\band) (?:so|thus|hence|therefore)(?: we (?:get|have|find|obtain))?,? (?=\S)"),
     re.compile(rf".*?(?={_INLINE}(?:(?:,? (?:or|and) |, ){_INLINE})*[^$]*$)"),
 )
 """What is before the last value of a sentence: `the area is`, or all before the last formulae, joined by words."""
@@ -36,6 +37,14 @@ _SUBJECT = re.compile(
     re.I,
 )
 """A value that a sentence is about: `12 is the area`."""
+_COUNTED = re.compile(
+    r"(?:[A-Za-z ]{2,16}, )?there (?:are|were|exist) (?:exactly |a total of |in total )?([0-9]+)"
+    r"(?: (?!more|less|fewer)[a-z-]+){1,6}"
+    r" (?:(?:less|fewer|greater|more|larger|smaller) than|below|under|between|from|up to|not exceeding) [a-z0-9$ ]+\.?",
+    re.I,
+)
+"""How many there are of what is less than another number."""
+_REASON = re.compile(r"(?<=\S),? (?:because|since) [^;]+$")
 _CIRCUMSTANCE = re.compile(
     r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
 )
@@ -50,6 +59,8 @@ class Statement(NamedTuple):
 
     text: str
     start: int
+    length: int = 0
+    """Number of characters of the statement, if it goes on after its value."""
 
 
 def stated_in(line: str) -> Statement | None:
@@ -57,11 +68,21 @@ def stated_in(line: str) -> Statement | None:
     subject = _SUBJECT.fullmatch(line)
     if subject is not None and is_marked(subject[1]) and not is_doubtful(line, in_words=True):
         return Statement(subject[1], subject.start(1))
+    counted = _COUNTED.fullmatch(line)
+    if counted is not None:
+        return Statement(counted[1], counted.start(1), len(line) - counted.start(1))
+    reason = _REASON.search(line)
+    explained = stated_in(line[: reason.start()] + ".") if reason is not None and not is_doubtful(reason[0]) else None
+    if explained is not None:
+        return explained
     for introduction in _INTRODUCTIONS:
         match = introduction.match(line)
         value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :])
         if match is not None and is_marked(value):
             return Statement(value, match.end())
+    last = END_OF_SENTENCE.split(line)[-1]
+    if last != line and not is_doubtful(last) and "=" in last and is_marked(last):
+        return Statement(last, len(line) - len(last))
     sentence = len(line) - len(END_OF_SENTENCE.split(line)[-1])
     for token in list(_TOKEN.finditer(line, sentence))[-MAX_TOKENS:]:
         before = line[sentence : token.start()].rstrip()
