@@ -16,6 +16,7 @@ MAX_CHECK = 600
 Parser = Callable[[str], Answer | None]
 
 _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|asked)\b[^()]*\?\)", re.I)
+_ASIDE = re.compile(r"\([^()?]{3,200}\)")
 _EQUATION = re.compile(rf"[*_]{{0,2}}{alternatives('check')}\b[*_]{{0,2}} ?[:：][*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
 """A line that is an equation after a heading."""
 _CHECK = re.compile(
@@ -41,7 +42,7 @@ _CHECKING = re.compile(
     re.I,
 )
 _OPERANDS = r"(?:[-0-9.+−*/×·÷^()²³ ]|,(?=[0-9]{3}))*"
-_CALCULATION = re.compile(rf"[-−(]?[0-9]{_OPERANDS}=(?:{_OPERANDS}=)*{_OPERANDS}[0-9)²³]")
+_CALCULATION = re.compile(rf"[-−(]*[0-9]{_OPERANDS}=(?:{_OPERANDS}=)*{_OPERANDS}[0-9)²³]")
 _NUMBER = re.compile(r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
 _IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
 """A line with a number in bold and none after it."""
@@ -50,9 +51,10 @@ _IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
 def without_remark(text: str, parse: Parser) -> str:
     """Return a text without a remark at its end that repeats the question, or that checks the answer and is true."""
     head, _, line = text.rpartition("\n")
-    if _QUESTION.fullmatch(line):
+    is_aside = _ASIDE.fullmatch(line) is not None and not is_doubtful(line[1:], in_words=True)
+    if (is_aside and isinstance(parse(head.rstrip().rpartition("\n")[2]), Number)) or _QUESTION.fullmatch(line):
         return head.rstrip()
-    check = _EQUATION.fullmatch(line)
+    check = _EQUATION.fullmatch(line) if len(line) <= MAX_CHECK else None
     if check is None or "=" not in check[1] or not isinstance(parse(check[1]), Number):
         return _without_check(_without_calculation(text, parse), parse)
     checked = head.rstrip().rpartition("\n")[2]

@@ -307,6 +307,8 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
     names = [{item.name.partition("_")[0] for item in items if isinstance(item, Named)} for items in (actual, expected)]
     if len(actual) != len(expected) or (max(map(len, names)) > 1 and names[0] != names[1]):
         return False
+    if names[0] and len({item.name for item in expected if isinstance(item, Named)}) == 1:  # x_1, x_2 for x
+        actual, expected = _values(actual), _values(expected)
     unmatched = list(expected)
     for item in actual:
         candidates = (n for n, choice in enumerate(unmatched) if agree_in_nouns(item, choice) and same(item, choice))
@@ -315,6 +317,10 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
             return False
         del unmatched[index]
     return True
+
+
+def _values(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    return tuple(item.value if isinstance(item, Named) else item for item in items)
 
 
 def agree_in_nouns(actual: Answer, expected: Answer) -> bool:

@@ -53,6 +53,7 @@ _CHANGED_BEFORE = re.compile(
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
     r"|,? (?:which|but that|and that) (?:is|was|seems) (?:wrong|incorrect|false|not )"
+    r"|,? (?:would|must|has to) be (?:wrong|incorrect|false)"
     r"|,? is (?:an? (?:upper|lower) bound|too\b)"
     r"| (?:o|ou|oder|или|of|lub) (?:más|menos|mais|plus|moins|mehr|weniger|больше|меньше|более|менее|meer|więcej)\b"
     r"|[A-Za-z](?![A-Za-z])"

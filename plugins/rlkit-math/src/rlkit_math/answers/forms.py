@@ -35,7 +35,7 @@ from rlkit_math.answers.values import (
     Words,
     node_of,
 )
-from rlkit_math.answers.words import parse_words
+from rlkit_math.answers.words import parse_number_in_words, parse_words
 
 MAX_LENGTH = 500
 """Maximum number of characters of a final answer."""
@@ -84,7 +84,9 @@ _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\equiv": "="}
 _INEQUALITY = re.compile(r"[<>]|!=|\\(?:[lgn]e)(?![a-z])")
 _EXCLUDED = re.compile(r"[a-z] ?(?:\\ne|!=) ?")
 _LONE_LETTER = re.compile(r"(?<![\\A-Za-z])[a-z](?![A-Za-z])")
-_ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers?| [a-z]| values of [a-z])|\\R", re.I)
+_ALL_REALS = re.compile(
+    r"(?:the set of )?(?:all|every|any) (?:the )?real(?:s| numbers?| [a-z]| values of [a-z])|\\R", re.I
+)
 _POSITIVE = re.compile(
     r"(?:all )?(?:non-?negative|positive|(negative)) real(?:s| numbers?)|\\R ?[_^] ?(?:\{ ?(?:\+|> ?0) ?\}|\+)", re.I
 )
@@ -149,7 +151,9 @@ def _statement(text: str) -> Answer | None:
     cases = _CASES.fullmatch(text)
     if cases is not None and (pieces := _piecewise(cases[3])) is not None:
         return _named(plain_name(cases[1] or ""), pieces)
-    complete: Answer | None = parse_date(text) or parse_compound(text) or parse_residues(text)
+    complete: Answer | None = (
+        parse_number_in_words(text) or parse_date(text) or parse_compound(text) or parse_residues(text)
+    )
     complete = complete or parse_decimal_comma(text) or in_two_notations(text, _item) or without_rejected(text, _item)
     if complete is not None:
         return complete
@@ -282,6 +286,10 @@ def _equation(sides: list[str]) -> Answer | None:
     if name:
         sides = [name, *sides]
     parsed = [parse(side) for side in sides]
+    if (
+        not name and not is_chain and len(nodes) == len(answers) == 2 and evaluate.same(*nodes)
+    ):  # an expression and its factors
+        return answers[-1]
     return Relation(("=",), (parsed[0], parsed[1])) if len(parsed) == 2 and parsed[0] and parsed[1] else None
 
 

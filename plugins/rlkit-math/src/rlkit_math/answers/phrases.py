@@ -23,6 +23,7 @@ _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
 _HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
 _LEAD = re.compile(
     r"(?:the )?limit (?=does not exist)|(?:it|the (?:limit|series|sequence|sum|integral)) diverges to (?=[^ ]+$)|"
+    r"(?:the|this) function is defined (?:for|on) (?=all |every |any )|"
     r"(?:(?![不错誤误])[\u4e00-\u9fff, ])*(?:答案|选(?= ?[A-H(]))[是为选: ]*|"
     r"(?:(?:so|thus|therefore|hence|then)\b,? )?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
     r"(?:(?:answer|result|solution|total|sum|value|option|choice)(?: of [A-Za-z])?"
@@ -54,6 +55,10 @@ _OR_ABOUT = re.compile(
 )
 """The decimal beside an exact value: `22/7, or about 3.14`."""
 _ORDER = re.compile(r",? \(?(?:in|taken in) (?:any|either|some) order\)?$")
+_NAMED = r" ?(?=[a-z](?: ?_ ?\{?[0-9]\}?)? ?= ?[-0-9\\(])"
+_OR_NAMED = re.compile(rf" ?(?:\b(?:oder|ou|o|или)\b|或|または){_NAMED}")
+_AND_NAMED = re.compile(rf" ?(?:\b(?:und|et|y|e|и)\b|和){_NAMED}|(?<=[0-9)]) & (?=[-0-9(])")
+"""What joins two equations in other languages: `x = 2 oder x = 3`."""
 _THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
 _COUNTED_NOUN = re.compile(r"(?=[A-Za-z ]*[a-z])((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 
@@ -71,6 +76,8 @@ def without_phrases(text: str) -> str:
         text = text[counted.end() :]
     text = _MAPPING.sub(r"\1(\2) = ", _LABEL.sub("", text, count=1), count=1) if ":" in text else text
     text = text.replace("D.N.E", "DNE")
+    if "\\begin" not in text:
+        text = _AND_NAMED.sub(" and ", _OR_NAMED.sub(" or ", text))
     text = _ARC.sub(_in_words, text) if "'" in text else text
     text = _CONSTANT.sub(" C", _ALL.sub("", text, count=1))
     text = _BINARY.sub(r"\1\2_2", _INFINITY.sub(r"\\infty", text))

@@ -29,22 +29,33 @@ _DOUBT = re.compile(
     re.I,
 )
 _STATING = re.compile(
-    r"(?:^|[\s,])(?:is|are|was|were|be|(?:it|that|he|she)['’]s|becomes?|(?:falls?|fell|land(?:s|ed|ing)?|occurs?) on"
+    r"(?:^|[\s,])(?:is|are|was|were|be|has|have|(?:it|that|he|she)['’]s|becomes?"
+    r"|(?:falls?|fell|land(?:s|ed|ing)?|occurs?) on"
     r"|(?:lives?|located|arrives?|goes|travels?) (?:in|at|to)|(?:answer|result|day|name) ?:)"
     r"(?: (?:always|therefore|thus|also|then|indeed|exactly|an?|the|on))* ?$",
     re.I,
 )
 """What is before words that end a sentence as its predicate."""
 _SUPERLATIVE = re.compile(
-    r" (?:(?:(?!and |with )[a-z]+ ){1,4}the (?!second|third|next)"
+    r" (?:(?:is|was|must be|has to be) the (?!second|third|next|last|same|opposite)[a-z]+"
+    r"|(?:(?!and |with )[a-z]+ ){1,4}the (?!second|third|next)"
     r"(?:most\b|least\b|[a-z]+est\b|winner\b|only\b|correct\b|one who\b)|(?:wins?|won)\b)[^,;:]*"
 )
 """What is after a name that is the subject of a sentence."""
 _VERDICT = re.compile(
     rf"[^\w\n]{{0,8}}{_OPENING}(yes|no|true|false)(?:[,.;:!]| ?[—–-] |(?= (?:because|since)\b)|$)", re.I
 )
-_REASON = re.compile(r"(?<=\w),? (?:because|since|as) [^?]+$")
-_CLASS = re.compile(r" (?:triangle|function|number|series|sequence|day|quadrilateral)")
+_REASON = re.compile(r"(?<=\w),? \(?(?:because|since|as) [^?]+$")
+_CLASS = re.compile(r" (?:triangle|function|number|series|sequence|day|quadrilateral|solutions?)(?: exist)?")
+_THUS = re.compile(r", (?:so|thus|hence|therefore) ")
+_ON_DAY = re.compile(r"\bon(?: an?)? $")
+_DOES = re.compile(rf"{_OPENING}(?:it|(?:the|its) (?:[a-z]+ ){{0,3}}[a-z]+) $", re.I)
+_LETTER_NAMED = re.compile(
+    rf"{_OPENING}(?:.{{0,80}}\b(?:option|choice|answer|is|select|choose|pick) |only |among [^,]{{1,40}}, )?"
+    r"\(?([A-J])(?:\)|(?![\w'’]))(?: is (?:the )?(?:only )?(?:correct|right|best)\b[^,;]*|(?:[,:;] | - ).*)?",
+    re.I,
+)
+"""A sentence that names the letter of a choice."""
 _LETTER = r"\(?([A-H])\)?"
 _CHOICES = re.compile(
     rf"{_OPENING}(?:the )?(?:correct )?(?:(?:options?|answers?|choices?|statements?)(?: are)? |both )?{_LETTER}"
@@ -69,15 +80,27 @@ def says(text: str, words: str) -> bool:
     verdict = _VERDICT.match(line)
     if verdict is not None:
         return verdict[1].lower() == words.lower() and not _RETRACTING.search(line)
-    sentence = _REASON.sub("", sentence)
+    sentence = _THUS.split(_REASON.sub("", sentence))[-1]
     match = re.search(rf"(?<![\w'-]){re.escape(words)}(?![\w'-])", sentence, re.I)
     if match is None or _DOUBT.search(sentence[: match.start()] + "," + sentence[match.end() :]):
         return False
     before, after = sentence[: match.start()], sentence[match.end() :]
     if not after or _CLASS.fullmatch(after):
-        return _STATING.search(before) is not None or not before
+        is_day = words.lower().endswith("day") and _ON_DAY.search(before) is not None
+        is_verb = words[-1] == "s" and _DOES.fullmatch(before) is not None
+        return _STATING.search(before) is not None or not before or is_day or is_verb
     is_subject = words[0].isupper() and re.fullmatch(rf"{_OPENING}(?:[^,]{{1,80}}, )?", before, re.I) is not None
     return is_subject and _SUPERLATIVE.fullmatch(after) is not None
+
+
+def names_letter(text: str, letter: str) -> bool:
+    """Whether the last sentence of a text names the letter of a choice, and no other."""
+    line = _MARKS.sub("", text.strip().rpartition("\n")[2]).strip()
+    sentence = _END_OF_SENTENCE.split(line)[-1].rstrip(" .!") if len(line) <= MAX_SENTENCE else ""
+    named = _LETTER_NAMED.fullmatch(sentence)
+    if named is None or named[1] != letter or _DOUBT.search(sentence[: named.end(1)]):
+        return False
+    return set(re.findall(r"\b[B-J]\b|(?:\(|option )A\b", sentence)) <= {letter, f"({letter}", f"option {letter}"}
 
 
 def chosen_letters(text: str) -> str | None:
@@ -88,18 +111,19 @@ def chosen_letters(text: str) -> str | None:
 
 
 def assigned_in_lines(text: str, parse: Callable[[str], Answer | None]) -> str | None:
-    """Return the values that the last lines assign to different names, as a list; None if there are not several."""
-    values: dict[str, str] = {}
+    """Return the values that the last lines assign to different names or to one, as a list; None for a single one."""
+    names: list[str] = []
+    values: list[str] = []
     for line in reversed(text.strip().split("\n")[-2 * MAX_LINES :]):
         match = _ASSIGNMENT.fullmatch(_MARKS.sub("", line).strip())
         answer = None if match is None or "=" not in line else parse(match[1])
         if match is not None and not (isinstance(answer, Named) and isinstance(answer.value, Number | Formula)):
             break
         if match is not None and isinstance(answer, Named):
-            if answer.name in values:
-                return None
-            values[answer.name] = match[1].rstrip(" .,;")
-    return ", ".join(reversed(values.values())) if 1 < len(values) <= MAX_LINES else None
+            names.append(answer.name)
+            values.append(match[1].rstrip(" .,;"))
+    is_list = 1 < len(values) <= MAX_LINES and len(set(names)) in (1, len(names))
+    return ", ".join(reversed(values)) if is_list else None
 
 
 def asked_by(expected: Answer | None, text: str, parse: Callable[[str], Answer | None]) -> str | None:
@@ -107,8 +131,10 @@ def asked_by(expected: Answer | None, text: str, parse: Callable[[str], Answer |
     match expected:
         case Words(words) if len(words) > 1:
             return words if says(text, words) else None
+        case Words(letter) if letter.isupper():
+            return letter if names_letter(text, letter) else None
         case UnorderedItems(items) if all(isinstance(item, Words) and len(item.text) == 1 for item in items):
             return chosen_letters(text)
-        case UnorderedItems() | BracketedItems("()"):
+        case UnorderedItems() | BracketedItems("()" | "{}"):
             return assigned_in_lines(text, parse)
     return None

@@ -44,6 +44,7 @@ _COUNTED = re.compile(
     re.I,
 )
 """How many there are of what is less than another number."""
+_NOT_OTHER = re.compile(r", (?:and )?not \$?[0-9.,]*[0-9](?: [a-z]+)?\.?$")
 _REASON = re.compile(r"(?<=\S),? (?:because|since) [^;]+$")
 _CIRCUMSTANCE = re.compile(
     r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
@@ -68,6 +69,9 @@ def stated_in(line: str) -> Statement | None:
     subject = _SUBJECT.fullmatch(line)
     if subject is not None and is_marked(subject[1]) and not is_doubtful(line, in_words=True):
         return Statement(subject[1], subject.start(1))
+    other = _NOT_OTHER.search(line)
+    if other is not None:
+        return stated_in(line[: other.start()] + ".")
     counted = _COUNTED.fullmatch(line)
     if counted is not None:
         return Statement(counted[1], counted.start(1), len(line) - counted.start(1))
