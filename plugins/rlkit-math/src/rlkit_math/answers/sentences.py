@@ -21,7 +21,7 @@ _END_OF_SENTENCE = re.compile(r"[.!?]\s+(?=\S)")
 _MARKS = re.compile(r"[*_`$\"“”]|\\(?:text|textbf|boxed) ?\{|\}")
 _OPENING = r"(?:(?:so|thus|therefore|hence|finally|consequently|in conclusion)\b,? )?"
 _DOUBT = re.compile(
-    r"\b(?:no|not|never|neither|nor|cannot|or|if|unless|might|may|could|would|should|perhaps|maybe|probably|possibly"
+    r"\b(?:no|not|never|neither|nor|cannot|or|if|unless|might|may|could|should|perhaps|maybe|probably|possibly"
     r"|likely|guess|suppose|assum\w+|either|almost|nearly|except|but|rather|instead|opposite|wrong|incorrect|false"
     r"|some|say|says|said|thinks?|thought|hope|seems?|appears?|claims|however|although|though|while|whereas|than"
     r"|yesterday|initially|originally|starts?|started|begins?|began)\b"
@@ -29,7 +29,7 @@ _DOUBT = re.compile(
     re.I,
 )
 _STATING = re.compile(
-    r"(?:^|[\s,])(?:is|are|was|were|be|has|have|(?:it|that|he|she)['’]s|becomes?"
+    r"(?:^|[\s,])(?:is|are|was|were|be|has|have|(?:it|that|he|she|answer)['’]s|(?:illustrat|represent|demonstrat|mean)e?s|becomes?"
     r"|(?:falls?|fell|land(?:s|ed|ing)?|occurs?) on"
     r"|(?:lives?|located|arrives?|goes|travels?) (?:in|at|to)|(?:answer|result|day|name) ?:)"
     r"(?: (?:always|therefore|thus|also|then|indeed|exactly|an?|the|on))* ?$",
@@ -37,7 +37,8 @@ _STATING = re.compile(
 )
 """What is before words that end a sentence as its predicate."""
 _SUPERLATIVE = re.compile(
-    r" (?:(?:is|was|must be|has to be) the (?!second|third|next|last|same|opposite)[a-z]+"
+    r" (?:(?:is|was) [a-z]+er|did(?: it| so)?|(?:finished|came|arrived|was) first"
+    r"|(?:is|was|must be|has to be) the (?!second|third|next|last|same|opposite)[a-z]+"
     r"|(?:(?!and |with )[a-z]+ ){1,4}the (?!second|third|next)"
     r"(?:most\b|least\b|[a-z]+est\b|winner\b|only\b|correct\b|one who\b)|(?:wins?|won)\b)[^,;:]*"
 )
@@ -47,12 +48,14 @@ _VERDICT = re.compile(
 )
 _REASON = re.compile(r"(?<=\w),? \(?(?:because|since|as) [^?]+$")
 _CLASS = re.compile(r" (?:triangle|function|number|series|sequence|day|quadrilateral|solutions?)(?: exist)?")
+_DETAIL = re.compile(r" (?:with|who) (?!(?:an? |the )?(?:exception|caveat))[^%]*$")
 _THUS = re.compile(r", (?:so|thus|hence|therefore) ")
 _ON_DAY = re.compile(r"\bon(?: an?)? $")
 _DOES = re.compile(rf"{_OPENING}(?:it|(?:the|its) (?:[a-z]+ ){{0,3}}[a-z]+) $", re.I)
 _LETTER_NAMED = re.compile(
-    rf"{_OPENING}(?:.{{0,80}}\b(?:option|choice|answer|is|select|choose|pick) |only |among [^,]{{1,40}}, )?"
-    r"\(?([A-J])(?:\)|(?![\w'’]))(?: is (?:the )?(?:only )?(?:correct|right|best)\b[^,;]*|(?:[,:;] | - ).*)?",
+    rf"{_OPENING}(?:.{{0,80}}\b(?:option|choice|answer|statement|is|select|choose|pick"
+    r"|вариант|réponse|opción|opção):? |only |among [^,]{1,40}, )?"
+    r"\(?([A-J])(?:\)|(?![\w'’]))(?: is (?:the )?(?:only )?(?:correct|right|true|best(?= [aco]))(?: (?:answer|choice|option|one|statement))?|(?:[,:;] | - ).*)?",
     re.I,
 )
 """A sentence that names the letter of a choice."""
@@ -85,9 +88,9 @@ def says(text: str, words: str) -> bool:
     if match is None or _DOUBT.search(sentence[: match.start()] + "," + sentence[match.end() :]):
         return False
     before, after = sentence[: match.start()], sentence[match.end() :]
-    if not after or _CLASS.fullmatch(after):
+    if not after or _CLASS.fullmatch(after) or _DETAIL.match(after):
         is_day = words.lower().endswith("day") and _ON_DAY.search(before) is not None
-        is_verb = words[-1] == "s" and _DOES.fullmatch(before) is not None
+        is_verb = (words[-1] == "s" or words.lower().startswith("cannot ")) and _DOES.fullmatch(before) is not None
         return _STATING.search(before) is not None or not before or is_day or is_verb
     is_subject = words[0].isupper() and re.fullmatch(rf"{_OPENING}(?:[^,]{{1,80}}, )?", before, re.I) is not None
     return is_subject and _SUPERLATIVE.fullmatch(after) is not None
