@@ -129,8 +129,8 @@ class FinalAnswer(NamedTuple):
 def final_answer(text: str, expected: str = "") -> FinalAnswer:
     """Return the final answer of a text: after the last `####`, else in the last box, else what its end states.
 
-    Words after the last `####` are a heading if a box follows: then the answer is in the box. Without a marker, the
-    reference `expected` tells whether the end is read as words, or as values of several names.
+    Words after the last `####` are a heading if a box follows: then the answer is in the box. Without a marker, a
+    reference `expected` of words, or of values of several names, is looked for in this form.
     """
     _, marker, rest = without_special_tokens(text).rpartition(MARKER)
     answer = _after_marker(rest) if marker else None

@@ -117,6 +117,7 @@ def is_marked(text: str) -> bool:
 
 
 def parse_or_none(text: str) -> Answer | None:
+    """Return a text as an answer; None also if it is too long or too large to be compared."""
     try:
         return parse_answer(text) if len(text) <= MAX_LENGTH else None
     except UngradableError:

@@ -53,9 +53,10 @@ _THUS = re.compile(r", (?:so|thus|hence|therefore) ")
 _ON_DAY = re.compile(r"\bon(?: an?)? $")
 _DOES = re.compile(rf"{_OPENING}(?:it|(?:the|its) (?:[a-z]+ ){{0,3}}[a-z]+) $", re.I)
 _LETTER_NAMED = re.compile(
-    rf"{_OPENING}(?:.{{0,80}}\b(?:option|choice|answer|statement|is|select|choose|pick"
-    r"|вариант|réponse|opción|opção):? |only |among [^,]{1,40}, )?"
-    r"\(?([A-J])(?:\)|(?![\w'’]))(?: is (?:the )?(?:only )?(?:correct|right|true|best(?= [aco]))(?: (?:answer|choice|option|one|statement))?|(?:[,:;] | - ).*)?",
+    rf"{_OPENING}(?:.{{0,80}}\b(?:option|choice|answer|statement|is|select|choose|pick|вариант|réponse|opción|opção):? "
+    r"|only |among [^,]{1,40}, )?\(?([A-J])(?:\)|(?![\w'’]))"
+    r"(?: is (?:the )?(?:only )?(?:correct|right|true|best(?= [aco]))(?: (?:answer|choice|option|one|statement))?"
+    r"|(?:[,:;] | - ).*)?",
     re.I,
 )
 """A sentence that names the letter of a choice."""
@@ -130,7 +131,7 @@ def assigned_in_lines(text: str, parse: Callable[[str], Answer | None]) -> str |
 
 
 def asked_by(expected: Answer | None, text: str, parse: Callable[[str], Answer | None]) -> str | None:
-    """Return what a text says in the form of a reference in words, or of several values; None if it says nothing so."""
+    """Return a text's answer in the form of a reference of words or of several values; None if it has none."""
     match expected:
         case Words(words) if len(words) > 1:
             return words if says(text, words) else None
