@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
-from rlkit_math.answers import canonical, equal, form_of_reference, reference_of
+from rlkit_math.answers import canonical, equal, final_answer, form_of_reference, reference_of
 from test_notations import rows
 
 from rlkit.rewards import MathReward
@@ -300,7 +301,10 @@ BOXES = r"""
 """
 
 
-FORMS = (Path(__file__).parent / "prose_forms.txt").read_text(encoding="utf-8").partition("\n")[2]
+FORMS = "".join(
+    (Path(__file__).parent / name).read_text(encoding="utf-8").partition("\n")[2]
+    for name in ("prose_forms.txt", "sentence_forms.txt")
+)
 
 
 @pytest.mark.parametrize(("reference", "text", "right"), rows(FORMS + WORDS + LANGUAGES + VALUES + BOXES))
@@ -308,6 +312,18 @@ def test_a_sentence_states_its_answer(reference: str, text: str, right: bool) ->
     score = MathReward().grade(example_trajectory(text.replace("⏎", "\n"), reference))
     assert score.error is None
     assert (score.reward == 1.0) == right
+
+
+@pytest.mark.parametrize(
+    "piece", [" ", "1", "(", ".", "1 ", "a ", "= ", "x=1\n", "Check: 1=1 ", "so ", "9 o ", "| 1 ", "`"]
+)
+@pytest.mark.parametrize("start", ["", "Check: ", "There are 7 dogs.\n", "9 ("])
+def test_a_long_end_is_read_in_linear_time(start: str, piece: str) -> None:
+    text = start + piece * (100_000 // len(piece))
+    before = time.process_time()
+    for expected in ("7", "Tuesday", "x=1, y=2"):
+        final_answer(text, expected)
+    assert time.process_time() - before < 5  # seconds; a quadratic expression takes more than 15
 
 
 def test_a_product_with_a_matrix_is_an_answer_and_no_reference() -> None:

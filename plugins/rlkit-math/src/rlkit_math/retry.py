@@ -43,8 +43,9 @@ class Retry(Interaction):
         state["left"] = self.tries
 
     async def reply(self, messages: Sequence[Message], state: State) -> Reply:
-        answer, _ = final_answer(after_thinking(messages[-1]["content"]))
-        if answer is not None and state["answer"] is not None and await self._is_right(answer, state["answer"]):
+        expected = state["answer"]
+        answer, _ = final_answer(after_thinking(messages[-1]["content"]), expected or "")
+        if answer is not None and expected is not None and await self._is_right(answer, expected):
             return Reply([], done=True)
         state["left"] -= 1
         return Reply([{"role": "user", "content": self.text}], done=state["left"] < 0, reward=-self.penalty)

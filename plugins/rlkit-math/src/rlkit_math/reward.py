@@ -34,6 +34,7 @@ class MathReward(RewardFunction):
     `72 tens`, `72_8`. `50%` equals both 50 and 0.5. Known units are converted; a unit that only one of both has does
     not count. Of a value in two notations (`1/8, or 12.5%`), both must be right. An unfinished calculation (`48 + 24`)
     does not equal a number. An answer that the text after it takes back is none.
+    Without a marker, a reference in words or of several names may stand in the last sentence, or in the last lines.
 
     References are parsed the same way, but completely: the text after `####`, a box, or all of the text. Rows whose
     reference is in no supported form are refused when the data are loaded, or dropped: see `rollout.unscorable`.
@@ -112,7 +113,7 @@ def _judge(text: str, expected: str, same: Callable[[str, str], bool | None]) ->
     Raises:
         UngradableError: The answer is too large to be compared.
     """
-    answer, marked = final_answer(text)
+    answer, marked = final_answer(text, expected)
     right = answer is not None and same(answer, expected)
     return None if right is None else Judgement(right, marked, canonical(answer or ""))
 

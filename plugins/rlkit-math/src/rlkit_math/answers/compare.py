@@ -164,7 +164,9 @@ def _same_items(actual: Answer, expected: Answer) -> bool:
     if isinstance(actual, BracketedItems) and isinstance(expected, BracketedItems):
         if actual.brackets == expected.brackets == "if" and _OTHERWISE in (actual.items[1], expected.items[1]):
             return same(actual.items[0], expected.items[0])
-        return actual.brackets == expected.brackets and _same_in_order(actual.items, expected.items)
+        is_tuple = {actual.brackets, expected.brackets} == {"()", "[]"} and len(expected.items) > 2  # no interval
+        is_same_kind = actual.brackets == expected.brackets or is_tuple
+        return is_same_kind and _same_in_order(actual.items, expected.items)
     if {type(actual), type(expected)} == {MatrixRows, UnorderedItems}:
         return False
     if not {BracketedItems, MatrixRows}.isdisjoint({type(actual), type(expected)}):
@@ -221,7 +223,7 @@ def _coordinates(answer: Answer) -> tuple[Answer, ...] | None:
         case UnorderedItems():
             assigned = _assigned(answer) or {}
             return tuple(assigned[name] for name in sorted(assigned, key=str.casefold)) or None
-        case BracketedItems("()", items):
+        case BracketedItems("()" | "[]", items):
             return items
         case Formula(node, ""):
             return _components(node)
@@ -305,6 +307,8 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
     names = [{item.name.partition("_")[0] for item in items if isinstance(item, Named)} for items in (actual, expected)]
     if len(actual) != len(expected) or (max(map(len, names)) > 1 and names[0] != names[1]):
         return False
+    if names[0] and len({item.name for item in expected if isinstance(item, Named)}) == 1:  # x_1, x_2 for x
+        actual, expected = _values(actual), _values(expected)
     unmatched = list(expected)
     for item in actual:
         candidates = (n for n, choice in enumerate(unmatched) if agree_in_nouns(item, choice) and same(item, choice))
@@ -313,6 +317,10 @@ def _same_in_any_order(actual: tuple[Answer, ...], expected: tuple[Answer, ...])
             return False
         del unmatched[index]
     return True
+
+
+def _values(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    return tuple(item.value if isinstance(item, Named) else item for item in items)
 
 
 def agree_in_nouns(actual: Answer, expected: Answer) -> bool:

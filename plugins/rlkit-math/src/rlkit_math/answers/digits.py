@@ -28,11 +28,16 @@ _RESIDUES = re.compile(
 """Classes of residues: `n \\equiv 1, 5 \\pmod 6`, `3 (mod 7)`."""
 _DAY = r"(?:the )?([0-9]{1,2})(?:\^? ?\{? ?(?:st|nd|rd|th) ?\}?)?"
 _MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in words_of('month'))})\.?"
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_NUMERIC_DATE = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])-([0-3][0-9])")
 _DATE = re.compile(rf"(?:{_MONTH} {_DAY}|{_DAY} (?:of )?{_MONTH})(?:,? ([0-9]{{4}}))?", re.I)
 
 
 def parse_date(text: str) -> Digits | None:
     """Parse a day of a month, with or without its year, in any order of day and month; None for any other text."""
+    numeric = _NUMERIC_DATE.fullmatch(text)
+    if numeric is not None:
+        return Digits("date", (_MONTHS[int(numeric[2]) - 1], str(int(numeric[3])), numeric[1]))
     match = _DATE.fullmatch(text)
     if match is None:
         return None

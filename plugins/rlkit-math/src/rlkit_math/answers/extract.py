@@ -7,25 +7,28 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from rlkit_math.answers.compare import same
+from rlkit_math.answers.announcements import announced_answer
+from rlkit_math.answers.checks import without_remark
 from rlkit_math.answers.digits import RANKED
-from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, parse_answer
+from rlkit_math.answers.forms import MAX_ITEMS, MAX_LENGTH, is_marked, parse_or_none
 from rlkit_math.answers.json_objects import json_answer
 from rlkit_math.answers.markup import without_markup, without_special_tokens
-from rlkit_math.answers.nodes import UngradableError
 from rlkit_math.answers.phrases import ROUNDING
-from rlkit_math.answers.prose import in_digits, is_doubtful, with_decimal_points
+from rlkit_math.answers.prose import in_digits, is_doubtful
 from rlkit_math.answers.remarks import (
+    in_code_block,
     listed_values,
     notation_after_box,
     result_in_row,
     unit_after_box,
     without_introduction,
     without_reason,
-    without_remark,
 )
+from rlkit_math.answers.sentences import asked_by
+from rlkit_math.answers.statements import END_OF_SENTENCE, is_contradicted, stated_in
 from rlkit_math.answers.units import alternatives, changes_number, multiplies_number, unit_of
-from rlkit_math.answers.values import Answer, Digits, Formula, Notations, Number, UnorderedItems, Words
+from rlkit_math.answers.values import Digits, Formula, Notations, Number, Words
+from rlkit_math.answers.withdrawals import is_withdrawn
 
 MARKER = "####"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?: ?\{| (?=[0-9A-Za-z]))")
@@ -41,15 +44,27 @@ _CHANGED_BEFORE = re.compile(
     r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
     r"|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise|fausse|неверный|неправильный)"
     r" (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
-    r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于) ?[是为等于]*"
+    rf"|(?<!\w)(?i:{alternatives('bounding')})(?: (?:die|den|der|das|les|los|las|os|as|le|i|gli|the))? ?"
+    r"|(?:不|大约|[约約]|(?<![가-힣])약|だいたい|およそ|대략|거의|大于|小于|超过|至少|至多|少于|多于|高于|低于|最多|几乎|将近|接近|不到|而非"
+    r"|少なくとも|多くとも|高々|ほぼ|ほとんど|적어도|최소|최대|或者?|または|又は|또는) ?[是为等于]*"
     r"|(?:错误?的?|誤|間違った)(?:答[案え]?|选项)[是为は】：: ]*|(?:오답|틀린 답)[은: ]*"
     r"|\\(?:neq?|geq?|leq?|approx|times|cdot|div|pm|neg|sqrt|frac|gt|lt|sim))$"
 )
 _CHANGED_AFTER = re.compile(
     r"\s*(?:\^(?! ?\{? ?\\circ)|[_!?/*+%{]|[.,]\d|[-=<>] ?[\d\\]|\d|\\(?:times|cdot|pi|pm|div|sqrt|frac|mod))"
+    r"|,? (?:which|but that|and that) (?:is|was|seems) (?:wrong|incorrect|false|not )"
+    r"|,? (?:would|must|has to) be (?:wrong|incorrect|false)"
+    r"|,? is (?:an? (?:upper|lower) bound|too\b)"
+    r"| (?:o|ou|oder|или|of|lub) (?:más|menos|mais|plus|moins|mehr|weniger|больше|меньше|более|менее|meer|więcej)\b"
     r"|[A-Za-z](?![A-Za-z])"
-    r"|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|左右|くらい|ぐらい|ほど|이[상하]|미만|초과|정도|아[니님닙])"
+    r"|[ 个個개円元원명人]{0,3}(?:以[上下]|未満|より[大小多少]|では(?:な|あり)|じゃな|左右|くらい|ぐらい|ほど"
+    r"|이[상하]|미만|초과|정도|아[니님닙])"
 )
+_QUOTED = re.compile(r"^(?:> ?(?=\*\*|[A-Za-z])|(?:=>|->|→|⇒) ?)", re.M)
+"""Marks of a quotation or an arrow before a line."""
+_ENDED = re.compile(r"[a-z)][.!?] +$")
+_ASKED = re.compile(r"[^.!?\n]*\?")
+_APPROXIMATED = re.compile(rf"(?<!\w){alternatives('approximating')} ?$", re.I)
 _APPROXIMATION = re.compile(r"(?:[≈~]|\\approx|\b(?:about|approximately|roughly|around|nearly|almost))\s*\$?\s*$")
 _BOUND = re.compile(
     r"\b(?:be|is) (?:no (?:greater|less|more|fewer|larger|smaller|higher|lower) than|at (?:least|most))\s*\$?\s*$"
@@ -61,7 +76,6 @@ _SUFFIX = re.compile(
 )
 """What follows a box and belongs to its content: a percent sign, a base, a half of the day."""
 _RANK = re.compile(r"(?:the )?[0-9]+[\s^{]*(?:\\[a-z]+ ?\{ ?)?(?:st|nd|rd|th)[\s}]*")
-_REASON = r"(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b"
 _AM = r"[apAP]\.?[mM]\b\.?"
 _LAST_NUMBER = re.compile(
     rf"(?<![0-9])[0-9]+(?:(?::[0-9]+)+(?: ?{_AM})?| ?{_AM}|(?:st|nd|rd|th) {RANKED}\b)"
@@ -70,40 +84,6 @@ _LAST_NUMBER = re.compile(
     r"|[0-9]+,[0-9]{1,2}(?= ?(?:€|[a-zA-Z]{1,3}\b))|[0-9]+(?: [0-9]+(?=/[0-9]))?)?(?:\.[0-9]+)?"
     r"(?:e-?[0-9]{1,3}(?![0-9A-Za-z]))?(?:/[0-9]+)?%?"
 )
-_RETRACTION = re.compile(
-    r"\b(?:no,? wait|wait,? no|scratch that)\b"
-    r"|(?:^|[.!?\n])[\s$*)}]*(?:(?:but|oh|oops|sorry|hm+|actually|wait|no|hold on)[,.! ]+)*"
-    r"(?:never ?mind(?=[.,!]|$)|I made an? (?:[a-z]+ )?(?:mistake|error)"
-    r"|(?:that|this|it) (?:isn't|wasn't) (?:right|correct)"
-    r"|(?:that|this|it)(?:'s| is| was| seems| can't be| cannot be)"
-    r" (?:wrong|incorrect|not (?:right|correct)|a mistake))",
-    re.I,
-)
-"""What takes an answer back, not within a sentence about something else."""
-_STATED_LATER = re.compile(
-    r"\b(?:(?P<answer>answer (?:is|should be|must be|was)|(?:final|correct|corrected|right|actual) answer[*_]{0,2}:)"
-    r"|should (?:actually |really |instead )?(?:be|have been))(?: (?:actually|really|instead|now|therefore|thus)\b)?"
-    rf"[: *_]*(?=(?P<value>[^\n]{{1,80}}?)(?:[*_]{{0,2}}[.!?]?[*_]{{0,2}}$|[*_]{{0,2}}[.!?][*_]{{0,2}} |{_REASON}))",
-    re.I | re.M,
-)
-"""A value that the text after an answer states; one after `answer` outweighs one after `should be`."""
-_ANNOUNCED = re.compile(
-    r"(?:^|[.!?] |[。！？]|[;；】](?=\w{0,3}选))[^\w\n]{0,10}"
-    r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
-    r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
-    r"(?:(?:richtige|endgültige|bonne|правильный) )?"
-    rf"(?:{alternatives('answer')}|(?P<solution>{alternatives('solution')})(?=[^=\n]{{0,200}}$))"
-    r"(?: (?:finale?|corr?ec?ta|correcte|corretta))?(?P<foreign> ?:| (?:lautet|ist|es|est|é|è|to)\b:?)"
-    r"(?:(?: (?:la|a|el))?(?: (?:letra|lettera|option|opción|opção|вариант))?(?= \W{0,3}[A-H]\b))?"
-    r"|(?:(?![不誤違错误오틀])[\u3040-\u30ff\u4e00-\u9fff，,、]){0,9}"
-    r"(?:答案|选(?=\W*[A-H])|(?:正解|答え?|정답|답)(?=[はが은는：: ]*\W*[A-H](?![A-Za-z])|[：:]))"
-    r"[是为はが은는】：: ]*(?:选项|選択肢)?)[*_ ]{0,5}(?P<answer>[^\n]{1,200}?)"
-    rf"(?:です|である|입니다|이다)?(?:[.。]?[*_]{{0,2}}\.?$|[*_]{{0,2}}\.[*_]{{0,2}} |。|{_REASON})",
-    re.I | re.M,
-)
-"""An answer that the start of a sentence or a heading announces, up to the end of its sentence."""
-_DOUBT = re.compile(r"(?:^|[\s.!?])(?:no[.,:!]|wait\b|oops\b|wrong\b|so it(?: i|')s\b)", re.I)
-"""Words after an announced answer with which it is checked and found wrong."""
 _TAG = re.compile(r"</?[A-Za-z]\w*>")
 _CLAUSE = re.compile(
     r"[.!?=]|,(?= (?:the|so|we|it|then)\b)|\b(?:is|are|was|were|equals|wait|oops|sorry|but|so|thus|hence|therefore)\b",
@@ -111,34 +91,25 @@ _CLAUSE = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?:]\s+|\$[^$]*[=<>][^$]*\$\s*,")
 """Ends of sentences and labels, and conditions such as `$x = 5$,`."""
-_END_OF_SENTENCE = re.compile(r"[.!?]\s+")
-_TOKEN = re.compile(r"\S+")
-_VALUE = re.compile(
-    r"(?![0-9.]+(?:: | k\b| and [0-9]+/)|.* for )(?!(?!sin|cos|tan|log|ln)[a-z]{2,} )(?=.*[0-9π√∞\\])"
-    r"(?:[^$]*(?:\$[^$]*\$[^$]*)*|\$[0-9][^$]*)$"
-)
-"""What may be a value, by its characters: it does not begin with a word or within dollar signs."""
-MAX_TOKENS = 16
-"""Maximum number of beginnings that are tried for a value at the end of a sentence."""
-_INLINE = r"(?:\$[^$]+\$|\\\((?:(?!\\\)).)+\\\))"
-_INTRODUCTIONS = (
-    re.compile(r".*(?:\b(?:is|are|equals?|ist|beträgt|est|vaut|es|é|равна|равно|равен|составляет)\b|[为是]):? ?(?=\S)"),
-    re.compile(rf".*?(?={_INLINE}(?:(?:,? (?:or|and) |, ){_INLINE})*[^$]*$)"),
-)
-"""What is before the last value of a sentence: `the area is`, or all before the last formulae, joined by words."""
-_CIRCUMSTANCE = re.compile(
-    r",? (?:attained|achieved|reached|obtained|when|where|since|because|which|as (?=[a-z]{4}))\b.*$"
-)
 _LABEL = re.compile(r"(?:([^\W\d_']+)|[^\s]) ?:[* ]*$")
 _WORD = re.compile(r"[^\W\d_]+(?:'[A-Za-z]+)?")
 _WORDS_AFTER = re.compile(r"[^\w\n.]*([A-Za-z']+)(?: (?:the |a )?([A-Za-z']+))?")
 _OTHER_THAN = re.compile(r"[ ,(]+(?:and )?not [$\\(]*-?[0-9]")
 """What an answer is not: `\\boxed{8}, not 9`."""
 _CHOSEN = re.compile(
-    r"(?:option|choice|answer) \W{0,4}([A-J])\W{0,4} is (?:the )?(?:correct|right)\b[^.]{0,20}\W*$", re.I
+    r"(?:(?:option|choice|answer|antwort) \W{0,4}([A-J])\W{0,4} (?:is|ist)"
+    r" (?:the )?(?:correct|right|richtig)\b[^.]{0,20}"
+    r"|^(?:(?:so|thus|therefore|hence),? )?(?:\W{0,4}(?-i:([A-J]))\W{0,4} is (?:the )?(?:correct|right|best)"
+    r"(?: (?:answer|choice|option))?|(?:(?:the )?(?:correct )?(?:answer|choice|option) (?:must|should|has to) be"
+    r"|(?:I|we)(?:'d| would|'ll)? (?:choose|select|pick|go with))"
+    r" (?:(?:answer|option|choice) )?\W{0,4}(?-i:([A-J]))))\W*$",
+    re.I,
 )
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
-_LIST_BEFORE = re.compile(r"[0-9]\S* ?(?:,|or|and|to|of|in|-|:|/)\s*$|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$")
+_LIST_BEFORE = re.compile(
+    rf"[0-9]\S* ?(?:,|or|and|to|of|in|-|:|/)\s*$|[0-9]\S* {alternatives('either')}\s*$"
+    r"|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$"
+)
 _DIVISION = re.compile(r"\b(?:divid|multiply)ing\b[^,.;:]* by \$?-?[0-9]+\$?, ?$", re.I)
 _ADJACENT = re.compile(r"[^\W\d_]+|[\W_](?=\d)|[_^!]")
 _UNIT_AFTER = re.compile(r" (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,}(?: per [a-z]+)?")
@@ -155,21 +126,15 @@ class FinalAnswer(NamedTuple):
     marked: bool
 
 
-class Statement(NamedTuple):
-    """A value that a line states, and its position in the line."""
-
-    text: str
-    start: int
-
-
-def final_answer(text: str) -> FinalAnswer:
+def final_answer(text: str, expected: str = "") -> FinalAnswer:
     """Return the final answer of a text: after the last `####`, else in the last box, else what its end states.
 
-    Words after the last `####` are a heading if a box follows: then the answer is in the box.
+    Words after the last `####` are a heading if a box follows: then the answer is in the box. Without a marker, a
+    reference `expected` of words, or of values of several names, is looked for in this form.
     """
     _, marker, rest = without_special_tokens(text).rpartition(MARKER)
     answer = _after_marker(rest) if marker else None
-    if answer is not None and answer.text and _is_withdrawn(answer.text, rest.partition(answer.text)[2]):
+    if answer is not None and answer.text and is_withdrawn(answer.text, rest.partition(answer.text)[2]):
         return FinalAnswer(None, False)
     if answer is not None and answer.marked:
         return answer
@@ -177,25 +142,14 @@ def final_answer(text: str) -> FinalAnswer:
     if boxes:
         boxed = _boxed(rest, boxes)
         return FinalAnswer(boxed, is_marked(boxed))
-    return FinalAnswer(_unmarked(rest), False) if answer is None else answer
+    if answer is not None:
+        return answer
+    return FinalAnswer(asked_by(parse_or_none(expected), rest, parse_or_none) or _unmarked(rest), False)
 
 
 def marked_or_all(text: str) -> str:
     """Return the marked answer of a reference, else all of it; never an unmarked part."""
     return (final_answer(text).text or "") if MARKER in text or _BOX.search(text) else text.strip()
-
-
-def is_marked(text: str) -> bool:
-    """Whether a text is a number or a formula, which earns the credit for the format."""
-    answer = _parse_or_none(text)
-    return answer is not None and not (isinstance(answer, Words) and len(answer.text) > 1)
-
-
-def _parse_or_none(text: str) -> Answer | None:
-    try:
-        return parse_answer(text) if len(text) <= MAX_LENGTH else None
-    except UngradableError:
-        return None
 
 
 def _after_marker(text: str) -> FinalAnswer:
@@ -205,7 +159,7 @@ def _after_marker(text: str) -> FinalAnswer:
     marked = is_marked(same_line)
     if marked or (same_line and not following):
         return FinalAnswer(same_line, marked)
-    return FinalAnswer((following if _parse_or_none(following) is not None else same_line) or None, False)
+    return FinalAnswer((following if parse_or_none(following) is not None else same_line) or None, False)
 
 
 def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
@@ -214,7 +168,7 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     end = _end_of_box(text, last)
     if end is None:
         return text[last.start() :]
-    if _is_withdrawn(_content(text, last, end), text[end:]):
+    if is_withdrawn(_content(text, last, end), text[end:]):
         return ""
     contents = [_content(text, last, end)]
     start, end_of_last = last.start(), end
@@ -226,7 +180,7 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
         start = box.start()
         contents = contents if content in contents else [content, *contents]
     notation, end_of_notation = notation_after_box(text, end_of_last)
-    if notation and isinstance(_parse_or_none(contents[-1] + notation), Notations | Number | Formula):
+    if notation and isinstance(parse_or_none(contents[-1] + notation), Notations | Number | Formula):
         contents[-1] += notation
         end_of_last = end_of_notation
     is_changed = _is_changed(text, start, end_of_last, boxed=True)
@@ -266,25 +220,27 @@ def _content(text: str, box: re.Match[str], end: int) -> str:
         return f"{content} place"
     if suffix is None:
         unit = unit_after_box(text, end)
-        answer = _parse_or_none(content)
+        answer = parse_or_none(content)
         is_bare = isinstance(answer, Number | Formula) and not answer.unit
         return f"{content} {unit}" if unit and is_bare else _without_sentence(content)
     return content + (suffix[2] or suffix[3] or "%")
 
 
 def _without_sentence(content: str) -> str:
-    return without_introduction(without_reason(content, _parse_or_none), _parse_or_none)
+    return without_introduction(without_reason(content, parse_or_none), parse_or_none)
 
 
 def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     """Whether a sign, an operator or a word beside a span changes its meaning; a box may be an approximation."""
     line_before = text[max(text.rfind("\n", 0, start) + 1, start - CONTEXT_LENGTH) : start]
     before = _OPEN.sub("", ROUNDING.sub("", _TAG.split(line_before)[-1]))
+    before = "" if _ENDED.search(line_before) else before
     before = _BOUND.sub("", _APPROXIMATION.sub("", before)) if boxed else before
     bullet = before in ("-", "+", "*") and line_before.startswith(f"{before} ")
     clause = _OPEN.sub("", _SENTENCE.split(line_before)[-1])
     listed = _LIST_BEFORE.search(clause) and not (boxed and _DIVISION.search(clause))
-    if (_CHANGED_BEFORE.search(before) and not bullet) or listed:
+    is_approximated = not boxed and _APPROXIMATED.search(before)
+    if (_CHANGED_BEFORE.search(before) and not bullet) or listed or is_approximated:
         return True
     label = _LABEL.search(before)
     clause = _FORMULA.sub(" ", _CLAUSE.split(before)[-1])
@@ -296,36 +252,13 @@ def _is_changed(text: str, start: int, end: int, boxed: bool = False) -> bool:
     close = _CLOSE.match(after, suffix.end() if suffix else 0)
     after = after[close.end() if close else suffix.end() if suffix else 0 :]
     is_closed = close is not None and close[0].strip("} ") != ""
-    if _CHANGED_AFTER.match(after) and not is_closed:
+    if (_CHANGED_AFTER.match(after) and not is_closed) or (not boxed and _ASKED.match(after)):
         return True
     following = _WORDS_AFTER.match(after)
     if following and not _OTHER_THAN.match(after):
         words.extend(following.groups())
     multiplied = following is not None and multiplies_number(following[1])
     return multiplied or any(changes_number(name, hedged=not boxed) for name in words if name)
-
-
-def _is_withdrawn(marked: str, following: str) -> bool:
-    """Whether what follows a marked answer states another, or takes it back without stating it again."""
-    statements = list(_STATED_LATER.finditer(following))
-    statements = [statement for statement in statements if statement["answer"]] or statements
-    later, answer = (_parse_or_none(text) for text in (statements[-1]["value"] if statements else "", marked))
-    if later is None or answer is None or not _are_comparable(later, answer):
-        return _RETRACTION.search(following) is not None
-    try:
-        return not same(answer, later)
-    except UngradableError:
-        return True
-
-
-def _are_comparable(*answers: Answer) -> bool:
-    """Whether answers are all words, or all values."""
-    return all(isinstance(answer, Words) for answer in answers) or all(map(_is_value, answers))
-
-
-def _is_value(answer: Answer) -> bool:
-    """Whether an answer is a number, a formula, or the letter of a choice."""
-    return isinstance(answer, Number | Formula) or (isinstance(answer, Words) and len(answer.text) == 1)
 
 
 def _line_of(text: str, start: int, end: int) -> str:
@@ -335,40 +268,42 @@ def _line_of(text: str, start: int, end: int) -> str:
 
 def _unmarked(text: str) -> str | None:
     """Return a text or its last line if that is an answer, else its last number unless its context changes it."""
-    text = without_remark(text.strip(), _parse_or_none)
+    text = in_code_block(without_remark(_QUOTED.sub("", text.strip()), parse_or_none), parse_or_none)
     json = json_answer(text)
     if json is not None:
-        return None if _is_withdrawn(json.text, json.following) else _unmarked(json.text)
-    announced = _announced(text) or result_in_row(text, _parse_or_none) or listed_values(text, _parse_or_none)
+        return None if is_withdrawn(json.text, json.following) else _unmarked(json.text)
+    announced = announced_answer(text)
+    for answer_at_end in (result_in_row, listed_values):
+        announced = answer_at_end(text, parse_or_none) if announced is None else announced
     if not text or announced is not None:
-        return announced
+        return announced or None
     line = _TAG.split(text.rpartition("\n")[2])[-1].strip()
     is_all = line == _TAG.sub("", text).strip()
     end_of_line = in_digits(line[-MAX_LENGTH:])
     text = text.removesuffix(line[-MAX_LENGTH:]) + end_of_line
     chosen, bold = _CHOSEN.search(end_of_line), _BOLD.match(end_of_line)
     if chosen is not None:
-        return chosen[1]
+        return chosen[1] or chosen[2] or chosen[3]
     stated_in_bold = None if bold is None else _in_bold(bold[1], bold[2] or "")
     if bold is not None and stated_in_bold is not None:
         start = len(text) - len(end_of_line) + bold.start(1)
         return line if _is_changed(text, start, start + len(bold[1])) else stated_in_bold
-    answer = _parse_or_none(end_of_line) if len(line) <= MAX_LENGTH else None
+    answer = parse_or_none(end_of_line) if len(line) <= MAX_LENGTH else None
     if answer is not None and (not isinstance(answer, Words) or (is_all and line == end_of_line)):
         return end_of_line
-    stated = _stated(end_of_line)
+    stated = stated_in(end_of_line)
     if stated is not None:
         start = len(text) - len(end_of_line) + stated.start
-        return line if _is_changed(text, start, start + len(stated.text)) else stated.text
+        return line if _is_changed(text, start, start + (stated.length or len(stated.text))) else stated.text
     numbers = [match for match in _LAST_NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
     if not numbers:
         return text
     start, end = numbers[-1].span()
     unit = _ADJACENT.match(text, end)
-    sentence = _END_OF_SENTENCE.split(end_of_line)[-1]
+    sentence = END_OF_SENTENCE.split(end_of_line)[-1]
     is_new = ":" not in numbers[-1][0] and re.search("[0-9] ?(?:(?:st|nd|rd|th) |[apAP])", numbers[-1][0]) is not None
     is_doubted = is_doubtful(sentence, in_words=True) or len(re.findall("[0-9]+", sentence)) > 1
-    is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted)
+    is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted) or is_contradicted(text[:start], numbers[-1][0])
     if is_hedged or _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)
@@ -377,52 +312,11 @@ def _unmarked(text: str) -> str | None:
 
 def _in_bold(bold: str, following: str) -> str | None:
     """Return a bold answer, a number with the unit or the base that follows; None if it is none of its sentence."""
-    answer = _parse_or_none(bold)
+    answer = parse_or_none(bold)
     if not following:
         return bold if answer is not None else None
     if isinstance(answer, Number) and answer.unit:
         return bold
-    if isinstance(_parse_or_none(bold + following), Number | Digits):
+    if isinstance(parse_or_none(bold + following), Number | Digits):
         return bold + following
     return bold if isinstance(answer, Number) and not following.startswith(" in ") else None
-
-
-def _announced(text: str) -> str | None:
-    """Return the last announced answer of a text; None if there is none, or what follows takes it back."""
-    announcements = list(_ANNOUNCED.finditer(text))
-    answers = [match for match in announcements if not match["solution"]]  # a solution may be the way to an answer
-    match = next(iter((answers or announcements)[-1:]), None)
-    if match is None or _parse_or_none(match["answer"]) is None:
-        return None
-    following = text[match.end() :]
-    if _DOUBT.search(following) or _is_withdrawn(match["answer"], following):
-        return None
-    if match["foreign"]:
-        sentence = text[match.start() : match.end("answer")]
-        announced = with_decimal_points(sentence)[match.start("answer") - match.start() :]
-        return announced if is_marked(match["answer"]) and not is_doubtful(sentence) else None
-    is_name = not match["answer"][0].islower() or text[match.start("answer") - 1] in "*_"
-    is_stated = is_marked(match["answer"]) or is_name or not (match["label"] or "").endswith(" is")
-    return match["answer"] if is_stated else None
-
-
-def _stated(line: str) -> Statement | None:
-    """Return the statement at the end of a line, such as `the area is $25\\pi$`; None if it states no value."""
-    for introduction in _INTRODUCTIONS:
-        match = introduction.match(line)
-        value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :])
-        if match is not None and is_marked(value):
-            return Statement(value, match.end())
-    sentence = len(line) - len(_END_OF_SENTENCE.split(line)[-1])
-    for token in list(_TOKEN.finditer(line, sentence))[-MAX_TOKENS:]:
-        before = line[sentence : token.start()].rstrip()
-        is_new = re.match("[0-9]+ ?[A-Za-z]|.*[<>≤≥]", line[token.start() :]) is not None
-        if before[-1:].isdigit() or is_doubtful(before, in_words=is_new):
-            continue
-        value = re.sub(r"(?<!\.)\.$", "", line[token.start() :])
-        answer = _parse_or_none(value) if _VALUE.match(value) else None
-        items = answer.items if isinstance(answer, UnorderedItems) and re.search("[,=]", value) else ()
-        is_clause = any(isinstance(item, Number) and item.noun for item in items)
-        if not isinstance(answer, Words | None) and not is_clause:
-            return Statement(value, token.start())
-    return None

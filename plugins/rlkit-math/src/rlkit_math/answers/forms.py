@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, permutations, starmap
 from typing import TypeGuard
@@ -17,16 +15,16 @@ from rlkit_math.answers.digits import parse_date, parse_digits, parse_residues
 from rlkit_math.answers.expression import MAX_DEPTH, parse
 from rlkit_math.answers.intervals import intersection, parse_inequality, reals_without
 from rlkit_math.answers.markup import without_markup
+from rlkit_math.answers.matrices import matrix_of, parse_matrix
 from rlkit_math.answers.names import NAME, plain_name
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 from rlkit_math.answers.notations import in_two_notations, number_value, value_of_chain, without_rejected
 from rlkit_math.answers.phrases import without_phrases
-from rlkit_math.answers.quantities import as_quantity, parse_compound, parse_decimal_comma, parse_formula, parse_number
+from rlkit_math.answers.quantities import parse_compound, parse_decimal_comma, parse_formula, parse_number
 from rlkit_math.answers.values import (
     Answer,
     BracketedItems,
     Formula,
-    MatrixRows,
     Named,
     Notations,
     Number,
@@ -35,7 +33,7 @@ from rlkit_math.answers.values import (
     Words,
     node_of,
 )
-from rlkit_math.answers.words import parse_words
+from rlkit_math.answers.words import parse_number_in_words, parse_words
 
 MAX_LENGTH = 500
 """Maximum number of characters of a final answer."""
@@ -44,20 +42,18 @@ MAX_ITEMS = 40
 
 _NO_SOLUTION = re.compile(
     r"(?:the )?(?:empty|null) set|"
-    r"(?:there (?:is|are|exists?) )?no (?:real |such |integer |valid |possible )?(?:solution|root|value|number)s?"
+    r"(?:(?:the|this|our) (?:given )?(?:equation|system|inequality)(?: of equations)? has |there (?:is|are|exists?) )?"
+    r"no (?:real |such |integer |valid |possible )?(?:(?:solution|root|value|number)s?|(?<=such )(?:triangle|[a-z]))"
     r"(?: exists?)?",
     re.I,
-)
-_MATRIX = re.compile(
-    r"(?:([^&¶]*[^&¶ (\[]) ?)??[(\[]? ?\\begin ?\{(array|(?:[pb]|small)?matrix)\} ?(?:\{[clr| ]*\})?(.*)"
-    r"\\end ?\{\2\} ?[)\]]?"
 )
 MAX_PERMUTED = 4
 """Maximum number of items of a tuple whose permutations are answers, too."""
 _PERMUTED = re.compile(
     r"(\(.*\)),? ?(?:and|with|or) (?:all )?(?:of )?(?:(?:its|their|the|any) )?permutations?(?: thereof)?"
 )
-_CHOICE = re.compile(r"\(?([A-H])[).] (.+)")
+_CHOICE = re.compile(r"\(?([A-H](?=[).])|[B-H](?=:))[).:] (.+)")
+"""A choice with its text; `A: 12` is an answer as well."""
 _ROUNDED = re.compile(r"(?:(.*[^ ]) ?)?\\approx ?((-?[0-9]*\.([0-9]+)).*)")
 _CASES = re.compile(r"(?:([^&]*) ?= ?)?(?:\{ ?)?\\begin ?\{(cases|array)\}(?: ?\{[clr| ]*\})?([^&]*&.*)\\end ?\{\2\}")
 _IF = re.compile(r"^(?:if|when|for|where) |(?<=\b[a-z]) is(?: an)?(?= )|(?:(?<=odd)|(?<=even)) integers?$")
@@ -82,7 +78,9 @@ _SIGNS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\equiv": "="}
 _INEQUALITY = re.compile(r"[<>]|!=|\\(?:[lgn]e)(?![a-z])")
 _EXCLUDED = re.compile(r"[a-z] ?(?:\\ne|!=) ?")
 _LONE_LETTER = re.compile(r"(?<![\\A-Za-z])[a-z](?![A-Za-z])")
-_ALL_REALS = re.compile(r"(?:the set of )?all (?:the )?real(?:s| numbers?| [a-z]| values of [a-z])|\\R", re.I)
+_ALL_REALS = re.compile(
+    r"(?:the set of )?(?:all|every|any) (?:the )?real(?:s| numbers?| [a-z]| values of [a-z])|\\R", re.I
+)
 _POSITIVE = re.compile(
     r"(?:all )?(?:non-?negative|positive|(negative)) real(?:s| numbers?)|\\R ?[_^] ?(?:\{ ?(?:\+|> ?0) ?\}|\+)", re.I
 )
@@ -112,6 +110,20 @@ def parse_answer(text: str) -> Answer | None:
     return _conditional(without_phrases(stripped))
 
 
+def is_marked(text: str) -> bool:
+    """Whether a text is a number or a formula, which earns the credit for the format."""
+    answer = parse_or_none(text)
+    return answer is not None and not (isinstance(answer, Words) and len(answer.text) > 1)
+
+
+def parse_or_none(text: str) -> Answer | None:
+    """Return a text as an answer; None also if it is too long or too large to be compared."""
+    try:
+        return parse_answer(text) if len(text) <= MAX_LENGTH else None
+    except UngradableError:
+        return None
+
+
 def _conditional(text: str) -> Answer | None:
     """Parse an answer with conditions after it; those that hold for every real value are left out."""
     text = _OF_REALS.sub("", text)
@@ -134,7 +146,9 @@ def _statement(text: str) -> Answer | None:
     cases = _CASES.fullmatch(text)
     if cases is not None and (pieces := _piecewise(cases[3])) is not None:
         return _named(plain_name(cases[1] or ""), pieces)
-    complete: Answer | None = parse_date(text) or parse_compound(text) or parse_residues(text)
+    complete: Answer | None = (
+        parse_number_in_words(text) or parse_date(text) or parse_compound(text) or parse_residues(text)
+    )
     complete = complete or parse_decimal_comma(text) or in_two_notations(text, _item) or without_rejected(text, _item)
     if complete is not None:
         return complete
@@ -267,6 +281,10 @@ def _equation(sides: list[str]) -> Answer | None:
     if name:
         sides = [name, *sides]
     parsed = [parse(side) for side in sides]
+    if (
+        not name and not is_chain and len(nodes) == len(answers) == 2 and evaluate.same(*nodes)
+    ):  # an expression and its factors
+        return answers[-1]
     return Relation(("=",), (parsed[0], parsed[1])) if len(parsed) == 2 and parsed[0] and parsed[1] else None
 
 
@@ -299,7 +317,7 @@ def _value(text: str) -> Answer | None:
     if text == "\\emptyset" or _NO_SOLUTION.fullmatch(text):
         return BracketedItems("{}", ())
     if "\\begin" in text and text[0] != "{":
-        return _matrix(text)
+        return parse_matrix(text, _value)
     rounded = _ROUNDED.fullmatch(text)
     if rounded is not None:
         return _exact(rounded)
@@ -381,7 +399,7 @@ def _bracketed(text: str) -> Answer | None:
     items = list(split(content, _COMMAS))
     rows = [_bracketed(item) for item in items if text[0] == item[:1] == "["]
     if rows and all(isinstance(row, BracketedItems) and row.brackets == "[]" for row in rows):
-        return _matrix_of([list(row.items) for row in rows if isinstance(row, BracketedItems)])
+        return matrix_of([list(row.items) for row in rows if isinstance(row, BracketedItems)])
     if len(items) == 1:
         matches = CLOSING[OPENING.index(text[0])] == text[-1]
         answer = _statement(content) if matches and content else None
@@ -390,37 +408,6 @@ def _bracketed(text: str) -> Answer | None:
     if len(answers) > MAX_ITEMS or any(answer is None or isinstance(answer, Relation) for answer in answers):
         return None
     return BracketedItems(text[0] + text[-1], tuple(answer for answer in answers if answer is not None))
-
-
-def _matrix(text: str) -> MatrixRows | None:
-    """Parse a matrix, which a constant factor may precede; None for any other text."""
-    match = _MATRIX.fullmatch(text)
-    if match is None:
-        return None
-    lines = [line for line in match[3].split("¶") if line.strip()]
-    matrix = _matrix_of([[_value(cell.strip()) for cell in line.split("&")] for line in lines])
-    if matrix is None or match[1] is None:
-        return matrix
-    factor = parse("-1" if match[1] == "-" else match[1].removesuffix("*").strip())
-    if factor is None or factor.variables() or factor.name == "sum" or text.startswith("- "):
-        return None
-    return MatrixRows(tuple(tuple(_multiplied(factor, cell) for cell in row) for row in matrix.rows), is_product=True)
-
-
-def _multiplied(factor: ExpressionNode, cell: Answer) -> Number | Formula:
-    name = cell.text if isinstance(cell, Words) else ""
-    node = node_of(cell) if isinstance(cell, Number | Formula) else ExpressionNode("variable", value=name)
-    product = as_quantity(ExpressionNode("product", (factor, node)))
-    value = number_value(product)
-    return Number((value,)) if isinstance(value, Fraction) else product
-
-
-def _matrix_of(rows: Sequence[Sequence[Answer | None]]) -> MatrixRows | None:
-    """Return a matrix of complete rows of the same length; None if there is none."""
-    if not rows or len({len(row) for row in rows}) > 1:
-        return None
-    complete = [tuple(cell for cell in row if isinstance(cell, Number | Formula | Words)) for row in rows]
-    return MatrixRows(tuple(complete)) if all(len(row) == len(rows[0]) for row in complete) else None
 
 
 def _variables(answer: Answer | None) -> set[str]:

@@ -32,7 +32,22 @@ def parse_inequality(signs: list[str], sides: list[str]) -> Relation | Bracketed
     if signs == ["!="]:
         variable, number = complete if complete[0].name == "variable" else complete[::-1]
         return (reals_without([number]) if variable.name == "variable" else None) or relation
-    return _interval(relation) or relation
+    return _interval(relation) or _outside(relation) or relation
+
+
+def _outside(relation: Relation) -> UnorderedItems | None:
+    """Return the two intervals of `|x| > 3`; None for other inequalities."""
+    low, absolute = relation.sides[0], relation.sides[-1]
+    if len(relation.sides) > 2 or absolute.name != "absolute" or absolute.operands[0].name != "variable":
+        return None
+    if low.variables() or low.name == "negative":
+        return None
+    closed = relation.signs[0] == "<="
+    below = BracketedItems(
+        "(]" if closed else "()", (as_quantity(_MINUS_INFINITY), as_quantity(ExpressionNode("negative", (low,))))
+    )
+    above = BracketedItems("[)" if closed else "()", (as_quantity(low), as_quantity(_INFINITY)))
+    return UnorderedItems((below, above))
 
 
 def _interval(relation: Relation) -> BracketedItems | None:

@@ -18,6 +18,9 @@ _ESCAPE = re.compile(r"\\\\|\\(?=[A-Za-z]{2}|[()\[\],;!{}%$ ])(?!u[0-9A-Fa-f]{4}
 """Escapes, of which `\\frac` and `\\(` are none."""
 _KEY = re.compile(r"(?:the[ _])?(?:final[ _-]?)?(?:answer|result)|final", re.I)
 _OTHER_KEY = re.compile(r"answer|result|final|correct|alternative|instead|wrong|option|format|example", re.I)
+_REJECTED = re.compile(
+    r"(?:wrong|incorrect|false|previous|old|initial|alternative|first)[ _-]?(?:\w+[ _-])?(?:answer|result)", re.I
+)
 _VERDICT = re.compile(
     r"(?:is|was)?[_ -]?(?:(?:in|not[_ -]?)?correct|right|wrong|(?:in)?valid|verified|true|false)", re.I
 )
@@ -66,6 +69,8 @@ def _verdicts(pairs: list[tuple[str, object]]) -> list[tuple[str, object]]:
 def _only_answer(pairs: list[tuple[str, object]]) -> JsonAnswer | None:
     index = next((index for index, (key, _) in enumerate(pairs) if _KEY.fullmatch(key)), None)
     if any(isinstance(value, bool) and bool(_WRONG.search(key)) == value for key, value in _verdicts(pairs)):
+        return JsonAnswer("", "")
+    if any(_REJECTED.match(key) for key, _ in pairs):
         return JsonAnswer("", "")
     if index is None or any(_OTHER_KEY.search(key) for key, _ in pairs[:index] + pairs[index + 1 :]):
         return None

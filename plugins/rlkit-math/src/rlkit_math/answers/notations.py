@@ -12,9 +12,10 @@ from rlkit_math.answers.units import alternatives
 from rlkit_math.answers.values import Answer, Formula, Named, Notations, Number
 
 _JOINT = r"(?:(?:or|i\.?e\.?|that is|which (?:is|equals)|equivalently|equals|the same as)\b\.?,? ?)"
+_AS_DECIMAL = r"(?: (?:in|as an?) (?:decimal|(?:improper )?fraction|mixed number|percentage|percent)s?(?: form)?)?"
 _TWO = re.compile(
-    rf"(?P<first>[^,]+?)(?:,? {_JOINT}+| \((?P<bracket>{_JOINT}{{0,2}}))(?P<second>[^,]+?)(?(bracket)\))"
-    r"(?: (?:in|as an?) (?:decimal|fraction)(?: form)?)?"
+    rf"(?P<first>[^,]+?)(?:,? {_JOINT}+| \((?P<bracket>{_JOINT}{{0,2}}))(?P<second>[^,]+?)"
+    rf"{_AS_DECIMAL}(?(bracket)\)){_AS_DECIMAL}"
 )
 _REJECTED = re.compile(
     r"(?P<first>[^()]+?),? \((?:and )?(?:not|rather than|instead of) (?P<second>[^(),]+)"
@@ -56,8 +57,8 @@ def without_rejected(text: str, parse_item: Callable[[str], Answer | None]) -> A
     return None if same(_as_fraction(second), _as_fraction(first)) else first
 
 
-def value_of_chain(sides: Sequence[Answer | None]) -> Number | Notations | None:
-    """Return the last number of a chain of equal values such as 40 + 32 = 72; None for any other.
+def value_of_chain(sides: Sequence[Answer | None]) -> Number | Formula | Notations | None:
+    """Return the last number of a chain of equal values such as 40 + 32 = 72, else its end; None for any other.
 
     With a percentage, all numbers are notations of one value: `3/20 = 0.15 = 15%` is not 15.
     """
@@ -65,9 +66,12 @@ def value_of_chain(sides: Sequence[Answer | None]) -> Number | Notations | None:
     values = [number_value(_as_fraction(side) if isinstance(side, Number) else side) for side in sides]
     complete = [value for value in values if value is not None]
     is_true = len(complete) == len(sides) and all(evaluate.same_value(value, complete[0]) for value in complete)
-    if not numbers or not is_true:
+    end = sides[-1]
+    if not is_true or not (numbers or isinstance(end, Formula)):
         return None
     is_percentage = len(numbers) > 1 and any(number.unit == "percent" for number in numbers)
+    if not numbers and isinstance(end, Formula):
+        return end
     return Notations(tuple(numbers)) if is_percentage else numbers[-1]
 
 

@@ -8,12 +8,23 @@ from rlkit_math.answers.markup import without_markup
 from rlkit_math.answers.number_words import number_in_words
 from rlkit_math.answers.units import are_nouns
 
-_INFINITY = re.compile(r"(?:positive )?\binfinity\b", re.I)
+_INFINITY = re.compile(r"(?:positive )?\binf(?:inity)?\b(?! \()", re.I)
+_BINARY = re.compile(r"(?:0b([01]+)|([01]+) in binary)$")
+_REALS_BEYOND = re.compile(
+    r"(?:(?:the set of )?(?:all )?real (?:numbers|values)(?: of)?(?: [a-z])?|all values of [a-z]"
+    r"|(?:all )?(?<![^ ])[a-z])"
+    r" (?:(?:that|which) are |is |must be )?"
+    r"(?:(less|smaller)|greater|larger|more) than (or equal to )?(?=-?[0-9.]+(?:/[0-9]+)?$)",
+    re.I,
+)
+"""What is before the end of an interval: `all real numbers less than 3`."""
 _GLOSS = re.compile(r"(?<![^ ])([0-9]+) \(([A-Za-z -]+)\)|(?<![^ ])([A-Za-z-]+) \( ?([0-9]+) ?\)")
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[0-9\\.])", re.I)
 _HALF = re.compile(r"(?<![^ -])([0-9]+) and a half\b(?! of)")
 _LEAD = re.compile(
-    r"(?:the )?limit (?=does not exist)|(?:(?![不错誤误])[\u4e00-\u9fff, ])*(?:答案|选(?= ?[A-H(]))[是为选: ]*|"
+    r"(?:the )?limit (?=does not exist)|(?:it|the (?:limit|series|sequence|sum|integral)) diverges to (?=[^ ]+$)|"
+    r"(?:the|this) function is defined (?:for|on) (?=all |every |any )|"
+    r"(?:(?![不错誤误])[\u4e00-\u9fff, ])*(?:答案|选(?= ?[A-H(]))[是为选: ]*|"
     r"(?:(?:so|thus|therefore|hence|then)\b,? )?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
     r"(?:(?:answer|result|solution|total|sum|value|option|choice)(?: of [A-Za-z])?"
     r" ?(?:=|:|is equal to|equals|is|are) ?:? ?|(?:answer|option|choice) "
@@ -44,6 +55,10 @@ _OR_ABOUT = re.compile(
 )
 """The decimal beside an exact value: `22/7, or about 3.14`."""
 _ORDER = re.compile(r",? \(?(?:in|taken in) (?:any|either|some) order\)?$")
+_NAMED = r" ?(?=[a-z](?: ?_ ?\{?[0-9]\}?)? ?= ?[-0-9\\(])"
+_OR_NAMED = re.compile(rf" ?(?:\b(?:oder|ou|o|или)\b|或|または){_NAMED}")
+_AND_NAMED = re.compile(rf" ?(?:\b(?:und|et|y|e|и)\b|和){_NAMED}|(?<=[0-9)]) & (?=[-0-9(])")
+"""What joins two equations in other languages: `x = 2 oder x = 3`."""
 _THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
 _COUNTED_NOUN = re.compile(r"(?=[A-Za-z ]*[a-z])((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 
@@ -61,9 +76,12 @@ def without_phrases(text: str) -> str:
         text = text[counted.end() :]
     text = _MAPPING.sub(r"\1(\2) = ", _LABEL.sub("", text, count=1), count=1) if ":" in text else text
     text = text.replace("D.N.E", "DNE")
+    if "\\begin" not in text:
+        text = _AND_NAMED.sub(" and ", _OR_NAMED.sub(" or ", text))
     text = _ARC.sub(_in_words, text) if "'" in text else text
     text = _CONSTANT.sub(" C", _ALL.sub("", text, count=1))
-    text = _INFINITY.sub(r"\\infty", text)
+    text = _BINARY.sub(r"\1\2_2", _INFINITY.sub(r"\\infty", text))
+    text = _REALS_BEYOND.sub(lambda match: f"x {'<' if match[1] else '>'}{'=' if match[2] else ''} ", text)
     thus = _THUS.match(text)
     text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
     return without_markup(_NEGATIVE.sub("-", _HALF.sub(r"\1 1/2", text)))

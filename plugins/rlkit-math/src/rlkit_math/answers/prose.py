@@ -26,6 +26,8 @@ _DOUBTFUL_IN_WORDS = re.compile(
     re.I,
 )
 _STATING = re.compile(rf"\b{alternatives('stating')}\b", re.I)
+_ALONE = re.compile(rf"\W*(?:(?:minus|negative) )?{_WORDS.pattern}(?: [a-z]+){{0,4}}\W*$", re.I)
+"""A number in words with what it counts, and no more."""
 _DEFINITE = re.compile(rf"\b{alternatives('definite')} $", re.I)
 """What is before a number that repeats what is known: `the two baskets`."""
 _MINUS = re.compile(rf"(?:^\W*|\b(?:is|was|to|equals|get) |= )(?:minus|negative) (?=[0-9]|\W*$|(?:{_WORD})\b)", re.I)
@@ -39,6 +41,11 @@ _POWER_OF_TEN = re.compile(
 _DECIMAL_COMMA = re.compile(r"(?<![0-9.,(\[{])([0-9]+),([0-9]{1,2}|[0-9]{4,})(?![0-9,])")
 _LANGUAGE = re.compile(rf"\b{alternatives('comma')}\b", re.I)
 """Words of languages with a decimal comma, in sentences about a single result."""
+_SEVERAL = re.compile(
+    r"\b(?:Lösungen|Nullstellen|sind|soluciones|raíces|son|racines|sont|soluzioni|sono|soluções|são|корни)\b", re.I
+)
+_JOINT = re.compile(r"(?<=[0-9)$]) (?:und|et|y|e|и) (?=\$?(?:[a-z](?:_[0-9])? ?= ?)?[-−(]?\$?[0-9(\\])")
+"""What joins two values in sentences of other languages about several."""
 _RULES = [(re.compile(pattern), spelling) for pattern, spelling in table("prose.txt", "=>")]
 
 
@@ -54,10 +61,11 @@ def in_digits(text: str) -> str:
     text = re.sub(r"(?<![0-9]) (?= [0-9]/)", "", text.translate(_GLYPHS))
     start = max(text.rstrip().rfind(end) for end in (". ", "! ", "? ")) + 1
     sentence = with_decimal_points(text[start:])
+    sentence = _JOINT.sub(" and ", sentence) if _SEVERAL.search(sentence) else sentence
     is_single = len(_WORDS.findall(sentence)) == 1
     if is_doubtful(_WORDS.sub("0", sentence) if is_single else sentence, in_words=True):
         return text[:start] + sentence
-    if is_single and _STATING.search(sentence) and not re.search("[0-9]", sentence):
+    if is_single and (_STATING.search(sentence) or _ALONE.match(sentence)) and not re.search("[0-9]", sentence):
         sentence = _WORDS.sub(_number, sentence)
     sentence = _MINUS.sub(lambda minus: re.sub("(?:minus|negative) $", "-", minus[0], flags=re.I), sentence)
     for pattern, spelling in _RULES:

@@ -1,6 +1,4 @@
-"""What is beside an answer: its reason, a check that is true, the question again, a heading of values, its unit."""
-
-# ruff: noqa: RUF001 (answers contain these characters)
+"""What is beside an answer: its reason, a row or a heading of values, its unit, another notation."""
 
 from __future__ import annotations
 
@@ -20,14 +18,13 @@ Parser = Callable[[str], Answer | None]
 
 _REASON = re.compile(r"(.*?[^,; ])[,;]? \(?(?:because|since(?! [12][0-9]{3}\b)) (.+)")
 _RETRACTING = re.compile(rf"\b{alternatives('retracting')}\b|[?≠]", re.I)
-_QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|asked)\b[^()]*\?\)", re.I)
-_CHECK = re.compile(rf"[*_]{{0,2}}{alternatives('check')}\b[*_]{{0,2}} ?[:：][*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
-_IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
-"""A line with a number in bold and none after it."""
 _ROW = re.compile(
-    rf"\|[ *_]*(?:final )?{alternatives('result')}[ *_]*(?:\([a-z0-9_$ ]{{1,4}}\))?[ *_:]*\|([^|]*)\|", re.I
+    rf"(?:\| ?)?[*_]*(?:(?:final|grand) )?{alternatives('result')}[ *_]*(?:\([a-z0-9_$ ]{{1,4}}\))?[ *_:]*"
+    r"(?:\|[ -]*)?\|([^|]*)(?:\||$)",
+    re.I,
 )
 """A row of a table with the name of a result and its value."""
+_ANY_ROW = re.compile(r"\|[^|]*\|.*\|")
 _SENTENCE = re.compile(
     r"(?:so |thus |hence )?the ((?:[a-z]+ ){0,6}[a-z]+) (?:is|are|equals)(?: equal to)? ([^a-z\s].*)", re.I
 )
@@ -36,6 +33,7 @@ _HEADING = re.compile(
     r"(?:solutions|roots|zeros|answers|values)(?: (?:of|for|to) (?:\$?[a-z]\$?|the (?:equation|problem)))?(?: are)?:",
     re.I,
 )
+_BLOCK = re.compile(r"```[a-z]*\n([^`]*)```$")
 _BULLET = re.compile(r"(?:[-*•]|[0-9]{1,2}[.)]) +(\S.*)")
 _UNIT = re.compile(
     r"(?:[ $~]|\\[,;!]|\\\)|\\(?:text|mathrm) ?\{)+"
@@ -69,24 +67,19 @@ def without_introduction(content: str, parse: Parser) -> str:
 
 
 def result_in_row(text: str, parse: Parser) -> str | None:
-    """Return the value of the row that ends a table, if its first cell names a result; else None."""
-    row = _ROW.fullmatch(text.rpartition("\n")[2].strip()) if text.endswith("|") else None
-    return row[1].strip() if row is not None and isinstance(parse(row[1].strip()), Number | Formula | Named) else None
+    """Return the value of the row that ends a table: empty if its first cell names no result; None for no row."""
+    line = text.rpartition("\n")[2].strip()
+    row = _ROW.fullmatch(line) if "|" in line else None
+    if row is not None and isinstance(parse(row[1].strip()), Number | Formula | Named):
+        return row[1].strip()
+    return "" if _ANY_ROW.fullmatch(line) else None
 
 
-def without_remark(text: str, parse: Parser) -> str:
-    """Return a text without a last line that repeats the question, or that checks the line before it and is true."""
-    head, _, line = text.rpartition("\n")
-    if _QUESTION.fullmatch(line):
-        return head.rstrip()
-    check = _CHECK.fullmatch(line)
-    if check is None or "=" not in check[1] or not isinstance(parse(check[1]), Number):
-        return text
-    checked = head.rstrip().rpartition("\n")[2]
-    is_answer = isinstance(parse(checked), Number | Formula | Named) or (
-        _IN_BOLD.fullmatch(checked) is not None and not is_doubtful(checked, in_words=True)
-    )
-    return head.rstrip() if is_answer else text
+def in_code_block(text: str, parse: Parser) -> str:
+    """Return the value in the block of code that ends a text; the text if there is none."""
+    block = _BLOCK.search(text, max(0, len(text) - MAX_LIST)) if text.endswith("```") else None
+    content = "" if block is None else " ".join(block[1].split())
+    return content if not isinstance(parse(content), Words | None) else text
 
 
 def listed_values(text: str, parse: Parser) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from rlkit_math.answers.expression import FUNCTIONS
 from rlkit_math.answers.number_words import value_in_words
@@ -19,11 +20,17 @@ _ABBREVIATIONS = {"dne": "does not exist"}
 _TWO_LETTERS = frozenset({"no", "mr", "ms", "it", "he", "me", "up"})
 
 
+def parse_number_in_words(text: str) -> Number | None:
+    """Parse a number or a fraction in words; None for anything else."""
+    number = Fraction(1, 2) if text.lower() == "half" else value_in_words(text)
+    return None if number is None else Number((number,))
+
+
 def parse_words(text: str) -> Words | Number | None:
     """Return an answer in words, a letter or a named shape; a number in words is a number, None for anything else."""
-    number = value_in_words(text)
+    number = parse_number_in_words(text)
     if number is not None:
-        return Number((number,))
+        return number
     letter = _LETTER.fullmatch(text)
     if letter is not None:
         return Words(letter[1] or text)
