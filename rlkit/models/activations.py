@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlkit.models.size import find_config, kv_bytes
-from rlkit.recipe import Fabric, Model, Train
+from rlkit.interfaces.engine import Capability
+from rlkit.models.size import find_config, kv_bytes, size_of
+from rlkit.recipe import Fabric, Model, Recipe
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
@@ -48,13 +49,25 @@ MAX_TOKENS_ON_CPU = 1280
 """Tokens of a micro-batch on a CPU: 2,048 are 1 to 2% faster for 10 million parameters, and take half as much again."""
 
 MAX_TOKENS_ON_GPU = 16384
-"""Tokens of a micro-batch beyond which a GPU gets no faster."""
+"""Tokens of a micro-batch beyond which a GPU gets no faster, if its host launches kernels as fast as it runs them."""
+
+MAX_TOKENS_OF_SMALL_MODEL = 65536
+"""The same where the host is slower, since a small model's kernels are short: the fewer micro-batches, the fewer."""
 
 MIN_TOKENS = 512
 """Tokens of a micro-batch below which every device gets slower."""
 
 GPU_SHARE = 0.3
 """Share of a GPU's memory for the activations of a micro-batch."""
+
+LEARNING_SHARE = 0.6
+"""Share of a GPU's memory for all that learning takes, if the policy is the only large model there."""
+
+WEIGHT_BYTES = 32
+"""The most bytes of a parameter: of itself, its gradient, moments, average, reference and copies in 16 bits."""
+
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+"""Types of models whose activations are those measured: see `FULL`."""
 
 HOST_BYTES = 2**30
 """Host memory for the activations of a micro-batch; small models reach full speed with less."""
@@ -76,34 +89,45 @@ def frozen_bytes(model: Model, fabric: Fabric) -> int:
     return 2 if "bfloat16" in model.dtype or fabric.precision == "bf16-true" else 4
 
 
-def token_limit(train: Train, model: Model, fabric: Fabric, gpu_bytes: int | None = None) -> int:
+def token_limit(recipe: Recipe, gpu_bytes: int | None = None) -> int:
     """Return `train.max_tokens_per_micro_batch`, with `auto` resolved to a number.
 
-    `auto` depends only on the shape of the model, the kind of device and the number of ranks that share the tokens of
-    rows, so a resumed run has the same micro-batches.
+    `auto` depends only on the recipe, the shape of the model, the kind of device and the number of ranks that share the
+    tokens of rows, so a resumed run has the same micro-batches.
 
     Args:
-        train: The recipe's `train:`.
-        model: The recipe's `model:`.
-        fabric: The recipe's `fabric:`.
+        recipe: A checked recipe.
         gpu_bytes: Memory of the GPU to plan for; None for this machine's device.
 
     Raises:
         RecipeError: The model's configuration cannot be read.
     """
+    train, model, fabric = recipe.train, recipe.model, recipe.fabric
     configured = train.max_tokens_per_micro_batch
     if configured != "auto":
         return configured
     config = find_config(model).get_text_config()
-    adapters, dora = model.lora is not None, model.lora is not None and model.lora.use_dora
-    layer_bytes, layers = activation_bytes(config, precision_of(model, fabric), adapters, dora)
+    dora = model.lora is not None and model.lora.use_dora
+    layer_bytes, layers = activation_bytes(config, precision_of(model, fabric), model.lora is not None, dora)
     accelerator = "gpu" if gpu_bytes is not None else fabric.accelerator
-    on_gpu = accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available())
-    memory = GPU_SHARE * (gpu_bytes or _gpu_bytes()) if on_gpu else HOST_BYTES
-    one_layer = train.checkpoint_activations or train.offload_activations
-    tokens_in_memory = int(memory / (layer_bytes * (1 if one_layer else layers)))
-    tokens = max(MIN_TOKENS, min(MAX_TOKENS_ON_GPU if on_gpu else MAX_TOKENS_ON_CPU, tokens_in_memory))
-    return tokens * fabric.sequence_parallel
+    token_bytes = layer_bytes * (1 if train.checkpoint_activations or train.offload_activations else layers)
+    if accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available()):
+        tokens = _tokens_on_gpu(recipe, gpu_bytes or _gpu_bytes(), token_bytes)
+    else:
+        tokens = min(MAX_TOKENS_ON_CPU, HOST_BYTES // token_bytes)
+    return max(MIN_TOKENS, tokens) * fabric.sequence_parallel
+
+
+def _tokens_on_gpu(recipe: Recipe, memory: int, token_bytes: int) -> int:
+    tokens, model = min(MAX_TOKENS_ON_GPU, int(GPU_SHARE * memory / token_bytes)), recipe.model
+    one_layer = recipe.train.checkpoint_activations or recipe.train.offload_activations
+    alone = Capability.READS_POLICY in recipe.rollout.engine.capabilities and recipe.critic is recipe.teacher is None
+    config = find_config(model)
+    if one_layer or not alone or config.model_type not in FAMILIES:
+        return tokens
+    size = size_of(config, model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
+    left = LEARNING_SHARE * memory - WEIGHT_BYTES * size.base
+    return max(tokens, min(MAX_TOKENS_OF_SMALL_MODEL, int(left / token_bytes)))
 
 
 def _gpu_bytes() -> int:

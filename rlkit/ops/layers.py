@@ -75,3 +75,30 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def swiglu_grads(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients by gate and up."""
     return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)
+
+
+class RotationFunction(torch.autograd.Function):
+    """Rotary positions (Su et al. 2021, eq. 34) of queries and keys [N,heads,D], computed in float32.
+
+    Cosines and sines [N,D] hold those of D/2 angles twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return rotate(queries, keys, cos, sin, False, autocasted(cos[:0]).dtype)
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *rotate(*grads, *ctx.saved_tensors, True, grads[0].dtype), None, None
+
+
+@Fused
+def rotate(
+    queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, back: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys, rotated by the angles or `back` by them, in a dtype."""
+    cos, sin = cos.float()[:, None], (-sin if back else sin).float()[:, None]
+    halves = ((x, torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1)) for x in (queries, keys))
+    rotated_queries, rotated_keys = ((x * cos + turned * sin).to(dtype) for x, turned in halves)
+    return rotated_queries, rotated_keys

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, chain
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlkit.ops.attention import Layout, Scoring, autocasted, divide_by_length, equally_wide, token_indices
+from rlkit.ops.autograd import Context
 
 
 class Ragged(NamedTuple):
@@ -31,6 +32,26 @@ class Ragged(NamedTuple):
     key_starts: Tensor
     max_queries: int
     max_keys: int
+
+
+class Copies(NamedTuple):
+    """Where the copies of a packed sequence's N tokens stand among `Ragged.keys`.
+
+    Args:
+        first: [N] i64, the first copy of each token.
+        repeated: [S] i64, the tokens with several copies.
+        all_copies: [S,R] i64, these copies, arbitrary where a token has less than R.
+        is_real: [S,1,R] bf16, 1 for those that are not arbitrary, 0 for others.
+    """
+
+    first: Tensor
+    repeated: Tensor
+    all_copies: Tensor
+    is_real: Tensor
+
+
+class _CopiesContext(Context, Protocol):
+    copies: Copies | None
 
 
 class Padded(NamedTuple):
@@ -66,9 +87,9 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout
     """Attend by flash attention, to keys that are copied for each segment."""
     from torch.nn.attention.varlen import varlen_attn
 
-    keys, *offsets = layout.derived(ragged_of)
+    _, *offsets = layout.derived(ragged_of)
     if layout.shared:
-        key, value = key[keys], value[keys]
+        key, value = (KeyCopies.apply(x, layout) for x in (key, value))  # type: ignore[no-untyped-call]
     before = -1 if scoring.window is None else scoring.window - 1
     # a segment's last query attends to all of its keys, and each earlier query to one key less
     options: dict[str, object] = {"scale": scoring.scale, "window_size": (before, 0)}
@@ -77,6 +98,26 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout
     else:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     return varlen_attn(query, key, value, *offsets, **options)  # type: ignore[arg-type, return-value]
+
+
+class KeyCopies(torch.autograd.Function):
+    """Copies keys [N,...] for each segment that attends to them: see `Ragged.keys`.
+
+    The gradient of `key[keys]` would sort the indices in each layer.
+    """
+
+    @staticmethod
+    def forward(ctx: _CopiesContext, key: Tensor, layout: Layout) -> Tensor:
+        ctx.copies = layout.derived(copies_of) if ctx.needs_input_grad[0] else None
+        return key.index_select(0, layout.derived(ragged_of).keys)
+
+    @staticmethod
+    def backward(ctx: _CopiesContext, grad: Tensor) -> tuple[Tensor, None]:
+        assert ctx.copies is not None
+        first, repeated, all_copies, is_real = ctx.copies
+        each = grad.flatten(1).index_select(0, all_copies.flatten()).view(*all_copies.shape, -1)
+        sums = torch.bmm(is_real.to(grad.dtype), each)  # in float32, rounded once
+        return grad.index_select(0, first).index_copy_(0, repeated, sums.view(-1, *grad.shape[1:])), None
 
 
 @cache
@@ -130,14 +171,31 @@ def masked_softmax(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, 
 def ragged_of(layout: Layout) -> Ragged:
     """Return the kernel's inputs for a layout: each segment's keys are its prompt's, then its own."""
     key_spans = list(zip(layout.prompts, layout.segments, strict=True))
-    keys = torch.cat([torch.arange(start, end) for spans in key_spans for start, end in spans])
     query_counts = [end - start for start, end in layout.segments]
     key_counts = [sum(end - start for start, end in spans) for spans in key_spans]
     query_starts, key_starts = (
         torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=layout.device)
         for counts in (query_counts, key_counts)
     )
-    return Ragged(keys.to(layout.device), query_starts, key_starts, max(query_counts), max(key_counts))
+    return Ragged(layout.derived(keys_of).to(layout.device), query_starts, key_starts, max(query_counts), max(key_counts))
+
+
+def keys_of(layout: Layout) -> Tensor:
+    """Return the indices [K] i64 of all segments' keys, on the CPU."""
+    spans = chain.from_iterable(zip(layout.prompts, layout.segments, strict=True))
+    return torch.cat([torch.arange(start, end) for start, end in spans])
+
+
+def copies_of(layout: Layout) -> Copies:
+    """Return where the tokens of a layout stand among its keys."""
+    keys = layout.derived(keys_of)
+    order, counts = keys.argsort(stable=True), keys.bincount()
+    first = counts.cumsum(0) - counts
+    repeated = (counts > 1).nonzero().squeeze(-1)
+    copies = torch.arange(int(counts.max()))
+    all_copies = order[(first[repeated, None] + copies).clamp(max=len(keys) - 1)]
+    is_real = (copies < counts[repeated, None])[:, None].bfloat16()
+    return Copies(*(x.to(layout.device) for x in (order[first], repeated, all_copies, is_real)))
 
 
 def padded_of(layout: Layout, window: int | None = None) -> list[Padded]:

@@ -75,8 +75,8 @@ def decode(model: Any, autocast: Autocast, prompts: int, own: int) -> dict[str, 
 
     @torch.inference_mode()
     def step() -> Any:
-        rows = prompts * SAMPLES
-        last = torch.arange(rows, device=decoder.device) * 0 + own - 1
+        decoder.positions()  # indexes the rows, once
+        last = torch.arange(decoder.rows, device=decoder.device) * 0 + own - 1
         return decoder._pass(last, last + PROMPT, last, own)
 
     @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,16 +11,21 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.ir
+from torch._dynamo.testing import CompileCounter
 from rlkit_engine_torch import row_attention
 from rlkit_engine_torch.row_attention import PartialAttention
 
+from rlkit.models import layers as models_layers
+from rlkit.models.actor import Actor
 from rlkit.ops import fusion, layers, logps
 from rlkit.ops.fusion import Fused, softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, OutputLayer, token_logps
+from rlkit.testing import random_model
 from rlkit.types import Reads
+from tests.unit.models.test_packing import rows_of
 
 FUSED: list[Fused[Any, Any]] = [softmax_statistics, softmax_grads, layers.rms_norm, layers.rms_norm_grads]
-FUSED += [layers.swiglu, layers.swiglu_grads, row_attention.softmax_weights, row_attention.join]
+FUSED += [layers.swiglu, layers.swiglu_grads, layers.rotate, row_attention.softmax_weights, row_attention.join]
 
 
 @pytest.fixture
@@ -108,17 +114,38 @@ def test_fused_passes_over_bfloat16_return_it() -> None:
 def test_fused_layers_equal_their_functions(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     grad, x, up = (torch.randn(6, 8).to(dtype) for _ in range(3))
-    weight = torch.rand(8)
+    weight, angles = torch.rand(8), torch.rand(2, 6, 4).to(dtype)
+    heads = torch.randn(6, 3, 4).to(dtype), torch.randn(6, 1, 4).to(dtype)
     scale = layers.inverse_rms(x.float(), 1e-6)
     calls: list[tuple[Fused[Any, Any], tuple[Any, ...]]] = [
         (layers.rms_norm, (x, weight, 1e-6, torch.bfloat16)),
         (layers.rms_norm_grads, (grad, x, weight, scale, True)),
         (layers.swiglu, (x, up)),
         (layers.swiglu_grads, (grad, x, up)),
+        *((layers.rotate, (*heads, *angles, back, dtype)) for back in (False, True)),
     ]
     for fused, inputs in calls:
         torch.testing.assert_close(fused(*inputs), fused.function(*inputs))
         assert fused._compiled not in {None, fused.function}
+
+
+@pytest.mark.usefixtures("traced")
+def test_functions_of_layers_are_compiled_once_for_all_numbers_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without a gradient, of views of any base; one that is rotated back is another function."""
+    counts: dict[str, CompileCounter] = defaultdict(CompileCounter)
+    counted = lambda f, **_: torch._dynamo.optimize(counts[f.__name__], nopython=True)(f)  # noqa: E731
+    actor = Actor(random_model("qwen2", hidden_size=64, num_hidden_layers=2))
+    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr(models_layers, "on_gpu", lambda _: True)
+    for length in (9, 2, 30):
+        tokens, mask = rows_of([60, 9, 1], [[3, length, 4], [20, 2], [length]], 0)
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                actor(tokens, mask)
+            logps = actor(tokens, mask).logps
+        logps.sum().backward()
+    once = dict.fromkeys(("rms_norm", "rms_norm_grads", "swiglu", "swiglu_grads"), 1)
+    assert {name: count.frame_count for name, count in counts.items()} == {**once, "rotate": 2}
 
 
 @pytest.mark.usefixtures("traced")
