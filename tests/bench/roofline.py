@@ -189,8 +189,10 @@ class Meter(TorchDispatchMode):
         if name == "_local_scalar_dense":
             return clock.sync()
         outputs = tensors(output)
+        before = {x.untyped_storage()._cdata for x in tensors((args, kwargs))}
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        if not is_view and not any(r.alias_info is not None for r in returns):
+        is_view = is_view and all(x.untyped_storage()._cdata in before for x in outputs)  # `to` and `reshape` may copy
+        if not is_view and not any(r.alias_info is not None and r.alias_info.is_write for r in returns):
             clock.total.allocations += len(outputs)
         if is_view or name in FREE or not any(x.numel() for x in outputs + tensors(args)):
             return None

@@ -155,9 +155,11 @@ def test_fused_attention_of_rows_equals_its_functions() -> None:
     for rows, prompts, columns in ((3, 2, 5), (7, 3, 9)):
         parts = []
         for count in (rows, prompts):
-            scores = 4 * torch.randn(count, 4, columns)
-            weights = row_attention.softmax_weights(scores, torch.bfloat16)
-            torch.testing.assert_close(weights, row_attention.softmax_weights.function(scores, torch.bfloat16))
+            scores, mask = 4 * torch.randn(count, 4, columns), torch.randn(count, 1, columns)
+            weights = row_attention.softmax_weights(scores, None, torch.bfloat16)
+            torch.testing.assert_close(weights, row_attention.softmax_weights.function(scores, None, torch.bfloat16))
+            masked = row_attention.softmax_weights(scores, mask, torch.bfloat16)
+            torch.testing.assert_close(masked, row_attention.softmax_weights.function(scores + mask, None, torch.bfloat16))
             values = torch.bmm(weights[0], torch.randn(count, columns, 6).bfloat16())
             parts.append(PartialAttention(values, *weights[1:]))
         inputs = (torch.randint(prompts * 4, (rows * 4,)), *parts)
