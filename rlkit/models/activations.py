@@ -48,11 +48,9 @@ def activation_bytes(config: ModelConfig, computes: str, adapters: bool, dora: b
 MAX_TOKENS_ON_CPU = 1280
 """Tokens of a micro-batch on a CPU: 2,048 are 1 to 2% faster for 10 million parameters, and take half as much again."""
 
-MAX_TOKENS_ON_GPU = 16384
-"""Tokens of a micro-batch beyond which a GPU gets no faster, if its host launches kernels as fast as it runs them."""
-
-MAX_TOKENS_OF_SMALL_MODEL = 65536
-"""The same where the host is slower, since a small model's kernels are short: the fewer micro-batches, the fewer."""
+MAX_TOKENS_ON_GPU, MAX_TOKENS_OF_SMALL_MODEL = 16384, 65536
+"""Tokens of a micro-batch beyond which a GPU gets no faster: a small model's kernels take less time than their launch.
+"""
 
 MIN_TOKENS = 512
 """Tokens of a micro-batch below which every device gets slower."""
@@ -110,27 +108,19 @@ def token_limit(recipe: Recipe, gpu_bytes: int | None = None) -> int:
     dora = model.lora is not None and model.lora.use_dora
     layer_bytes, layers = activation_bytes(config, precision_of(model, fabric), model.lora is not None, dora)
     accelerator = "gpu" if gpu_bytes is not None else fabric.accelerator
-    token_bytes = layer_bytes * (1 if train.checkpoint_activations or train.offload_activations else layers)
+    one_layer = train.checkpoint_activations or train.offload_activations
+    token_bytes = layer_bytes * (1 if one_layer else layers)
+    most, memory = MAX_TOKENS_ON_CPU, float(HOST_BYTES)
     if accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available()):
-        tokens = _tokens_on_gpu(recipe, gpu_bytes or _gpu_bytes(), token_bytes)
-    else:
-        tokens = min(MAX_TOKENS_ON_CPU, HOST_BYTES // token_bytes)
-    return max(MIN_TOKENS, tokens) * fabric.sequence_parallel
-
-
-def _tokens_on_gpu(recipe: Recipe, memory: int, token_bytes: int) -> int:
-    tokens, model = min(MAX_TOKENS_ON_GPU, int(GPU_SHARE * memory / token_bytes)), recipe.model
-    one_layer = recipe.train.checkpoint_activations or recipe.train.offload_activations
-    alone = Capability.READS_POLICY in recipe.rollout.engine.capabilities and recipe.critic is recipe.teacher is None
-    config = find_config(model)
-    if one_layer or not alone or config.model_type not in FAMILIES:
-        return tokens
-    size = size_of(config, model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
-    left = LEARNING_SHARE * memory - WEIGHT_BYTES * size.base
-    return max(tokens, min(MAX_TOKENS_OF_SMALL_MODEL, int(left / token_bytes)))
+        gpu_bytes = gpu_bytes or _gpu_bytes()
+        most, memory = MAX_TOKENS_ON_GPU, GPU_SHARE * gpu_bytes
+        alone = Capability.READS_POLICY in recipe.rollout.engine.capabilities and not (recipe.critic or recipe.teacher)
+        if alone and not one_layer and config.model_type in FAMILIES:
+            size = size_of(config, model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
+            most = MAX_TOKENS_OF_SMALL_MODEL
+            memory = max(memory, LEARNING_SHARE * gpu_bytes - WEIGHT_BYTES * size.base)
+    return max(MIN_TOKENS, min(most, int(memory / token_bytes))) * fabric.sequence_parallel
 
 
 def _gpu_bytes() -> int:
-    if not torch.cuda.is_available():
-        return ASSUMED_GPU_BYTES
-    return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else ASSUMED_GPU_BYTES

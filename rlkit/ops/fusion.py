@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -28,7 +28,8 @@ class Fused(Generic[P, T]):
     Otherwise, and if it cannot be compiled, as without Triton, which a warning says once, it runs operator by operator.
 
     Args:
-        function: Has no side effects and no graph breaks, and is not differentiated.
+        function: Has no side effects and no graph breaks, and is not differentiated. Its first argument is a tensor
+            [N,...]; it is compiled for any N.
         min_elements: The elements of a large tensor.
     """
 
@@ -49,7 +50,9 @@ class Fused(Generic[P, T]):
             plain = _detached(args)
             if self._compiled is None:
                 self._compiled = _compiled(self.function)
-                _mark_dynamic(plain)
+                for x in plain:
+                    if isinstance(x, Tensor) and x.shape[0] == plain[0].shape[0]:
+                        torch._dynamo.maybe_mark_dynamic(x, 0)
             return self._compiled(*plain, **kwargs)
         except torch.OutOfMemoryError:
             raise
@@ -65,18 +68,10 @@ class Fused(Generic[P, T]):
 
 
 def _detached(x: Any) -> Any:
-    """Return a tensor, or those of a tuple, without a gradient and a base: functions are not compiled once more for it."""
+    """Return a tensor, or those of a tuple, without a gradient and a base, for which functions would be recompiled."""
     if isinstance(x, tuple):
         return getattr(type(x), "_make", tuple)(map(_detached, x))
     return x.detach() if isinstance(x, Tensor) else x
-
-
-def _mark_dynamic(args: Sequence[object]) -> None:
-    """Mark the tokens of tensors [N,...] as varying, so that functions are not compiled for the first number of them."""
-    tensors = [x for x in args if isinstance(x, Tensor) and x.dim()]
-    for x in tensors:
-        if len(x) == len(tensors[0]):
-            torch._dynamo.maybe_mark_dynamic(x, 0)
 
 
 def _has_large(x: object, elements: int) -> bool:

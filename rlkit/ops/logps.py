@@ -19,7 +19,7 @@ BLOCK_BYTES = 2 * 1024**2
 """Float32 logits that fit a CPU's cache: the size of the blocks of element-wise passes."""
 
 WEIGHT_ROWS = 16384
-"""Rows of a weight whose gradient is converted to float32 at once on a CPU; on a GPU, those of a chunk's size."""
+"""Rows of a weight whose gradient is converted to float32 at once on a CPU; all rows on a GPU."""
 
 ROWS = 64
 """Products of 16 bits on CPUs have multiples of this many rows, since oneDNN compiles kernels for each number."""
@@ -212,7 +212,7 @@ class _TokenLogps(torch.autograd.Function):
             if d_hidden is not None:
                 d_hidden[part].add_(d_logits @ weight)
             if d_weight is not None:
-                _add_outer_(d_weight, d_logits, hidden[part], ctx.memory)
+                _add_outer_(d_weight, d_logits, hidden[part])
             del d_logits
         d_weight, d_bias = (None if d is None else d.to(x.dtype) for d, x in ((d_weight, weight), (d_bias, bias)))
         return d_hidden, d_weight, d_bias, None, None, None, None, None
@@ -351,13 +351,14 @@ def _logit_grads_(probs: Tensor, targets: Tensor, entropy: Tensor, top_ids: Tens
             block.add_(g.mean[:, None], alpha=1 / block.shape[-1])
 
 
-def _add_outer_(total: Tensor, d_logits: Tensor, hidden: Tensor, memory: int) -> None:
-    """Add `d_logits.T @ hidden` to a float32 tensor [V,H]; on a GPU a temporary takes up to `memory` bytes."""
+def _add_outer_(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
+    """Add `d_logits.T @ hidden` to a float32 tensor [V,H]; on a CPU without a temporary of its size."""
     if d_logits.dtype == total.dtype:
         total.addmm_(d_logits.T, hidden)
         return
-    row_bytes = hidden.shape[-1] * hidden.element_size()
-    for columns in _slices(len(total), row_bytes, WEIGHT_ROWS * row_bytes if hidden.device.type == "cpu" else memory):
+    rows = WEIGHT_ROWS if hidden.device.type == "cpu" else len(total)
+    for start in range(0, len(total), rows):
+        columns = slice(start, start + rows)
         total[columns].add_(d_logits[:, columns].T @ hidden)  # `+=` would copy the sum onto itself
 
 

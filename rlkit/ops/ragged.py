@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from itertools import accumulate, chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,38 +20,16 @@ class Ragged(NamedTuple):
     """Inputs of a kernel for sequences of variable length.
 
     Args:
-        keys: [K] i64, the indices of all segments' keys in the packed sequence.
         query_starts: [S+1] i32, where each segment's queries start, and the end of the last.
-        key_starts: [S+1] i32, the same for `keys`.
+        key_starts: [S+1] i32, the same for the keys of `KeyCopies`.
         max_queries: The largest number of queries of a segment.
         max_keys: The largest number of keys of a segment.
     """
 
-    keys: Tensor
     query_starts: Tensor
     key_starts: Tensor
     max_queries: int
     max_keys: int
-
-
-class Copies(NamedTuple):
-    """Where the copies of a packed sequence's N tokens stand among `Ragged.keys`.
-
-    Args:
-        first: [N] i64, the first copy of each token.
-        repeated: [S] i64, the tokens with several copies.
-        all_copies: [S,R] i64, these copies, arbitrary where a token has less than R.
-        is_real: [S,1,R] bf16, 1 for those that are not arbitrary, 0 for others.
-    """
-
-    first: Tensor
-    repeated: Tensor
-    all_copies: Tensor
-    is_real: Tensor
-
-
-class _CopiesContext(Context, Protocol):
-    copies: Copies | None
 
 
 class Padded(NamedTuple):
@@ -87,7 +65,6 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout
     """Attend by flash attention, to keys that are copied for each segment."""
     from torch.nn.attention.varlen import varlen_attn
 
-    _, *offsets = layout.derived(ragged_of)
     if layout.shared:
         key, value = (KeyCopies.apply(x, layout) for x in (key, value))  # type: ignore[no-untyped-call]
     before = -1 if scoring.window is None else scoring.window - 1
@@ -97,26 +74,26 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout
         options["enable_gqa"] = True
     else:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    return varlen_attn(query, key, value, *offsets, **options)  # type: ignore[arg-type, return-value]
+    return varlen_attn(query, key, value, *layout.derived(ragged_of), **options)  # type: ignore[arg-type, return-value]
 
 
 class KeyCopies(torch.autograd.Function):
-    """Copies keys [N,...] for each segment that attends to them: see `Ragged.keys`.
+    """Copies keys [N,...] for each segment that attends to them.
 
-    The gradient of `key[keys]` would sort the indices in each layer.
+    The gradient of an index would sort it in each layer.
     """
 
     @staticmethod
-    def forward(ctx: _CopiesContext, key: Tensor, layout: Layout) -> Tensor:
-        ctx.copies = layout.derived(copies_of) if ctx.needs_input_grad[0] else None
-        return key.index_select(0, layout.derived(ragged_of).keys)
+    def forward(ctx: Context, key: Tensor, layout: Layout) -> Tensor:
+        keys, *places = layout.derived(copies_of)
+        ctx.save_for_backward(*places)
+        return key.index_select(0, keys)
 
     @staticmethod
-    def backward(ctx: _CopiesContext, grad: Tensor) -> tuple[Tensor, None]:
-        assert ctx.copies is not None
-        first, repeated, all_copies, is_real = ctx.copies
-        each = grad.flatten(1).index_select(0, all_copies.flatten()).view(*all_copies.shape, -1)
-        sums = torch.bmm(is_real.to(grad.dtype), each)  # in float32, rounded once
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
+        first, repeated, copies, is_copy = ctx.saved_tensors
+        each = grad.flatten(1).index_select(0, copies.flatten()).view(*copies.shape, -1)
+        sums = torch.bmm(is_copy.to(grad.dtype), each)  # in float32, rounded once
         return grad.index_select(0, first).index_copy_(0, repeated, sums.view(-1, *grad.shape[1:])), None
 
 
@@ -170,32 +147,31 @@ def masked_softmax(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, 
 
 def ragged_of(layout: Layout) -> Ragged:
     """Return the kernel's inputs for a layout: each segment's keys are its prompt's, then its own."""
-    key_spans = list(zip(layout.prompts, layout.segments, strict=True))
     query_counts = [end - start for start, end in layout.segments]
-    key_counts = [sum(end - start for start, end in spans) for spans in key_spans]
+    key_counts = [end - start + n for (start, end), n in zip(layout.prompts, query_counts, strict=True)]
     query_starts, key_starts = (
         torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=layout.device)
         for counts in (query_counts, key_counts)
     )
-    return Ragged(layout.derived(keys_of).to(layout.device), query_starts, key_starts, max(query_counts), max(key_counts))
+    return Ragged(query_starts, key_starts, max(query_counts), max(key_counts))
 
 
-def keys_of(layout: Layout) -> Tensor:
-    """Return the indices [K] i64 of all segments' keys, on the CPU."""
+def copies_of(layout: Layout) -> list[Tensor]:
+    """Return which of the N tokens of a layout are the segments' keys, and where among them each token stands.
+
+    Returns:
+        [K] i64 the keys, for each segment its prompt's and its own; [N] i64 the first place of each token, [S] i64 the
+            tokens with several, [S,R] i64 all places of these, arbitrary where a token has less than R, and [S,1,R]
+            bf16, 0 for the arbitrary ones and 1 for others.
+    """
     spans = chain.from_iterable(zip(layout.prompts, layout.segments, strict=True))
-    return torch.cat([torch.arange(start, end) for start, end in spans])
-
-
-def copies_of(layout: Layout) -> Copies:
-    """Return where the tokens of a layout stand among its keys."""
-    keys = layout.derived(keys_of)
+    keys = torch.cat([torch.arange(start, end) for start, end in spans])
     order, counts = keys.argsort(stable=True), keys.bincount()
-    first = counts.cumsum(0) - counts
-    repeated = (counts > 1).nonzero().squeeze(-1)
-    copies = torch.arange(int(counts.max()))
-    all_copies = order[(first[repeated, None] + copies).clamp(max=len(keys) - 1)]
-    is_real = (copies < counts[repeated, None])[:, None].bfloat16()
-    return Copies(*(x.to(layout.device) for x in (order[first], repeated, all_copies, is_real)))
+    first, repeated = counts.cumsum(0) - counts, (counts > 1).nonzero().squeeze(-1)
+    numbers = torch.arange(int(counts.max()))
+    copies = order[(first[repeated, None] + numbers).clamp(max=len(keys) - 1)]
+    is_copy = (numbers < counts[repeated, None])[:, None].bfloat16()
+    return [x.to(layout.device) for x in (keys, order[first], repeated, copies, is_copy)]
 
 
 def padded_of(layout: Layout, window: int | None = None) -> list[Padded]:

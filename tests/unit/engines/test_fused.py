@@ -14,15 +14,15 @@ from rlkit_engine_torch.batch import AHEAD, DecodeBatch, Row, group_by_prompt
 from rlkit_engine_torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
 from rlkit_engine_torch.compiled import rotated_heads
 from rlkit_engine_torch.fused import GROWTH, FusedDecoder, row_copies
+from rlkit_engine_torch.layers import swiglu
 from rlkit_engine_torch.prefixes import Prefix
 from rlkit_engine_torch.row_attention import RowAttention
 from rlkit_engine_torch.sampling import choose
 from torch import Tensor
 
 from rlkit.ops.attention import packed_attention
-from rlkit.ops.layers import swiglu
-from rlkit.ops.random import uniform
 from rlkit.ops.ragged import by_sdpa
+from rlkit.ops.random import uniform
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling
 

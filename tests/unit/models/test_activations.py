@@ -76,7 +76,7 @@ def test_the_memory_of_a_large_gpu_counts_for_a_small_model(tmp_path: Path) -> N
     """In bf16-mixed a token takes 20 * (31 * 1024 + 8 * 4096) = 1,290,240 bytes, a weight at most 32.
 
     A layer has 4 * 1024^2 weights of attention with 3 * 1024 biases, 3 * 1024 * 4096 of its MLP, 2 * 1024 of its norms;
-    besides there are 2 * 64 * 1024 of tokens and 1024 of the last norm. 0.6 of 80 GiB less 10.7 GB of them holds 31,617.
+    besides there are 2 * 64 * 1024 of tokens and 1024 of the last norm. 0.6 of 80 GiB less 10.7 GB holds 31,617.
     """
     model, fabric = saved(tmp_path, 1024, 4096, 20), Fabric(accelerator="gpu", precision="bf16-mixed")
     weights = 20 * (4 * 1024**2 + 3 * 1024 * 4096 + 5 * 1024) + 129 * 1024

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch import layers
 from torch import Tensor
 
 from rlkit.models.actor import Actor
-from rlkit.models.layers import fuse_layers
 from rlkit.models.lora import add_lora
-from rlkit.ops import layers
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from tests.unit.models.test_packing import rows_of
@@ -23,7 +22,7 @@ KINDS = ["llama", "mistral", "qwen2", "qwen3"]
 @pytest.fixture(autouse=True)
 def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fuse layers on this machine too, where they compute the same."""
-    monkeypatch.setattr("rlkit.models.layers.on_gpu", lambda _: True)
+    monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _: True)
 
 
 def model(kind: str, adapters: bool) -> Any:
@@ -50,7 +49,7 @@ def run(made: Any) -> list[Tensor]:
 def test_outputs_and_gradients_are_the_same(kind: str, adapters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = model(kind, adapters)
     expected = run(made)
-    fuse_layers(made)
+    layers.FusedLayers().fuse(made)
     found, used = run(made), []
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -84,11 +83,11 @@ def test_packed_passes_that_rotate_at_once_are_the_same(
     monkeypatch.setattr(layers.RotationFunction, "apply", lambda *x: (rotated.append(1), rotate(*x))[1])
     assert actor.passes.packed
     errors = []
-    monkeypatch.setattr("rlkit.models.layers.on_gpu", lambda _: False)
+    monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _: False)
     exact = run_packed(actor)
     assert not rotated
     for on_gpu in (True, False):
-        monkeypatch.setattr("rlkit.models.layers.on_gpu", lambda _, fused=on_gpu: fused)
+        monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _, fused=on_gpu: fused)
         for one, other in zip(run_packed(actor), exact, strict=True):
             assert (one - other).norm() <= 1e-5 * other.norm()
         with torch.autocast("cpu", torch.bfloat16):
@@ -113,7 +112,7 @@ def test_bfloat16_is_as_exact_as_that_of_autocast(kind: str, adapters: bool, fro
         weight.data = weight.to(getattr(torch, frozen))
     with torch.autocast("cpu", torch.bfloat16):
         plain = run(made)
-        fuse_layers(made)
+        layers.FusedLayers().fuse(made)
         fused = run(made)
     assert [x.dtype for x in fused] == [x.dtype for x in plain]
     for part in (slice(1), slice(1, None)):
@@ -130,10 +129,10 @@ def test_other_types_and_devices_are_left_to_the_layers(kind: str, monkeypatch: 
     if kind == "float64":
         made.double()
     if kind == "cpu":
-        monkeypatch.setattr("rlkit.models.layers.on_gpu", lambda _: False)
+        monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _: False)
     with torch.autocast("cpu", torch.float16) if kind == "autocast" else nullcontext():
         expected = run(made)
-        fuse_layers(made)
+        layers.FusedLayers().fuse(made)
         for name in ("RMSNormFunction", "SwiGLUFunction"):
             monkeypatch.delattr(layers, name)
         assert all(map(torch.equal, run(made), expected))

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.ir
-from torch._dynamo.testing import CompileCounter
-from rlkit_engine_torch import row_attention
+from rlkit_engine_torch import layers, row_attention
 from rlkit_engine_torch.row_attention import PartialAttention
+from torch._dynamo.testing import CompileCounter
 
-from rlkit.models import layers as models_layers
 from rlkit.models.actor import Actor
-from rlkit.ops import fusion, layers, logps
+from rlkit.ops import fusion, logps
 from rlkit.ops.fusion import Fused, softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, OutputLayer, token_logps
 from rlkit.testing import random_model
@@ -122,7 +121,7 @@ def test_fused_layers_equal_their_functions(dtype: torch.dtype) -> None:
         (layers.rms_norm_grads, (grad, x, weight, scale, True)),
         (layers.swiglu, (x, up)),
         (layers.swiglu_grads, (grad, x, up)),
-        *((layers.rotate, (*heads, *angles, back, dtype)) for back in (False, True)),
+        (layers.rotate, (*heads, *angles, dtype)),
     ]
     for fused, inputs in calls:
         torch.testing.assert_close(fused(*inputs), fused.function(*inputs))
@@ -131,12 +130,12 @@ def test_fused_layers_equal_their_functions(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("traced")
 def test_functions_of_layers_are_compiled_once_for_all_numbers_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without a gradient, of views of any base; one that is rotated back is another function."""
+    """With and without a gradient, of views of any base; `rotate` once more for backward passes, without autocast."""
     counts: dict[str, CompileCounter] = defaultdict(CompileCounter)
     counted = lambda f, **_: torch._dynamo.optimize(counts[f.__name__], nopython=True)(f)  # noqa: E731
     actor = Actor(random_model("qwen2", hidden_size=64, num_hidden_layers=2))
     monkeypatch.setattr(torch, "compile", counted)
-    monkeypatch.setattr(models_layers, "on_gpu", lambda _: True)
+    monkeypatch.setattr(layers, "on_gpu", lambda _: True)
     for length in (9, 2, 30):
         tokens, mask = rows_of([60, 9, 1], [[3, length, 4], [20, 2], [length]], 0)
         with torch.autocast("cpu", torch.bfloat16):
@@ -159,7 +158,9 @@ def test_fused_attention_of_rows_equals_its_functions() -> None:
             weights = row_attention.softmax_weights(scores, None, torch.bfloat16)
             torch.testing.assert_close(weights, row_attention.softmax_weights.function(scores, None, torch.bfloat16))
             masked = row_attention.softmax_weights(scores, mask, torch.bfloat16)
-            torch.testing.assert_close(masked, row_attention.softmax_weights.function(scores + mask, None, torch.bfloat16))
+            torch.testing.assert_close(
+                masked, row_attention.softmax_weights.function(scores + mask, None, torch.bfloat16)
+            )
             values = torch.bmm(weights[0], torch.randn(count, columns, 6).bfloat16())
             parts.append(PartialAttention(values, *weights[1:]))
         inputs = (torch.randint(prompts * 4, (rows * 4,)), *parts)

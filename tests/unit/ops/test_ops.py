@@ -373,8 +373,8 @@ def test_half_precision_gradients_add_up_in_float32() -> None:
     """1 + [[1, 2], [3, 4]].T @ [[1, 1], [2, 2]] = 1 + [[7, 7], [10, 10]]; rows beyond a block are added too."""
     left, right = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).bfloat16(), torch.tensor([[1.0, 1.0], [2.0, 2.0]]).bfloat16()
     total = torch.ones(2, 2)
-    _add_outer_(total, left, right, 0)
+    _add_outer_(total, left, right)
     assert total.tolist() == [[8.0, 8.0], [11.0, 11.0]]
     wide, long = torch.ones(1, WEIGHT_ROWS + 1).bfloat16(), torch.zeros(WEIGHT_ROWS + 1, 1)
-    _add_outer_(long, wide, torch.full((1, 1), 3.0).bfloat16(), 0)
+    _add_outer_(long, wide, torch.full((1, 1), 3.0).bfloat16())
     assert long.unique().tolist() == [3.0]

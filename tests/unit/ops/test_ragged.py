@@ -96,8 +96,9 @@ def layout_of(groups: list[tuple[int, list[int]]]) -> Layout:
 
 def test_where_keys_are_by_hand() -> None:
     """A prompt of 2 tokens with segments of 1 and 2 tokens, and a segment of 2 alone."""
-    found = ragged_of(layout_of([(2, [1, 2]), (0, [2])]))
-    assert found.keys.tolist() == [0, 1, *(0, 1, 2), *(0, 1, 3, 4), *(5, 6)]
+    layout = layout_of([(2, [1, 2]), (0, [2])])
+    found = ragged_of(layout)
+    assert copies_of(layout)[0].tolist() == [0, 1, *(0, 1, 2), *(0, 1, 3, 4), *(5, 6)]
     assert found.query_starts.tolist() == [0, 2, 3, 5, 7]
     assert found.key_starts.tolist() == [0, 2, 5, 9, 11]
     assert (found.max_queries, found.max_keys) == (2, 4)
@@ -105,11 +106,11 @@ def test_where_keys_are_by_hand() -> None:
 
 def test_copies_of_keys_by_hand() -> None:
     """Token 0 of the prompt is the keys 0, 2 and 5, token 1 the keys 1, 3 and 6; a prompt of 1 has 2 copies of 3."""
-    found = copies_of(layout_of([(2, [1, 2]), (1, [1])]))
-    assert found.first.tolist() == [0, 1, 4, 7, 8, 9, 11]
-    assert found.repeated.tolist() == [0, 1, 5]
-    assert [row[:n] for row, n in zip(found.all_copies.tolist(), (3, 3, 2), strict=True)] == [[0, 2, 5], [1, 3, 6], [9, 10]]
-    assert found.is_real.tolist() == [[[1, 1, 1]], [[1, 1, 1]], [[1, 1, 0]]]
+    _, first, repeated, copies, is_copy = (x.tolist() for x in copies_of(layout_of([(2, [1, 2]), (1, [1])])))
+    assert first == [0, 1, 4, 7, 8, 9, 11]
+    assert repeated == [0, 1, 5]
+    assert [row[:count] for row, count in zip(copies, (3, 3, 2), strict=True)] == [[0, 2, 5], [1, 3, 6], [9, 10]]
+    assert is_copy == [[[1, 1, 1]], [[1, 1, 1]], [[1, 1, 0]]]
 
 
 def test_the_gradient_of_copied_keys_is_rounded_once() -> None:
@@ -117,7 +118,7 @@ def test_the_gradient_of_copied_keys_is_rounded_once() -> None:
     layout = layout_of([(5, [3, 1, 4]), (0, [2]), (2, [6])])
     key = torch.randn(23, 2, 4).bfloat16().requires_grad_()
     found = KeyCopies.apply(key, layout)  # type: ignore[no-untyped-call]
-    keys, grad = layout.derived(ragged_of).keys, torch.randn(found.shape).bfloat16()
+    keys, grad = copies_of(layout)[0], torch.randn(found.shape).bfloat16()
     assert torch.equal(found, key[keys])
     found.backward(grad)
     assert key.grad is not None

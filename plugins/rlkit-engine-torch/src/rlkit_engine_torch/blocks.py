@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from rlkit.models.lora import merged_weight
-from rlkit.ops.layers import inverse_rms, swiglu
 from rlkit_engine_torch.compiled import compiles, rotated_heads
+from rlkit_engine_torch.layers import inverse_rms, swiglu
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """Attention: from a block's index, queries [N,Q,D], and keys and values [N,2,K,D], to outputs [N,Q,D]."""
@@ -104,8 +104,8 @@ class Block:
 
     `inputs` computes the queries, keys and values of all heads. In queries and keys, channels that are rotated together
     are neighbours, so that a rotation is one complex product. Queries are divided by the square root of `size`.
-    `head_norms` [rotated,D] scale queries and keys in Qwen3; the first `rotated` heads are queries and keys. Without `up`,
-    `gate` computes both inputs of the activation.
+    `head_norms` [rotated,D] scale queries and keys in Qwen3; the first `rotated` heads are queries and keys. Without
+    `up`, `gate` computes both inputs of the activation.
     """
 
     size: int
@@ -141,9 +141,7 @@ class FusedModel:
         self._head = fuse_head(model.get_output_embeddings(), model.model.norm, dtype)
         self._rotations: Tensor | None = None
 
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend
-    ) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend) -> Tensor:
         """Return the last block's outputs [N,H] for tokens [N].
 
         Args:

@@ -41,7 +41,7 @@ def rotated_heads(
     rotated = heads[:, : queries + keys].float()
     if scales is not None:
         rotated = rotated * (rotated.square().mean(-1, keepdim=True) + eps).rsqrt() * scales
-    even, odd = rotated.unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = rotated.reshape(*rotated.shape[:-1], -1, 2).unbind(-1)
     cos, sin = rotations.unbind(-1)
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(heads.dtype)
     return turned[:, :queries].contiguous(), torch.stack((turned[:, queries:], heads[:, queries + keys :]), 1)

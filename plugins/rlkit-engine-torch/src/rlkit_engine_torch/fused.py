@@ -350,9 +350,7 @@ class FusedDecoder:
         self._row_indices = torch.arange(self.rows, device=device)
 
 
-def _attention_after(
-    decoder: FusedDecoder, new: _Admission, prefixes: Sequence[Prefix], positions: Tensor
-) -> Attend:
+def _attention_after(decoder: FusedDecoder, new: _Admission, prefixes: Sequence[Prefix], positions: Tensor) -> Attend:
     """Return the attention of a pass over what comes after prefixes, which adds both to the decoder's cache.
 
     Args:

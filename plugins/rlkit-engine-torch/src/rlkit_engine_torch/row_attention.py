@@ -32,9 +32,7 @@ class PartialAttention(NamedTuple):
     highest: Tensor
 
     @classmethod
-    def to_values(
-        cls, scores: Tensor, mask: Tensor | None, values: Tensor, compiled: bool = False
-    ) -> PartialAttention:
+    def to_values(cls, scores: Tensor, mask: Tensor | None, values: Tensor, compiled: bool = False) -> PartialAttention:
         """Return the attention by scores [B,Q,K], which may be overwritten, and a mask [R,1,K] to values [B,K,D]."""
         if mask is not None and scores.device.type == "cpu":
             scores.view(len(mask), -1, scores.shape[-1]).add_(mask)
@@ -45,9 +43,7 @@ class PartialAttention(NamedTuple):
 
 
 @partial(Fused, min_elements=MIN_ELEMENTS)
-def softmax_weights(
-    scores: Tensor, mask: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+def softmax_weights(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights of scores [B,Q,K] in a dtype, their sums, and the highest scores, both [B,Q,1] f32.
 
     A mask [R,1,K] is added to the scores of B/R heads each.
