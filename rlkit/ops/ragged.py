@@ -157,7 +157,7 @@ def ragged_of(layout: Layout) -> Ragged:
 
 
 def copies_of(layout: Layout) -> list[Tensor]:
-    """Return which of the N tokens of a layout are the segments' keys, and where among them each token stands.
+    """Return the tokens of a layout that are its segments' keys, and the places of all N tokens among them.
 
     Returns:
         [K] i64 the keys, for each segment its prompt's and its own; [N] i64 the first place of each token, [S] i64 the
