@@ -210,8 +210,10 @@ class Meter(TorchDispatchMode):
 def flops_of(func: Any, args: Any, kwargs: Any, output: Any) -> float:
     """Return the operations of a product or an attention; 0 for other operators."""
     name = func.overloadpacket.__name__
-    if name == "_linear_pointwise":  # oneDNN's
+    if name in {"_linear_pointwise", "linear"}:  # oneDNN's, and that of inference mode
         return 2.0 * output.numel() * args[0].shape[-1]
+    if name == "addmm_":
+        return 2.0 * args[1].numel() * args[2].shape[-1]
     if "scaled_dot_product" in name:
         backward = name.endswith("backward")
         query, key = args[1:3] if backward else args[:2]
