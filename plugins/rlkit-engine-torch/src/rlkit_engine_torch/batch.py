@@ -25,7 +25,7 @@ FILLED = ("stops", "candidates")
 GROWTH = 64
 """The least number of tokens by which the memory of a row grows."""
 
-AHEAD = 32
+AHEAD = 16
 """Tokens of each row whose random numbers are drawn at once: a draw takes 25 operators, whatever their number."""
 
 
