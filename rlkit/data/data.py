@@ -91,7 +91,7 @@ class Data:
     @cached_property
     def token_limit(self) -> int:
         """Tokens of a micro-batch."""
-        return token_limit(self.recipe.train, self.recipe.model, self.recipe.fabric)
+        return token_limit(self.recipe)
 
     @property
     def longest_row(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -140,3 +141,11 @@ if TYPE_CHECKING:
         def get_delta_weight(self, adapter: str) -> Tensor: ...
 
         def get_base_layer(self) -> nn.Linear: ...
+
+
+class LayerFusion(ABC):
+    """Makes the layers of a model take fewer kernels on a GPU; no recipe names it."""
+
+    @abstractmethod
+    def fuse(self, model: nn.Module) -> None:
+        """Replace the forward passes of known layers; on other devices and in other types they stay the same."""

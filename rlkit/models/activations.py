@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlkit.models.size import find_config, kv_bytes
-from rlkit.recipe import Fabric, Model, Train
+from rlkit.interfaces.engine import Capability
+from rlkit.models.size import find_config, kv_bytes, size_of
+from rlkit.recipe import Fabric, Model, Recipe
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
@@ -47,14 +48,24 @@ def activation_bytes(config: ModelConfig, computes: str, adapters: bool, dora: b
 MAX_TOKENS_ON_CPU = 1280
 """Tokens of a micro-batch on a CPU: 2,048 are 1 to 2% faster for 10 million parameters, and take half as much again."""
 
-MAX_TOKENS_ON_GPU = 16384
-"""Tokens of a micro-batch beyond which a GPU gets no faster."""
+MAX_TOKENS_ON_GPU, MAX_TOKENS_OF_SMALL_MODEL = 16384, 65536
+"""Tokens of a micro-batch beyond which a GPU gets no faster: a small model's kernels take less time than their launch.
+"""
 
 MIN_TOKENS = 512
 """Tokens of a micro-batch below which every device gets slower."""
 
 GPU_SHARE = 0.3
 """Share of a GPU's memory for the activations of a micro-batch."""
+
+LEARNING_SHARE = 0.6
+"""Share of a GPU's memory for all that learning takes, if the policy is the only large model there."""
+
+WEIGHT_BYTES = 32
+"""The most bytes of a parameter: of itself, its gradient, moments, average, reference and copies in 16 bits."""
+
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+"""Types of models whose activations are those measured: see `FULL`."""
 
 HOST_BYTES = 2**30
 """Host memory for the activations of a micro-batch; small models reach full speed with less."""
@@ -76,37 +87,40 @@ def frozen_bytes(model: Model, fabric: Fabric) -> int:
     return 2 if "bfloat16" in model.dtype or fabric.precision == "bf16-true" else 4
 
 
-def token_limit(train: Train, model: Model, fabric: Fabric, gpu_bytes: int | None = None) -> int:
+def token_limit(recipe: Recipe, gpu_bytes: int | None = None) -> int:
     """Return `train.max_tokens_per_micro_batch`, with `auto` resolved to a number.
 
-    `auto` depends only on the shape of the model, the kind of device and the number of ranks that share the tokens of
-    rows, so a resumed run has the same micro-batches.
+    `auto` depends only on the recipe, the shape of the model, the kind of device and the number of ranks that share the
+    tokens of rows, so a resumed run has the same micro-batches.
 
     Args:
-        train: The recipe's `train:`.
-        model: The recipe's `model:`.
-        fabric: The recipe's `fabric:`.
+        recipe: A checked recipe.
         gpu_bytes: Memory of the GPU to plan for; None for this machine's device.
 
     Raises:
         RecipeError: The model's configuration cannot be read.
     """
+    train, model, fabric = recipe.train, recipe.model, recipe.fabric
     configured = train.max_tokens_per_micro_batch
     if configured != "auto":
         return configured
     config = find_config(model).get_text_config()
-    adapters, dora = model.lora is not None, model.lora is not None and model.lora.use_dora
-    layer_bytes, layers = activation_bytes(config, precision_of(model, fabric), adapters, dora)
+    dora = model.lora is not None and model.lora.use_dora
+    layer_bytes, layers = activation_bytes(config, precision_of(model, fabric), model.lora is not None, dora)
     accelerator = "gpu" if gpu_bytes is not None else fabric.accelerator
-    on_gpu = accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available())
-    memory = GPU_SHARE * (gpu_bytes or _gpu_bytes()) if on_gpu else HOST_BYTES
     one_layer = train.checkpoint_activations or train.offload_activations
-    tokens_in_memory = int(memory / (layer_bytes * (1 if one_layer else layers)))
-    tokens = max(MIN_TOKENS, min(MAX_TOKENS_ON_GPU if on_gpu else MAX_TOKENS_ON_CPU, tokens_in_memory))
-    return tokens * fabric.sequence_parallel
+    token_bytes = layer_bytes * (1 if one_layer else layers)
+    most, memory = MAX_TOKENS_ON_CPU, float(HOST_BYTES)
+    if accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available()):
+        gpu_bytes = gpu_bytes or _gpu_bytes()
+        most, memory = MAX_TOKENS_ON_GPU, GPU_SHARE * gpu_bytes
+        alone = Capability.READS_POLICY in recipe.rollout.engine.capabilities and not (recipe.critic or recipe.teacher)
+        if alone and not one_layer and config.model_type in FAMILIES:
+            size = size_of(config, model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
+            most = MAX_TOKENS_OF_SMALL_MODEL
+            memory = max(memory, LEARNING_SHARE * gpu_bytes - WEIGHT_BYTES * size.base)
+    return max(MIN_TOKENS, min(most, int(memory / token_bytes))) * fabric.sequence_parallel
 
 
 def _gpu_bytes() -> int:
-    if not torch.cuda.is_available():
-        return ASSUMED_GPU_BYTES
-    return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else ASSUMED_GPU_BYTES

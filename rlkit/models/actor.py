@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.base.errors import RecipeError
-from rlkit.models.layers import fuse_layers, narrow_last_mlp
+from rlkit.interfaces.model import LayerFusion
+from rlkit.models.layers import narrow_last_mlp
 from rlkit.models.lora import base_model, score_head
 from rlkit.models.packing import PackedPasses, PlainInputs, embedding_noise, masked_attention
 from rlkit.models.recurrent import pack_recurrent_layers
@@ -20,6 +21,7 @@ from rlkit.ops.candidates import over_candidates
 from rlkit.ops.logps import DEFAULT_READS, LOGPS, OutputLayer, logits_logps, token_logps
 from rlkit.ops.masked import ends_of
 from rlkit.ops.random import RowNoise
+from rlkit.registry.shelf import provider
 from rlkit.types import PolicyOutput, Reads
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Actor(nn.Module):
     def __init__(self, policy: CausalLM) -> None:
         super().__init__()
         self.policy = policy
-        fuse_layers(policy)
+        provider(LayerFusion)().fuse(policy)  # type: ignore[type-abstract]
         narrow_last_mlp(backbone_of(policy))
         pack_recurrent_layers(backbone_of(policy))
         self.routers = routers_of(backbone_of(policy))
@@ -287,7 +289,7 @@ class ValueModel(nn.Module):
     def __init__(self, backbone: CausalLM, head: nn.Linear | None = None) -> None:
         super().__init__()
         self.backbone = backbone
-        fuse_layers(backbone)
+        provider(LayerFusion)().fuse(backbone)  # type: ignore[type-abstract]
         narrow_last_mlp(backbone)
         pack_recurrent_layers(backbone)
         self.passes = PackedPasses(backbone)

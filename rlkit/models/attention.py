@@ -73,7 +73,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: 
         query, key, value = sequence.gather_tokens(query, key, value)
     if layout is not None:  # agreed: the ranks of a group make the same passes
         layout.windows.append(window)
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # the gradient of `x[0]` copies it
         function = packed_attention if query.device.type == "cpu" and softcap is None else ragged_attention
         output = function(q, k, v, scoring, layout)[None]
     elif sequence is not None:

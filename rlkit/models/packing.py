@@ -196,7 +196,7 @@ def packed_pass(
         "layout": layout,
     } | ({} if routing is None else routing.arrange(rows, positions))
     with embedding_noise(backbone, noise, rows, positions):
-        hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state[0]
+        hidden = backbone(input_ids=tokens, use_cache=False, **options | media).last_hidden_state.squeeze(0)
     windowed = layer_types(backbone.config.get_text_config()).count("sliding_attention")
     if windowed > sum(window is not None for window in layout.windows):
         raise ValueError(f"not all of its {windowed} layers with a sliding window tell their attention")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ class Fused(Generic[P, T]):
     Otherwise, and if it cannot be compiled, as without Triton, which a warning says once, it runs operator by operator.
 
     Args:
-        function: Has no side effects and no graph breaks.
+        function: Has no side effects and no graph breaks, and is not differentiated. Its first argument is a tensor
+            [N,...]; it is compiled for any N.
         min_elements: The elements of a large tensor.
     """
 
@@ -45,10 +46,14 @@ class Fused(Generic[P, T]):
     def compiled(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function as one that is compiled, at the first call."""
         try:
+            _allow_variants()
+            plain = _detached(args)
             if self._compiled is None:
                 self._compiled = _compiled(self.function)
-            _allow_variants()
-            return self._compiled(*args, **kwargs)
+                for x in plain:
+                    if isinstance(x, Tensor) and x.shape[0] == plain[0].shape[0]:
+                        torch._dynamo.maybe_mark_dynamic(x, 0)
+            return self._compiled(*plain, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # torch's compilers have no common error
@@ -60,6 +65,13 @@ class Fused(Generic[P, T]):
             )
             self._compiled = self.function
             return self.function(*args, **kwargs)
+
+
+def _detached(x: Any) -> Any:
+    """Return a tensor, or those of a tuple, without a gradient and a base, for which functions would be recompiled."""
+    if isinstance(x, tuple):
+        return getattr(type(x), "_make", tuple)(map(_detached, x))
+    return x.detach() if isinstance(x, Tensor) else x
 
 
 def _has_large(x: object, elements: int) -> bool:

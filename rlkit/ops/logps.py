@@ -12,14 +12,14 @@ from rlkit.ops.autograd import Context
 from rlkit.ops.fusion import StatisticGrads, softmax_grads, softmax_statistics
 from rlkit.types import Reads
 
-CHUNK_BYTES = 256 * 1024**2
-"""Float32 logits in memory at once."""
+CHUNK_BYTES, GPU_CHUNK_BYTES = 2**28, 2**30
+"""Logits in memory at once: on a CPU and small GPUs, and on large GPUs; each chunk takes some kernels."""
 
 BLOCK_BYTES = 2 * 1024**2
 """Float32 logits that fit a CPU's cache: the size of the blocks of element-wise passes."""
 
 WEIGHT_ROWS = 16384
-"""Rows of a weight whose gradient is converted to float32 at once."""
+"""Rows of a weight whose gradient is converted to float32 at once on a CPU; all rows on a GPU."""
 
 ROWS = 64
 """Products of 16 bits on CPUs have multiples of this many rows, since oneDNN compiles kernels for each number."""
@@ -68,6 +68,11 @@ class TokenStatistics(NamedTuple):
     top: Tensor | None = None
 
 
+def chunk_bytes(gpu_bytes: int | None) -> int:
+    """Return the bytes of logits to keep on a GPU of so much memory; on a CPU for None."""
+    return max(CHUNK_BYTES, min(GPU_CHUNK_BYTES, (gpu_bytes or 0) // 64))
+
+
 def token_logps(
     hidden: Tensor,
     layer: OutputLayer,
@@ -75,7 +80,7 @@ def token_logps(
     *,
     reads: Reads = ALL,
     ids: Tensor | None = None,
-    memory: int = CHUNK_BYTES,
+    memory: int | None = None,
 ) -> TokenStatistics:
     """Return log-probs and entropies of the distributions that a layer computes from hidden states.
 
@@ -89,13 +94,15 @@ def token_logps(
         targets: [N] i64.
         reads: Statistics to compute besides log-probs.
         ids: [N,K] i64, distinct tokens whose log-probs are `top`; None for the most likely ones. See `Reads.split`.
-        memory: Maximum bytes of logits to keep.
+        memory: Maximum bytes of logits to keep; None for `chunk_bytes` of the device.
 
     Returns:
         The statistics; all but the sums of squares and the ids are differentiable.
     """
     device = hidden.device.type
     weight, bias, temperature, softcap = layer
+    if memory is None:
+        memory = chunk_bytes(torch.cuda.get_device_properties(hidden.device).total_memory if hidden.is_cuda else None)
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -345,12 +352,13 @@ def _logit_grads_(probs: Tensor, targets: Tensor, entropy: Tensor, top_ids: Tens
 
 
 def _add_outer_(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
-    """Add `d_logits.T @ hidden` to a float32 tensor [V,H], without a temporary of its size."""
+    """Add `d_logits.T @ hidden` to a float32 tensor [V,H]; on a CPU without a temporary of its size."""
     if d_logits.dtype == total.dtype:
         total.addmm_(d_logits.T, hidden)
         return
-    for start in range(0, len(total), WEIGHT_ROWS):
-        columns = slice(start, start + WEIGHT_ROWS)
+    rows = WEIGHT_ROWS if hidden.device.type == "cpu" else len(total)
+    for start in range(0, len(total), rows):
+        columns = slice(start, start + rows)
         total[columns].add_(d_logits[:, columns].T @ hidden)  # `+=` would copy the sum onto itself
 
 

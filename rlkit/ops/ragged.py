@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import torch
@@ -13,20 +13,19 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlkit.ops.attention import Layout, Scoring, autocasted, divide_by_length, equally_wide, token_indices
+from rlkit.ops.autograd import Context
 
 
 class Ragged(NamedTuple):
     """Inputs of a kernel for sequences of variable length.
 
     Args:
-        keys: [K] i64, the indices of all segments' keys in the packed sequence.
         query_starts: [S+1] i32, where each segment's queries start, and the end of the last.
-        key_starts: [S+1] i32, the same for `keys`.
+        key_starts: [S+1] i32, the same for the keys of `KeyCopies`.
         max_queries: The largest number of queries of a segment.
         max_keys: The largest number of keys of a segment.
     """
 
-    keys: Tensor
     query_starts: Tensor
     key_starts: Tensor
     max_queries: int
@@ -66,9 +65,8 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout
     """Attend by flash attention, to keys that are copied for each segment."""
     from torch.nn.attention.varlen import varlen_attn
 
-    keys, *offsets = layout.derived(ragged_of)
     if layout.shared:
-        key, value = key[keys], value[keys]
+        key, value = (KeyCopies.apply(x, layout) for x in (key, value))  # type: ignore[no-untyped-call]
     before = -1 if scoring.window is None else scoring.window - 1
     # a segment's last query attends to all of its keys, and each earlier query to one key less
     options: dict[str, object] = {"scale": scoring.scale, "window_size": (before, 0)}
@@ -76,7 +74,27 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout
         options["enable_gqa"] = True
     else:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    return varlen_attn(query, key, value, *offsets, **options)  # type: ignore[arg-type, return-value]
+    return varlen_attn(query, key, value, *layout.derived(ragged_of), **options)  # type: ignore[arg-type, return-value]
+
+
+class KeyCopies(torch.autograd.Function):
+    """Copies keys [N,...] for each segment that attends to them.
+
+    The gradient of an index would sort it in each layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, key: Tensor, layout: Layout) -> Tensor:
+        keys, *places = layout.derived(copies_of)
+        ctx.save_for_backward(*places)
+        return key.index_select(0, keys)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
+        first, repeated, copies, is_copy = ctx.saved_tensors
+        each = grad.flatten(1).index_select(0, copies.flatten()).view(*copies.shape, -1)
+        sums = torch.bmm(is_copy.to(grad.dtype), each)  # in float32, rounded once
+        return grad.index_select(0, first).index_copy_(0, repeated, sums.view(-1, *grad.shape[1:])), None
 
 
 @cache
@@ -129,15 +147,31 @@ def masked_softmax(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, 
 
 def ragged_of(layout: Layout) -> Ragged:
     """Return the kernel's inputs for a layout: each segment's keys are its prompt's, then its own."""
-    key_spans = list(zip(layout.prompts, layout.segments, strict=True))
-    keys = torch.cat([torch.arange(start, end) for spans in key_spans for start, end in spans])
     query_counts = [end - start for start, end in layout.segments]
-    key_counts = [sum(end - start for start, end in spans) for spans in key_spans]
+    key_counts = [end - start + n for (start, end), n in zip(layout.prompts, query_counts, strict=True)]
     query_starts, key_starts = (
         torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=layout.device)
         for counts in (query_counts, key_counts)
     )
-    return Ragged(keys.to(layout.device), query_starts, key_starts, max(query_counts), max(key_counts))
+    return Ragged(query_starts, key_starts, max(query_counts), max(key_counts))
+
+
+def copies_of(layout: Layout) -> list[Tensor]:
+    """Return the tokens of a layout that are its segments' keys, and the places of all N tokens among them.
+
+    Returns:
+        [K] i64 the keys, for each segment its prompt's and its own; [N] i64 the first place of each token, [S] i64 the
+            tokens with several, [S,R] i64 all places of these, arbitrary where a token has less than R, and [S,1,R]
+            bf16, 0 for the arbitrary ones and 1 for others.
+    """
+    spans = chain.from_iterable(zip(layout.prompts, layout.segments, strict=True))
+    keys = torch.cat([torch.arange(start, end) for start, end in spans])
+    order, counts = keys.argsort(stable=True), keys.bincount()
+    first, repeated = counts.cumsum(0) - counts, (counts > 1).nonzero().squeeze(-1)
+    numbers = torch.arange(int(counts.max()))
+    copies = order[(first[repeated, None] + numbers).clamp(max=len(keys) - 1)]
+    is_copy = (numbers < counts[repeated, None])[:, None].bfloat16()
+    return [x.to(layout.device) for x in (keys, order[first], repeated, copies, is_copy)]
 
 
 def padded_of(layout: Layout, window: int | None = None) -> list[Padded]:

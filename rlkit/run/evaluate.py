@@ -80,7 +80,7 @@ def _scores(service: RolloutService, trajectories: Sequence[Trajectory]) -> Tens
             return (actor(tokens, mask, media=part.media).scores,)
 
     batch = collate(trajectories).to(ranks.fabric.device)
-    limit, packed = token_limit(recipe.train, recipe.model, recipe.fabric), actor.passes.packs(batch.media)
+    limit, packed = token_limit(recipe), actor.passes.packs(batch.media)
     [scores] = forward_in_micro_batches(forward, batch, limit, ranks.all_reduce_max, packed=packed)
     return scores.cpu()
 

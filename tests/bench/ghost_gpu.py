@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -42,10 +43,12 @@ class GhostGpu(VirtualGpu):
     Args:
         rates: The speed of the GPU.
         half: Whether autocast is enabled, to bfloat16.
+        memory: The bytes of the GPU.
     """
 
-    def __init__(self, rates: Rates = H100, half: bool = True) -> None:
+    def __init__(self, rates: Rates = H100, half: bool = True, memory: int = 80 * 2**30) -> None:
         super().__init__()
+        self.memory = memory
         self.clock = Clock(rates)
         self.half = half
         self.casting = False
@@ -93,6 +96,8 @@ class GhostGpu(VirtualGpu):
         with ExitStack() as stack:
             for name, value in {**options, "autocast": autocast}.items():
                 stack.enter_context(patch.object(torch, name, value))
+            properties = lambda _: SimpleNamespace(total_memory=self.memory)  # noqa: E731
+            stack.enter_context(patch.object(torch.cuda, "get_device_properties", properties))
             stack.enter_context(patch.object(varlen, "varlen_attn", attend))
             stack.enter_context(patch.object(Fused, "compiled", lambda *args: fused(self.clock, *args)))
             stack.enter_context(patch("rlkit.ops.fusion.on_gpu", is_ghost))  # also in a backward pass

@@ -1,7 +1,8 @@
-"""What a GRPO step should take on an H100: `python -m tests.bench.predict [passes] [step] [cpu] [gpu]`.
+"""What a GRPO step should take on an H100: `python -m tests.bench.predict [passes] [kernels] [step] [cpu] [gpu]`.
 
 `passes` runs rlkit's own decode step, prefill, log-prob pass and update on a GPU without numbers (`ghost_gpu.py`),
-with one and two layers of Qwen2.5-0.5B and of 7B with LoRA; further layers cost what the second does. `step` also runs
+with one and two layers of Qwen2.5-0.5B and of 7B with LoRA; further layers cost what the second does. `kernels` counts
+those of decode steps and of the update that `tests.gpu.profile steps` measures. `step` also runs
 the scheduler, row by row, and prints where the seconds of a step go. `cpu` holds the same counts, at this machine's own
 rates, against what a small model takes here. `gpu` runs the passes of `passes` on the GPU of this machine.
 """
@@ -16,12 +17,27 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from rlkit_inspect.gpus import H100
+from rlkit_inspect.gpus import GPUS, H100
 
+from rlkit.commands import parse
+from rlkit.models.activations import token_limit
 from rlkit.models.size import cache_tokens
-from tests.bench.predict_passes import MICRO_GROUPS, PROMPTS, SAMPLES, SHAPES, decode, learn, make_model, predict
+from tests.bench.predict_passes import (
+    MICRO_GROUPS,
+    PROMPT,
+    PROMPTS,
+    SAMPLES,
+    SHAPES,
+    decode,
+    learn,
+    make_model,
+    predict,
+)  # fmt: skip
 from tests.bench.predict_rollout import completion_lengths, decode_prices, server_rollout, trace
 from tests.bench.roofline import Clock, Costs, Meter, Rates
+
+LAUNCH_ON_H200 = 45e-6
+"""Seconds of Python and launch for a kernel on the host of an H200, a virtual machine: measured, see RESULTS.md."""
 
 
 def passes(name: str) -> dict[str, Costs]:
@@ -35,6 +51,30 @@ def passes(name: str) -> dict[str, Costs]:
             flush=True,
         )
     return costs
+
+
+def kernels_table(name: str) -> None:
+    """Print what decode steps of some rows and an update of 16 groups of answers of 256 tokens take."""
+    for rows in (16, 64, 256):
+        costs = predict(name, lambda model, cast, n=rows: decode(model, cast, n // SAMPLES, 160))
+        for key in ("decode step", "sampling"):
+            print_kernels(f"{key}, {rows} rows", costs[key])
+    recipe, length = parse("fit", ["--recipe=grpo_gsm8k"]).recipe, 256
+    for gpu in (H100, GPUS["h200"]):
+        limit = token_limit(recipe, gpu.memory)
+        most = limit // (PROMPT + SAMPLES * length)
+        micros = [min(most, 16 - start) for start in range(0, 16, most)]
+        update = Costs()
+        for groups in micros:
+            update = update.plus(predict(name, lambda m, cast, n=groups: learn(m, cast, n, length))["update"])
+        print_kernels(f"update in micro-batches of {micros} groups, {limit} tokens at most, {gpu.name}", update)
+
+
+def print_kernels(name: str, costs: Costs) -> None:
+    print(
+        f"| {name} | {costs.kernels:,.0f} | {costs.kernels * LAUNCH_ON_H200 * 1e3:.0f} | {costs.device * 1e3:.2f} |",
+        flush=True,
+    )
 
 
 def step_table(name: str) -> None:
@@ -157,6 +197,8 @@ def main(parts: Sequence[str]) -> None:
     for part in parts or ("passes", "step", "cpu"):
         if part == "passes":
             passes("7B LoRA")
+        elif part == "kernels":
+            kernels_table("0.5B")
         elif part == "step":
             step_table("0.5B")
         elif part == "gpu":

@@ -57,10 +57,10 @@ def make_model(name: str, layers: int, device: str = "meta") -> Any:
         return add_lora(model.to(torch.bfloat16), Lora(rank=16)) if "LoRA" in name else model
 
 
-def tokens(count: int, device: torch.device) -> Tensor:
-    """Return the batch of `count` groups, [count*SAMPLES, PROMPT+LENGTH] i64; prompts differ."""
+def tokens(count: int, length: int, device: torch.device) -> Tensor:
+    """Return the batch of `count` groups, [count*SAMPLES, PROMPT+length] i64; prompts differ."""
     rows = torch.arange(count * SAMPLES)[:, None]
-    columns = torch.arange(PROMPT + LENGTH)[None]
+    columns = torch.arange(PROMPT + length)[None]
     return torch.where(columns < PROMPT, rows // SAMPLES, rows).add(columns).remainder(500).to(device)
 
 
@@ -75,8 +75,8 @@ def decode(model: Any, autocast: Autocast, prompts: int, own: int) -> dict[str, 
 
     @torch.inference_mode()
     def step() -> Any:
-        rows = prompts * SAMPLES
-        last = torch.arange(rows, device=decoder.device) * 0 + own - 1
+        decoder.positions()  # indexes the rows, once
+        last = torch.arange(decoder.rows, device=decoder.device) * 0 + own - 1
         return decoder._pass(last, last + PROMPT, last, own)
 
     @torch.inference_mode()
@@ -90,12 +90,12 @@ def decode(model: Any, autocast: Autocast, prompts: int, own: int) -> dict[str, 
     return {"prefill": prefill, "decode step": step, "sampling": sampling}
 
 
-def learn(model: Any, autocast: Autocast, groups: int) -> dict[str, Callable[[], Any]]:
-    """Return a log-prob pass over groups, a pass and its gradient over them, and an optimizer step of one."""
+def learn(model: Any, autocast: Autocast, groups: int, length: int = LENGTH) -> dict[str, Callable[[], Any]]:
+    """Return a log-prob pass over groups of answers, one with a gradient, and an optimizer step."""
     actor = Actor(model)
     device = next(actor.parameters()).device
-    batch = tokens(groups, device)
-    mask = torch.arange(PROMPT + LENGTH, device=device).expand_as(batch) >= PROMPT
+    batch = tokens(groups, length, device)
+    mask = torch.arange(PROMPT + length, device=device).expand_as(batch) >= PROMPT
     trained = [weight for weight in actor.parameters() if weight.requires_grad]
     optimizer = AdamW().make([WeightGroup(WeightKind.MATRIX, trained, 0.0)], 1e-6)
 

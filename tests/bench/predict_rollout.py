@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from rlkit_engine_torch import batch as batch_module
 from rlkit_engine_torch.batch import DecodeBatch, Row
+from rlkit_engine_torch.blocks import Attend
 from rlkit_engine_torch.engine import ROWS_ON_GPU
 from rlkit_engine_torch.graphs import GraphDecoder
 from rlkit_engine_torch.loop import DecodeLoop
@@ -47,12 +48,10 @@ class PricedDecoder(GraphDecoder):
     def _model(self) -> Any:
         return self
 
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, longest: int, attend: Callable[[int, Tensor], Tensor]
-    ) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend) -> Tensor:
         self._clock.add(self.price("prefill", len(tokens) / PROMPT * SAMPLES, 64))
-        heads, hidden = 3, self.config.hidden_size  # of queries, keys and values
-        attend(0, torch.zeros(len(tokens), heads, hidden))
+        count, hidden = len(tokens), self.config.hidden_size
+        attend(0, torch.zeros(count, 1, hidden), torch.zeros(count, 2, 1, hidden))
         return torch.zeros(len(tokens), hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:

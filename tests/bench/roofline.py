@@ -189,8 +189,10 @@ class Meter(TorchDispatchMode):
         if name == "_local_scalar_dense":
             return clock.sync()
         outputs = tensors(output)
+        before = {x.untyped_storage()._cdata for x in tensors((args, kwargs))}
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        if not is_view and not any(r.alias_info is not None for r in returns):
+        is_view = is_view and all(x.untyped_storage()._cdata in before for x in outputs)  # `to` and `reshape` may copy
+        if not is_view and not any(r.alias_info is not None and r.alias_info.is_write for r in returns):
             clock.total.allocations += len(outputs)
         if is_view or name in FREE or not any(x.numel() for x in outputs + tensors(args)):
             return None
@@ -208,8 +210,10 @@ class Meter(TorchDispatchMode):
 def flops_of(func: Any, args: Any, kwargs: Any, output: Any) -> float:
     """Return the operations of a product or an attention; 0 for other operators."""
     name = func.overloadpacket.__name__
-    if name == "_linear_pointwise":  # oneDNN's
+    if name in {"_linear_pointwise", "linear"}:  # oneDNN's, and that of inference mode
         return 2.0 * output.numel() * args[0].shape[-1]
+    if name == "addmm_":
+        return 2.0 * args[1].numel() * args[2].shape[-1]
     if "scaled_dot_product" in name:
         backward = name.endswith("backward")
         query, key = args[1:3] if backward else args[:2]

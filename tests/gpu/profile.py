@@ -33,7 +33,7 @@ KIND = ProfilerActivity.CUDA if GPU else ProfilerActivity.CPU
 PHASES = ("sample", "logps", "score", "update", "sync")
 COUNTS = ("rollout/tokens", "update/tokens", "time/mfu", "engine/recorded", "engine/rows_peak")
 ROWS = (16, 64, 128, 256, 512)
-GROUPS = (1, 2, 4, 6)
+GROUPS = (1, 4, 8)
 """Groups of an update, each a prompt and 8 completions of 300 tokens."""
 PROMPT, WARM, TIMED, PROFILED = 120, 16, 50, 40
 """Decode steps end within the columns of one recording."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch import blocks, layers, row_attention
 from rlkit_engine_torch.fused import FusedDecoder
 from rlkit_engine_torch.graphs import COLUMNS, GraphDecoder
 from rlkit_engine_torch.prefixes import Prefix
@@ -92,6 +93,41 @@ def test_compiled_passes_over_logits_equal_those_in_place(trained: bool, monkeyp
         results.append([statistics.logps, statistics.entropy, *torch.autograd.grad(loss, inputs)])
     for compiled, plain in zip(*results, strict=True):
         assert (compiled - plain).float().norm() <= 0.02 * plain.float().norm()
+
+
+@pytest.mark.filterwarnings("error:.*torch.compile failed")
+def test_compiled_layers_equal_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed passes with prompts that rows share, and their gradients, for two numbers of tokens."""
+    module = Actor(random_model("qwen2", **SHAPE)).cuda()
+    module.check_passes(torch.device("cuda"))
+    for length in (90, 33):
+        tokens, mask = (x.cuda() for x in rows_of([60, 9, 1], [[3, length, 1], [20, 2], [5]], 0))
+        found: list[list[Tensor]] = []
+        for least in (2**60, 1):
+            for function in (layers.rms_norm, layers.rms_norm_grads, layers.swiglu, layers.swiglu_grads, layers.rotate):
+                monkeypatch.setattr(function, "min_elements", least)
+            module.zero_grad()
+            with autocast():
+                logps = module(tokens, mask).logps
+            (logps * torch.linspace(-1, 1, tokens.numel(), device="cuda").view_as(tokens)).sum().backward()
+            gradient = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+            found.append([logps.detach(), gradient])
+        for one, other in zip(*found, strict=True):
+            assert (one - other).norm() <= 0.02 * one.norm()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.filterwarnings("error:.*torch.compile failed")
+def test_compiled_decode_steps_equal_those_that_are_not(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = random_model(kind, **SHAPE).cuda(), []
+    for compiled in (False, True):
+        for part in (blocks, row_attention):
+            monkeypatch.setattr(part, "compiles", lambda *_, wanted=compiled: wanted)
+        decoder = FusedDecoder(model, autocast)  # type: ignore[arg-type]
+        logits = [decoder.admit([[5, 3, 4] * 9, [9, 8]], [9, 7], [[7] * (i % 3) for i in range(16)])]
+        logits += [decoder.step(torch.arange(16, device="cuda") + 5 * step) for step in range(3)]
+        found.append(torch.cat(logits).float())
+    assert (found[0] - found[1]).norm() <= 0.02 * found[0].norm()
 
 
 def test_join_is_compiled_for_any_shape_here_too() -> None:

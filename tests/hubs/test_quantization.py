@@ -14,6 +14,7 @@ import transformers.integrations.sdpa_attention as attention
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from bitsandbytes.nn import Linear4bit, Params4bit
 from peft import LoraConfig, get_peft_model
+from rlkit_engine_torch import layers
 from rlkit_engine_vllm import transport
 from rlkit_inspect import estimate, footprint
 from rlkit_inspect.gpus import gpu_named
@@ -24,12 +25,11 @@ from rlkit.base.errors import RecipeError
 from rlkit.cli.main import main
 from rlkit.commands import parse
 from rlkit.models.flops import LearningWork
-from rlkit.models.layers import fuse_layers
 from rlkit.models.load import load_policy
 from rlkit.models.lora import adapters_off, base_model, merge_adapters
 from rlkit.models.source import OVERRIDES, locate, source_of
 from rlkit.models.weights import PolicyWeights
-from rlkit.ops import layers, logps
+from rlkit.ops import logps
 from rlkit.ops.quantization import BITS, PARTS, QuantizedLinear, replace_layers
 from rlkit.recipe import Lora, Model
 from rlkit.testing import save_random_model
@@ -259,8 +259,8 @@ def test_a_sharded_run_goes_on_with_one_rank(tmp_path: Path) -> None:
 def test_kernels_serve_layers_in_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their bytes are parameters, which no kernel reads."""
     policy, used = load_policy(Model("tiny", Lora(4), quantization="nf4")), []
-    fuse_layers(policy)
-    monkeypatch.setattr("rlkit.models.layers.on_gpu", lambda _: True)
+    layers.FusedLayers().fuse(policy)
+    monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _: True)
     apply = layers.SwiGLUFunction.apply
     monkeypatch.setattr(layers.SwiGLUFunction, "apply", lambda *x: (used.append(x), apply(*x))[1])
     logits(policy)

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from rlkit.ops.fusion import softmax_statistics
 from rlkit.types import Reads
 from tests.bench.ghost_gpu import GhostGpu, record
-from tests.bench.predict_passes import decode, make_model
+from tests.bench.predict_passes import decode, learn, make_model, measure
 from tests.bench.predict_rollout import trace
 from tests.bench.roofline import Clock, Costs, Meter, Rates
 
@@ -123,6 +123,18 @@ def test_a_compiled_function_is_one_kernel(
         softmax_statistics(logits, targets, 1.0, Reads(squares=True, mean=True), False)
     launches, _, size, syncs, _ = (b - a for a, b in zip(before, costs(gpu), strict=True))
     assert (launches, size, syncs) == (kernels, moved, 0)
+
+
+def test_a_layer_takes_few_kernels() -> None:
+    """A decode step of 16 rows 18 a layer; a pass with its gradient 86: 22 add and convert gradients of 10 weights."""
+    counts = []
+    for layers in (1, 2):
+        gpu, model = GhostGpu(), make_model("0.5B", layers)
+        with gpu.running():
+            works = decode(model, gpu.autocast, 2, 40) | learn(model, gpu.autocast, 2)
+            works["prefill"]()
+            counts.append([measure(works[name], gpu).kernels for name in ("decode step", "update")])
+    assert [two - one for one, two in zip(*counts, strict=True)] == [18, 86]
 
 
 def test_the_waits_of_a_prefill_do_not_grow_with_layers() -> None:

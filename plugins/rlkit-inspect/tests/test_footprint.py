@@ -19,7 +19,7 @@ from rlkit.commands import parse
 from rlkit.models.activations import token_limit
 from rlkit.models.size import find_config, known_shapes, kv_bytes, size_of
 from rlkit.ops import logps
-from rlkit.ops.logps import CHUNK_BYTES
+from rlkit.ops.logps import GPU_CHUNK_BYTES, chunk_bytes
 from rlkit.recipe import Lora, Model, Recipe
 from rlkit.recipe.model import Quantization
 from rlkit.registry.builtin import rlkit_recipes
@@ -59,9 +59,9 @@ def test_a_gpu_is_planned_for_where_there_is_none(check: Callable[..., str]) -> 
     large = check("grpo_gsm8k", "--gpu=h100", "--price=2.5", "--fabric.accelerator=gpu")
     assert large.startswith("0 ")
     assert large.endswith("ok, as far as it could be checked\n")  # nothing of Lightning's on stderr
-    assert "fits H100, 79 GiB: yes, 43.0 GiB free at the peak of 36.0 GiB" in large
+    assert "fits H100, 79 GiB: yes, 32.3 GiB free at the peak of 46.7 GiB" in large
     table = " ".join(large.split())
-    for name, gib in (("learning, besides", "27.6"), ("CUDA", "1.0"), ("at the peak of a step", "36.0")):
+    for name, gib in (("learning, besides", "38.3"), ("CUDA", "1.0"), ("at the peak of a step", "46.7")):
         assert f"{name} │ {gib}" in table
     assert "memory of H100 │ 79.0" in table
     assert "cost, estimated: 4.8 GPU hours at 2.5 = 11.90" in large
@@ -133,11 +133,14 @@ def test_what_is_no_gpu_or_no_price_is_refused(check: Callable[..., str], option
 
 
 def test_micro_batches_are_those_of_the_gpu(check: Callable[..., str]) -> None:
-    """0.3 of 23 GiB for activations, 24 layers of 31 x 896 + 8 x 4,864 bytes a token: 4,629 tokens."""
+    """0.3 of 23 GiB for activations, 24 layers of 31 x 896 + 8 x 4,864 bytes a token: 4,629 tokens.
+
+    0.6 of 79 GiB less 32 bytes of each of 494,032,768 weights: 21,921.
+    """
     recipe = parse("fit", ["--recipe=grpo_gsm8k"]).recipe
-    limits = [token_limit(recipe.train, recipe.model, recipe.fabric, GPUS[name].memory) for name in ("4090", "h100")]
-    assert limits == [4629, 15899]
-    assert "micro-batches of at most 16384 tokens" in check("quickstart", "--gpu=l40s")
+    limits = [token_limit(recipe, GPUS[name].memory) for name in ("4090", "h100")]
+    assert limits == [4629, 21921]
+    assert "micro-batches of at most 65536 tokens" in check("quickstart", "--gpu=l40s")
     assert "micro-batches of at most 77 tokens" in check(
         "quickstart", "--gpu=l40s", "--train.max_tokens_per_micro_batch=77"
     )
@@ -157,7 +160,7 @@ def test_ranks_that_share_tokens_have_a_part_of_the_activations() -> None:
     assert estimate.work(two)["learn"] == estimate.work(one)["learn"] / 2
     learning = [footprint.memory(setting)[footprint.LEARNING] for setting in (one, two)]
     sharded = learning[0] - footprint.memory(replace(one, shards=10**9))[footprint.LEARNING]
-    logits = 2 * CHUNK_BYTES / 2**20
+    logits = 2 * chunk_bytes(None) / 2**20
     halved = [size - sharded - logits for size in learning]
     assert halved[1] == pytest.approx(halved[0] / 2, rel=0.01)
 
@@ -166,7 +169,8 @@ def test_ranks_that_share_tokens_have_a_part_of_the_activations() -> None:
 def test_learning_takes_the_memory_that_was_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 10% for shipped recipes; of those with the same kinds of models and precision, the first is counted."""
     monkeypatch.setattr(attention, "use_gqa_in_sdpa", lambda *_: True)  # as on a GPU: keys are not repeated,
-    monkeypatch.setattr(logps, "BLOCK_BYTES", CHUNK_BYTES)  # and logits are not worked on in blocks
+    for name in ("CHUNK_BYTES", "BLOCK_BYTES"):  # and logits are not worked on in blocks
+        monkeypatch.setattr(logps, name, GPU_CHUNK_BYTES)
     counted = set()
     for name in RECIPES:
         recipe = parse("fit", ["--recipe", name]).recipe
@@ -177,7 +181,7 @@ def test_learning_takes_the_memory_that_was_estimated(monkeypatch: pytest.Monkey
             continue
         counted.add(key)
         setting = setting_of(recipe)
-        limit = token_limit(recipe.train, recipe.model, recipe.fabric, H100.memory)
+        limit = token_limit(recipe, H100.memory)
         tokens = min(limit, setting.rows * setting.longest_row)
         phases = footprint.memory(setting)
         estimated = (phases[footprint.STATES] + phases[footprint.LEARNING]) * 2**20

@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from rlkit_engine_torch import blocks
-from rlkit_engine_torch.batch import Row, group_by_prompt
+from rlkit_engine_torch import batch as batch_module
+from rlkit_engine_torch import blocks, row_attention
+from rlkit_engine_torch.batch import AHEAD, DecodeBatch, Row, group_by_prompt
 from rlkit_engine_torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
+from rlkit_engine_torch.compiled import rotated_heads
 from rlkit_engine_torch.fused import GROWTH, FusedDecoder, row_copies
+from rlkit_engine_torch.layers import swiglu
 from rlkit_engine_torch.prefixes import Prefix
 from rlkit_engine_torch.row_attention import RowAttention
+from rlkit_engine_torch.sampling import choose
 from torch import Tensor
 
 from rlkit.ops.attention import packed_attention
 from rlkit.ops.ragged import by_sdpa
+from rlkit.ops.random import uniform
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling
 
@@ -65,6 +70,56 @@ def test_small_layers_and_those_in_float16_are_not_packed(monkeypatch: pytest.Mo
     monkeypatch.setattr(blocks, "uses_onednn", lambda dtype: dtype == torch.float32)
     assert not isinstance(FusedLinear(torch.zeros(PACKED_SIZE // 8 - 1, 8), None).to(torch.float32), PackedLinear)
     assert not isinstance(FusedLinear(torch.zeros(500, 300), None).to(torch.float16), PackedLinear)
+
+
+@pytest.mark.parametrize(("kind", "half"), [("llama", False), ("qwen2", False), ("qwen3", False), ("qwen2", True)])
+@pytest.mark.filterwarnings("error:.*operator by operator")
+def test_steps_that_are_compiled_yield_the_same(kind: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, without its kernels: prompts and rows of several lengths, and rows that are left out."""
+    model, found = random_model(kind, num_attention_heads=4, num_key_value_heads=2).eval(), []
+    for function in (rotated_heads, swiglu, row_attention.softmax_weights, row_attention.join):
+        monkeypatch.setattr(function, "_compiled", None)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    for compiled in (False, True):
+        for module in (blocks, row_attention):
+            monkeypatch.setattr(module, "compiles", lambda *_, wanted=compiled: wanted)
+        monkeypatch.setattr(blocks, "joins_gates", lambda _, wanted=compiled: wanted)
+        decoder = FusedDecoder(model, partial(torch.autocast, "cpu", torch.bfloat16, enabled=half))
+        logits = [decoder.admit([[5, 3, 4], [9, 8]], [5, 4], [[7] * (i % 3) for i in range(9)])]
+        for step in range(3):
+            logits.append(decoder.step(torch.arange(9) + 5 * step))
+        decoder.keep([1, 2, 5, 8])
+        logits.append(decoder.step(torch.arange(4)))
+        found.append(torch.cat(logits).float())
+    assert rotated_heads._compiled not in {None, rotated_heads.function}
+    assert (found[0] - found[1]).norm() <= (0.02 if half else 1e-5) * found[0].norm()
+
+
+def test_random_numbers_are_those_of_each_rows_key_and_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever rows join, are left out, or sample alone."""
+    drawn: list[Tensor] = []
+    monkeypatch.setattr(batch_module, "choose", lambda x, u, *options: (drawn.append(u), choose(x, u, *options))[1])
+    batch, positions = DecodeBatch(torch.device("cpu")), dict.fromkeys((11, 12, 13, 14), 2)
+
+    def add(*keys: int) -> None:
+        request = Request((3, 4), Sampling(max_tokens=90), SampleKey(0, 0, "", 0), session="")
+        batch.add([Row(request, 90, frozenset(), None, key) for key in keys])  # type: ignore[arg-type]
+
+    def check(steps: int, first: int = 0) -> None:
+        for _ in range(steps):
+            keys = [row.key for row in batch.rows[first:]]
+            batch.sample(torch.zeros(len(keys), 7), 0, first)
+            expected = uniform(torch.tensor(keys), torch.tensor([positions[key] for key in keys]))
+            assert torch.equal(drawn[-1], expected)
+            positions.update({key: positions[key] + 1 for key in keys})
+
+    add(11, 12, 13)
+    check(AHEAD + 2)
+    add(14)
+    check(1, first=3)
+    check(2)
+    batch.keep([0, 3])
+    check(2)
 
 
 def test_a_cpu_caches_keys_and_values_of_16_bits_in_float32() -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch import layers
 from torch import Tensor
 
-from rlkit.models.layers import fuse_layers
+from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora
-from rlkit.ops import layers
 from rlkit.recipe import Lora
 from rlkit.testing import random_model
+from tests.unit.models.test_packing import rows_of
 
 KINDS = ["llama", "mistral", "qwen2", "qwen3"]
 
@@ -21,7 +22,7 @@ KINDS = ["llama", "mistral", "qwen2", "qwen3"]
 @pytest.fixture(autouse=True)
 def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fuse layers on this machine too, where they compute the same."""
-    monkeypatch.setattr("rlkit.models.layers.on_gpu", lambda _: True)
+    monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _: True)
 
 
 def model(kind: str, adapters: bool) -> Any:
@@ -48,7 +49,7 @@ def run(made: Any) -> list[Tensor]:
 def test_outputs_and_gradients_are_the_same(kind: str, adapters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = model(kind, adapters)
     expected = run(made)
-    fuse_layers(made)
+    layers.FusedLayers().fuse(made)
     found, used = run(made), []
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -60,6 +61,42 @@ def test_outputs_and_gradients_are_the_same(kind: str, adapters: bool, monkeypat
     assert {name: used.count(name) for name in set(used)} == {
         "RMSNormFunction": 9 if kind == "qwen3" else 5, "SwiGLUFunction": 2,
     }  # fmt: skip
+
+
+def run_packed(actor: Actor) -> list[Tensor]:
+    """Return log-probs of rows of which two share a prompt, and the gradients of all weights."""
+    actor.zero_grad()
+    tokens, mask = rows_of([9, 4], [[3, 7], [5]], 0)
+    logps = actor(tokens, mask).logps
+    (logps * torch.linspace(-1, 1, logps.numel()).view_as(logps)).sum().backward()
+    return [logps.detach(), *(p.grad for p in actor.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_passes_that_rotate_at_once_are_the_same(
+    kind: str, adapters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32; and in bfloat16 the errors are those of the layers' own passes."""
+    actor, rotated = Actor(model(kind, adapters)), []
+    rotate = layers.RotationFunction.apply
+    monkeypatch.setattr(layers.RotationFunction, "apply", lambda *x: (rotated.append(1), rotate(*x))[1])
+    assert actor.passes.packed
+    errors = []
+    monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _: False)
+    exact = run_packed(actor)
+    assert not rotated
+    for on_gpu in (True, False):
+        monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _, fused=on_gpu: fused)
+        for one, other in zip(run_packed(actor), exact, strict=True):
+            assert (one - other).norm() <= 1e-5 * other.norm()
+        with torch.autocast("cpu", torch.bfloat16):
+            half = run_packed(actor)
+        errors.append([(one - other).flatten() for one, other in zip(half, exact, strict=True)])
+    assert len(rotated) == 4  # two layers, two passes
+    for part in (slice(1), slice(1, None)):
+        fused, own = (torch.cat(found[part]).norm() for found in errors)
+        assert 0 < fused <= 1.25 * own
 
 
 @pytest.mark.parametrize(("adapters", "frozen"), [(False, "float32"), (True, "float32"), (True, "bfloat16")])
@@ -75,7 +112,7 @@ def test_bfloat16_is_as_exact_as_that_of_autocast(kind: str, adapters: bool, fro
         weight.data = weight.to(getattr(torch, frozen))
     with torch.autocast("cpu", torch.bfloat16):
         plain = run(made)
-        fuse_layers(made)
+        layers.FusedLayers().fuse(made)
         fused = run(made)
     assert [x.dtype for x in fused] == [x.dtype for x in plain]
     for part in (slice(1), slice(1, None)):
@@ -92,13 +129,26 @@ def test_other_types_and_devices_are_left_to_the_layers(kind: str, monkeypatch: 
     if kind == "float64":
         made.double()
     if kind == "cpu":
-        monkeypatch.setattr("rlkit.models.layers.on_gpu", lambda _: False)
+        monkeypatch.setattr("rlkit_engine_torch.layers.on_gpu", lambda _: False)
     with torch.autocast("cpu", torch.float16) if kind == "autocast" else nullcontext():
         expected = run(made)
-        fuse_layers(made)
+        layers.FusedLayers().fuse(made)
         for name in ("RMSNormFunction", "SwiGLUFunction"):
             monkeypatch.delattr(layers, name)
         assert all(map(torch.equal, run(made), expected))
+
+
+def test_rotations_by_hand() -> None:
+    """By 90 and 0 degrees: (x1, x2, x3, x4) becomes (-x3, x2, x1, x4), and the gradient is rotated back."""
+    queries, keys = (torch.tensor([[[1.0, 2.0, 3.0, 4.0]]], requires_grad=True) for _ in range(2))
+    cos, sin = torch.tensor([[0.0, 1.0, 0.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0, 0.0]])
+    found = layers.RotationFunction.apply(queries, keys, cos, sin)  # type: ignore[no-untyped-call]
+    assert [x.tolist() for x in found] == [[[[-3.0, 2.0, 1.0, 4.0]]]] * 2
+    torch.autograd.backward(found, [found[0].detach(), torch.ones(1, 1, 4)])
+    assert queries.grad is not None
+    assert keys.grad is not None
+    assert queries.grad.tolist() == [[[1.0, 2.0, 3.0, 4.0]]]
+    assert keys.grad.tolist() == [[[1.0, 1.0, -1.0, 1.0]]]
 
 
 def test_rms_norm_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,16 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.ir
-from rlkit_engine_torch import row_attention
+from rlkit_engine_torch import layers, row_attention
 from rlkit_engine_torch.row_attention import PartialAttention
+from torch._dynamo.testing import CompileCounter
 
-from rlkit.ops import fusion, layers, logps
+from rlkit.models.actor import Actor
+from rlkit.ops import fusion, logps
 from rlkit.ops.fusion import Fused, softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, OutputLayer, token_logps
+from rlkit.testing import random_model
 from rlkit.types import Reads
+from tests.unit.models.test_packing import rows_of
 
 FUSED: list[Fused[Any, Any]] = [softmax_statistics, softmax_grads, layers.rms_norm, layers.rms_norm_grads]
-FUSED += [layers.swiglu, layers.swiglu_grads, row_attention.softmax_weights, row_attention.join]
+FUSED += [layers.swiglu, layers.swiglu_grads, layers.rotate, row_attention.softmax_weights, row_attention.join]
 
 
 @pytest.fixture
@@ -108,17 +113,38 @@ def test_fused_passes_over_bfloat16_return_it() -> None:
 def test_fused_layers_equal_their_functions(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     grad, x, up = (torch.randn(6, 8).to(dtype) for _ in range(3))
-    weight = torch.rand(8)
+    weight, angles = torch.rand(8), torch.rand(2, 6, 4).to(dtype)
+    heads = torch.randn(6, 3, 4).to(dtype), torch.randn(6, 1, 4).to(dtype)
     scale = layers.inverse_rms(x.float(), 1e-6)
     calls: list[tuple[Fused[Any, Any], tuple[Any, ...]]] = [
         (layers.rms_norm, (x, weight, 1e-6, torch.bfloat16)),
         (layers.rms_norm_grads, (grad, x, weight, scale, True)),
         (layers.swiglu, (x, up)),
         (layers.swiglu_grads, (grad, x, up)),
+        (layers.rotate, (*heads, *angles, dtype)),
     ]
     for fused, inputs in calls:
         torch.testing.assert_close(fused(*inputs), fused.function(*inputs))
         assert fused._compiled not in {None, fused.function}
+
+
+@pytest.mark.usefixtures("traced")
+def test_functions_of_layers_are_compiled_once_for_all_numbers_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without a gradient, of views of any base; `rotate` once more for backward passes, without autocast."""
+    counts: dict[str, CompileCounter] = defaultdict(CompileCounter)
+    counted = lambda f, **_: torch._dynamo.optimize(counts[f.__name__], nopython=True)(f)  # noqa: E731
+    actor = Actor(random_model("qwen2", hidden_size=64, num_hidden_layers=2))
+    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr(layers, "on_gpu", lambda _: True)
+    for length in (9, 2, 30):
+        tokens, mask = rows_of([60, 9, 1], [[3, length, 4], [20, 2], [length]], 0)
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                actor(tokens, mask)
+            logps = actor(tokens, mask).logps
+        logps.sum().backward()
+    once = dict.fromkeys(("rms_norm", "rms_norm_grads", "swiglu", "swiglu_grads"), 1)
+    assert {name: count.frame_count for name, count in counts.items()} == {**once, "rotate": 2}
 
 
 @pytest.mark.usefixtures("traced")
@@ -128,9 +154,13 @@ def test_fused_attention_of_rows_equals_its_functions() -> None:
     for rows, prompts, columns in ((3, 2, 5), (7, 3, 9)):
         parts = []
         for count in (rows, prompts):
-            scores = 4 * torch.randn(count, 4, columns)
-            weights = row_attention.softmax_weights(scores, torch.bfloat16)
-            torch.testing.assert_close(weights, row_attention.softmax_weights.function(scores, torch.bfloat16))
+            scores, mask = 4 * torch.randn(count, 4, columns), torch.randn(count, 1, columns)
+            weights = row_attention.softmax_weights(scores, None, torch.bfloat16)
+            torch.testing.assert_close(weights, row_attention.softmax_weights.function(scores, None, torch.bfloat16))
+            masked = row_attention.softmax_weights(scores, mask, torch.bfloat16)
+            torch.testing.assert_close(
+                masked, row_attention.softmax_weights.function(scores + mask, None, torch.bfloat16)
+            )
             values = torch.bmm(weights[0], torch.randn(count, columns, 6).bfloat16())
             parts.append(PartialAttention(values, *weights[1:]))
         inputs = (torch.randint(prompts * 4, (rows * 4,)), *parts)

@@ -16,7 +16,7 @@ from torch.nn.attention import varlen
 from rlkit.models import attention
 from rlkit.models.actor import Actor
 from rlkit.ops.attention import Layout, Scoring, packed_attention
-from rlkit.ops.ragged import by_flash, by_sdpa, ragged_attention, ragged_of
+from rlkit.ops.ragged import KeyCopies, by_flash, by_sdpa, copies_of, ragged_attention, ragged_of
 from rlkit.testing import random_model
 from tests.unit.models.test_packing import rows_of
 
@@ -96,11 +96,33 @@ def layout_of(groups: list[tuple[int, list[int]]]) -> Layout:
 
 def test_where_keys_are_by_hand() -> None:
     """A prompt of 2 tokens with segments of 1 and 2 tokens, and a segment of 2 alone."""
-    found = ragged_of(layout_of([(2, [1, 2]), (0, [2])]))
-    assert found.keys.tolist() == [0, 1, *(0, 1, 2), *(0, 1, 3, 4), *(5, 6)]
+    layout = layout_of([(2, [1, 2]), (0, [2])])
+    found = ragged_of(layout)
+    assert copies_of(layout)[0].tolist() == [0, 1, *(0, 1, 2), *(0, 1, 3, 4), *(5, 6)]
     assert found.query_starts.tolist() == [0, 2, 3, 5, 7]
     assert found.key_starts.tolist() == [0, 2, 5, 9, 11]
     assert (found.max_queries, found.max_keys) == (2, 4)
+
+
+def test_copies_of_keys_by_hand() -> None:
+    """Token 0 of the prompt is the keys 0, 2 and 5, token 1 the keys 1, 3 and 6; a prompt of 1 has 2 copies of 3."""
+    _, first, repeated, copies, is_copy = (x.tolist() for x in copies_of(layout_of([(2, [1, 2]), (1, [1])])))
+    assert first == [0, 1, 4, 7, 8, 9, 11]
+    assert repeated == [0, 1, 5]
+    assert [row[:count] for row, count in zip(copies, (3, 3, 2), strict=True)] == [[0, 2, 5], [1, 3, 6], [9, 10]]
+    assert is_copy == [[[1, 1, 1]], [[1, 1, 1]], [[1, 1, 0]]]
+
+
+def test_the_gradient_of_copied_keys_is_rounded_once() -> None:
+    """In bfloat16, as the sum in float32 of the gradients of all copies."""
+    layout = layout_of([(5, [3, 1, 4]), (0, [2]), (2, [6])])
+    key = torch.randn(23, 2, 4).bfloat16().requires_grad_()
+    found = KeyCopies.apply(key, layout)  # type: ignore[no-untyped-call]
+    keys, grad = copies_of(layout)[0], torch.randn(found.shape).bfloat16()
+    assert torch.equal(found, key[keys])
+    found.backward(grad)
+    assert key.grad is not None
+    assert torch.equal(key.grad, torch.zeros(key.shape).index_add_(0, keys, grad.float()).bfloat16())
 
 
 GROUPS = st.lists(

@@ -1,6 +1,7 @@
 """TorchEngine: samples with PyTorch in the trainer's process, on its weights.
 
-What belongs here: batched decoding with a cache of keys and values, fused layers, CUDA graphs and samplers. What does
+What belongs here: batched decoding with a cache of keys and values, layers with fewer kernels on a GPU, those that are
+trained too, CUDA graphs and samplers. What does
 not: servers and their processes (`rlkit_servers`), and the replay of recorded completions (`rlkit.engines`).
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from rlkit.hooks import Register, hookimpl
 from rlkit_engine_torch.engine import TorchEngine
+from rlkit_engine_torch.layers import FusedLayers
 
 __all__ = ["TorchEngine"]
 
@@ -15,3 +17,4 @@ __all__ = ["TorchEngine"]
 @hookimpl
 def rlkit_register(register: Register) -> None:
     register(TorchEngine)
+    register(FusedLayers)

@@ -25,6 +25,9 @@ FILLED = ("stops", "candidates")
 GROWTH = 64
 """The least number of tokens by which the memory of a row grows."""
 
+AHEAD = 16
+"""Tokens of each row whose random numbers are drawn at once: a draw takes 25 operators, whatever their number."""
+
 
 @dataclass(eq=False)
 class Row:
@@ -143,6 +146,8 @@ class DecodeBatch:
         self._untruncated = True
         self._largest_k = 0
         self._any_structure = False
+        self._numbers: list[Tensor] = []
+        """The uniform numbers [R] of the rows' next tokens, in reverse order."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -185,6 +190,7 @@ class DecodeBatch:
             old = self._columns.get(name, column[:0])
             self._columns[name] = torch.cat(_equally_wide(old, column, -1 if name in FILLED else 0))
         self.rows += rows
+        self._numbers.clear()
         self._version = None
 
     @property
@@ -208,7 +214,7 @@ class DecodeBatch:
         part = {name: column[first:] for name, column in self._columns.items()}
         temperature = None if self._temperature_is_1 else part["temperature"]
         truncation = None if self._untruncated else Truncation(part["top_p"], part["top_k"], part["min_p"])
-        u = uniform(part["key"], part["position"])
+        u = self._draw(first)
         matchers = self._matchers(first)
         if matchers:
             logits = exclude(logits, matchers)
@@ -227,7 +233,7 @@ class DecodeBatch:
         part["count"] += 1
         part["position"] += 1
         ends = (tokens[:, None] == part["stops"]).any(-1) | (part["count"] >= part["budget"]) | ~logps.isfinite()
-        ended = [first + i for i in (ends & part["alive"]).nonzero().squeeze(-1).tolist()]
+        ended = [first + i for i, has_ended in enumerate((ends & part["alive"]).tolist()) if has_ended]
         if self.cancelled:
             self.cancelled = False
             cancelled = (i for i, row in enumerate(self.rows) if row.future.done() and not row.finished)
@@ -255,7 +261,20 @@ class DecodeBatch:
         index = torch.tensor(rows, dtype=torch.long, device=self._device)
         self._columns = {name: column[index] for name, column in self._columns.items()}
         self.rows = [self.rows[i] for i in rows]
+        self._numbers.clear()
         self._longest = int(self._columns["count"].max()) if rows else 0
+
+    def _draw(self, first: int) -> Tensor:
+        """Return the uniform number [N] f64 of the next token of each row from `first` on."""
+        if self._numbers and not first:
+            return self._numbers.pop()
+        keys, positions = (self._columns[name][first:] for name in ("key", "position"))
+        if first:  # these rows alone have a token more
+            self._numbers.clear()
+            return uniform(keys, positions)
+        offsets = torch.arange(AHEAD, device=self._device)
+        self._numbers = list(uniform(keys, positions + offsets[:, None]).flip(0).unbind(0))
+        return self._numbers.pop()
 
     def _matchers(self, first: int) -> dict[int, StructureMatcher]:
         """Return the matchers of unfinished rows from `first` on, by their index after it."""

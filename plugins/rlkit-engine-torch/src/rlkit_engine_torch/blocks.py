@@ -12,7 +12,11 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from rlkit.models.lora import merged_weight
-from rlkit.ops.layers import inverse_rms
+from rlkit_engine_torch.compiled import compiles, rotated_heads
+from rlkit_engine_torch.layers import inverse_rms, swiglu
+
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""Attention: from a block's index, queries [N,Q,D], and keys and values [N,2,K,D], to outputs [N,Q,D]."""
 
 MODEL_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Classes whose blocks are RMSNorm, rotary attention, RMSNorm and a gated SiLU."""
@@ -36,8 +40,8 @@ class FusedLinear:
         return linear(x, self.weight, self.bias)
 
     def plus(self, x: Tensor, addend: Tensor) -> Tensor:
-        """Return `self(x) + addend`."""
-        return torch.addmm(addend if self.bias is None else addend + self.bias, x, self.weight.T)
+        """Return `self(x) + addend`, which may be overwritten."""
+        return (addend if self.bias is None else addend + self.bias).addmm_(x, self.weight.T)
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
         """Return `self(x) * factor`."""
@@ -100,7 +104,8 @@ class Block:
 
     `inputs` computes the queries, keys and values of all heads. In queries and keys, channels that are rotated together
     are neighbours, so that a rotation is one complex product. Queries are divided by the square root of `size`.
-    `head_norms` [rotated,D] scale queries and keys in Qwen3; the first `rotated` heads are queries and keys.
+    `head_norms` [rotated,D] scale queries and keys in Qwen3; the first `rotated` heads are queries and keys. Without
+    `up`, `gate` computes both inputs of the activation.
     """
 
     size: int
@@ -109,8 +114,14 @@ class Block:
     head_norms: Tensor | None
     outputs: FusedLinear
     gate: FusedLinear
-    up: FusedLinear
+    up: FusedLinear | None
     down: FusedLinear
+
+    def activated(self, x: Tensor, compiled: bool) -> Tensor:
+        """Return the gated activations [N,I] of normalized tokens [N,H]."""
+        if self.up is not None:
+            return self.up.times(x, self.gate.silu(x))
+        return (swiglu.compiled if compiled else swiglu)(*self.gate(x).chunk(2, -1))
 
 
 class FusedModel:
@@ -124,46 +135,47 @@ class FusedModel:
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self._model = model
         self._dtype = dtype
-        self._eps: float = model.config.get_text_config().rms_norm_eps
+        self._config = model.config.get_text_config()
+        self._eps: float = self._config.rms_norm_eps
         self._blocks = [fuse(layer, dtype) for layer in model.model.layers]
         self._head = fuse_head(model.get_output_embeddings(), model.model.norm, dtype)
         self._rotations: Tensor | None = None
 
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, longest: int, attend: Callable[[int, Tensor], Tensor]
-    ) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, longest: int, attend: Attend) -> Tensor:
         """Return the last block's outputs [N,H] for tokens [N].
 
         Args:
             tokens: [N] i64.
             positions: [N] i64, below `longest`.
             longest: The number of positions that need rotations.
-            attend: Attention: from a block's index, and the queries, keys and values [N,heads,D] of all heads, to the
-                outputs of the queries' heads [N,heads,D].
+            attend: Attention.
         """
         hidden: Tensor = self._model.model.embed_tokens(tokens).to(self._dtype)
         rotation = self._rotation(longest).index_select(0, positions)[:, None]
+        compiled = compiles(self._config, len(tokens), hidden.device)
         for i, block in enumerate(self._blocks):
-            heads = self._project(block, self._normalized(hidden), rotation)
-            hidden = block.outputs.plus(attend(i, heads).reshape(len(hidden), -1), hidden)
-            x = self._normalized(hidden)
-            hidden = block.down.plus(block.up.times(x, block.gate.silu(x)), hidden)
+            attended = attend(i, *self._project(block, self._normalized(hidden), rotation, compiled))
+            hidden = block.outputs.plus(attended.reshape(len(hidden), -1), hidden)
+            hidden = block.down.plus(block.activated(self._normalized(hidden), compiled), hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [N,V] of outputs [N,H]."""
         return self._head(self._normalized(hidden))
 
-    def _project(self, block: Block, x: Tensor, rotation: Tensor) -> Tensor:
-        """Return queries, keys and values [N,heads,D] of normalized tokens [N,H]."""
-        heads = block.inputs(x).view(len(x), -1, block.size)
+    def _project(self, block: Block, x: Tensor, rotation: Tensor, compiled: bool) -> tuple[Tensor, Tensor]:
+        """Return queries [N,Q,D], and keys and values [N,2,K,D], of normalized tokens [N,H]."""
+        heads, queries = block.inputs(x).view(len(x), -1, block.size), self._config.num_attention_heads
+        if compiled:
+            counts = queries, block.rotated - queries
+            return rotated_heads.compiled(heads, torch.view_as_real(rotation), block.head_norms, counts, self._eps)
         queries_keys = heads[:, : block.rotated]
         scaled = queries_keys if block.head_norms is None else self._normalized(queries_keys) * block.head_norms
         rotated = scaled.float()
         torch.view_as_complex(rotated.view(*rotated.shape[:2], -1, 2)).mul_(rotation)
         if rotated is not queries_keys:
             queries_keys.copy_(rotated)
-        return heads
+        return heads[:, :queries], heads[:, queries:].view(len(x), 2, -1, block.size)
 
     def _rotation(self, count: int) -> Tensor:
         """Return the rotations [M,D/2] of at least the first `count` positions."""
@@ -233,14 +245,16 @@ def fuse(layer: Any, dtype: torch.dtype) -> Block:
         head_norms = torch.cat([n[channels].expand(h, -1) for n, h in zip(norms, heads, strict=True)])
     else:
         queries = queries.scaled(query_scale)
+    gate, up = (_scaled(p, layer.post_attention_layernorm) for p in (mlp.gate_proj, mlp.up_proj))
+    joins = joins_gates(gate.weight.device)
     return Block(
         size,
         (queries.weight.shape[0] + keys.weight.shape[0]) // size,
         _joined([queries.interleaved(size), keys.interleaved(size), values]).to(dtype),
         None if head_norms is None else head_norms.to(dtype),
         _merged(attention.o_proj).to(dtype),
-        _scaled(mlp.gate_proj, layer.post_attention_layernorm).to(dtype),
-        _scaled(mlp.up_proj, layer.post_attention_layernorm).to(dtype),
+        (_joined([gate, up]) if joins else gate).to(dtype),
+        None if joins else up.to(dtype),
         _merged(mlp.down_proj).to(dtype),
     )
 
@@ -249,6 +263,11 @@ def fuse(layer: Any, dtype: torch.dtype) -> Block:
 def fuse_head(head: Any, norm: Any, dtype: torch.dtype) -> FusedLinear:
     """Return a copy of the output layer that includes the scale of the norm before it."""
     return _scaled(head, norm).to(dtype)
+
+
+def joins_gates(device: torch.device) -> bool:
+    """Whether gates and what they multiply are one product: not on CPUs, where oneDNN's products include the two."""
+    return device.type != "cpu"
 
 
 def rotation_order(size: int, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from rlkit.models.vision import RowMedia
 from rlkit.ops.attention import Layout, Scoring, Span, packed_attention, token_indices, widened
 from rlkit.ops.ragged import by_sdpa
 from rlkit.ops.routes import Routers
-from rlkit_engine_torch.blocks import FusedModel
+from rlkit_engine_torch.blocks import Attend, FusedModel
 from rlkit_engine_torch.decoder import SPARE
 from rlkit_engine_torch.prefixes import Prefix
 from rlkit_engine_torch.row_attention import RowAttention, additive_mask
@@ -229,7 +229,7 @@ class FusedDecoder:
         self._indexed = False
         return logits
 
-    def _prefill(self, new: _Admission) -> Callable[[int, Tensor], Tensor]:
+    def _prefill(self, new: _Admission) -> Attend:
         """Return the attention of a pass over new rows, which also adds their keys and values to the cache."""
         heads = self.config.num_attention_heads
         prompt_indices, is_real = token_indices(new.prompts, self.device)
@@ -237,9 +237,8 @@ class FusedDecoder:
         row_indices, _ = token_indices(new.rows, self.device)
         packed = packed_attention if self.device.type == "cpu" else by_sdpa
 
-        def attend(index: int, projected: Tensor) -> Tensor:
-            queries = projected[:, :heads]
-            keys_values = projected[:, heads:].view(len(projected), 2, -1, projected.shape[-1]).transpose(0, 1)
+        def attend(index: int, queries: Tensor, projected: Tensor) -> Tensor:
+            keys_values = projected.transpose(0, 1)
             prompts = keys_values[:, prompt_indices].transpose(2, 3)
             cached = _as_cached(prompts)
             self.layers[index].add_prompts(len(self.lengths), cached.shape[1], cached.shape[3], cached).copy_(cached)
@@ -270,14 +269,13 @@ class FusedDecoder:
             last: [R] i64, the column of each row's token; None for the last of `width` columns in all rows.
             width: The number of columns that rows attend to.
         """
-        rows, heads = self.rows, self.config.num_attention_heads
-        mask = None
+        rows, mask = self.rows, None
         if last is not None:
             mask = additive_mask(torch.arange(width, device=self.device) <= last[:, None], _dtype(self))[:, None]
 
-        def attend(index: int, projected: Tensor) -> Tensor:
+        def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
             layer = self.layers[index]
-            new = _as_cached(projected[:, heads:].view(rows, 2, -1, projected.shape[-1]))
+            new = _as_cached(keys_values)
             own = layer.reserve(rows, width)
             if last is None:
                 own[:, :rows, :, width - 1] = new.transpose(0, 1)
@@ -285,7 +283,7 @@ class FusedDecoder:
                 own[:, self._row_indices, :, last] = new
             assert layer.prompts is not None
             prompts = layer.prompts[:, : len(self.lengths), :, : max(self.lengths)]
-            return self._attention(projected[:, :heads], prompts, own[:, :rows, :, :width], mask)
+            return self._attention(queries, prompts, own[:, :rows, :, :width], mask)
 
         model = self._model()
         return model.logits(model(tokens, positions, max(self.lengths) + width, attend))
@@ -352,9 +350,7 @@ class FusedDecoder:
         self._row_indices = torch.arange(self.rows, device=device)
 
 
-def _attention_after(
-    decoder: FusedDecoder, new: _Admission, prefixes: Sequence[Prefix], positions: Tensor
-) -> Callable[[int, Tensor], Tensor]:
+def _attention_after(decoder: FusedDecoder, new: _Admission, prefixes: Sequence[Prefix], positions: Tensor) -> Attend:
     """Return the attention of a pass over what comes after prefixes, which adds both to the decoder's cache.
 
     Args:
@@ -370,18 +366,17 @@ def _attention_after(
     visible = torch.arange(width, device=device) <= positions[indices][:, None, :, None]  # [P,1,Q,W]
     mask = additive_mask(visible, like.dtype)
 
-    def attend(index: int, projected: Tensor) -> Tensor:
+    def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         cache = decoder.layers[index].add_prompts(before, len(prefixes), width, like)
         for i, prefix in enumerate(prefixes):
             prefix.write(cache[:, i], index)
             cache[:, i, :, prefix.length :] = 0
-        keys_values = projected[:, heads:].view(len(projected), 2, -1, projected.shape[-1])
         cache[:, real[0], :, positions] = _as_cached(keys_values)
         # a GPU's kernels take no mask where heads share keys
         k, v = cache if on_cpu else (x.repeat_interleave(heads // x.shape[1], 1) for x in cache)
-        q = projected[indices, :heads].transpose(1, 2).to(k.dtype)
+        q = queries[indices].transpose(1, 2).to(k.dtype)
         output = scaled_dot_product_attention(q, k, v, mask, scale=1.0, enable_gqa=on_cpu)
-        return output.transpose(1, 2)[real].to(projected.dtype)
+        return output.transpose(1, 2)[real].to(queries.dtype)
 
     return attend
 

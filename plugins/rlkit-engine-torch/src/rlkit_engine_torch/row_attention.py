@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlkit.ops.fusion import Fused
+from rlkit_engine_torch.compiled import compiles
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import ModelConfig
@@ -31,15 +32,24 @@ class PartialAttention(NamedTuple):
     highest: Tensor
 
     @classmethod
-    def to_values(cls, scores: Tensor, values: Tensor) -> PartialAttention:
-        """Return the attention by scores [B,Q,K] to values [B,K,D]."""
-        weights, total, highest = softmax_weights(scores, values.dtype)
+    def to_values(cls, scores: Tensor, mask: Tensor | None, values: Tensor, compiled: bool = False) -> PartialAttention:
+        """Return the attention by scores [B,Q,K], which may be overwritten, and a mask [R,1,K] to values [B,K,D]."""
+        if mask is not None and scores.device.type == "cpu":
+            scores.view(len(mask), -1, scores.shape[-1]).add_(mask)
+            mask = None
+        weigh = softmax_weights.compiled if compiled else softmax_weights
+        weights, total, highest = weigh(scores, mask, values.dtype)
         return cls(torch.bmm(weights, values), total, highest)
 
 
 @partial(Fused, min_elements=MIN_ELEMENTS)
-def softmax_weights(scores: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weights of scores [B,Q,K] in a dtype, their sums, and the highest scores, both [B,Q,1] f32."""
+def softmax_weights(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights of scores [B,Q,K] in a dtype, their sums, and the highest scores, both [B,Q,1] f32.
+
+    A mask [R,1,K] is added to the scores of B/R heads each.
+    """
+    if mask is not None:
+        scores = (scores.view(len(mask), -1, scores.shape[-1]) + mask).view(scores.shape)
     highest = scores.amax(-1, keepdim=True).float()
     weights = torch.sub(scores, highest).exp_()
     return weights.to(dtype), weights.sum(-1, keepdim=True), highest
@@ -97,6 +107,7 @@ class RowAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self._compiled = compiles(config, len(row_prompts), device)
         kv_heads = config.num_key_value_heads
         queries = config.num_attention_heads // kv_heads
         members: list[list[int]] = [[] for _ in lengths]
@@ -121,7 +132,6 @@ class RowAttention:
         if min(lengths, default=0) != width:
             visible = torch.arange(width, device=device) < torch.tensor(lengths, device=device)[:, None]
             self._prompt_mask = additive_mask(visible, dtype)[:, None]
-        self._prompts = len(lengths)
 
     def __call__(self, queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of queries [R,heads,D] to their prompts [2,P,H,W,D], and to rows' own [2,R,H,C,D].
@@ -132,21 +142,16 @@ class RowAttention:
         keys, values = own.flatten(1, 2)
         by_head = (len(keys), -1, size)
         prompt_part = self._to_prompts(queries, prompts)
-        scores = _scores(queries.reshape(by_head), keys)
-        if mask is not None:
-            scores.view(rows, -1, scores.shape[-1]).add_(mask)
-        own_part = PartialAttention.to_values(scores, values)
-        return join(self.query_indices, own_part, prompt_part).view(rows, heads, size).to(queries.dtype)
+        own_part = PartialAttention.to_values(_scores(queries.reshape(by_head), keys), mask, values, self._compiled)
+        attended = (join.compiled if self._compiled else join)(self.query_indices, own_part, prompt_part)
+        return attended.view(rows, heads, size).to(queries.dtype)
 
     def _to_prompts(self, queries: Tensor, prompts: Tensor) -> PartialAttention:
         """Return the attention of queries [R,heads,D] to their prompts, in the order of `slots`."""
         size = queries.shape[-1]
         keys, values = prompts.flatten(1, 2)
         by_prompt = queries.reshape(-1, size).index_select(0, self.slots).view(len(keys), -1, size)
-        scores = _scores(by_prompt, keys)
-        if self._prompt_mask is not None:
-            scores.view(self._prompts, -1, scores.shape[-1]).add_(self._prompt_mask)
-        return PartialAttention.to_values(scores, values)
+        return PartialAttention.to_values(_scores(by_prompt, keys), self._prompt_mask, values, self._compiled)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

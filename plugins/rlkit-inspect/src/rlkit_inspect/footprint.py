@@ -16,7 +16,7 @@ from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, token_limit
 from rlkit.models.size import PREFIX_SHARE, Size, cache_tokens, kv_bytes
-from rlkit.ops.logps import CHUNK_BYTES
+from rlkit.ops.logps import chunk_bytes
 from rlkit.recipe import Critic, Train
 from rlkit.registry import calling
 from rlkit_inspect.estimate import Setting
@@ -128,7 +128,7 @@ def _smaller_batches(setting: Setting) -> str | None:
     recipe, gpu = setting.recipe, setting.gpu
     if gpu is None:
         return None
-    tokens = token_limit(recipe.train, recipe.model, recipe.fabric, gpu.memory)
+    tokens = token_limit(recipe, gpu.memory)
     cached = getattr(recipe.rollout.engine, "max_kv_tokens", None)
     for divisor in (2, 4, 8, 16):
         options = {"train.max_tokens_per_micro_batch": max(tokens // divisor, setting.longest_row)}
@@ -213,7 +213,7 @@ def micro_batch_tokens(setting: Setting) -> int:
     """Return the most tokens of a micro-batch; a row, or a group that is compared, may be longer than the limit."""
     recipe, row = setting.recipe, setting.longest_row
     indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
-    limit = token_limit(recipe.train, recipe.model, recipe.fabric, None if setting.gpu is None else setting.gpu.memory)
+    limit = token_limit(recipe, None if setting.gpu is None else setting.gpu.memory)
     return min(max(limit, indivisible), setting.rows * row)
 
 
@@ -245,6 +245,6 @@ def activation_peak(setting: Setting, model: Size, tokens: int) -> float:
         layers = 1
     width = 4 if setting.precision == "float32" else 2
     gradients = 3 * width * intermediate + 16 * hidden  # of one layer, and what the last norm saves
-    logits = min(4 * tokens * model.outputs, CHUNK_BYTES)
+    logits = min(4 * tokens * model.outputs, chunk_bytes(None if setting.gpu is None else setting.gpu.memory))
     norms = 4 * intermediate * (intermediate + 3 * hidden) * model.dora  # peft multiplies an identity by the adapter
     return float(tokens * (layer * layers + gradients) + 2 * logits + norms)  # their gradient too

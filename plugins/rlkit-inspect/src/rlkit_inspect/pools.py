@@ -10,7 +10,7 @@ from rlkit_placement.checks import number_of, reward_models
 from rlkit.models.activations import activation_bytes, frozen_bytes
 from rlkit.models.config import naming
 from rlkit.models.size import Size, find_config, size_of
-from rlkit.ops.logps import CHUNK_BYTES
+from rlkit.ops.logps import chunk_bytes
 from rlkit.recipe import FSDP2
 from rlkit_inspect.estimate import Setting, critic_size
 from rlkit_inspect.footprint import (
@@ -141,4 +141,5 @@ def _frozen(setting: Setting, role: str) -> Iterator[tuple[Size, int]]:
 def _forward(setting: Setting, model: Size, tokens: int) -> float:
     """Return the bytes of a forward pass that keeps nothing for a backward one: a layer, and a chunk of logits."""
     layer, _ = activation_bytes(model.config, setting.precision, False, False)
-    return float(tokens * layer + min(4 * tokens * model.outputs, CHUNK_BYTES))
+    logits = chunk_bytes(None if setting.gpu is None else setting.gpu.memory)
+    return float(tokens * layer + min(4 * tokens * model.outputs, logits))

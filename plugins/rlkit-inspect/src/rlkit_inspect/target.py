@@ -45,7 +45,7 @@ class Target:
             raise RecipeError("--deep measures on this machine, and --gpu plans for another; choose one of them")
         gpu = gpu_named(gpu_name)
         try:
-            limit = token_limit(recipe.train, recipe.model, recipe.fabric, gpu.memory)
+            limit = token_limit(recipe, gpu.memory)
         except UnavailableError:  # said once the data is loaded
             return cls(recipe, False, gpu, price)
         train = replace(recipe.train, max_tokens_per_micro_batch=limit)

@@ -57,7 +57,7 @@ class RoleModels:
 
     def __init__(self, recipe: Recipe, fabric: Fabric, roles: Collection[str]) -> None:
         self.ranks = Ranks(fabric)
-        self._passes = _Passes(recipe, token_limit(recipe.train, recipe.model, recipe.fabric))
+        self._passes = _Passes(recipe, token_limit(recipe))
         placer = Placer(fabric, self.ranks)
         if "critic" in roles and recipe.critic is not None:
             self.critic = load_critic(recipe.critic, recipe, placer)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
 import torch
+from rlkit_engine_torch.layers import FusedLayers
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.distributed.kernels import choose_kernels
 from rlkit.models.config import context_length
-from rlkit.models.layers import fuse_layers
 from rlkit.models.load import load_policy, load_tokenizer, stop_ids
 from rlkit.models.packing import masked_attention
 from rlkit.models.vision import backbone_of
@@ -90,7 +90,7 @@ class Service:
         self._seed = seed
         self._clients = self._draws = 0
         autocast = partial(torch.autocast, device, torch.bfloat16, enabled=precision == "bf16-mixed")
-        fuse_layers(self._policy)
+        FusedLayers().fuse(self._policy)
         self.bank = AdapterBank(self._policy, max_adapters, max_rank, alpha)
         with autocast():
             check_head(self._policy)
