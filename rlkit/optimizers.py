@@ -85,7 +85,7 @@ class Muon(Optimizer):
         from rlkit.ops.optimizers import Combined
 
         matrices = [group.options() for group in groups if group.kind is WeightKind.MATRIX]
-        other_weights = [group.options() for group in groups if group.kind is not WeightKind.MATRIX]
+        others = [group for group in groups if group.kind is not WeightKind.MATRIX]
         if not matrices:
             raise RecipeError("optimizer Muon found no trainable matrix in a transformer block; choose AdamW")
         muon = torch.optim.Muon(
@@ -96,11 +96,7 @@ class Muon(Optimizer):
             ns_steps=self.newton_schulz_steps,
             adjust_lr_fn="match_rms_adamw",
         )
-        if not other_weights:
-            return muon
-        fused = all(weight.is_cuda for group in groups for weight in group.weights)
-        adamw = torch.optim.AdamW(other_weights, lr=lr, betas=self.betas, eps=self.eps, fused=fused)
-        return Combined([muon, adamw])
+        return Combined([muon, AdamW(self.betas, self.eps).make(others, lr)]) if others else muon
 
 
 class TorchOptimizer(Optimizer):
@@ -129,10 +125,8 @@ class TorchOptimizer(Optimizer):
         """Return the optimizer."""
         import torch
 
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, self.name)(
-            [group.options() for group in groups], lr=lr, **self.options
-        )
-        return optimizer
+        options = [group.options() for group in groups]
+        return getattr(torch.optim, self.name)(options, lr=lr, **self.options)  # type: ignore[no-any-return]
 
     def _check(self) -> None:
         """Construct the optimizer for a dummy weight, so that a wrong argument is refused before a model is loaded."""

@@ -221,23 +221,13 @@ class ScoreModel(Actor):
         self.stop_ids = sorted(stop_ids)
 
     def forward(
-        self,
-        tokens: Tensor,
-        mask: Tensor,
-        temperature: float = 1.0,
-        reads: Reads = DEFAULT_READS,
-        *,
-        noise: RowNoise | None = None,
-        media: RowMedia | None = None,
+        self, tokens: Tensor, mask: Tensor, *_args: object, media: RowMedia | None = None, **_options: object
     ) -> PolicyOutput:
         """Return scores [B,T] f32 of the conversation up to and including each token; 0 outside the mask.
 
         Args:
             tokens: [B,T] i64, right-padded.
             mask: [B,T] bool.
-            temperature: Unused.
-            reads: Unused.
-            noise: Unused.
             media: [B] the pictures of each row; None without pictures.
         """
         closed, columns = self._closed(tokens, mask)
