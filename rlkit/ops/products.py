@@ -28,7 +28,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @cache
 def outpaces_mkl() -> bool:
-    """Whether oneDNN's products in float32 are faster than MKL's: on AMD with AVX512, which MKL uses on Intel alone.
+    """Whether oneDNN's products in float32 are faster than MKL's: on AMD with AVX512, where MKL uses AVX2.
 
     Large ones are 2.2 times as fast on Zen 5. The choice depends on the CPU alone: runs repeat and resume bit for bit.
     """
