@@ -348,13 +348,11 @@ def clip(fabric: Fabric, module: nn.Module, optimizer: torch.optim.Optimizer, ma
         assert norm is not None
         return norm
     grads = [p.grad for p in module.parameters() if p.grad is not None]
-    groups = by_mesh(grads)
     # agreed: the modules are the same on every rank
-    norms = [full_tensor(torch.nn.utils.get_total_norm(group)) for group in groups]
+    norms = [full_tensor(torch.nn.utils.get_total_norm(group)) for group in by_mesh(grads)]
     norm = torch.stack([n.to(fabric.device) for n in norms]).square().sum().sqrt()
-    for group in groups:
-        for grad in group:
-            grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0).to(grad.device))
+    for grad in grads:
+        grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0).to(grad.device))
     return norm
 
 

@@ -30,8 +30,7 @@ class _NarrowMLP:
 
     def begin(self, _: nn.Module, __: object, options: dict[str, Any]) -> None:
         """Get the tokens to read from the arguments of the layer."""
-        layout = options.get("layout")
-        self._read = None if layout is None else layout.read
+        self._read = getattr(options.get("layout"), "read", None)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._read is None or isinstance(x, DTensor):

@@ -24,50 +24,31 @@ WASTE = 0.15
 
 
 class _Bucket:
-    """Spans of tokens of similar length, gathered as [B,L] with padding; a single span is a view."""
+    """Spans of tokens of similar length, gathered as [B,L] with padding."""
 
     def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
         indices, valid = token_indices(spans, device)
-        self._single = slice(*spans[0]) if len(spans) == 1 else None
         self._shape = indices.shape
-        self._indices = indices.flatten()  # [B*L] i64, arbitrary for padding
-        self._valid = valid.flatten().nonzero().squeeze(-1)  # [M] i64, the positions in [B*L] that are not padding
-        self._valid_indices = self._indices[self._valid]  # [M] i64
+        self._indices = indices.flatten()  # [B*L] i64, those of the spans' last tokens for padding
+        self._valid, self.padding = (x.flatten().nonzero().squeeze(-1) for x in (valid, ~valid))  # of [B*L]
+        self._valid_indices = self._indices[self._valid]
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the spans of x [N,...] as [B,L,...], with arbitrary tokens for padding."""
-        if self._single is not None:
-            return x[None, self._single]
         return x.flatten(1).index_select(0, self._indices).view(*self._shape, *x.shape[1:])
-
-    def gather_padded(self, x: Tensor) -> Tensor:
-        """Return the spans of x [N,...] as [B,L,...], with 0 for padding."""
-        if self._single is not None:
-            return x[None, self._single]
-        padded = x.new_zeros(*self._shape, *x.shape[1:])
-        padded.flatten(0, 1)[self._valid] = x[self._valid_indices]
-        return padded
 
     def scatter(self, target: Tensor, source: Tensor) -> None:
         """Write source [B,L,...] to the spans of target [N,...]."""
-        if self._single is not None:
-            target[self._single] = source[0]
-        else:
-            target.flatten(1).index_copy_(0, self._valid_indices, self._unpadded(source))
+        unpadded = source.flatten(2).flatten(0, 1).index_select(0, self._valid)
+        target.flatten(1).index_copy_(0, self._valid_indices, unpadded)
 
     def scatter_add(self, target: Tensor, source: Tensor) -> None:
-        """Add source [B,L,...] to the spans of target [N,...]."""
-        if self._single is not None:
-            target[self._single] += source[0]
-        else:
-            target.flatten(1).index_add_(0, self._valid_indices, self._unpadded(source))
-
-    def _unpadded(self, source: Tensor) -> Tensor:
-        return source.flatten(2).flatten(0, 1).index_select(0, self._valid)
+        """Add source [B,L,...], which is 0 for padding, to the spans of target [N,...]."""
+        target.flatten(1).index_add_(0, self._indices, source.flatten(2).flatten(0, 1))
 
 
 class _Part(NamedTuple):
-    """Spans of queries with the span of keys that each attends to, all of them or those in a mask [Q,K].
+    """Spans of queries with the span of keys that each attends to: all of them, or those where a mask [Q,K] is 0.
 
     If causal, these are the same spans.
     """
@@ -142,10 +123,7 @@ def attention_parts(layout: Layout, window: int | None) -> list[_Part]:
 
 def full_parts(layout: Layout) -> list[_Part]:
     """Return the causal parts of all segments, then the parts in which segments attend to their shared prompts."""
-    parts = []
-    for indices in divide_by_length(_lengths(layout.segments)):
-        bucket = _Bucket([layout.segments[i] for i in indices], layout.device)
-        parts.append(_Part(bucket, bucket, True))
+    parts = _causal_parts(layout.segments, layout.device)
     by_prompt_length: dict[int, list[tuple[int, int, int]]] = {}
     for start, end, last in layout.shared:
         by_prompt_length.setdefault(end - start, []).append((start, end, last))
@@ -171,17 +149,20 @@ def windowed_parts(layout: Layout, window: int) -> list[_Part]:
             if before[0] < before[1]:  # the last query of a whole piece sees nothing before the piece
                 queries = (begin, min(begin + window - 1, end))
                 preceded.setdefault(before[1] - before[0], []).append((queries, before))
-    parts = []
-    for indices in divide_by_length(_lengths(pieces)):
-        bucket = _Bucket([pieces[i] for i in indices], layout.device)
-        parts.append(_Part(bucket, bucket, True))
+    parts = _causal_parts(pieces, layout.device)
     for count, pairs in preceded.items():
         lengths = _lengths([queries for queries, _ in pairs])
         for indices in divide_by_length(lengths):
             query_bucket, key_bucket = (_Bucket([pairs[i][side] for i in indices], layout.device) for side in (0, 1))
-            visible = torch.ones(lengths[indices[0]], count, dtype=torch.bool, device=layout.device)
-            parts.append(_Part(query_bucket, key_bucket, False, visible.triu(count - window + 1)))
+            hidden = torch.full((lengths[indices[0]], count), -torch.inf, device=layout.device).tril(count - window)
+            parts.append(_Part(query_bucket, key_bucket, False, hidden))
     return parts
+
+
+def _causal_parts(spans: Sequence[Span], device: torch.device) -> list[_Part]:
+    """Return the parts of spans that each attend to themselves."""
+    buckets = [_Bucket([spans[i] for i in indices], device) for indices in divide_by_length(_lengths(spans))]
+    return [_Part(bucket, bucket, True) for bucket in buckets]
 
 
 def _lengths(spans: Sequence[Span]) -> list[int]:
@@ -306,11 +287,11 @@ class _PackedAttention(torch.autograd.Function):
         for queries, keys, causal, mask in attention_parts(ctx.layout, ctx.scoring.window):
             buckets = (queries, keys, keys, queries, queries)
             gathered = [widened(bucket.gather(x)) for x, bucket in zip(saved, buckets, strict=True)]
-            part_grads = _attention_grads(
-                widened(queries.gather_padded(grad)), gathered, causal, mask, ctx.scoring.scale
-            )
-            for target, part_grad, bucket in zip(grads, part_grads, buckets, strict=False):
-                bucket.scatter_add(target, part_grad)
+            part_grad = widened(queries.gather(grad))
+            part_grad.flatten(0, 1).index_fill_(0, queries.padding, 0.0)
+            part_grads = _attention_grads(part_grad, gathered, causal, mask, ctx.scoring.scale)
+            for target, source, bucket in zip(grads, part_grads, buckets, strict=False):
+                bucket.scatter_add(target, source)
         d_sinks = None
         if sinks is not None:
             *_, output, lse = saved
@@ -335,12 +316,12 @@ def _attend(inputs: Sequence[Tensor], causal: bool, mask: Tensor | None, scale: 
     Args:
         inputs: Queries [B,Q,heads,D], keys and values [B,K,H,D].
         causal: Whether a query attends only to its own key and the keys before it.
-        mask: [Q,K] bool, the keys that queries attend to, one at least; None for all.
+        mask: [Q,K], 0 for the keys that queries attend to, one at least, and -inf for others; None for all keys.
         scale: Scale of the scores.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     query, key, value = (x.transpose(1, 2) for x in inputs)
-    output, lse = flash(query, key, value, 0.0, causal, attn_mask=_additive(mask, query), scale=scale)
+    output, lse = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
     return output.transpose(1, 2), lse.transpose(1, 2)
 
 
@@ -350,9 +331,5 @@ def _attention_grads(
     """Return the gradients of the inputs of `_attend`, given that of its output and its inputs, output and lse."""
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     inputs = [x.transpose(1, 2) for x in (grad, *saved)]
-    grads = backward(*inputs, 0.0, causal, attn_mask=_additive(mask, grad), scale=scale)
+    grads = backward(*inputs, 0.0, causal, attn_mask=mask, scale=scale)
     return [x.transpose(1, 2) for x in grads]
-
-
-def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if mask is None else like.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)

@@ -10,6 +10,7 @@ from torch.nn.functional import linear, pad
 
 from rlkit.ops.autograd import Context
 from rlkit.ops.fusion import StatisticGrads, softmax_grads, softmax_statistics
+from rlkit.ops.products import ROWS, outpaces_mkl, product
 from rlkit.types import Reads
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 2**28, 2**30
@@ -20,9 +21,6 @@ BLOCK_BYTES = 2 * 1024**2
 
 WEIGHT_ROWS = 16384
 """Rows of a weight whose gradient is converted to float32 at once on a CPU; all rows on a GPU."""
-
-ROWS = 64
-"""Products of 16 bits on CPUs have multiples of this many rows, since oneDNN compiles kernels for each number."""
 
 MIN_PROB = torch.finfo(torch.float32).tiny
 """Smaller probabilities are clamped to this: their logarithm is finite and has no gradient."""
@@ -111,7 +109,7 @@ def token_logps(
         scores = linear(hidden, weight, bias).float() / (temperature * softcap)
         return logits_logps(scores.tanh() * softcap, targets, reads=reads, ids=ids)
     count = len(targets)
-    if device == "cpu" and hidden.element_size() == 2 and count > ROWS:
+    if device == "cpu" and count > ROWS and (hidden.element_size() == 2 or outpaces_mkl()):
         padding = (0, -count % ROWS)
         hidden, targets = pad(hidden, (0, 0, *padding)), pad(targets, padding)
         ids = None if ids is None else pad(ids, (0, 0, *padding))
@@ -152,7 +150,7 @@ class _TokenLogps(torch.autograd.Function):
         saved: Tensor | None = None  # probabilities [N,V], or logits if passes are fused
         tops: list[tuple[Tensor, Tensor]] = []
         for part in parts:
-            logits = _product(hidden[part], weight, bias)
+            logits = product(hidden[part], weight, bias)
             if fused:
                 statistics, probs = softmax_statistics(logits, targets[part], temperature, reads, frozen)
                 tops.append((targets.new_empty(len(logits), 0), logits.new_empty(0)))
@@ -164,7 +162,7 @@ class _TokenLogps(torch.autograd.Function):
             for column, statistic in zip(columns, statistics, strict=True):
                 column[part] = statistic
             if logp_grad is not None and probs is not None:
-                logp_grad[part] = weight[targets[part]] - probs.to(weight.dtype) @ weight
+                logp_grad[part] = weight[targets[part]] - product(probs.to(weight.dtype), weight.T)
             saved = logits if len(parts) == 1 and not frozen else None
             del logits, probs
         top_ids, top_logps = (torch.cat(column) for column in zip(*tops, strict=True))
@@ -197,7 +195,7 @@ class _TokenLogps(torch.autograd.Function):
         has_grads = any(g is not None for g in grads)
         row_bytes = weight.shape[0] * (hidden.element_size() if ctx.fused else 4)
         for part in _slices(len(targets), row_bytes, memory) if has_grads else ():
-            logits = _product(hidden[part], weight, bias) if saved is None else saved[part]
+            logits = product(hidden[part], weight, bias) if saved is None else saved[part]
             part_grads = grads.select(part)
             if ctx.fused:
                 statistics = lse[part], entropy[part]
@@ -210,7 +208,7 @@ class _TokenLogps(torch.autograd.Function):
                 d_bias += d_logits.sum(0, dtype=torch.float32)
             d_logits = d_logits.to(hidden.dtype)
             if d_hidden is not None:
-                d_hidden[part].add_(d_logits @ weight)
+                d_hidden[part].add_(product(d_logits, weight.T))
             if d_weight is not None:
                 _add_outer_(d_weight, d_logits, hidden[part])
             del d_logits
@@ -221,11 +219,6 @@ class _TokenLogps(torch.autograd.Function):
 def _fuses(hidden: Tensor, reads: Reads, ids: Tensor | None) -> bool:
     """Whether passes over logits are compiled: on a GPU, unless log-probs of several tokens are read."""
     return hidden.is_cuda and ids is None and reads.split is None and not reads.top
-
-
-def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    with torch.autocast(hidden.device.type, enabled=False):
-        return linear(hidden, weight, bias)
 
 
 def _scaled_(logits: Tensor, temperature: float) -> Tensor:
@@ -364,6 +357,7 @@ def _add_outer_(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
 
 def _slices(rows: int, row_bytes: int, memory: int) -> list[slice]:
     size = max(1, memory // row_bytes)
+    size -= size % ROWS if size > ROWS else 0
     return [slice(start, min(start + size, rows)) for start in range(0, max(rows, 1), size)]
 
 

@@ -330,13 +330,16 @@ def test_logits_are_computed_in_blocks_that_fit_memory(monkeypatch: pytest.Monke
         rows.append(len(hidden))
         return torch.nn.functional.linear(hidden, *others)
 
-    monkeypatch.setattr("rlkit.ops.logps.linear", product)
+    monkeypatch.setattr("rlkit.ops.logps.product", product)
     token_logps(torch.zeros(10, 4), OutputLayer(torch.zeros(20, 4)), torch.arange(10), memory=240)
     assert rows == [3, 3, 3, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("reads", [ALL, Reads(top=3)])
-def test_products_in_16_bits_have_few_numbers_of_rows(reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_of_onednn_have_few_numbers_of_rows(
+    reads: Reads, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """100 rows become 128, with the statistics and gradients of 100; up to 64 rows stay as they are."""
     rows: list[int] = []
 
@@ -344,8 +347,9 @@ def test_products_in_16_bits_have_few_numbers_of_rows(reads: Reads, monkeypatch:
         rows.append(len(hidden))
         return torch.nn.functional.linear(hidden, *others)
 
-    monkeypatch.setattr("rlkit.ops.logps.linear", product)
-    hidden, weight = (torch.randn(n, 8, dtype=torch.bfloat16, requires_grad=True) for n in (100, 20))
+    monkeypatch.setattr("rlkit.ops.logps.product", product)
+    monkeypatch.setattr("rlkit.ops.logps.outpaces_mkl", lambda: True)
+    hidden, weight = (torch.randn(n, 8, dtype=dtype, requires_grad=True) for n in (100, 20))
     targets, results = torch.arange(100) % 20, []
     for size in (64, 100):
         monkeypatch.setattr("rlkit.ops.logps.ROWS", size)
@@ -353,7 +357,7 @@ def test_products_in_16_bits_have_few_numbers_of_rows(reads: Reads, monkeypatch:
         differentiable = [x for x in (found.logps, found.entropy, found.mean, found.top) if x is not None]
         gradients = torch.autograd.grad(sum((x * x).sum() for x in differentiable), (hidden, weight))
         results.append([*(x for x in found if x is not None), *gradients])
-    assert rows == [128, 100]
+    assert rows == [128, 128, 100, 100]  # forwards and backwards
     for padded, plain in zip(*results, strict=True):
         assert (padded - plain).float().norm() <= 1e-5 * plain.float().norm()
 

@@ -10,6 +10,7 @@ from annotated_types import Ge, Le
 from rlkit.base.errors import RecipeError
 from rlkit.base.ranges import NUMBER, Beta, PositiveFloat
 from rlkit.interfaces.optimizer import Optimizer, WeightGroup, WeightKind
+from rlkit.optimizers import AdamW
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,7 @@ class Muon(Optimizer):
         from rlkit_optimizers.combined import Combined
 
         matrices = [group.options() for group in groups if group.kind is WeightKind.MATRIX]
-        other_weights = [group.options() for group in groups if group.kind is not WeightKind.MATRIX]
+        others = [group for group in groups if group.kind is not WeightKind.MATRIX]
         if not matrices:
             raise RecipeError("optimizer Muon found no trainable matrix in a transformer block; choose AdamW")
         muon = torch.optim.Muon(
@@ -67,8 +68,4 @@ class Muon(Optimizer):
             ns_steps=self.newton_schulz_steps,
             adjust_lr_fn="match_rms_adamw",
         )
-        if not other_weights:
-            return muon
-        fused = all(weight.is_cuda for group in groups for weight in group.weights)
-        adamw = torch.optim.AdamW(other_weights, lr=lr, betas=self.betas, eps=self.eps, fused=fused)
-        return Combined([muon, adamw])
+        return Combined([muon, AdamW(self.betas, self.eps).make(others, lr)]) if others else muon
