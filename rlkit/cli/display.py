@@ -248,8 +248,8 @@ def _validation(metrics: Mapping[str, float]) -> str:
     """Return the main metrics of a validation."""
     rows = dict(metric_rows(metrics))
     names = ("accuracy", "sampled_accuracy", "reward") if "accuracy" in rows else ("reward", "sampled_reward")
-    shown = (*names, "loss")
-    return "  ".join(f"{name} {rows[name]}" for name in shown if name in rows) or "no completion was scored"
+    texts = [f"{name} {rows[name]}" for name in (*names, "loss") if name in rows]
+    return "  ".join(texts) or "no completion was scored"
 
 
 def _summary(metrics: Mapping[str, float]) -> str:

@@ -110,16 +110,16 @@ def token_limit(recipe: Recipe, gpu_bytes: int | None = None) -> int:
     accelerator = "gpu" if gpu_bytes is not None else fabric.accelerator
     one_layer = train.checkpoint_activations or train.offload_activations
     token_bytes = layer_bytes * (1 if one_layer else layers)
-    most, memory = MAX_TOKENS_ON_CPU, float(HOST_BYTES)
+    max_tokens, memory = MAX_TOKENS_ON_CPU, float(HOST_BYTES)
     if accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available()):
         gpu_bytes = gpu_bytes or _gpu_bytes()
-        most, memory = MAX_TOKENS_ON_GPU, GPU_SHARE * gpu_bytes
+        max_tokens, memory = MAX_TOKENS_ON_GPU, GPU_SHARE * gpu_bytes
         alone = Capability.READS_POLICY in recipe.rollout.engine.capabilities and not (recipe.critic or recipe.teacher)
         if alone and not one_layer and config.model_type in FAMILIES:
             size = size_of(config, model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
-            most = MAX_TOKENS_OF_SMALL_MODEL
+            max_tokens = MAX_TOKENS_OF_SMALL_MODEL
             memory = max(memory, LEARNING_SHARE * gpu_bytes - WEIGHT_BYTES * size.base)
-    return max(MIN_TOKENS, min(most, int(memory / token_bytes))) * fabric.sequence_parallel
+    return max(MIN_TOKENS, min(max_tokens, int(memory / token_bytes))) * fabric.sequence_parallel
 
 
 def _gpu_bytes() -> int:

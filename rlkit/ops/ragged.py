@@ -85,15 +85,15 @@ class KeyCopies(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, key: Tensor, layout: Layout) -> Tensor:
-        keys, *places = layout.derived(copies_of)
-        ctx.save_for_backward(*places)
+        keys, *indices = layout.derived(copies_of)
+        ctx.save_for_backward(*indices)
         return key.index_select(0, keys)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         first, repeated, copies, is_copy = ctx.saved_tensors
-        each = grad.flatten(1).index_select(0, copies.flatten()).view(*copies.shape, -1)
-        sums = torch.bmm(is_copy.to(grad.dtype), each)  # in float32, rounded once
+        copied = grad.flatten(1).index_select(0, copies.flatten()).view(*copies.shape, -1)
+        sums = torch.bmm(is_copy.to(grad.dtype), copied)  # in float32, rounded once
         return grad.index_select(0, first).index_copy_(0, repeated, sums.view(-1, *grad.shape[1:])), None
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from rlkit_engine_torch.layers import FusedLayers
 from torch import nn
 
-from rlkit.models.layers import fuse_layers
 from rlkit.ops import products
 from rlkit.ops.products import MIN_OPERATIONS, ROWS, product
 
@@ -44,7 +44,7 @@ def test_outputs_and_gradients_are_those_of_torch(
     expected = layer(x)
     expected_grads = torch.autograd.grad((expected * pull).sum(), leaves)
     assert multiplied == []
-    fuse_layers(layer)
+    FusedLayers().fuse(layer)
     actual = layer(x)
     actual_grads = torch.autograd.grad((actual * pull).sum(), leaves)
     assert multiplied == [shape, (*shape[:-1], 136), (136, 2 * ROWS)]
@@ -82,7 +82,7 @@ def test_large_products_of_few_numbers_of_rows_are_onednns(
 
 def test_layers_under_autocast_and_in_float64_are_left_to_torch(multiplied: list[tuple[int, ...]]) -> None:
     layer, x = nn.Linear(256, 256), torch.ones(ROWS, 256)
-    fuse_layers(layer)
+    FusedLayers().fuse(layer)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
     layer.double()

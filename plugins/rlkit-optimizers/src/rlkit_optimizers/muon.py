@@ -57,7 +57,7 @@ class Muon(Optimizer):
         from rlkit_optimizers.combined import Combined
 
         matrices = [group.options() for group in groups if group.kind is WeightKind.MATRIX]
-        others = [group for group in groups if group.kind is not WeightKind.MATRIX]
+        adamw_groups = [group for group in groups if group.kind is not WeightKind.MATRIX]
         if not matrices:
             raise RecipeError("optimizer Muon found no trainable matrix in a transformer block; choose AdamW")
         muon = torch.optim.Muon(
@@ -68,4 +68,4 @@ class Muon(Optimizer):
             ns_steps=self.newton_schulz_steps,
             adjust_lr_fn="match_rms_adamw",
         )
-        return Combined([muon, AdamW(self.betas, self.eps).make(others, lr)]) if others else muon
+        return Combined([muon, AdamW(self.betas, self.eps).make(adamw_groups, lr)]) if adamw_groups else muon
