@@ -91,10 +91,10 @@ def test_what_is_shown_says_what_authors_asked(capsys: pytest.CaptureFixture[str
     [
         ("AdvantageEstimator", ["needs: ClassVar[Needs] = Needs.NOTHING", "formula: ClassVar[str]",
                                 "fills: Sequence[Field] = ()\n        The fields that the part fills, for all",
-                                "reads_fields: Sequence[str] = ()\n        The names of the fields that the part reads"]),
+                                "reads_fields: Sequence[str] = ()\n        The names of the fields"]),
         ("Needs", ["NOTHING\n", "GROUPS\n        At least two samples of each prompt.", "ROLES\n        The roles"]),
         ("Inputs", ["ADVANTAGES\n        `batch.advantages`, for which the recipe needs an estimator."]),
-        ("PolicyLoss", ["inputs: ClassVar[Inputs] = Inputs.ADVANTAGES | Inputs.REWARDS | Inputs.OLD_LOGPS\n        What"]),
+        ("PolicyLoss", ["inputs: ClassVar[Inputs] = Inputs.ADVANTAGES | Inputs.REWARDS | Inputs.OLD_LOGPS\n"]),
     ],
 )  # fmt: skip
 def test_attributes_and_flags_are_shown_with_their_documentation(

@@ -119,10 +119,10 @@ def _plain(name: str) -> str:
 
 
 def describe(name: str, registry: Registry) -> str:
-    """Return the documentation of what a name stands for: an example, a part, a plugin, a distribution, a kind or a type.
+    """Return the documentation of a name: that of an example, a part, a plugin, a distribution, a kind or a type.
 
     Raises:
-        RecipeError: It stands for nothing.
+        RecipeError: There is none of this name.
     """
     if name in EXAMPLES:
         return EXAMPLES[name].read_text(encoding="utf-8").rstrip()

@@ -98,5 +98,6 @@ def _attributes(cls: type) -> Iterator[tuple[str, str, str]]:
 
 def _text_of(statement: ast.stmt | None) -> str:
     """Return the text that a statement consists of; empty for any other statement."""
-    is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return inspect.cleandoc(str(statement.value.value)) if is_constant else ""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return inspect.cleandoc(str(statement.value.value))
+    return ""
