@@ -57,8 +57,8 @@ def _members(cls: type) -> Iterator[tuple[str, str]]:
     bases = [base for base in reversed(cls.__mro__) if base.__module__.startswith("rlkit.")]
     attributes: dict[str, tuple[str, str]] = {}
     for base in bases:
-        for name, head, doc in _attributes(base):
-            attributes[name] = (head, doc or attributes.get(name, ("", ""))[1])
+        for name, head, text in _attributes(base):
+            attributes[name] = (head, text or attributes.get(name, ("", ""))[1])
     yield from attributes.values()
     for name, member in {name: member for base in bases for name, member in vars(base).items()}.items():
         function: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member

@@ -23,6 +23,7 @@ USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML fil
     rlkit convert --from verl run_grpo.sh > mine.yaml && rlkit recipe check mine.yaml
 """
 PEERS = ("verl", "trl", "openrlhf", "prime-rl")
+HEAD = "# From {peer}: {file}. The comment after each option names the option of {peer} that it comes from."
 NO_ACTION = "nothing to do"
 """Marks the remark on an option that asks nothing of the user."""
 
@@ -43,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     lines = [remark(conversion, key) for key in conversion.notes if key not in conversion.by_hand]
     by_hand = [remark(conversion, key) for key in conversion.notes if key in conversion.by_hand]
     by_hand += recipe_problems(text)
-    print(safe(f"# From {peer}: {one_line(file)}. The comment after an option names {peer}'s.\n{text}"), end="")
+    print(safe(f"{HEAD.format(peer=peer, file=one_line(file))}\n{text}"), end="")
     _print_list("Not carried over as they are", [line for line in lines if NO_ACTION not in line])
     _print_list("Without an effect here", [line for line in lines if NO_ACTION in line])
     _print_list("To be set by hand", by_hand)

@@ -7,7 +7,7 @@ from math import ceil
 
 from rlkit_convert import trl_gold
 from rlkit_convert.conversion import Conversion
-from rlkit_convert.parts import loggers, set_steps, truncation
+from rlkit_convert.parts import PROJECT_LOGGERS, loggers, set_steps, truncation
 from rlkit_convert.trl import TRAINER, steps_between
 from rlkit_convert.values import boolean, choice, integer, number, number_or_text, text
 
@@ -23,9 +23,7 @@ SCALES: dict[str, bool | str] = {
     "group": True, "True": True, "true": True, "batch": "batch", "none": False, "False": False, "false": False,
 }  # fmt: skip
 """TRL's values of `scale_rewards`, and rlkit's of `advantage.scale_by_std`."""
-LOGGERS = {
-    "wandb": ("Wandb", "project"), "tensorboard": ("TensorBoard", ""), "mlflow": ("MLflow", ""), "none": ("", ""),
-}  # fmt: skip
+LOGGERS = {**PROJECT_LOGGERS, "mlflow": ("MLflow", ""), "none": ("", "")}
 PEFT_TARGETS = (
     "without lora_target_modules peft chooses by the model's type, such as [q_proj, v_proj] for Llama and Qwen2; set "
     "model.lora.targets, which is all-linear by default"
