@@ -12,19 +12,26 @@ from collections.abc import Iterator, Mapping
 
 from rlkit.base.errors import RecipeError
 from rlkit_convert.script_data import SPLITS, read_dataset
-from rlkit_convert.script_objects import read_attributes, read_changes, read_model
+from rlkit_convert.script_objects import read_attributes, read_changes, read_model, read_quantization
 from rlkit_convert.source import PeerOptions
 from rlkit_convert.syntax import Script, add, arguments, name_of, text_of
+from rlkit_convert.trl_trainer import OTHERS, TRAINERS, refuse
 
-KINDS = ("GRPO", "RLOO", "PPO", "GOLD")
-"""Before `Config` and `Trainer` in the names of TRL's classes."""
+KINDS = tuple(trainer.upper() for trainer in TRAINERS)
+"""Before `Config` and `Trainer` in the names of TRL's classes; a script with several is read for the first of these."""
 ADAPTERS = {
     "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
     "task_type": "lora_task_type",
 }  # fmt: skip
 """Arguments of peft's `LoraConfig` that have other names in the options of TRL's command line."""
-TRAINER_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
-"""The arguments of a trainer by position."""
+TRAINER_ARGUMENTS = {
+    "SFT": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "DPO": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
+}
+"""The arguments of trainers by position; of others, `SAMPLING_ARGUMENTS`."""
+SAMPLING_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+MODELS = {"model": "model_name_or_path", "teacher_model": "teacher_model_name_or_path", "ref_model": "ref_model"}
+"""Arguments of a trainer that are models, and the options of their names."""
 IGNORED = {"processing_class", "tokenizer", "reward_processing_classes"}
 """Arguments of a trainer that rlkit finds in the model's folder."""
 
@@ -35,25 +42,30 @@ def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
     The trainer is empty if the script has none that rlkit knows.
 
     Raises:
-        RecipeError: It is no Python.
+        RecipeError: It is no Python, or its trainer is not converted.
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # of the script's own style
             tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"{name} is no Python script: {' '.join(str(error).split())}") from error
-    options, script, trainer = PeerOptions(), Script.of(tree), ""
-    subclasses = _subclasses(tree)
+    options, script, subclasses = PeerOptions(), Script.of(tree), _subclasses(tree)
     calls = list(_calls(tree, subclasses))
+    kinds = sorted({kind for kind, _, _ in calls}, key=KINDS.index)
+    trainer = kinds[0].lower() if kinds else ""
+    if not kinds:
+        _refuse_others(tree, name)
+    for kind in kinds[1:]:
+        options.unresolved[f"{kind}Trainer"] = f"the script also trains with it, and is read for {kinds[0]}"
+    calls = [call for call in calls if call[0] == kinds[0]]
     for kind, part, call in calls:
         if part == "Config":
             for key, value in arguments(call, script, ("output_dir",)):
                 add(options, script, key, value)
         else:
-            _read_trainer(options, script, call, name)
+            _read_trainer(options, script, kind, call, name)
         if name_of(call.func) in subclasses:
             options.unresolved[f"class {name_of(call.func)}"] = f"it changes {kind}{part}"
-        trainer = trainer or kind.lower()
     if trainer:
         read_changes(options, script, tree)
     if any(part == "Config" for _, part, _ in calls):
@@ -79,18 +91,30 @@ def _calls(tree: ast.Module, subclasses: Mapping[str, str]) -> Iterator[tuple[st
                 yield kind, part, call
 
 
-def _read_trainer(options: PeerOptions, script: Script, call: ast.Call, name: str) -> None:
-    for key, node in arguments(call, script, TRAINER_ARGUMENTS):
-        if key == "model":
-            read_model(options, script, "model_name_or_path", script.resolve(node))
-        elif key == "teacher_model":
-            read_model(options, script, "teacher_model_name_or_path", script.resolve(node))
+def _refuse_others(tree: ast.Module, name: str) -> None:
+    """Refuse a script that trains with a class of TRL that is not converted.
+
+    Raises:
+        RecipeError: It does.
+    """
+    called = {name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for trainer, title in OTHERS.items():
+        if called & {f"{title.replace(' ', '')}{part}" for part in ("Config", "Trainer")}:
+            refuse(name, trainer)
+
+
+def _read_trainer(options: PeerOptions, script: Script, kind: str, call: ast.Call, name: str) -> None:
+    for key, node in arguments(call, script, TRAINER_ARGUMENTS.get(kind, SAMPLING_ARGUMENTS)):
+        if key in MODELS:
+            read_model(options, script, MODELS[key], script.resolve(node))
         elif key == "args":
             options.unresolved["args"] = f"it is `{text_of(node)}`, which a command line sets"
             if isinstance(node, ast.Name):
                 read_attributes(options, script, node.id)
         elif key == "reward_funcs":
             _read_rewards(options, script, node, name)
+        elif key == "quantization_config":
+            read_quantization(options, script, script.resolve(node))
         elif key == "peft_config":
             _read_adapters(options, script, script.resolve(node))
         elif key in SPLITS:
