@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import io
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from textwrap import fill
 
@@ -12,25 +14,21 @@ from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.base.installed import Plugin
 from rlkit.base.terminal import echo, show
 from rlkit.base.text import similar
-from rlkit.commands import parse
+from rlkit.commands import parse, print_help  # type: ignore[attr-defined]
 from rlkit.hooks import KINDS
-from rlkit.recipe.parsing import suggest
-from rlkit.recipe.schema import descriptions, options
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit_authors import reference
 from rlkit_authors.conformance import Finding, examine
 from rlkit_authors.installed import offers, show_plugins
 from rlkit_authors.scaffold import WRITTEN
 
-WIDTH = 110
-"""Columns of what is shown."""
 EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))}
 """A worked example for each way to extend rlkit."""
 
 
 def _listed(names: Iterable[str]) -> str:
     indent = " " * 35
-    return fill(", ".join(names), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return fill(", ".join(names), 110, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 USAGE = f"""usage: rlkit plugins list          installed plugins, the rlkit that they are made for, what they offer
@@ -155,24 +153,11 @@ def _describe_rest(plugin: Plugin, registry: Registry) -> str:
 
 
 def _describe(part: Part, registry: Registry) -> str:
-    """Return a part's documentation, with its options in the words of `--help`."""
-    plugin = part.plugin
+    """Return a part's documentation, with its options as `--help` prints them."""
     text = inspect.cleandoc(part.cls.__doc__ or "(not documented)").partition("Args:\n")[0].rstrip()
-    head = f"{part.name}  ({part.kind}, from {plugin.distribution} {plugin.version})"
-    lines = "\n".join(_options(part.cls, registry))
-    return f"{head}\nsource: {inspect.getfile(part.cls)}\n\n{text}" + (f"\n\nOptions:\n\n{lines}" if lines else "")
-
-
-def _options(cls: type, registry: Registry) -> Iterator[str]:
-    """Yield each option, its documentation, what it allows and its default."""
-    texts = descriptions(cls)
-    for name, option in options(cls).items():
-        fact = "required" if option.required else f"default: {_as_text(option.default)}"
-        line = f"{name}: {texts.get(name, '')} (type: {suggest.describe(option.hint, registry)}; {fact})"
-        yield fill(line, WIDTH, initial_indent="    ", subsequent_indent=" " * 8, break_on_hyphens=False)
-
-
-def _as_text(default: object) -> str:
-    if default is None or isinstance(default, bool):
-        return suggest.YAML[default]
-    return str(default) if isinstance(default, int | float | str | list | tuple | dict) else type(default).__name__
+    head = f"{part.name}  ({part.kind}, from {part.plugin.distribution} {part.plugin.version})"
+    help_text = io.StringIO()
+    with redirect_stdout(help_text), suppress(SystemExit):
+        print_help("plugins show", KINDS[part.kind].key, part.name, (), registry)
+    _, begin, options = help_text.getvalue().rstrip().partition("\n\noptions:\n")
+    return f"{head}\nsource: {inspect.getfile(part.cls)}\n\n{text}{begin}{options}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import NoReturn
 
@@ -70,7 +71,7 @@ def find_trainer(values: Mapping[str, object], words: Sequence[str], file: str) 
         words: The command.
         file: The name of the file.
     """
-    for word, verb in zip(words, words[1:], strict=False):
+    for word, verb in pairwise(words):
         if PurePath(word).name == "trl" and verb in (*TRAINERS, *OTHERS):
             return verb
     scripts = [word for word in words if word.endswith(".py")]
