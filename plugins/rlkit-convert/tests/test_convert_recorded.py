@@ -157,6 +157,18 @@ def test_commands_and_scripts_name_their_trainer(text: str, name: str, trainer: 
     assert convert("trl", text, name, []).options.values["the trainer"] == trainer.lower()
 
 
+def test_arguments_of_earlier_versions_of_the_trainers_are_read() -> None:
+    script = """
+args = TrainingArguments("out", learning_rate=2e-4, max_steps=60, per_device_train_batch_size=2)
+trainer = SFTTrainer(model="m", tokenizer=None, train_dataset=load_dataset("d", split="train"), args=args,
+    dataset_text_field="content", max_seq_length=2048, packing=False)
+"""
+    conversion = convert("trl", script, "train.py", [])
+    assert [conversion.recipe[key][0] for key in ("train.lr", "train.steps", "train.prompts_per_step")] == [2e-4, 60, 2]
+    assert conversion.by_hand == {"dataset_text_field"}
+    assert "max_seq_length" in conversion.notes
+
+
 def test_a_script_with_two_trainers_is_read_for_one_and_lists_the_other() -> None:
     script = "SFTTrainer('m', args=SFTConfig(max_steps=3))\nDPOTrainer('n', args=DPOConfig(max_steps=5))"
     conversion = convert("trl", script, "train.py", [])
@@ -170,7 +182,7 @@ def test_a_script_with_two_trainers_is_read_for_one_and_lists_the_other() -> Non
         ("trl kto --max_steps 3", "run.sh", "KTO"),
         ("trl reward --max_steps 3", "run.sh", "Reward"),
         ("python examples/scripts/orpo.py --max_steps 3", "run.sh", "ORPO"),
-        ("python online_dpo.py --max_steps 3", "run.sh", "Online DPO"),
+        ("python online_dpo.py --max_steps 3", "run.sh", "OnlineDPO"),
         ("desirable_weight: 1.2", "train.yaml", "KTO"),
         ("center_rewards_coefficient: 0.01", "train.yaml", "Reward"),
         ("cpo_alpha: 0.5", "train.yaml", "CPO"),
@@ -179,7 +191,9 @@ def test_a_script_with_two_trainers_is_read_for_one_and_lists_the_other() -> Non
     ],
 )
 def test_other_trainers_are_refused_by_name(text: str, name: str, trainer: str) -> None:
-    with pytest.raises(RecipeError, match=rf"{name} trains with TRL's {trainer}, .*rlkit recipe new FILE --task ROWS"):
+    with pytest.raises(
+        RecipeError, match=rf"{name} trains with TRL's {trainer}Trainer, .*rlkit recipe new FILE --task ROWS"
+    ):
         convert("trl", text, name, [])
 
 

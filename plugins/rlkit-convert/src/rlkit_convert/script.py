@@ -15,7 +15,7 @@ from rlkit_convert.script_data import SPLITS, read_dataset
 from rlkit_convert.script_objects import read_attributes, read_changes, read_model, read_quantization
 from rlkit_convert.source import PeerOptions
 from rlkit_convert.syntax import Script, add, arguments, name_of, text_of
-from rlkit_convert.trl_trainer import OTHERS, TRAINERS, refuse
+from rlkit_convert.trl_trainer import OTHERS, RECORDED, TRAINERS, refuse
 
 KINDS = tuple(trainer.upper() for trainer in TRAINERS)
 """Before `Config` and `Trainer` in the names of TRL's classes; a script with several is read for the first of these."""
@@ -32,6 +32,11 @@ TRAINER_ARGUMENTS = {
 SAMPLING_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
 MODELS = {"model": "model_name_or_path", "teacher_model": "teacher_model_name_or_path", "ref_model": "ref_model"}
 """Arguments of a trainer that are models, and the options of their names."""
+OLD_ARGUMENTS = {
+    "dataset_text_field", "max_seq_length", "packing", "beta", "loss_type", "label_smoothing", "max_length",
+    "max_prompt_length",
+}  # fmt: skip
+"""Options that earlier versions of SFTTrainer and DPOTrainer took as arguments."""
 IGNORED = {"processing_class", "tokenizer", "reward_processing_classes"}
 """Arguments of a trainer that rlkit finds in the model's folder."""
 
@@ -51,13 +56,14 @@ def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
         raise RecipeError(f"{name} is no Python script: {' '.join(str(error).split())}") from error
     options, script, subclasses = PeerOptions(), Script.of(tree), _subclasses(tree)
     calls = list(_calls(tree, subclasses))
-    kinds = sorted({kind for kind, _, _ in calls}, key=KINDS.index)
-    trainer = kinds[0].lower() if kinds else ""
+    kinds = sorted({kind for kind, _, _ in calls if kind}, key=KINDS.index)
     if not kinds:
         _refuse_others(tree, name)
+        return options, ""
     for kind in kinds[1:]:
         options.unresolved[f"{kind}Trainer"] = f"the script also trains with it, and is read for {kinds[0]}"
-    calls = [call for call in calls if call[0] == kinds[0]]
+    trainer = kinds[0].lower()
+    calls = [call for call in calls if call[0] == kinds[0] or (not call[0] and trainer in RECORDED)]
     for kind, part, call in calls:
         if part == "Config":
             for key, value in arguments(call, script, ("output_dir",)):
@@ -66,8 +72,7 @@ def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
             _read_trainer(options, script, kind, call, name)
         if name_of(call.func) in subclasses:
             options.unresolved[f"class {name_of(call.func)}"] = f"it changes {kind}{part}"
-    if trainer:
-        read_changes(options, script, tree)
+    read_changes(options, script, tree)
     if any(part == "Config" for _, part, _ in calls):
         options.unresolved.pop("args", None)
     return options, trainer
@@ -81,12 +86,17 @@ def _subclasses(tree: ast.Module) -> dict[str, str]:
 
 
 def _calls(tree: ast.Module, subclasses: Mapping[str, str]) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield the calls of TRL's configurations and trainers, the configurations first."""
+    """Yield the calls of TRL's configurations and trainers, the configurations first.
+
+    The kind of `TrainingArguments`, which trainers of recorded completions take as well, is empty.
+    """
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for part in ("Config", "Trainer"):
         for call in calls:
             name = subclasses.get(name_of(call.func), name_of(call.func))
             kind = next((kind for kind in KINDS if name == f"{kind}{part}"), None)
+            if part == "Config" and name == "TrainingArguments":
+                kind = ""
             if kind is not None:
                 yield kind, part, call
 
@@ -98,8 +108,8 @@ def _refuse_others(tree: ast.Module, name: str) -> None:
         RecipeError: It does.
     """
     called = {name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for trainer, title in OTHERS.items():
-        if called & {f"{title.replace(' ', '')}{part}" for part in ("Config", "Trainer")}:
+    for trainer, kind in OTHERS.items():
+        if called & {f"{kind}Config", f"{kind}Trainer"}:
             refuse(name, trainer)
 
 
@@ -117,6 +127,8 @@ def _read_trainer(options: PeerOptions, script: Script, kind: str, call: ast.Cal
             read_quantization(options, script, script.resolve(node))
         elif key == "peft_config":
             _read_adapters(options, script, script.resolve(node))
+        elif key in OLD_ARGUMENTS and kind.lower() in RECORDED:
+            add(options, script, key, node)
         elif key in SPLITS:
             read_dataset(options, script, key, script.resolve(node))
         elif key not in IGNORED:

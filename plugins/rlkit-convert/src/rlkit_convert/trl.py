@@ -167,7 +167,7 @@ RULES: dict[str, Rule] = {
     "neftune_noise_alpha": ByHand("an option of loss CrossEntropy only: neftune_alpha"),
     "*Trainer": ByHand("a run of its own: convert its part of the script as a file of its own"),
     "args": ByHand("give the options of its command line after the file"),
-    "optimizers": ByHand("train.optimizer: AdamW, Muon or TorchOptimizer, and train.schedule"),
+    "optimizers": ByHand("train.optimizer: AdamW, AdamW8bit, Muon or TorchOptimizer, and train.schedule"),
     "eval_dataset": ByHand("task.validation_path, task.validation_split, or a task of its own under validation.tasks"),
     "processing_class.*": ByHand("save the tokenizer with the model, and set model.path to their folder"),
     "model.*": ByHand("save the model as the script makes it, and set model.path to its folder"),

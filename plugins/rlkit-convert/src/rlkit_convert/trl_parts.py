@@ -161,7 +161,7 @@ def optimizer(conversion: Conversion) -> None:
     elif warmup:  # a fraction of all steps
         conversion.set("train.warmup_ratio", warmup, "warmup_steps")
     if not conversion.get("optim", text, "adamw_torch").startswith("adamw_torch"):
-        conversion.ask("optim", "train.optimizer: AdamW, Muon or TorchOptimizer")
+        conversion.ask("optim", "train.optimizer: AdamW, AdamW8bit, Muon or TorchOptimizer")
 
 
 def advantage(conversion: Conversion) -> None:

@@ -42,8 +42,9 @@ RULES: dict[str, Rule] = {
     "discopop_tau": NoEquivalent("nothing to do: an option of loss_type discopop"),
     "f_alpha_divergence_coef": NoEquivalent("nothing to do: an option of f_divergence_type alpha_divergence"),
     **without_equivalent({
+        "shuffle_dataset": "nothing to do: rows are shuffled",
         "packing_strategy eval_packing padding_free": "nothing to do: rows are packed complete, without padding",
-        "dataset_num_proc pad_token": "nothing to do: does not affect learning",
+        "dataset_num_proc pad_token per_device_eval_batch_size": "nothing to do: does not affect learning",
         "activation_offloading": "train.checkpoint_activations saves memory",
         "precompute_ref_*": "nothing to do: each step computes the reference's log-probs, which are the same",
         "greater_is_better": "nothing to do: save.keep_best takes the lowest loss",

@@ -18,11 +18,11 @@ RECORDED = ("dpo", "sft")
 """Trainers that learn from the completions in the rows."""
 TRAINERS = (*SAMPLING, *RECORDED)
 OTHERS = {
-    "online_dpo": "Online DPO", "dpo_online": "Online DPO", "kto": "KTO", "reward": "Reward", "orpo": "ORPO",
-    "cpo": "CPO", "bco": "BCO", "prm": "PRM", "gkd": "GKD", "xpo": "XPO", "tpo": "TPO", "nash_md": "Nash MD",
+    "online_dpo": "OnlineDPO", "dpo_online": "OnlineDPO", "kto": "KTO", "reward": "Reward", "orpo": "ORPO",
+    "cpo": "CPO", "bco": "BCO", "prm": "PRM", "gkd": "GKD", "xpo": "XPO", "tpo": "TPO", "nash_md": "NashMD",
     "distillation": "Distillation",
 }  # fmt: skip
-"""Trainers that are not converted: their names by those of their commands and files."""
+"""Trainers that are not converted: the beginnings of their classes, by the names of their commands and files."""
 AGGREGATION = {
     "grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "cispo": "token_mean",
     "dr_grpo": "seq_mean_token_sum_norm", "sapo": "seq_mean_token_mean",
@@ -108,7 +108,7 @@ def refuse(file: str, trainer: str) -> NoReturn:
         RecipeError: Always.
     """
     raise RecipeError(
-        f"{file} trains with TRL's {OTHERS[trainer]}, which rlkit convert does not read, expected GRPO, RLOO, PPO, "
-        "GOLD, SFT or DPO; `rlkit recipe new FILE --task ROWS` writes a recipe from the columns of your rows: rlkit "
-        "docs supervised"
+        f"{file} trains with TRL's {OTHERS[trainer]}Trainer, which rlkit convert does not read, expected GRPO, RLOO, "
+        "PPO, GOLD, SFT or DPO; `rlkit recipe new FILE --task ROWS` writes a recipe from the columns of your rows (rlkit "
+        "docs supervised)"
     )
