@@ -174,6 +174,7 @@ def test_a_script_with_two_trainers_is_read_for_one_and_lists_the_other() -> Non
     conversion = convert("trl", script, "train.py", [])
     assert conversion.recipe["model.path"][0] == "n"
     assert "SFTTrainer" in conversion.by_hand
+    assert convert("trl", script, "train.py", ["sft"]).recipe["model.path"][0] == "m"
 
 
 @pytest.mark.parametrize(

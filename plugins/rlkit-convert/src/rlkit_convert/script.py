@@ -18,7 +18,7 @@ from rlkit_convert.syntax import Script, add, arguments, name_of, text_of
 from rlkit_convert.trl_trainer import OTHERS, RECORDED, TRAINERS, refuse
 
 KINDS = tuple(trainer.upper() for trainer in TRAINERS)
-"""Before `Config` and `Trainer` in the names of TRL's classes; a script with several is read for the first of these."""
+"""Before `Config` and `Trainer` in the names of TRL's classes: those to read first, if a script has several."""
 ADAPTERS = {
     "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
     "task_type": "lora_task_type",
@@ -41,10 +41,10 @@ IGNORED = {"processing_class", "tokenizer", "reward_processing_classes"}
 """Arguments of a trainer that rlkit finds in the model's folder."""
 
 
-def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
+def read_script(content: str, name: str, wanted: str) -> tuple[PeerOptions, str]:
     """Return the options of a script, of its configuration, trainer, adapters and data sets, and the trainer.
 
-    The trainer is empty if the script has none that rlkit knows.
+    The trainer is empty if the script has none that rlkit knows. Of several, the `wanted` one is read.
 
     Raises:
         RecipeError: It is no Python, or its trainer is not converted.
@@ -56,12 +56,12 @@ def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
         raise RecipeError(f"{name} is no Python script: {' '.join(str(error).split())}") from error
     options, script, subclasses = PeerOptions(), Script.of(tree), _subclasses(tree)
     calls = list(_calls(tree, subclasses))
-    kinds = sorted({kind for kind, _, _ in calls if kind}, key=KINDS.index)
+    kinds = sorted({kind for kind, _, _ in calls if kind}, key=lambda kind: (kind.lower() != wanted, KINDS.index(kind)))
     if not kinds:
         _refuse_others(tree, name)
         return options, ""
     for kind in kinds[1:]:
-        options.unresolved[f"{kind}Trainer"] = f"the script also trains with it, and is read for {kinds[0]}"
+        options.unresolved[f"{kind}Trainer"] = f"the script also trains with it, and is read as {kinds[0]}"
     trainer = kinds[0].lower()
     calls = [call for call in calls if call[0] == kinds[0] or (not call[0] and trainer in RECORDED)]
     for kind, part, call in calls:

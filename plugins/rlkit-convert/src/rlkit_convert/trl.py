@@ -165,7 +165,7 @@ RULES: dict[str, Rule] = {
     "dataset_map": ByHand("task HFDataset reads columns by name; save the rows that it makes with `to_json`"),
     "label_smoothing_factor": ByHand("an option of loss CrossEntropy only: label_smoothing"),
     "neftune_noise_alpha": ByHand("an option of loss CrossEntropy only: neftune_alpha"),
-    "*Trainer": ByHand("a run of its own: convert its part of the script as a file of its own"),
+    "*Trainer": ByHand("a run of its own, which its name after the file chooses: rlkit convert --from trl FILE sft"),
     "args": ByHand("give the options of its command line after the file"),
     "optimizers": ByHand("train.optimizer: AdamW, AdamW8bit, Muon or TorchOptimizer, and train.schedule"),
     "eval_dataset": ByHand("task.validation_path, task.validation_split, or a task of its own under validation.tasks"),
@@ -222,8 +222,8 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
     if name.lower().endswith((".yaml", ".yml")):
         options = read_yaml(content, name, nested=False)
     elif name.lower().endswith(".py"):
-        options, named = read_script(content, name)
-        trainer = trainer or named
+        options, named = read_script(content, name, trainer)
+        trainer = named or trainer
         if overrides:  # the options of the command line
             options.unresolved.pop("args", None)
     else:

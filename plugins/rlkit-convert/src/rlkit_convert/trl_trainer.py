@@ -9,7 +9,6 @@ from pathlib import PurePath
 from typing import NoReturn
 
 from rlkit.base.errors import RecipeError
-from rlkit_convert import trl_gold
 
 TRAINER = "the trainer"
 """The key under which the trainer of the options is kept: one of `TRAINERS`."""
@@ -31,7 +30,7 @@ AGGREGATION = {
 """The `loss_type` of GRPO, and rlkit's `train.aggregation`."""
 HINTS = {
     "rloo": {"normalize_advantages", "rloo_k", "reward_clip_range"},
-    "gold": trl_gold.HINTS,
+    "gold": {"use_uld_loss", "uld_use_hybrid_loss", "teacher_tokenizer_name_or_path", "lmbda"},
     "ppo": {"kl_coef", "vf_coef", "cliprange", "cliprange_value", "num_ppo_epochs", "reward_model_path"},
     "grpo": {
         "num_generations", "reward_funcs", "reward_weights", "num_iterations", "steps_per_generation", "epsilon",
@@ -42,7 +41,7 @@ HINTS = {
     "reward": {"center_rewards_coefficient"},
     "cpo": {"cpo_alpha", "simpo_gamma"},
     "dpo": {
-        "precompute_ref_log_probs", "precompute_ref_batch_size", "ref_model", "f_divergence_type", "ld_alpha",
+        "precompute_ref_log_probs", "precompute_ref_batch_size", "f_divergence_type", "ld_alpha",
         "discopop_tau", "use_weighting", "loss_weights", "label_smoothing",
     },
     "sft": {
@@ -109,6 +108,6 @@ def refuse(file: str, trainer: str) -> NoReturn:
     """
     raise RecipeError(
         f"{file} trains with TRL's {OTHERS[trainer]}Trainer, which rlkit convert does not read, expected GRPO, RLOO, "
-        "PPO, GOLD, SFT or DPO; `rlkit recipe new FILE --task ROWS` writes a recipe from the columns of your rows (rlkit "
-        "docs supervised)"
+        "PPO, GOLD, SFT or DPO; `rlkit recipe new FILE --task ROWS` writes a recipe from the columns of your rows: "
+        "rlkit docs supervised"
     )
