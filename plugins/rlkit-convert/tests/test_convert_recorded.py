@@ -99,6 +99,10 @@ def test_what_changes_learning_and_has_no_equivalent_is_to_be_set_by_hand(words:
     assert key in convert("trl", f"trl {words} --model_name_or_path m --dataset_name d", "run.sh", []).by_hand
 
 
+def test_an_empty_list_of_losses_is_to_be_set_by_hand() -> None:
+    assert "loss_type" in convert("trl", "{loss_type: [], max_steps: 3}", "a.yaml", ["dpo"]).by_hand
+
+
 def test_a_flag_that_begins_with_no_is_false() -> None:
     recipe, _ = converted("trl dpo --no_gradient_checkpointing --max_steps 3 --model_name_or_path m --dataset_name d")
     assert recipe["train"]["checkpoint_activations"] is False

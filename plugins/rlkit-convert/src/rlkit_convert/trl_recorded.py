@@ -101,7 +101,7 @@ def _preferences(conversion: Conversion) -> None:
     conversion.carry("loss.beta", "beta", number, 0.1)
     types = conversion.raw("loss_type", "sigmoid")
     kinds = [str(kind) for kind in types] if isinstance(types, list) else [str(types)]
-    if len(kinds) > 1 or kinds[0] not in KINDS:
+    if len(kinds) != 1 or kinds[0] not in KINDS:
         conversion.ask("loss_type", NO_KIND)
     else:
         for name, value in KINDS[kinds[0]].items():
