@@ -117,6 +117,7 @@ TRAINERS = {
     "assistant_only_loss: true": "SFT",
     "loss_type: nll": "SFT",
     "max_length: 512": "SFT",
+    "eos_token: <|im_end|>": "SFT",
     "max_length: 512\nbeta: 0.1": "DPO",
     "loss_type: sigmoid": "DPO",
     "loss_type: [sigmoid]": "DPO",
@@ -171,6 +172,9 @@ trainer = SFTTrainer(model="m", tokenizer=None, train_dataset=load_dataset("d", 
     assert [conversion.recipe[key][0] for key in ("train.lr", "train.steps", "train.prompts_per_step")] == [2e-4, 60, 2]
     assert conversion.by_hand == {"dataset_text_field"}
     assert "max_seq_length" in conversion.notes
+    conversion = convert("trl", script.replace("learning_rate=2e-4, ", ""), "train.py", [])
+    assert conversion.recipe["train.lr"][0] == 5e-5  # of TrainingArguments; SFTConfig has 2e-5
+    assert "TrainingArguments" in conversion.notes["learning_rate"]
 
 
 def test_a_script_with_two_trainers_is_read_for_one_and_lists_the_other() -> None:

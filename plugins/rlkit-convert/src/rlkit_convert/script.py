@@ -37,6 +37,8 @@ OLD_ARGUMENTS = {
     "max_prompt_length",
 }  # fmt: skip
 """Options that earlier versions of SFTTrainer and DPOTrainer took as arguments."""
+TRANSFORMERS_RATE = 5e-5
+"""The learning rate of `TrainingArguments` by default."""
 IGNORED = {"processing_class", "tokenizer", "reward_processing_classes"}
 """Arguments of a trainer that rlkit finds in the model's folder."""
 
@@ -75,6 +77,9 @@ def read_script(content: str, name: str, wanted: str) -> tuple[PeerOptions, str]
     read_changes(options, script, tree)
     if any(part == "Config" for _, part, _ in calls):
         options.unresolved.pop("args", None)
+    if any(not kind for kind, _, _ in calls) and not options.has("learning_rate"):
+        options.values["learning_rate"] = TRANSFORMERS_RATE
+        options.remarks["learning_rate"] = "the default of TrainingArguments, which the trainer takes over"
     return options, trainer
 
 

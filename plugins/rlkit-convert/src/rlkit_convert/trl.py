@@ -219,6 +219,8 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
             f"{show(trainer, 60)} is neither an option of trl nor one of its trainers, expected `--option value` or "
             f"{', '.join(TRAINERS)}; `> mine.yaml` writes the recipe to a file"
         )
+    if trainer in OTHERS:
+        refuse(name, trainer)
     if name.lower().endswith((".yaml", ".yml")):
         options = read_yaml(content, name, nested=False)
     elif name.lower().endswith(".py"):

@@ -46,7 +46,7 @@ HINTS = {
     },
     "sft": {
         "packing", "packing_strategy", "eval_packing", "assistant_only_loss", "completion_only_loss",
-        "dataset_text_field", "max_seq_length",
+        "dataset_text_field", "max_seq_length", "eos_token", "neftune_noise_alpha",
     },
 }  # fmt: skip
 """Options that only one trainer has, or none of those after it."""
