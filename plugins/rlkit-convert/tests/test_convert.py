@@ -267,7 +267,7 @@ VERLS_REST = {
 """The options of verl's examples that cannot be carried over, and ask something of the user."""
 TRLS_REST = {
     "gspo": {"config_file", "output_dir", "reward_funcs"},
-    "agent": {"push_to_hub", "output_dir", "reward_funcs", "report_to"},
+    "agent": {"push_to_hub", "output_dir", "reward_funcs"},
     "ppo": {"output_dir", "missing_eos_penalty", "model_name_or_path"},
     "rloo": {"output_dir", "vllm_gpu_memory_utilization", "epsilon", "use_peft"},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rlkit_convert import convert
 from rlkit_convert.conversion import Conversion
+from rlkit_convert.write import recipe_problems, recipe_text
 
 UPDATES = """{model_name_or_path: m, dataset_name: d, per_device_train_batch_size: 8, steps_per_generation: 4,
 num_iterations: 2, warmup_steps: 81, eval_strategy: steps, eval_steps: 80, beta: 0.04, sync_ref_model: true,
@@ -73,3 +74,22 @@ def test_adapters_without_targets_get_a_remark() -> None:
     assert "use_peft" not in converted("grpo --use_peft --lora_target_modules all-linear").notes
     script = "GRPOTrainer('m', 'accuracy_reward', GRPOConfig(max_steps=3), peft_config=LoraConfig(r=8))"
     assert "[q_proj, v_proj]" in convert("trl", script, "train.py", []).notes["use_peft"]
+
+
+@pytest.mark.parametrize("peer", ["trl", "verl"])
+@pytest.mark.parametrize(
+    ("target", "logger"), [("wandb", "Wandb"), ("trackio", "Trackio"), ("swanlab", "SwanLab"), ("clearml", "ClearML")]
+)
+def test_loggers_with_a_project_are_carried_over(peer: str, target: str, logger: str) -> None:
+    trls = ["--report_to", target, "--project", "p", "--run_name", "n"]
+    verls = [f"trainer.logger={target}", "trainer.project_name=p", "trainer.experiment_name=n"]
+    conversion = convert(peer, "", "run.sh", {"trl": trls, "verl": verls}[peer])
+    expected = [{"class_path": logger, "init_args": {"project": "p", "name": "n"}}]
+    assert conversion.recipe["log.loggers"][0] == expected
+    assert not [line for line in recipe_problems(recipe_text(conversion)) if "logger" in line]
+
+
+def test_what_rlkit_has_for_another_loss_is_named() -> None:
+    notes = converted("grpo --neftune_noise_alpha 5 --trackio_space_id me/runs").notes
+    assert "CrossEntropy only: neftune_alpha" in notes["neftune_noise_alpha"]
+    assert "Trackio has space_id" in notes["trackio_space_id"]

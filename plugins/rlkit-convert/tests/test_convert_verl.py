@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
-from rlkit_convert import convert
+from rlkit_convert import convert, run
+from rlkit_convert.conversion import UNUSED
 
 BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg"
 DAPO = [
@@ -74,3 +78,25 @@ def test_the_penalty_of_kl_cov_is_verls(words: list[str], coef: float) -> None:
     conversion = convert("verl", "", "run.sh", [f"{prefix}.{word}" for word in ("loss_mode=kl_cov", *words)])
     assert conversion.recipe["loss.coef"][0] == coef
     assert "loss.fraction" not in conversion.recipe  # the same default
+
+
+@pytest.mark.parametrize("words", [[], ["actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"]])
+def test_nothing_is_said_of_sequence_parallelism_that_is_off(words: list[str]) -> None:
+    conversion = convert("verl", "", "run.sh", ["trainer.nnodes=1", *words])
+    assert conversion.recipe["fabric.strategy"][0] == "fsdp2"
+    [remark] = [conversion.notes.get(key, UNUSED) for key in words] or [UNUSED]
+    assert remark == UNUSED
+    assert len([key for key in conversion.notes if "ulysses" in key]) == len(words)
+
+
+def test_a_problem_of_the_recipe_names_its_line_and_no_file_that_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo trainer.nnodes=1 trainer.total_training_steps=-3\n")
+    assert run(["--from", "verl", str(script)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"# From verl: {script}. The comment after each option names the option of verl that it ")
+    [number] = re.findall(r"train\.steps.*\(recipe:(\d+)\)", shown)
+    assert "steps: -3" in shown.splitlines()[int(number) - 1]
+    assert "recipe.yaml" not in shown

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from textwrap import fill
 
 from rlkit.base.errors import RecipeError, RlkitError
 from rlkit.base.installed import Plugin
 from rlkit.base.terminal import echo, show
 from rlkit.base.text import similar
-from rlkit.commands import parse
+from rlkit.commands import parse, print_help  # type: ignore[attr-defined]
 from rlkit.hooks import KINDS
 from rlkit.registry import Part, Registry, load_plugins
 from rlkit_authors import reference
@@ -22,13 +25,20 @@ from rlkit_authors.scaffold import WRITTEN
 EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))}
 """A worked example for each way to extend rlkit."""
 
+
+def _listed(names: Iterable[str]) -> str:
+    indent = " " * 35
+    return fill(", ".join(names), 110, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
 USAGE = f"""usage: rlkit plugins list          installed plugins, the rlkit that they are made for, what they offer
        rlkit plugins show NAME     a part's options, a plugin's parts, a kind of part, or a type that plugins use:
                                    Batch, Trajectory, Prompt, PolicyOutput, LossOutput, Runtime, RewardFunction ...
-       rlkit plugins show SEAM     a worked example of a plugin; SEAM is one of {", ".join(EXAMPLES)}
+       rlkit plugins show EXAMPLE  a complete plugin of at most 40 lines, to copy from; EXAMPLE is one of
+{_listed(EXAMPLES)}
        rlkit plugins new NAME --kind KIND [--out DIR]
                                    write a package that works, with its tests and its README; KIND is one of
-                                   {", ".join(WRITTEN)}
+{_listed(WRITTEN)}
        rlkit plugins test NAME     check an installed plugin: its parts against their interfaces, verbs and recipes
 """
 
@@ -46,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         raise RecipeError(f"the arguments of rlkit plugins are {' '.join(argv)!r}, expected {expected}")
     registry = load_plugins()
     if verb == "show":
-        echo(_show(arguments[0], registry))
+        echo(describe(arguments[0], registry))
         return 0
     if verb == "test":
         return _test(arguments[0], registry)
@@ -90,30 +100,41 @@ def _check_recipes(plugin: Plugin, registry: Registry) -> Iterator[Finding]:
 
 def _find_plugins(name: str, registry: Registry) -> list[Plugin]:
     """Return the plugin of a name, or those of a distribution."""
-    plugins = [p for p in registry.plugins if _plain(name) in (_plain(p.name), _plain(p.distribution))]
+    plugins = [plugin for plugin in registry.plugins if _is_named(plugin, name)]
     if not plugins:
         names = [plugin.name for plugin in registry.plugins]
         raise RecipeError(f"no plugin or distribution is named {name!r}; {similar(name, names, 'installed')}")
     return plugins
 
 
+def _is_named(plugin: Plugin, name: str) -> bool:
+    """Whether a name is that of a plugin or of its distribution."""
+    return _plain(name) in (_plain(plugin.name), _plain(plugin.distribution))
+
+
 def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def _show(name: str, registry: Registry) -> str:
+def describe(name: str, registry: Registry) -> str:
+    """Return the documentation of a name: that of an example, a part, a plugin, a distribution, a kind or a type.
+
+    Raises:
+        RecipeError: There is none of this name.
+    """
     if name in EXAMPLES:
         return EXAMPLES[name].read_text(encoding="utf-8").rstrip()
     types, aliases = reference.public_classes(), reference.aliases()
     parts = [part for parts in registry.parts.values() for part in parts.values()]
-    descriptions = [_describe(part) for part in parts if name in (part.name, part.plugin.name)]
+    plugins = [plugin for plugin in registry.plugins if _is_named(plugin, name)]
+    descriptions = [_describe(part, registry) for part in parts if name == part.name or part.plugin in plugins]
     descriptions += [_describe_kind(kind, registry) for kind, (single, _, _) in KINDS.items() if name in (kind, single)]
-    descriptions += [_describe_rest(plugin, registry) for plugin in registry.plugins if plugin.name == name]
+    descriptions += [_describe_rest(plugin, registry) for plugin in plugins]
     descriptions += [reference.describe(types[name])] if name in types else []
     descriptions += [aliases[name]] if name in aliases else []
     if not descriptions:
-        plugins = [plugin.name for plugin in registry.plugins]
-        names = [*(part.name for part in parts), *plugins, *types, *aliases, *KINDS, *EXAMPLES]
+        owners = {word for plugin in registry.plugins for word in (plugin.name, plugin.distribution)}
+        names = [*(part.name for part in parts), *sorted(owners), *types, *aliases, *KINDS, *EXAMPLES]
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see rlkit plugins list"
         raise RecipeError(f"no part, plugin, kind or type is named {name!r}; {hint}")
@@ -131,8 +152,12 @@ def _describe_rest(plugin: Plugin, registry: Registry) -> str:
     return "\n".join(line for line in offers(plugin, registry).splitlines() if line.startswith(("commands", "recipes")))
 
 
-def _describe(part: Part) -> str:
-    signature = inspect.signature(part.cls)
-    plugin = part.plugin
-    head = f"{part.name}{signature}  ({part.kind}, from {plugin.distribution} {plugin.version})"
-    return f"{head}\n\n{inspect.cleandoc(part.cls.__doc__ or '(not documented)')}"
+def _describe(part: Part, registry: Registry) -> str:
+    """Return a part's documentation, with its options as `--help` prints them."""
+    text = inspect.cleandoc(part.cls.__doc__ or "(not documented)").partition("Args:\n")[0].rstrip()
+    head = f"{part.name}  ({part.kind}, from {part.plugin.distribution} {part.plugin.version})"
+    help_text = io.StringIO()
+    with redirect_stdout(help_text), suppress(SystemExit):
+        print_help("plugins show", KINDS[part.kind].key, part.name, (), registry)
+    _, begin, options = help_text.getvalue().rstrip().partition("\n\noptions:\n")
+    return f"{head}\nsource: {inspect.getfile(part.cls)}\n\n{text}{begin}{options}"

@@ -6,10 +6,11 @@ import ast
 import inspect
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from enum import Enum
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pkgutil import iter_modules
-from textwrap import indent
+from textwrap import dedent, indent
 from typing import Any
 
 from rlkit import interfaces, types
@@ -34,17 +35,16 @@ def aliases() -> dict[str, str]:
     statements = ast.parse(inspect.getsource(prompt)).body
     texts = {}
     for statement, after in pairwise(statements):
-        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and documented:
+        text = _text_of(after)
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and text:
             name = statement.targets[0].id
-            head = f"{name}  (from rlkit.types import {name})"
-            texts[name] = f"{head}\n\n{after.value.value}\n\n{ast.unparse(statement)}"  # type: ignore[attr-defined]
+            texts[name] = f"{name}  (from rlkit.types import {name})\n\n{text}\n\n{ast.unparse(statement)}"
     return texts
 
 
 def describe(cls: type) -> str:
     """Describe a class: its docstring, with its fields, then its members with theirs."""
-    members = "\n\n".join(f"    {head}\n{indent(doc, ' ' * 8)}" for head, doc in _members(cls))
+    members = "\n\n".join(f"    {head}\n{indent(doc, ' ' * 8)}".rstrip() for head, doc in _members(cls))
     module = types.__name__ if cls.__module__.startswith(f"{types.__name__}.") else cls.__module__
     text = f"{cls.__name__}  (from {module} import {cls.__name__})\n\n{inspect.cleandoc(cls.__doc__ or '')}"
     for base in filter(is_dataclass, cls.__mro__[1:]):
@@ -53,8 +53,13 @@ def describe(cls: type) -> str:
 
 
 def _members(cls: type) -> Iterator[tuple[str, str]]:
-    """Yield the properties and methods of a class and of rlkit's classes that it extends, these first."""
+    """Yield the attributes, properties and methods of a class and of rlkit's classes that it extends, these first."""
     bases = [base for base in reversed(cls.__mro__) if base.__module__.startswith("rlkit.")]
+    attributes: dict[str, tuple[str, str]] = {}
+    for base in bases:
+        for name, head, text in _attributes(base):
+            attributes[name] = (head, text or attributes.get(name, ("", ""))[1])
+    yield from attributes.values()
     for name, member in {name: member for base in bases for name, member in vars(base).items()}.items():
         function: Any = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         doc = inspect.getdoc(function) if inspect.isfunction(function) or isinstance(function, property) else None
@@ -69,3 +74,30 @@ def _members(cls: type) -> Iterator[tuple[str, str]]:
                 f"{kind} {name}{plain}" + ("  (abstract)" if getattr(function, "__isabstractmethod__", False) else ""),
                 doc,
             )
+
+
+def _attributes(cls: type) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each attribute or flag in a class's source, the name with its type, and the text below it.
+
+    The docstrings of dataclasses and named tuples list theirs.
+    """
+    if is_dataclass(cls) or hasattr(cls, "_fields"):
+        return
+    [definition] = ast.parse(dedent(inspect.getsource(cls))).body
+    statements = definition.body  # type: ignore[attr-defined]
+    for statement, after in zip_longest(statements, statements[1:]):
+        if isinstance(statement, ast.AnnAssign):
+            name, head = ast.unparse(statement.target), ast.unparse(statement)
+        elif isinstance(statement, ast.Assign) and issubclass(cls, Enum):
+            name = head = ast.unparse(statement.targets[0])
+        else:
+            continue
+        if not name.startswith("_"):
+            yield name, head, _text_of(after)
+
+
+def _text_of(statement: ast.stmt | None) -> str:
+    """Return the text that a statement consists of; empty for any other statement."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return inspect.cleandoc(str(statement.value.value))
+    return ""

@@ -10,11 +10,14 @@ from rlkit.base.text import safe
 from rlkit_convert import openrlhf, prime_rl, trl, trl_parts, verl, verl_parts
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.source import read_text
+from rlkit_convert.trl_trainer import TRAINER
 from rlkit_convert.write import one_line, recipe_problems, recipe_text, remark
 
 USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML file, or a shell script that runs main_ppo
-       rlkit convert --from trl FILE [--option value ...]   a YAML file of `trl`, a script with the command line, or a
-                                                            Python script with GRPOConfig(...) and GRPOTrainer(...)
+       rlkit convert --from trl FILE [TRAINER] [--option value ...]
+                                                            a YAML file of `trl`, a script with the command line, or a
+                                                            Python script with GRPOConfig(...) and GRPOTrainer(...);
+                                                            TRAINER, if FILE names none: grpo, rloo, ppo, gold, sft, dpo
        rlkit convert --from openrlhf FILE [--option value ...]    a shell script that runs train_ppo_ray
        rlkit convert --from prime-rl FILE [--option value ...]    a TOML file of `rl`
     Prints a recipe that names the source of each option, followed by the options that have no equivalent and what to do
@@ -23,6 +26,7 @@ USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML fil
     rlkit convert --from verl run_grpo.sh > mine.yaml && rlkit recipe check mine.yaml
 """
 PEERS = ("verl", "trl", "openrlhf", "prime-rl")
+HEAD = "# From {source}: {file}. The comment after each option names the option of {peer} that it comes from."
 NO_ACTION = "nothing to do"
 """Marks the remark on an option that asks nothing of the user."""
 
@@ -43,7 +47,9 @@ def run(argv: Sequence[str]) -> int:
     lines = [remark(conversion, key) for key in conversion.notes if key not in conversion.by_hand]
     by_hand = [remark(conversion, key) for key in conversion.notes if key in conversion.by_hand]
     by_hand += recipe_problems(text)
-    print(safe(f"# From {peer}: {one_line(file)}. The comment after an option names {peer}'s.\n{text}"), end="")
+    trainer = conversion.options.values.get(TRAINER)
+    source = f"{peer} (read as {str(trainer).upper()})" if trainer else peer
+    print(safe(f"{HEAD.format(peer=peer, source=source, file=one_line(file))}\n{text}"), end="")
     _print_list("Not carried over as they are", [line for line in lines if NO_ACTION not in line])
     _print_list("Without an effect here", [line for line in lines if NO_ACTION in line])
     _print_list("To be set by hand", by_hand)
@@ -63,11 +69,11 @@ def convert(peer: str, content: str, name: str, overrides: Sequence[str]) -> Con
     Raises:
         RecipeError: The text has no options of that system, or is not plain text.
     """
-    read, rules, functions, defaults = {
-        "verl": (verl.read, verl.RULES, verl_parts.FUNCTIONS, verl.DEFAULTS),
-        "trl": (trl.read, trl.RULES, trl_parts.FUNCTIONS, None),
-        "openrlhf": (openrlhf.read, openrlhf.RULES, openrlhf.FUNCTIONS, openrlhf.DEFAULTS),
-        "prime-rl": (prime_rl.read, prime_rl.RULES, prime_rl.FUNCTIONS, prime_rl.DEFAULTS),
+    read, functions = {
+        "verl": (verl.read, verl_parts.FUNCTIONS),
+        "trl": (trl.read, trl_parts.FUNCTIONS),
+        "openrlhf": (openrlhf.read, openrlhf.FUNCTIONS),
+        "prime-rl": (prime_rl.read, prime_rl.FUNCTIONS),
     }[peer]
     options = read(content, name, list(overrides))
     if not options.values and not options.unresolved:
@@ -75,6 +81,11 @@ def convert(peer: str, content: str, name: str, overrides: Sequence[str]) -> Con
             f"{name} has no options of {peer}; expected a YAML or TOML file, its command line in a shell script, or a "
             "Python script of TRL"
         )
-    conversion = Conversion(options, trl.defaults(options) if defaults is None else defaults, rules)
+    defaults, rules = {
+        "verl": (verl.DEFAULTS, verl.RULES),
+        "openrlhf": (openrlhf.DEFAULTS, openrlhf.RULES),
+        "prime-rl": (prime_rl.DEFAULTS, prime_rl.RULES),
+    }.get(peer) or (trl.defaults(options), trl.rules(options))
+    conversion = Conversion(options, defaults, rules)
     conversion.apply(functions)
     return conversion

@@ -11,7 +11,15 @@ from rlkit.recipe.checks import MOST_CANDIDATES
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.values import integer, number, text
 
-NO_LOGGER = "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, CSV, or one from a plugin"
+PROJECT_LOGGERS = {
+    "wandb": ("Wandb", "project"), "trackio": ("Trackio", "project"), "swanlab": ("SwanLab", "project"),
+    "clearml": ("ClearML", "project"), "tensorboard": ("TensorBoard", ""),
+}  # fmt: skip
+"""rlkit's classes of loggers and their options of the project, by the names that the peers have for them."""
+NO_LOGGER = (
+    "{!r} is not a logger of rlkit's; expected Wandb, TensorBoard, MLflow, Trackio, SwanLab, ClearML, CSV, or one from "
+    "a plugin"
+)
 
 
 def set_steps(conversion: Conversion, key: str, epochs: float, prompts: int, files: object) -> None:

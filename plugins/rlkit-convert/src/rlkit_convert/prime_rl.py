@@ -48,7 +48,7 @@ REMEDIES = {
     "orchestrator.train.filter_zero_advantages": "nothing to do: samples of advantage 0 have no gradient",
     "orchestrator.model.lora.* orchestrator.model.*": "nothing to do: engines have the trainer's model",
     "ckpt.* trainer.ckpt.* orchestrator.ckpt.* ckpt resume.*": "save.every; rlkit fit --resume RUN",
-    "monitors.* *.monitors.*": "log.loggers: Wandb, TensorBoard or MLflow",
+    "monitors.* *.monitors.*": "log.loggers: Wandb, TensorBoard, MLflow, Trackio, SwanLab or ClearML",
     "trainer.model.compile.* trainer.model.compile trainer.model.seq_len trainer.model.*offload*": "nothing to do: the "
     "gradient is the same without it",
     "trainer.model.* trainer.scheduler.decay_steps": "fabric.strategy: fsdp2 shards over all ranks; see also "

@@ -12,52 +12,74 @@ from collections.abc import Iterator, Mapping
 
 from rlkit.base.errors import RecipeError
 from rlkit_convert.script_data import SPLITS, read_dataset
-from rlkit_convert.script_objects import read_attributes, read_changes, read_model
+from rlkit_convert.script_objects import read_attributes, read_changes, read_model, read_quantization
 from rlkit_convert.source import PeerOptions
 from rlkit_convert.syntax import Script, add, arguments, name_of, text_of
+from rlkit_convert.trl_trainer import OTHERS, RECORDED, TRAINERS, refuse
 
-KINDS = ("GRPO", "RLOO", "PPO", "GOLD")
-"""Before `Config` and `Trainer` in the names of TRL's classes."""
+KINDS = tuple(trainer.upper() for trainer in TRAINERS)
+"""Before `Config` and `Trainer` in the names of TRL's classes: those to read first, if a script has several."""
 ADAPTERS = {
     "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
     "task_type": "lora_task_type",
 }  # fmt: skip
 """Arguments of peft's `LoraConfig` that have other names in the options of TRL's command line."""
-TRAINER_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
-"""The arguments of a trainer by position."""
+TRAINER_ARGUMENTS = {
+    "SFT": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "DPO": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
+}
+"""The arguments of trainers by position; of others, `SAMPLING_ARGUMENTS`."""
+SAMPLING_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+MODELS = {"model": "model_name_or_path", "teacher_model": "teacher_model_name_or_path", "ref_model": "ref_model"}
+"""Arguments of a trainer that are models, and the options of their names."""
+OLD_ARGUMENTS = {
+    "dataset_text_field", "max_seq_length", "packing", "beta", "loss_type", "label_smoothing", "max_length",
+    "max_prompt_length",
+}  # fmt: skip
+"""Options that earlier versions of SFTTrainer and DPOTrainer took as arguments."""
+TRANSFORMERS_RATE = 5e-5
+"""The learning rate of `TrainingArguments` by default."""
 IGNORED = {"processing_class", "tokenizer", "reward_processing_classes"}
 """Arguments of a trainer that rlkit finds in the model's folder."""
 
 
-def read_script(content: str, name: str) -> tuple[PeerOptions, str]:
+def read_script(content: str, name: str, wanted: str) -> tuple[PeerOptions, str]:
     """Return the options of a script, of its configuration, trainer, adapters and data sets, and the trainer.
 
-    The trainer is empty if the script has none that rlkit knows.
+    The trainer is empty if the script has none that rlkit knows. Of several, the `wanted` one is read.
 
     Raises:
-        RecipeError: It is no Python.
+        RecipeError: It is no Python, or its trainer is not converted.
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # of the script's own style
             tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"{name} is no Python script: {' '.join(str(error).split())}") from error
-    options, script, trainer = PeerOptions(), Script.of(tree), ""
-    subclasses = _subclasses(tree)
+    options, script, subclasses = PeerOptions(), Script.of(tree), _subclasses(tree)
     calls = list(_calls(tree, subclasses))
+    kinds = sorted({kind for kind, _, _ in calls if kind}, key=lambda kind: (kind.lower() != wanted, KINDS.index(kind)))
+    if not kinds:
+        _refuse_others(tree, name)
+        return options, ""
+    for kind in kinds[1:]:
+        options.unresolved[f"{kind}Trainer"] = f"the script also trains with it, and is read as {kinds[0]}"
+    trainer = kinds[0].lower()
+    calls = [call for call in calls if call[0] == kinds[0] or (not call[0] and trainer in RECORDED)]
     for kind, part, call in calls:
         if part == "Config":
             for key, value in arguments(call, script, ("output_dir",)):
                 add(options, script, key, value)
         else:
-            _read_trainer(options, script, call, name)
+            _read_trainer(options, script, kind, call, name)
         if name_of(call.func) in subclasses:
             options.unresolved[f"class {name_of(call.func)}"] = f"it changes {kind}{part}"
-        trainer = trainer or kind.lower()
-    if trainer:
-        read_changes(options, script, tree)
+    read_changes(options, script, tree)
     if any(part == "Config" for _, part, _ in calls):
         options.unresolved.pop("args", None)
+    if any(not kind for kind, _, _ in calls) and not options.has("learning_rate"):
+        options.values["learning_rate"] = TRANSFORMERS_RATE
+        options.remarks["learning_rate"] = "the default of TrainingArguments, which the trainer takes over"
     return options, trainer
 
 
@@ -69,30 +91,49 @@ def _subclasses(tree: ast.Module) -> dict[str, str]:
 
 
 def _calls(tree: ast.Module, subclasses: Mapping[str, str]) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield the calls of TRL's configurations and trainers, the configurations first."""
+    """Yield the calls of TRL's configurations and trainers, the configurations first.
+
+    The kind of `TrainingArguments`, which trainers of recorded completions take as well, is empty.
+    """
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for part in ("Config", "Trainer"):
         for call in calls:
             name = subclasses.get(name_of(call.func), name_of(call.func))
             kind = next((kind for kind in KINDS if name == f"{kind}{part}"), None)
+            if part == "Config" and name == "TrainingArguments":
+                kind = ""
             if kind is not None:
                 yield kind, part, call
 
 
-def _read_trainer(options: PeerOptions, script: Script, call: ast.Call, name: str) -> None:
-    for key, node in arguments(call, script, TRAINER_ARGUMENTS):
-        if key == "model":
-            read_model(options, script, "model_name_or_path", script.resolve(node))
-        elif key == "teacher_model":
-            read_model(options, script, "teacher_model_name_or_path", script.resolve(node))
+def _refuse_others(tree: ast.Module, name: str) -> None:
+    """Refuse a script that trains with a class of TRL that is not converted.
+
+    Raises:
+        RecipeError: It does.
+    """
+    called = {name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for trainer, kind in OTHERS.items():
+        if called & {f"{kind}Config", f"{kind}Trainer"}:
+            refuse(name, trainer)
+
+
+def _read_trainer(options: PeerOptions, script: Script, kind: str, call: ast.Call, name: str) -> None:
+    for key, node in arguments(call, script, TRAINER_ARGUMENTS.get(kind, SAMPLING_ARGUMENTS)):
+        if key in MODELS:
+            read_model(options, script, MODELS[key], script.resolve(node))
         elif key == "args":
             options.unresolved["args"] = f"it is `{text_of(node)}`, which a command line sets"
             if isinstance(node, ast.Name):
                 read_attributes(options, script, node.id)
         elif key == "reward_funcs":
             _read_rewards(options, script, node, name)
+        elif key == "quantization_config":
+            read_quantization(options, script, script.resolve(node))
         elif key == "peft_config":
             _read_adapters(options, script, script.resolve(node))
+        elif key in OLD_ARGUMENTS and kind.lower() in RECORDED:
+            add(options, script, key, node)
         elif key in SPLITS:
             read_dataset(options, script, key, script.resolve(node))
         elif key not in IGNORED:

@@ -36,12 +36,12 @@ def read_model(options: PeerOptions, script: Script, key: str, node: ast.expr) -
         if option == "NAME":
             add(options, script, key, value)
         elif argument == "quantization_config":
-            _read_quantization(options, script, script.resolve(value))
+            read_quantization(options, script, script.resolve(value))
         elif argument not in NOT_LEARNT and key == "model_name_or_path":
             add(options, script, option, value)
 
 
-def _read_quantization(options: PeerOptions, script: Script, node: ast.expr) -> None:
+def read_quantization(options: PeerOptions, script: Script, node: ast.expr) -> None:
     """Read `BitsAndBytesConfig(…)`, whose arguments have the names of TRL's options."""
     if isinstance(node, ast.Call) and name_of(node.func) == "BitsAndBytesConfig":
         for option, value in arguments(node, script):

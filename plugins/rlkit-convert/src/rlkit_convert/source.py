@@ -37,6 +37,10 @@ class PeerOptions:
     names: dict[str, str] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
 
+    def has(self, key: str) -> bool:
+        """Check whether an option is set, perhaps to an unknown value."""
+        return key in self.values or key in self.unresolved
+
     def name(self, key: str) -> str:
         """Return the name that an option has in the file."""
         return self.names.get(key, key)

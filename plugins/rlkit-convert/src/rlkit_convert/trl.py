@@ -1,22 +1,23 @@
-"""TRL's options (GRPO, RLOO, PPO and GOLD, with their scripts), and the rule of each."""
+"""TRL's options (GRPO, RLOO, PPO, GOLD, SFT and DPO, with their scripts), and the rule of each."""
 
 from __future__ import annotations
 
-from rlkit_convert import trl_gold
+from rlkit.base.errors import RecipeError, show
+from rlkit_convert import trl_gold, trl_recorded
 from rlkit_convert.rules import COMBINED, ByHand, Equivalent, Rule, equivalents, read_together, without_equivalent
 from rlkit_convert.script import read_script
 from rlkit_convert.shell import commands
 from rlkit_convert.source import PeerOptions, read_yaml
+from rlkit_convert.trl_trainer import OTHERS, RECORDED, SAMPLING, TRAINER, TRAINERS, find_trainer, refuse
 from rlkit_convert.values import boolean, choice, integer, number, text
-
-TRAINER = "the trainer"
-"""The key under which the trainer of the options is kept: grpo, rloo, ppo or gold."""
-TRAINERS = ("grpo", "rloo", "ppo", "gold")
 
 MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default: auto), and the gradient is the same"
 QUANTISED = "model.quantization: nf4, with double quantization, is the only type; it computes in model.dtype"
 TOOLS = "see rlkit docs tools-and-environments"
 ROUTER = "output_router_logits: train.router_aux_loss_coef above 0 requests them"
+ASSUMED = (
+    "assumed, since no option belongs to one trainer alone; for another: rlkit convert --from trl FILE sft, or dpo"
+)
 ENTROPY = "train.entropy_coef is constant"
 
 ALL_DEFAULTS: dict[str, object] = {
@@ -27,19 +28,13 @@ OWN_DEFAULTS: dict[str, dict[str, object]] = {
     "grpo": {"num_generations": 8, "beta": 0.0, "loss_type": "dapo", "scale_rewards": "group"},
     "rloo": {"num_generations": 2, "beta": 0.05},
     "gold": trl_gold.DEFAULTS,
+    **trl_recorded.DEFAULTS,
     "ppo": {
         "kl_coef": 0.05, "cliprange": 0.2, "cliprange_value": 0.2, "gamma": 1.0, "lam": 0.95, "response_length": 53,
         "temperature": 0.7, "num_ppo_epochs": 4, "num_mini_batches": 1, "learning_rate": 5e-5,
     },
 }  # fmt: skip
 """TRL's defaults that differ from rlkit's, for all trainers and for each."""
-
-HINTS = {
-    "rloo": {"normalize_advantages", "rloo_k", "reward_clip_range"},
-    "gold": trl_gold.HINTS,
-    "ppo": {"kl_coef", "vf_coef", "cliprange", "cliprange_value", "num_ppo_epochs", "reward_model_path"},
-}
-"""Options that only one trainer has."""
 
 
 def steps_between(value: object) -> int:
@@ -106,7 +101,7 @@ REMEDIES = {
     "activation_checkpointing activation_checkpointing_kwargs": "train.checkpoint_activations",
     "torch_compile* liger_kernel_config use_cache torch_empty_cache_steps": "nothing to do: does not affect learning",
     "include_* disable_tqdm skip_memory_metrics debug": "nothing to do: all metrics are in metrics.jsonl",
-    "trackio_*": "write a logger: rlkit plugins new NAME --kind logger",
+    "trackio_*": "log.loggers: Trackio has space_id",
     "eval_* batch_eval_metrics prediction_loss_only label_names": "see the section `validation:`",
     "save_on_each_node": "nothing to do: all nodes share the run folder",
     "enable_jit_checkpoint": "nothing to do: a signal saves a checkpoint",
@@ -168,10 +163,11 @@ RULES: dict[str, Rule] = {
     **equivalents(paths, {"dataset_name": "task.path", "dataset_validation_files": "task.validation_path"}),
     "map.*": ByHand("save the rows with `to_json`, or let the reward read the column that it is made of"),
     "dataset_map": ByHand("task HFDataset reads columns by name; save the rows that it makes with `to_json`"),
-    "label_smoothing_factor": ByHand("an option of loss CrossEntropy only"),
-    "neftune_noise_alpha": ByHand("rlkit adds no noise to embeddings"),
+    "label_smoothing_factor": ByHand("an option of loss CrossEntropy only: label_smoothing"),
+    "neftune_noise_alpha": ByHand("an option of loss CrossEntropy only: neftune_alpha"),
+    "*Trainer": ByHand("a run of its own, which its name after the file chooses: rlkit convert --from trl FILE sft"),
     "args": ByHand("give the options of its command line after the file"),
-    "optimizers": ByHand("train.optimizer: AdamW, Muon or TorchOptimizer, and train.schedule"),
+    "optimizers": ByHand("train.optimizer: AdamW, AdamW8bit, Muon or TorchOptimizer, and train.schedule"),
     "eval_dataset": ByHand("task.validation_path, task.validation_split, or a task of its own under validation.tasks"),
     "processing_class.*": ByHand("save the tokenizer with the model, and set model.path to their folder"),
     "model.*": ByHand("save the model as the script makes it, and set model.path to its folder"),
@@ -196,6 +192,11 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
+def rules(options: PeerOptions) -> dict[str, Rule]:
+    """Return the rules for the trainer of the options."""
+    return {**RULES, **trl_recorded.RULES} if options.values[TRAINER] in RECORDED else RULES
+
+
 def defaults(options: PeerOptions) -> dict[str, object]:
     """Return TRL's defaults for the trainer of the options."""
     own = OWN_DEFAULTS[str(options.values[TRAINER])]
@@ -206,41 +207,55 @@ def defaults(options: PeerOptions) -> dict[str, object]:
 
 
 def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
-    """Return the options of a YAML file, of a Python script or of the command in a shell script; then the overrides."""
+    """Return the options of a YAML file, of a Python script or of the command in a shell script; then the overrides.
+
+    Raises:
+        RecipeError: They are of a trainer that is not converted, or the overrides begin with a word that names none.
+    """
     words: list[str] = []
-    trainer = ""
+    trainer = overrides.pop(0) if overrides and not overrides[0].startswith("--") else ""
+    if trainer and trainer not in (*TRAINERS, *OTHERS):
+        raise RecipeError(
+            f"{show(trainer, 60)} is neither an option of trl nor one of its trainers, expected `--option value` or "
+            f"{', '.join(TRAINERS)}; `> mine.yaml` writes the recipe to a file"
+        )
+    if trainer in OTHERS:
+        refuse(name, trainer)
     if name.lower().endswith((".yaml", ".yml")):
         options = read_yaml(content, name, nested=False)
     elif name.lower().endswith(".py"):
-        options, trainer = read_script(content, name)
+        options, named = read_script(content, name, trainer)
+        trainer = named or trainer
         if overrides:  # the options of the command line
             options.unresolved.pop("args", None)
     else:
         options = PeerOptions()
-        words = next(
-            (command for command in commands(content, name) if any(word.startswith("--") for word in command)), []
-        )
+        words = next((words for words in commands(content, name) if _has_options(words)), [])
     _add_flags(options, [*words, *overrides])
     if options.values or options.unresolved:
-        options.values[TRAINER] = trainer or _trainer(options, words)
+        trainer = trainer or find_trainer(options.values, words, name)
+        if trainer in OTHERS:
+            refuse(name, trainer)
+        options.values[TRAINER] = trainer or "grpo"
+        if not trainer:
+            options.remarks[TRAINER] = ASSUMED
     return options
 
 
-def _trainer(options: PeerOptions, words: list[str]) -> str:
-    """Return the trainer that a verb of `trl` or a Python file names, or else the one that the options imply."""
-    scripts = [word for word in words if word in TRAINERS or word.endswith(".py")]
-    implied = next((trainer for trainer, names in HINTS.items() if names & options.values.keys()), "grpo")
-    return next((trainer for trainer in TRAINERS if any(trainer in script for script in scripts)), implied)
+def _has_options(words: list[str]) -> bool:
+    return "vllm-serve" not in words and any(word.startswith("--") for word in words)
 
 
 def _add_flags(options: PeerOptions, words: list[str]) -> None:
-    """Add `--option value`, `--option=value`, `--option` alone (true) and `--option a b` (a list)."""
+    """Add `--option value`, `--option=value`, `--option` (true), `--no_option` (false) and `--option a b` (a list)."""
     key = ""
     values: list[str] = []
     has_value = False
     for word in [*words, "--"]:
-        if word.startswith("--") or word.endswith(".py") or (word in TRAINERS and (values or not key)):
-            if key and len(values) < 2:
+        if word.startswith("--") or word.endswith(".py") or (word in SAMPLING and (values or not key)):
+            if key and not values and key.startswith("no_"):
+                options.add(key.removeprefix("no_"), "false")
+            elif key and len(values) < 2:
                 options.add(key, values[0] if values else "true")
             elif key:
                 options.values[key] = values

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.rules import ByHand, Equivalent, NoEquivalent, Rule, read_together
+from rlkit_convert.trl_trainer import TRAINER
 from rlkit_convert.values import boolean, number, text
 
 DEFAULTS: dict[str, object] = {
     "num_generations": 1, "max_completion_length": 128, "temperature": 0.9, "learning_rate": 1e-7, "beta": 0.5,
     "lmbda": 0.5,
 }  # fmt: skip
-HINTS = {"use_uld_loss", "uld_use_hybrid_loss", "teacher_tokenizer_name_or_path", "lmbda"}
 WEIGHTS = ("uld_hybrid_unmatched_weight", "uld_hybrid_matched_weight")
 
 RULES: dict[str, Rule] = {
@@ -32,7 +32,7 @@ RULES: dict[str, Rule] = {
 
 def loss(conversion: Conversion) -> None:
     """Set the loss, how the teacher reads, and whether completions are sampled."""
-    conversion.set("loss", "Distillation")
+    conversion.set("loss", "Distillation", TRAINER)
     conversion.carry("loss.beta", "beta", number, 0.5)
     if conversion.get("use_uld_loss", boolean, False):
         conversion.set("teacher.retokenize", True, "use_uld_loss")

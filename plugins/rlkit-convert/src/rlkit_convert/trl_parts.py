@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from rlkit_convert import trl_gold
+from rlkit_convert import trl_gold, trl_recorded
 from rlkit_convert.conversion import Conversion
-from rlkit_convert.parts import loggers, set_steps, truncation
-from rlkit_convert.trl import TRAINER, steps_between
+from rlkit_convert.parts import PROJECT_LOGGERS, loggers, set_steps, truncation
+from rlkit_convert.trl import steps_between
+from rlkit_convert.trl_trainer import AGGREGATION, RECORDED, TRAINER
 from rlkit_convert.values import boolean, choice, integer, number, number_or_text, text
 
-AGGREGATION = {
-    "grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "cispo": "token_mean",
-    "dr_grpo": "seq_mean_token_sum_norm", "sapo": "seq_mean_token_mean",
-    "luspo": "seq_mean_token_sum", "vespo": "token_mean",
-}  # fmt: skip
 UPDATE = ("per_device_train_batch_size", "num_processes", "gradient_accumulation_steps")
 ROLLOUT = (*UPDATE, "steps_per_generation", "generation_batch_size", "num_mini_batches")
 """Options that set the number of completions of a rollout."""
@@ -23,9 +19,7 @@ SCALES: dict[str, bool | str] = {
     "group": True, "True": True, "true": True, "batch": "batch", "none": False, "False": False, "false": False,
 }  # fmt: skip
 """TRL's values of `scale_rewards`, and rlkit's of `advantage.scale_by_std`."""
-LOGGERS = {
-    "wandb": ("Wandb", "project"), "tensorboard": ("TensorBoard", ""), "mlflow": ("MLflow", ""), "none": ("", ""),
-}  # fmt: skip
+LOGGERS = {**PROJECT_LOGGERS, "mlflow": ("MLflow", ""), "none": ("", "")}
 PEFT_TARGETS = (
     "without lora_target_modules peft chooses by the model's type, such as [q_proj, v_proj] for Llama and Qwen2; set "
     "model.lora.targets, which is all-linear by default"
@@ -34,7 +28,7 @@ REWARDS = "write f(text, answer), or a function in TRL's form, to a file; Python
 
 
 def trainer(conversion: Conversion) -> str:
-    """Return the trainer of the options: grpo, rloo, ppo or gold."""
+    """Return the trainer of the options."""
     return str(conversion.options.values[TRAINER])
 
 
@@ -75,6 +69,10 @@ def _set_rollouts(conversion: Conversion, key: str, steps: int, source: str, *al
 def batches(conversion: Conversion) -> None:
     """Set a step's prompts, samples, mini-batches and epochs; TRL counts completions and optimizer steps."""
     completions, updates = _rollout(conversion)
+    if trainer(conversion) in RECORDED:
+        conversion.set("train.prompts_per_step", completions, *UPDATE)
+        _length_of_run(conversion, completions, completions)
+        return
     if trainer(conversion) == "ppo":
         group_size = 1
         conversion.carry("train.epochs", "num_ppo_epochs", integer, 4)
@@ -96,17 +94,15 @@ def batches(conversion: Conversion) -> None:
     if updates > prompts:
         why = f"{updates} updates of {prompts} prompts: rlkit does not split a group of samples"
         conversion.note("gradient_accumulation_steps", why)
+    _length_of_run(conversion, completions, prompts)
+
+
+def _length_of_run(conversion: Conversion, completions: int, prompts: int) -> None:
+    """Set the number of devices, and of rollouts if it is known."""
     if conversion.get("num_processes", integer, 1) > 1:
         conversion.carry("fabric.devices", "num_processes", integer, 1)
-    if conversion.is_unknown(*ROLLOUT, "num_generations", "rloo_k", "num_iterations", "num_ppo_epochs"):
-        conversion.leave_out("train.steps")
-    else:
-        _set_steps(conversion, completions, prompts)
-
-
-def _set_steps(conversion: Conversion, completions: int, prompts: int) -> None:
-    """Set the number of rollouts, if it is known."""
-    if conversion.is_unknown("max_steps", "total_episodes"):
+    sizes = (*ROLLOUT, "num_generations", "rloo_k", "num_iterations", "num_ppo_epochs")
+    if conversion.is_unknown(*sizes, "max_steps", "total_episodes"):
         conversion.leave_out("train.steps")
         return
     max_steps = conversion.get("max_steps", integer, -1)
@@ -165,12 +161,12 @@ def optimizer(conversion: Conversion) -> None:
     elif warmup:  # a fraction of all steps
         conversion.set("train.warmup_ratio", warmup, "warmup_steps")
     if not conversion.get("optim", text, "adamw_torch").startswith("adamw_torch"):
-        conversion.ask("optim", "train.optimizer: AdamW, Muon or TorchOptimizer")
+        conversion.ask("optim", "train.optimizer: AdamW, AdamW8bit, Muon or TorchOptimizer")
 
 
 def advantage(conversion: Conversion) -> None:
     """Set the estimator, and PPO's critic."""
-    if trainer(conversion) == "gold":
+    if trainer(conversion) in ("gold", *RECORDED):
         return
     if trainer(conversion) == "ppo":
         conversion.set("advantage", "GAE", TRAINER)
@@ -215,6 +211,9 @@ def loss(conversion: Conversion) -> None:
     """Set the loss, its bounds and the weight of tokens."""
     if trainer(conversion) == "gold":
         trl_gold.loss(conversion)
+        return
+    if trainer(conversion) in RECORDED:
+        trl_recorded.loss(conversion)
         return
     if trainer(conversion) == "grpo":
         _grpo_loss(conversion)
@@ -265,13 +264,13 @@ def _grpo_loss(conversion: Conversion) -> None:
 def divergence(conversion: Conversion) -> None:
     """Set KL in the loss (GRPO) or in the reward (RLOO, PPO), and how the reference follows the policy."""
     key = "kl_coef" if trainer(conversion) == "ppo" else "beta"
-    if trainer(conversion) == "gold" or conversion.get(key, number, 0.0) <= 0:
+    if trainer(conversion) in ("gold", "sft") or conversion.get(key, number, 0.0) <= 0:
         return
     if trainer(conversion) == "grpo":
         conversion.carry("kl_loss.coef", key, number, 0.0)
         if conversion.get("use_bias_correction_kl", boolean, False):
             conversion.set("kl_loss.importance_weighted", True, "use_bias_correction_kl")
-    else:
+    elif trainer(conversion) != "dpo":
         conversion.carry("kl_reward.coef", key, number, 0.0)
         conversion.carry("kl_reward.estimator", "kl_estimator", text, "k1")
     if conversion.get("sync_ref_model", boolean, False):
@@ -282,7 +281,7 @@ def divergence(conversion: Conversion) -> None:
 
 def reward(conversion: Conversion) -> None:
     """Set the reward if rlkit has an equivalent; user code is named and not run."""
-    if trainer(conversion) == "gold":
+    if trainer(conversion) in ("gold", *RECORDED):
         conversion.set("reward", None)
         return
     names = conversion.raw("reward_funcs", [])
@@ -341,6 +340,9 @@ def _reward_of(function: str) -> tuple[str, dict[str, object]]:
 
 def engine(conversion: Conversion) -> None:
     """Set the engine and the correction of its mismatch."""
+    if trainer(conversion) in RECORDED:
+        trl_recorded.rollout(conversion)
+        return
     if not conversion.get("use_vllm", boolean, False):
         return
     is_server = conversion.get("vllm_mode", text, "colocate") == "server"
@@ -369,6 +371,8 @@ def running(conversion: Conversion) -> None:
     """Set validation, checkpoints and loggers."""
     strategy = conversion.get("eval_strategy", text, "no")
     interval = conversion.get("eval_steps", number, 0.0)
+    if strategy != "no" and trainer(conversion) in RECORDED:
+        trl_recorded.validation(conversion)
     if strategy == "steps" and interval >= 1:
         _set_rollouts(conversion, "validation.every", int(interval), "eval_steps", "eval_strategy")
     elif strategy == "no":

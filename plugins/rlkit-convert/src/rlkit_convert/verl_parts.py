@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from rlkit_convert.conversion import Conversion
-from rlkit_convert.parts import loggers, set_steps, truncation
+from rlkit_convert.parts import PROJECT_LOGGERS, loggers, set_steps, truncation
 from rlkit_convert.values import boolean, choice, integer, number, text
 from rlkit_convert.verl import ADVANTAGES, ESTIMATORS, LOSSES
 from rlkit_convert.verl_correction import correction
@@ -20,10 +20,7 @@ LOSS_OPTIONS = {
 """verl's options of a loss and rlkit's names for them."""
 MEGATRON_LAYERS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """All linear layers, in Megatron's names."""
-LOGGERS = {
-    "wandb": ("Wandb", "project"), "tensorboard": ("TensorBoard", ""), "mlflow": ("MLflow", "experiment"),
-    "console": ("", ""),
-}  # fmt: skip
+LOGGERS = {**PROJECT_LOGGERS, "mlflow": ("MLflow", "experiment"), "console": ("", "")}
 ENGINES = {"vllm": "VllmEngine", "sglang": "SGLangEngine"}
 
 
@@ -193,8 +190,6 @@ def engine(conversion: Conversion) -> None:
         conversion.carry("fabric.strategy.sequence_parallel", divided, integer, 1)
     elif conversion.get("trainer.n_gpus_per_node", integer, 8) * conversion.get("trainer.nnodes", integer, 1) > 1:
         conversion.set("fabric.strategy", "fsdp2", strategy)
-    if conversion.get(divided, integer, 1) <= 1:
-        conversion.note(divided, "nothing to do: rows are not divided among ranks")
     if conversion.get(strategy, text, "fsdp") not in ("fsdp", "fsdp2"):
         conversion.note(strategy, "rlkit shards with FSDP2: fabric.strategy")
 

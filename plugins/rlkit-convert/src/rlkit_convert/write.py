@@ -17,6 +17,8 @@ from rlkit.recipe import Recipe
 from rlkit_convert.conversion import Conversion
 
 SECTIONS = tuple(field.name for field in fields(Recipe))
+HEAD_LINES = "#\n"
+"""As many lines as are printed above a recipe, so that problems name the lines of what is printed."""
 CLASS = ""
 """The key, in a node of the tree, of the class that the node's options belong to."""
 
@@ -111,9 +113,9 @@ def _parse_problems(text: str) -> list[str]:
     """Check the text of a recipe with rlkit itself; return the missing options and wrong values."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(f"{HEAD_LINES}{text}", encoding="utf-8")
         try:
             parse("convert", ["--recipe", str(path)])
         except RlkitError as error:
-            return [one_line(line) for line in str(error).splitlines()]
+            return [one_line(line) for line in str(error).replace(str(path), "recipe").splitlines()]
     return []

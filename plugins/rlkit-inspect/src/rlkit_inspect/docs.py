@@ -117,15 +117,20 @@ def find(topic_name: str) -> str:
     near = matches or get_close_matches(word, names, 3, 0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"topics: {', '.join(ORDER)}"
     if pages:
-        hint = f"pages that mention it, most often first: {', '.join(pages)}"
+        hint = f"pages that mention it, in the title first: {', '.join(pages)}"
     raise RecipeError(f"{show(topic_name, 60)} is no topic of the documentation; {hint}")
 
 
 def _mentioning(word: str) -> list[str]:
-    """Return the three topics whose pages have a word most often; of fewer, all."""
+    """Return the three topics whose pages have a word in their title, then most often; of fewer, all."""
     pattern = re.compile(rf"(?<![a-z0-9]){re.escape(word)}", re.IGNORECASE)
-    mentions = {topic: len(pattern.findall(page(topic))) for topic in topics()}
-    return sorted(filter(mentions.get, mentions), key=lambda topic: -mentions[topic])[:3]
+
+    def mentions(topic: str) -> tuple[int, int]:
+        text = page(topic)
+        return len(pattern.findall(title(text))), len(pattern.findall(text))
+
+    counts = {topic: mentions(topic) for topic in topics()}
+    return sorted((topic for topic in counts if any(counts[topic])), key=counts.__getitem__, reverse=True)[:3]
 
 
 def page(topic: str) -> str:

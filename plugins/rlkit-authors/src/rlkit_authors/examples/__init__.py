@@ -1,1 +1,1 @@
-"""A worked example for each seam, as `rlkit plugins show SEAM` prints it: a plugin's module of at most 40 lines."""
+"""Worked examples of plugins, as `rlkit plugins show EXAMPLE` prints them: modules of at most 40 lines."""
