@@ -1,4 +1,4 @@
-"""Remarks after an answer: a check of it, or the question again."""
+"""Remarks after an answer: a check of it, the question again, a comparison, or an offer to the user."""
 
 # ruff: noqa: RUF001 (answers contain these characters)
 
@@ -16,6 +16,25 @@ MAX_CHECK = 600
 Parser = Callable[[str], Answer | None]
 
 _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|asked)\b[^()]*\?\)", re.I)
+_OFFER = re.compile(
+    r"(?:\n|(?<=[.!?*$)]) )[^\w\n]{0,8}(?:(?:would you like|do you want)(?: me)? to|want me to"
+    r"|shall I also|(?:please )?let me know if|feel free to|(?:I )?hope (?:this|that) helps"
+    r"|if you (?:have|need) (?:any|more|further)|is there anything"
+    r"|(?:I(?:'m| am) )?happy to help|I can also (?:explain|show|help|walk))\b[^\n]{0,300}$",
+    re.I,
+)
+"""What the last line offers to the user or asks, after the answer."""
+_RETURNING = re.compile(
+    r"\b(?:but|wait|actually|instead|wrong|incorrect|mistake|error|meant?|different|not|should|or"
+    r"|(?:be|is|was) \W*[0-9])\b|=",
+    re.I,
+)
+"""What goes back to the answer, and not on to something else."""
+_COMPARISON = re.compile(
+    r"(?<=[\w*$]), (?:which is )?\$?[0-9][0-9.,]*(?: [a-z]+)? (?:less|more|fewer|higher|lower|shorter|longer) than"
+    r" [^,;\n]{0,80}?[0-9][^,;\n]{0,80}$"
+)
+"""A comparison of the answer with another number: `, 2 less than his goal of 40`."""
 _ASIDE = re.compile(r"\([^()?]{3,200}\)")
 _EQUATION = re.compile(rf"[*_]{{0,2}}{alternatives('check')}\b[*_]{{0,2}} ?[:：][*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
 """A line that is an equation after a heading."""
@@ -49,7 +68,13 @@ _IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
 
 
 def without_remark(text: str, parse: Parser) -> str:
-    """Return a text without a remark at its end that repeats the question, or that checks the answer and is true."""
+    """Return a text without a remark at its end; a check must be true. Empty if an offer has another value."""
+    offer = _OFFER.search(text)
+    is_returning = offer is not None and _RETURNING.search(offer[0]) is not None
+    if offer is not None and is_returning and re.search("[0-9]", offer[0]):
+        return ""
+    text = text if offer is None or is_returning else text[: offer.start()].rstrip()
+    text = _COMPARISON.sub(".", text)
     head, _, line = text.rpartition("\n")
     is_aside = _ASIDE.fullmatch(line) is not None and not is_doubtful(line[1:], in_words=True)
     if (is_aside and isinstance(parse(head.rstrip().rpartition("\n")[2]), Number)) or _QUESTION.fullmatch(line):
