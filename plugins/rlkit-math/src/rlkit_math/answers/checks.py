@@ -11,8 +11,8 @@ from rlkit_math.answers.prose import is_doubtful
 from rlkit_math.answers.units import alternatives
 from rlkit_math.answers.values import Answer, Formula, Named, Number
 
-MAX_CHECK = 600
-"""Maximum number of characters of a check."""
+MAX_REMARK = 600
+"""Maximum number of characters of a remark."""
 Parser = Callable[[str], Answer | None]
 
 _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|asked)\b[^()]*\?\)", re.I)
@@ -69,17 +69,18 @@ _IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
 
 def without_remark(text: str, parse: Parser) -> str:
     """Return a text without a remark at its end; a check must be true. Empty if an offer has another value."""
-    offer = _OFFER.search(text)
-    is_returning = offer is not None and _RETURNING.search(offer[0]) is not None
-    if offer is not None and is_returning and re.search("[0-9]", offer[0]):
+    offer = _OFFER.search(text, max(0, len(text) - MAX_REMARK))
+    if offer is not None and not _RETURNING.search(offer[0]):
+        text = text[: offer.start()].rstrip()
+    elif offer is not None and re.search("[0-9]", offer[0]):
         return ""
-    text = text if offer is None or is_returning else text[: offer.start()].rstrip()
-    text = _COMPARISON.sub(".", text)
+    comparison = _COMPARISON.search(text, max(0, len(text) - MAX_REMARK))
+    text = text if comparison is None else text[: comparison.start()] + "."
     head, _, line = text.rpartition("\n")
     is_aside = _ASIDE.fullmatch(line) is not None and not is_doubtful(line[1:], in_words=True)
     if (is_aside and isinstance(parse(head.rstrip().rpartition("\n")[2]), Number)) or _QUESTION.fullmatch(line):
         return head.rstrip()
-    check = _EQUATION.fullmatch(line) if len(line) <= MAX_CHECK else None
+    check = _EQUATION.fullmatch(line) if len(line) <= MAX_REMARK else None
     if check is None or "=" not in check[1] or not isinstance(parse(check[1]), Number):
         return _without_check(_without_calculation(text, parse), parse)
     checked = head.rstrip().rpartition("\n")[2]
@@ -91,7 +92,7 @@ def without_remark(text: str, parse: Parser) -> str:
 
 def _without_calculation(text: str, parse: Parser) -> str:
     """Return a text without the calculation in brackets that ends it, if it has the value of its sentence."""
-    match = _EXPLANATION.search(text, max(0, len(text) - MAX_CHECK))
+    match = _EXPLANATION.search(text, max(0, len(text) - MAX_REMARK))
     numbers = [] if match is None else _NUMBER.findall(text[: match.start()].rpartition("\n")[2])
     calculation = "" if match is None else re.sub(r"[A-Za-z$€£]", "", match[1])
     is_true = any(isinstance(parse(f"{calculation} = {number}"), Number) for number in numbers[-1:])
@@ -100,7 +101,7 @@ def _without_calculation(text: str, parse: Parser) -> str:
 
 def _without_check(text: str, parse: Parser) -> str:
     """Return a text without the check that follows the sentence of its answer; the text if there is none."""
-    start = max(0, len(text) - MAX_CHECK)
+    start = max(0, len(text) - MAX_REMARK)
     for match in _CHECK.finditer(text, start):
         head, check = text[: match.start()].rstrip(), text[match.start() :].strip()
         answer = re.split(r"[.!?]\s+", head.rpartition("\n")[2])[-1]

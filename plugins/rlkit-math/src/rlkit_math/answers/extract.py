@@ -157,10 +157,10 @@ def final_answer(text: str, expected: str = "") -> FinalAnswer:
     if answer is not None:
         return answer
     reference = parse_or_none(expected)
-    rest = _before_explanation(without_remark(_QUOTED.sub("", rest.strip()), parse_or_none), reference)
+    text = _before_explanation(without_remark(_QUOTED.sub("", rest.strip()), parse_or_none), reference)
     if _SCIENTIFIC.search(expected):  # a value that is rounded itself
-        rest = _ABOUT.sub("", rest)
-    return FinalAnswer(asked_by(reference, rest, parse_or_none) or _unmarked(rest), False)
+        text = _ABOUT.sub("", text)
+    return FinalAnswer(asked_by(reference, text, parse_or_none) or _unmarked(text), False)
 
 
 def marked_or_all(text: str) -> str:

@@ -112,9 +112,9 @@ def says(text: str, words: str) -> bool:
     if not after or _CLASS.fullmatch(after) or _DETAIL.match(after):
         is_day = words.lower().endswith("day") and _ON_DAY.search(before) is not None
         is_verb = (words[-1] == "s" or words.lower().startswith("cannot ")) and _DOES.fullmatch(before) is not None
-        is_doubted = is_doubtful(before) or _FOREIGN_DOUBT.search(before) is not None
-        is_stated = _STATING.search(before) is not None or (_FOREIGN.search(before) is not None and not is_doubted)
-        return is_stated or not before or is_day or is_verb
+        if _FOREIGN.search(before) is not None:
+            return not is_doubtful(before) and _FOREIGN_DOUBT.search(before) is None
+        return _STATING.search(before) is not None or not before or is_day or is_verb
     is_subject = words[0].isupper() and re.fullmatch(rf"{_OPENING}(?:[^,]{{1,80}}, )?", before, re.I) is not None
     return is_subject and _SUPERLATIVE.fullmatch(after) is not None
 
