@@ -111,7 +111,7 @@ _BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
 _SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|[×*·]) ?10 ?\^|[0-9]e[-+]?[0-9]")
 _ABOUT = re.compile(r"\b(?:about|approximately|roughly|around) (?=\$?[0-9])")
 _EXPLAINED = re.compile(
-    rf"([^\n]{{1,100}})\n\s*[*_#]{{0,4}} ?{alternatives('explanation')}[*_]{{0,2}} ?[:：\n](?s:(.*))", re.I
+    rf"([^\n]{{1,100}})\n\s*[*_#]{{0,4}} ?{alternatives('explanation')}[*_]{{0,2}} ?[:：?\n](?s:(.*))", re.I
 )
 """A line that is followed by its explanation."""
 _CONCLUDING = re.compile(r"=|\b(?:so|thus|hence|therefore|total|gives|makes)\b", re.I)

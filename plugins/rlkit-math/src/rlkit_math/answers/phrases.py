@@ -81,7 +81,8 @@ def without_phrases(text: str) -> str:
     text = text.replace("D.N.E", "DNE")
     if "\\begin" not in text:
         text = _AND_NAMED.sub(" and ", _OR_NAMED.sub(" or ", text))
-    text = _SET.sub("", text, count=1) if "{" in text else _EMPTY.sub("", text)
+    text = _SET.sub("", text, count=1) if "{" in text else text
+    text = _EMPTY.sub("", text) if "emptyset" in text else text
     text = _ARC.sub(_in_words, text) if "'" in text else text
     text = _CONSTANT.sub(" C", _ALL.sub("", text, count=1))
     text = _BINARY.sub(r"\1\2_2", _INFINITY.sub(r"\\infty", text))

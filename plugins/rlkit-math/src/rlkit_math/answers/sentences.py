@@ -48,7 +48,7 @@ _FOREIGN_DOUBT = re.compile(
     rf"|(?<!\w){alternatives('either')}(?!\w)",
     re.I,
 )
-_CJK_DOUBT = re.compile("[不没沒非未吗嗎或误誤错錯?？]|如果|可能|也许|曾|ない|か$|아니")
+_CJK_DOUBT = re.compile("[不没沒非未吗嗎或误誤错錯?？]|如果|可能|也许|认为|以为|曾|ない|か$|아니")
 _SUPERLATIVE = re.compile(
     r" (?:(?:is|was) [a-z]+er|did(?: it| so)?|(?:finished|came|arrived|was) first"
     r"|(?:is|was|must be|has to be) the (?!second|third|next|last|same|opposite)[a-z]+"
@@ -110,11 +110,12 @@ def says(text: str, words: str) -> bool:
         return False
     before, after = sentence[: match.start()], sentence[match.end() :]
     if not after or _CLASS.fullmatch(after) or _DETAIL.match(after):
+        is_alone = not before and _END_OF_SENTENCE.search(line) is None
         is_day = words.lower().endswith("day") and _ON_DAY.search(before) is not None
         is_verb = (words[-1] == "s" or words.lower().startswith("cannot ")) and _DOES.fullmatch(before) is not None
         if _FOREIGN.search(before) is not None:
             return not is_doubtful(before) and _FOREIGN_DOUBT.search(before) is None
-        return _STATING.search(before) is not None or not before or is_day or is_verb
+        return _STATING.search(before) is not None or is_alone or is_day or is_verb
     is_subject = words[0].isupper() and re.fullmatch(rf"{_OPENING}(?:[^,]{{1,80}}, )?", before, re.I) is not None
     return is_subject and _SUPERLATIVE.fullmatch(after) is not None
 
