@@ -315,13 +315,30 @@ def test_a_sentence_states_its_answer(reference: str, text: str, right: bool) ->
 
 
 @pytest.mark.parametrize(
-    "piece", [" ", "1", "(", ".", "1 ", "a ", "= ", "x=1\n", "Check: 1=1 ", "so ", "9 o ", "| 1 ", "`"]
+    "piece",
+    [
+        " ",
+        "1",
+        "(",
+        ".",
+        "1 ",
+        "a ",
+        "= ",
+        "x=1\n",
+        "Check: 1=1 ",
+        "so ",
+        "9 o ",
+        "| 1 ",
+        "`",
+        ". Hope this helps",
+        ", 2 less than 4",
+    ],
 )
-@pytest.mark.parametrize("start", ["", "Check: ", "There are 7 dogs.\n", "9 ("])
+@pytest.mark.parametrize("start", ["", "Check: ", "There are 7 dogs.\n", "9 (", "7\nWhy: "])
 def test_a_long_end_is_read_in_linear_time(start: str, piece: str) -> None:
     text = start + piece * (100_000 // len(piece))
     before = time.process_time()
-    for expected in ("7", "Tuesday", "x=1, y=2"):
+    for expected in ("7", "Tuesday", "x=1, y=2", "北京"):
         final_answer(text, expected)
     assert time.process_time() - before < 5  # seconds; a quadratic expression takes more than 15
 

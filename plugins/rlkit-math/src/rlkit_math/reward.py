@@ -35,6 +35,7 @@ class MathReward(RewardFunction):
     not count. Of a value in two notations (`1/8, or 12.5%`), both must be right. An unfinished calculation (`48 + 24`)
     does not equal a number. An answer that the text after it takes back is none.
     Without a marker, a reference in words or of several names may stand in the last sentence, or in the last lines.
+    If an explanation with a heading (`Reasoning:`) follows the first line, the answer is in that line.
 
     References are parsed the same way, but completely: the text after `####`, a box, or all of the text. Rows whose
     reference is in no supported form are refused when the data are loaded, or dropped: see `rollout.unscorable`.

@@ -13,7 +13,7 @@ from rlkit_math.answers.withdrawals import REASON, is_withdrawn
 
 _ANNOUNCED = re.compile(
     r"(?:^|[.!?] |[。！？]|[;；】](?=\w{0,3}选))[^\w\n]{0,10}"
-    r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct )?answer"
+    r"(?:(?:(?:so|thus|therefore|hence)\b,? ?)?(?:the )?(?:final |correct |short )?answer"
     r"(?P<label>[*_]{0,2}(?: is\b:?| ?:|[ :]{0,3}\n\s{0,5}))|(?:(?:die|la|a) )?"
     r"(?:(?:richtige|endgültige|bonne|правильный) )?"
     rf"(?:{alternatives('answer')}|(?P<solution>{alternatives('solution')})(?=[^=\n]{{0,200}}$))"
@@ -43,7 +43,8 @@ def announced_answer(text: str) -> str | None:
     if match["foreign"]:
         sentence = text[match.start() : match.end("answer")]
         announced = with_decimal_points(sentence)[match.start("answer") - match.start() :]
-        return announced if is_marked(match["answer"]) and not is_doubtful(sentence) else None
+        is_stated = is_marked(match["answer"]) or ":" in match["foreign"]
+        return announced if is_stated and not is_doubtful(sentence) else None
     is_name = not match["answer"][0].islower() or text[match.start("answer") - 1] in "*_"
     is_stated = is_marked(match["answer"]) or is_name or not (match["label"] or "").endswith(" is")
     return match["answer"] if is_stated else None

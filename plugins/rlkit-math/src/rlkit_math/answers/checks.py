@@ -1,4 +1,4 @@
-"""Remarks after an answer: a check of it, or the question again."""
+"""Remarks after an answer: a check of it, the question again, a comparison, or an offer to the user."""
 
 # ruff: noqa: RUF001 (answers contain these characters)
 
@@ -11,11 +11,30 @@ from rlkit_math.answers.prose import is_doubtful
 from rlkit_math.answers.units import alternatives
 from rlkit_math.answers.values import Answer, Formula, Named, Number
 
-MAX_CHECK = 600
-"""Maximum number of characters of a check."""
+MAX_REMARK = 600
+"""Maximum number of characters of a remark."""
 Parser = Callable[[str], Answer | None]
 
 _QUESTION = re.compile(r"\((?:the|your) (?:original )?question (?:was|is|asks|asked)\b[^()]*\?\)", re.I)
+_OFFER = re.compile(
+    r"(?:\n|(?<=[.!?*$)]) )[^\w\n]{0,8}(?:(?:would you like|do you want)(?: me)? to|want me to"
+    r"|shall I also|(?:please )?let me know if|feel free to|(?:I )?hope (?:this|that) helps"
+    r"|if you (?:have|need) (?:any|more|further)|is there anything"
+    r"|(?:I(?:'m| am) )?happy to help|I can also (?:explain|show|help|walk))\b[^\n]{0,300}$",
+    re.I,
+)
+"""What the last line offers to the user or asks, after the answer."""
+_RETURNING = re.compile(
+    r"\b(?:but|wait|actually|instead|wrong|incorrect|mistake|error|meant?|different|not|should|or"
+    r"|(?:be|is|was) \W*[0-9])\b|=",
+    re.I,
+)
+"""What goes back to the answer, and not on to something else."""
+_COMPARISON = re.compile(
+    r"(?<=[\w*$]), (?:which is )?\$?[0-9][0-9.,]*(?: [a-z]+)? (?:less|more|fewer|higher|lower|shorter|longer) than"
+    r" [^,;\n]{0,80}?[0-9][^,;\n]{0,80}$"
+)
+"""A comparison of the answer with another number: `, 2 less than his goal of 40`."""
 _ASIDE = re.compile(r"\([^()?]{3,200}\)")
 _EQUATION = re.compile(rf"[*_]{{0,2}}{alternatives('check')}\b[*_]{{0,2}} ?[:：][*_ ]*([^:]*?)[ ✓✔✅.]*", re.I)
 """A line that is an equation after a heading."""
@@ -49,12 +68,19 @@ _IN_BOLD = re.compile(r"[^*]*\*\*[^*0-9]*[0-9][^*]*\*\*[^*0-9]*")
 
 
 def without_remark(text: str, parse: Parser) -> str:
-    """Return a text without a remark at its end that repeats the question, or that checks the answer and is true."""
+    """Return a text without a remark at its end; a check must be true. Empty if an offer has another value."""
+    offer = _OFFER.search(text, max(0, len(text) - MAX_REMARK))
+    if offer is not None and not _RETURNING.search(offer[0]):
+        text = text[: offer.start()].rstrip()
+    elif offer is not None and re.search("[0-9]", offer[0]):
+        return ""
+    comparison = _COMPARISON.search(text, max(0, len(text) - MAX_REMARK))
+    text = text if comparison is None else text[: comparison.start()] + "."
     head, _, line = text.rpartition("\n")
     is_aside = _ASIDE.fullmatch(line) is not None and not is_doubtful(line[1:], in_words=True)
     if (is_aside and isinstance(parse(head.rstrip().rpartition("\n")[2]), Number)) or _QUESTION.fullmatch(line):
         return head.rstrip()
-    check = _EQUATION.fullmatch(line) if len(line) <= MAX_CHECK else None
+    check = _EQUATION.fullmatch(line) if len(line) <= MAX_REMARK else None
     if check is None or "=" not in check[1] or not isinstance(parse(check[1]), Number):
         return _without_check(_without_calculation(text, parse), parse)
     checked = head.rstrip().rpartition("\n")[2]
@@ -66,7 +92,7 @@ def without_remark(text: str, parse: Parser) -> str:
 
 def _without_calculation(text: str, parse: Parser) -> str:
     """Return a text without the calculation in brackets that ends it, if it has the value of its sentence."""
-    match = _EXPLANATION.search(text, max(0, len(text) - MAX_CHECK))
+    match = _EXPLANATION.search(text, max(0, len(text) - MAX_REMARK))
     numbers = [] if match is None else _NUMBER.findall(text[: match.start()].rpartition("\n")[2])
     calculation = "" if match is None else re.sub(r"[A-Za-z$€£]", "", match[1])
     is_true = any(isinstance(parse(f"{calculation} = {number}"), Number) for number in numbers[-1:])
@@ -75,7 +101,7 @@ def _without_calculation(text: str, parse: Parser) -> str:
 
 def _without_check(text: str, parse: Parser) -> str:
     """Return a text without the check that follows the sentence of its answer; the text if there is none."""
-    start = max(0, len(text) - MAX_CHECK)
+    start = max(0, len(text) - MAX_REMARK)
     for match in _CHECK.finditer(text, start):
         head, check = text[: match.start()].rstrip(), text[match.start() :].strip()
         answer = re.split(r"[.!?]\s+", head.rpartition("\n")[2])[-1]

@@ -19,7 +19,7 @@ _BASE = re.compile(
 _TWO_WORDS = re.compile("[A-Za-z]{2} +[A-Za-z0-9]")
 _COLONS = re.compile(r"([0-9]+)((?: ?: ?[0-9]+)+)(?: ?([ap])\.? ?m\.?)?", re.I)
 _MINUTES = re.compile("(?: ?: ?[0-5][0-9]){1,2}")
-_HOUR = re.compile(r"([0-9]{1,2}) ?([ap])\.? ?m\.?", re.I)
+_HOUR = re.compile(r"([0-9]{1,2})(?: ?([ap])\.? ?m\.?| o'clock)", re.I)
 _RATIO = re.compile(r"([0-9]+) to ([0-9]+)")
 _RESIDUES = re.compile(
     r"([A-Za-z] ?(?:\\equiv|=) ?)?((?:-|\\pm ?)?[0-9]+(?:(?:, ?|,? ?(?:and|or) ?)(?:-|\\pm ?)?[0-9]+)*)"
@@ -84,6 +84,6 @@ def parse_digits(text: str) -> Digits | Number | None:
         return Digits("time" if is_time else "ratio", parts, (colons[3] or "").lower())
     hour = _HOUR.fullmatch(text)
     if hour is not None:
-        return Digits("time", (str(int(hour[1])), "0"), hour[2].lower())
+        return Digits("time", (str(int(hour[1])), "0"), (hour[2] or "").lower(), is_number=hour[2] is None)
     ratio = _RATIO.fullmatch(text)
     return None if ratio is None else Digits("ratio", (ratio[1], ratio[2]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from rlkit_math.answers import compare
 from rlkit_math.answers.announcements import announced_answer
 from rlkit_math.answers.checks import without_remark
 from rlkit_math.answers.digits import RANKED
@@ -27,7 +28,7 @@ from rlkit_math.answers.remarks import (
 from rlkit_math.answers.sentences import asked_by
 from rlkit_math.answers.statements import END_OF_SENTENCE, is_contradicted, stated_in
 from rlkit_math.answers.units import alternatives, changes_number, multiplies_number, unit_of
-from rlkit_math.answers.values import Digits, Formula, Notations, Number, Words
+from rlkit_math.answers.values import Answer, Digits, Formula, Notations, Number, Words
 from rlkit_math.answers.withdrawals import is_withdrawn
 
 MARKER = "####"
@@ -42,6 +43,7 @@ _OPEN = re.compile(r"(?:\*\*|\$|\\\(|\\\[|\\boxed ?\{|\\quad|\\[,;!]|\s)+$")
 _CLOSE = re.compile(r"(?:\s*</\w+>|\}|\s*\*\*|\s*\$|\s*\\\)|\s*\\\])+")
 _CHANGED_BEFORE = re.compile(
     r"(?:[-+/^_<>≠≤≥≈~±√¬!*|{]|(?:wrong|incorrect) answer (?:is|was|would be)"
+    r"|not (?:sure|certain) (?:that |if |whether )?it is"
     r"|\b(?i:no|keine|falsche|wrong|incorrect|mauvaise|fausse|неверный|неправильный)"
     r" (?i:lösung|antwort|answer|solution|réponse|ответ) ?:[* ]*"
     rf"|(?<!\w)(?i:{alternatives('bounding')})(?: (?:die|den|der|das|les|los|las|os|as|le|i|gli|the))? ?"
@@ -78,7 +80,7 @@ _SUFFIX = re.compile(
 _RANK = re.compile(r"(?:the )?[0-9]+[\s^{]*(?:\\[a-z]+ ?\{ ?)?(?:st|nd|rd|th)[\s}]*")
 _AM = r"[apAP]\.?[mM]\b\.?"
 _LAST_NUMBER = re.compile(
-    rf"(?<![0-9])[0-9]+(?:(?::[0-9]+)+(?: ?{_AM})?| ?{_AM}|(?:st|nd|rd|th) {RANKED}\b)"
+    rf"(?<![0-9])[0-9]+(?:(?::[0-9]+)+(?: ?{_AM})?| ?{_AM}| o'clock\b|(?:st|nd|rd|th) {RANKED}\b)"
     r"|(?<![0-9A-Za-z.^_])(?:-(?=[$€£]?[0-9.]))?[$€£¥₹]?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])"
     r"|[0-9]+,[0-9]{1,2}(?= ?(?:€|[a-zA-Z]{1,3}\b))|[0-9]+(?: [0-9]+(?=/[0-9]))?)?(?:\.[0-9]+)?"
@@ -106,6 +108,16 @@ _CHOSEN = re.compile(
     re.I,
 )
 _BOLD = re.compile(r".*\*\*([^*]+)\*\*(?:\W*|( [A-Za-z ]{1,40})[.!]?)$")
+_SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|[×*·]) ?10 ?\^|[0-9]e[-+]?[0-9]")
+_ABOUT = re.compile(r"\b(?:about|approximately|roughly|around) (?=\$?[0-9])")
+_EXPLAINED = re.compile(
+    rf"([^\n]{{1,100}})\n\s*[*_#]{{0,4}} ?{alternatives('explanation')}[*_]{{0,2}} ?[:：?\n](?s:(.*))", re.I
+)
+"""A line that is followed by its explanation."""
+_CONCLUDING = re.compile(r"=|\b(?:so|thus|hence|therefore|total|gives|makes)\b", re.I)
+_RECONSIDERED = re.compile(
+    r"\b(?:wait|oops|actually|correction|mistake|instead|maybe|perhaps|probably|should be)\b", re.I
+)
 _LIST_BEFORE = re.compile(
     rf"[0-9]\S* ?(?:,|or|and|to|of|in|-|:|/)\s*$|[0-9]\S* {alternatives('either')}\s*$"
     r"|\bone of\s*$|(?<![\w.])[0-9][0-9.,]*\s*$"
@@ -144,7 +156,11 @@ def final_answer(text: str, expected: str = "") -> FinalAnswer:
         return FinalAnswer(boxed, is_marked(boxed))
     if answer is not None:
         return answer
-    return FinalAnswer(asked_by(parse_or_none(expected), rest, parse_or_none) or _unmarked(rest), False)
+    reference = parse_or_none(expected)
+    text = _before_explanation(without_remark(_QUOTED.sub("", rest.strip()), parse_or_none), reference)
+    if _SCIENTIFIC.search(expected):  # a value that is rounded itself
+        text = _ABOUT.sub("", text)
+    return FinalAnswer(asked_by(reference, text, parse_or_none) or _unmarked(text), False)
 
 
 def marked_or_all(text: str) -> str:
@@ -266,9 +282,27 @@ def _line_of(text: str, start: int, end: int) -> str:
     return text[text.rfind("\n", 0, start) + 1 : len(text) if following < 0 else following].strip()
 
 
+def _before_explanation(text: str, expected: Answer | None) -> str:
+    """Return the answer in the first line of a text that explains it; empty if the explanation has another value.
+
+    Words in the first line may be a heading; they are an answer if they are the reference.
+    """
+    match = _EXPLAINED.match(text)
+    answer = None if match is None else parse_or_none(match[1])
+    if match is None or answer is None or _RECONSIDERED.search(match[2]) or is_withdrawn(match[1], match[2]):
+        return text
+    if not is_marked(match[1]) and answer != expected:
+        return text
+    explanation = match[2].strip()
+    is_concluding = _CONCLUDING.search(END_OF_SENTENCE.split(explanation)[-1]) is not None
+    concluded = parse_or_none(_unmarked(explanation) or "") if is_concluding else None
+    is_another = isinstance(concluded, Number) and isinstance(answer, Number) and not compare.same(concluded, answer)
+    return "" if is_another else match[1]
+
+
 def _unmarked(text: str) -> str | None:
     """Return a text or its last line if that is an answer, else its last number unless its context changes it."""
-    text = in_code_block(without_remark(_QUOTED.sub("", text.strip()), parse_or_none), parse_or_none)
+    text = in_code_block(text, parse_or_none)
     json = json_answer(text)
     if json is not None:
         return None if is_withdrawn(json.text, json.following) else _unmarked(json.text)
@@ -304,6 +338,7 @@ def _unmarked(text: str) -> str | None:
     is_new = ":" not in numbers[-1][0] and re.search("[0-9] ?(?:(?:st|nd|rd|th) |[apAP])", numbers[-1][0]) is not None
     is_doubted = is_doubtful(sentence, in_words=True) or len(re.findall("[0-9]+", sentence)) > 1
     is_hedged = sentence.count(" if ") > 1 or (is_new and is_doubted) or is_contradicted(text[:start], numbers[-1][0])
+    is_hedged |= re.search(":|clock", numbers[-1][0]) is not None and text[:start].endswith(("before ", "after "))
     if is_hedged or _is_changed(text, start, end) or (unit is not None and unit_of(without_markup(unit[0])) is None):
         return _line_of(text, start, end)
     words = _UNIT_AFTER.match(text, end)

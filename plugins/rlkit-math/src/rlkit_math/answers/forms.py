@@ -19,7 +19,7 @@ from rlkit_math.answers.matrices import matrix_of, parse_matrix
 from rlkit_math.answers.names import NAME, plain_name
 from rlkit_math.answers.nodes import ExpressionNode, UngradableError
 from rlkit_math.answers.notations import in_two_notations, number_value, value_of_chain, without_rejected
-from rlkit_math.answers.phrases import without_phrases
+from rlkit_math.answers.phrases import THUS, without_phrases
 from rlkit_math.answers.quantities import parse_compound, parse_decimal_comma, parse_formula, parse_number
 from rlkit_math.answers.values import (
     Answer,
@@ -42,7 +42,8 @@ MAX_ITEMS = 40
 
 _NO_SOLUTION = re.compile(
     r"(?:the )?(?:empty|null) set|"
-    r"(?:(?:the|this|our) (?:given )?(?:equation|system|inequality)(?: of equations)? has |there (?:is|are|exists?) )?"
+    r"(?:(?:the|this|our) (?:given )?(?:equation|system|inequality)(?: of equations)? has "
+    r"|there(?: (?:is|are|exists?)|'s) )?"
     r"no (?:real |such |integer |valid |possible )?(?:(?:solution|root|value|number)s?|(?<=such )(?:triangle|[a-z]))"
     r"(?: exists?)?",
     re.I,
@@ -142,7 +143,7 @@ def _statement(text: str) -> Answer | None:
     """Parse a list of items, or a single item."""
     text = text.strip()
     if re.search(r"[^\x20-\x7e¤€£¥₹¢¶]", text):
-        return None
+        return parse_words(text)
     cases = _CASES.fullmatch(text)
     if cases is not None and (pieces := _piecewise(cases[3])) is not None:
         return _named(plain_name(cases[1] or ""), pieces)
@@ -162,7 +163,7 @@ def _statement(text: str) -> Answer | None:
     items = list(split(text, _SEPARATOR))
     if len(items) == 1:
         return _item(text)
-    if len(items) > MAX_ITEMS:
+    if len(items) > MAX_ITEMS or any(map(THUS.match, items[1:])):
         return None
     if "..." in items[1:]:
         return _progression(items)

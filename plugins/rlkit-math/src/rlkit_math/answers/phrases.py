@@ -34,6 +34,9 @@ _LEAD = re.compile(
 )
 _MAPPING = re.compile(r"([a-z]) ?: ?(?:[^:]*[:,;] ?)?([a-z]) ?\\mapsto(?![a-z]) ?")
 _LABEL = re.compile(r"(?:\\ell|[lLC])(?: ?_ ?\{?\w\}?)? ?: ?(?=[^:]*=)")
+_SET = re.compile(r"[A-Z(][A-Z()' ]*(?:(?:\\(?:cup|cap|setminus) ?|-)[A-Z()' ]+)+= ?(?=\{)")
+"""What is before the set that `A \\cup B` is."""
+_EMPTY = re.compile(r"(?<=(?:empty|.null) set),? ?\(? ?\\emptyset ?\)?")
 _ARC = re.compile(r"([0-9.]+) ?\^ ?\{? ?\\circ ?\}? ?([0-9.]+) ?'(?!')(?: ?([0-9.]+) ?(?:''|\"))?")
 _ALL = re.compile(
     r"all (?:real )?(?:(?:numbers?|values of) )?(?:[a-z] (?:such that|with|where|for which) )?"
@@ -59,7 +62,7 @@ _NAMED = r" ?(?=[a-z](?: ?_ ?\{?[0-9]\}?)? ?= ?[-0-9\\(])"
 _OR_NAMED = re.compile(rf" ?(?:\b(?:oder|ou|o|или)\b|或|または){_NAMED}")
 _AND_NAMED = re.compile(rf" ?(?:\b(?:und|et|y|e|и)\b|和){_NAMED}|(?<=[0-9)]) & (?=[-0-9(])")
 """What joins two equations in other languages: `x = 2 oder x = 3`."""
-_THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
+THUS = re.compile(r"(?:so|thus|therefore|hence)\b,? ", re.I)
 _COUNTED_NOUN = re.compile(r"(?=[A-Za-z ]*[a-z])((?:[A-Za-z]{2,} ){0,4}[A-Za-z]{2,}) ?[:=] ?")
 
 
@@ -78,11 +81,13 @@ def without_phrases(text: str) -> str:
     text = text.replace("D.N.E", "DNE")
     if "\\begin" not in text:
         text = _AND_NAMED.sub(" and ", _OR_NAMED.sub(" or ", text))
+    text = _SET.sub("", text, count=1) if "{" in text else text
+    text = _EMPTY.sub("", text) if "emptyset" in text else text
     text = _ARC.sub(_in_words, text) if "'" in text else text
     text = _CONSTANT.sub(" C", _ALL.sub("", text, count=1))
     text = _BINARY.sub(r"\1\2_2", _INFINITY.sub(r"\\infty", text))
     text = _REALS_BEYOND.sub(lambda match: f"x {'<' if match[1] else '>'}{'=' if match[2] else ''} ", text)
-    thus = _THUS.match(text)
+    thus = THUS.match(text)
     text = _GLOSS.sub(_without_gloss, text if thus is None else text[thus.end() :])
     return without_markup(_NEGATIVE.sub("-", _HALF.sub(r"\1 1/2", text)))
 

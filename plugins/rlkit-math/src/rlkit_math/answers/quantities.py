@@ -9,7 +9,7 @@ from rlkit_math.answers import evaluate
 from rlkit_math.answers.expression import parse
 from rlkit_math.answers.markup import CURRENCY
 from rlkit_math.answers.nodes import ExpressionNode, is_finished
-from rlkit_math.answers.units import UNITS_BY_LETTER, are_nouns, conversion, counted, unit_of
+from rlkit_math.answers.units import ALTOGETHER, UNITS_BY_LETTER, are_nouns, conversion, counted, unit_of
 from rlkit_math.answers.values import Formula, Number
 
 _NUMBER = re.compile(
@@ -57,7 +57,7 @@ def parse_decimal_comma(text: str) -> Number | None:
 
 def parse_compound(text: str) -> Number | None:
     """Parse a quantity in several units, such as `2 hours 30 minutes`, in the first unit; None for any other text."""
-    text = _HOURS.sub(r"\1 h \2 min", text)
+    text = _HOURS.sub(r"\1 h \2 min", ALTOGETHER.sub("", text))
     if not _COMPOUND.fullmatch(text):
         return None
     parts = [parse_number(part) for part in _PART.findall(text)]

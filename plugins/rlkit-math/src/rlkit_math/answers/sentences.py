@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from rlkit_math.answers.prose import is_doubtful
+from rlkit_math.answers.units import alternatives
 from rlkit_math.answers.values import Answer, BracketedItems, Formula, Named, Number, UnorderedItems, Words
+from rlkit_math.answers.words import CJK
 
 MAX_SENTENCE = 300
 """Maximum number of characters of a sentence with an answer in words."""
@@ -31,11 +34,21 @@ _DOUBT = re.compile(
 _STATING = re.compile(
     r"(?:^|[\s,])(?:is|are|was|were|be|has|have|(?:it|that|he|she|answer)['’]s|(?:illustrat|represent|demonstrat|mean)e?s|becomes?"
     r"|(?:falls?|fell|land(?:s|ed|ing)?|occurs?) on"
-    r"|(?:lives?|located|arrives?|goes|travels?) (?:in|at|to)|(?:answer|result|day|name) ?:)"
-    r"(?: (?:always|therefore|thus|also|then|indeed|exactly|an?|the|on))* ?$",
+    r"|(?:lives?|located|arrives?|goes|travels?) (?:in|at|to)|(?:answer|result|day|name) ?:"
+    r"|(?:formulated|written|discovered|invented|painted|composed|founded|developed|built|designed|proved) by)"
+    r"(?: (?:always|therefore|thus|also|then|indeed|exactly|an?|the|on))*"
+    r"(?: (?:Sir|Dr\.?|Professor|King|Queen|President))? ?$",
     re.I,
 )
 """What is before words that end a sentence as its predicate."""
+_FOREIGN = re.compile(r"(?:^|\s)(?:ist|est|es|é|è|lautet|heißt)(?: (?:die|der|das|la|le|el|il))? $", re.I)
+"""What is before such words in other languages, which have words of doubt of their own."""
+_FOREIGN_DOUBT = re.compile(
+    rf"\b(?:wenn|falls|si|se|glaube|denke|crois|pense|creo|pienso|credo|acho|falso|faux|früher|avant|antes)\b"
+    rf"|(?<!\w){alternatives('either')}(?!\w)",
+    re.I,
+)
+_CJK_DOUBT = re.compile("[不没沒非未吗嗎或误誤错錯?？]|如果|可能|也许|认为|以为|曾|ない|か$|아니")
 _SUPERLATIVE = re.compile(
     r" (?:(?:is|was) [a-z]+er|did(?: it| so)?|(?:finished|came|arrived|was) first"
     r"|(?:is|was|must be|has to be) the (?!second|third|next|last|same|opposite)[a-z]+"
@@ -48,7 +61,10 @@ _VERDICT = re.compile(
 )
 _REASON = re.compile(r"(?<=\w),? \(?(?:because|since|as) [^?]+$")
 _CLASS = re.compile(r" (?:triangle|function|number|series|sequence|day|quadrilateral|solutions?)(?: exist)?")
-_DETAIL = re.compile(r" (?:with|who) (?!(?:an? |the )?(?:exception|caveat))[^%]*$")
+_DETAIL = re.compile(
+    r" (?:with|who) (?!(?:an? |the )?(?:exception|caveat))[^%]*$| \([a-z][^()%]{2,80}\)"
+    r"|, (?:on|in|at|near|from|located|situated|an?|the) (?![^%]* (?:is|are|was|were|has|have|and then) )[^,;:%]*$"
+)
 _THUS = re.compile(r", (?:so|thus|hence|therefore) ")
 _ON_DAY = re.compile(r"\bon(?: an?)? $")
 _DOES = re.compile(rf"{_OPENING}(?:it|(?:the|its) (?:[a-z]+ ){{0,3}}[a-z]+) $", re.I)
@@ -85,14 +101,21 @@ def says(text: str, words: str) -> bool:
     if verdict is not None:
         return verdict[1].lower() == words.lower() and not _RETRACTING.search(line)
     sentence = _THUS.split(_REASON.sub("", sentence))[-1]
+    if re.fullmatch(f"[{CJK}]+", words):
+        before, _, after = sentence.rstrip("。").rpartition(words)
+        is_said = before.rstrip()[-1:] in "是为為はが은는이가：:" and not _CJK_DOUBT.search(before)
+        return is_said and after in ("", "です", "である", "だ", "입니다", "이다")
     match = re.search(rf"(?<![\w'-]){re.escape(words)}(?![\w'-])", sentence, re.I)
     if match is None or _DOUBT.search(sentence[: match.start()] + "," + sentence[match.end() :]):
         return False
     before, after = sentence[: match.start()], sentence[match.end() :]
     if not after or _CLASS.fullmatch(after) or _DETAIL.match(after):
+        is_alone = not before and _END_OF_SENTENCE.search(line) is None
         is_day = words.lower().endswith("day") and _ON_DAY.search(before) is not None
         is_verb = (words[-1] == "s" or words.lower().startswith("cannot ")) and _DOES.fullmatch(before) is not None
-        return _STATING.search(before) is not None or not before or is_day or is_verb
+        if _FOREIGN.search(before) is not None:
+            return not is_doubtful(before) and _FOREIGN_DOUBT.search(before) is None
+        return _STATING.search(before) is not None or is_alone or is_day or is_verb
     is_subject = words[0].isupper() and re.fullmatch(rf"{_OPENING}(?:[^,]{{1,80}}, )?", before, re.I) is not None
     return is_subject and _SUPERLATIVE.fullmatch(after) is not None
 

@@ -81,7 +81,9 @@ def stated_in(line: str) -> Statement | None:
         return explained
     for introduction in _INTRODUCTIONS:
         match = introduction.match(line)
-        value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :])
+        value = "" if match is None else _CIRCUMSTANCE.sub("", line[match.end() :]).rstrip("*")
+        if value.startswith("not "):
+            return None
         if match is not None and is_marked(value):
             return Statement(value, match.end())
     last = END_OF_SENTENCE.split(line)[-1]

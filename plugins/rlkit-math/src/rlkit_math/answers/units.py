@@ -71,7 +71,7 @@ _POWER = r"(?:\^(?:\{?[23]\}?))?"
 _UNIT = re.compile(rf"(?:/ ?)?{_WORD}{_POWER}(?:(?: ?/ ?| ?\* ?| ){_WORD}{_POWER})*")
 _PIECE = re.compile(rf"(/)?(?: ?)({_WORD})({_POWER})")
 _DIMENSIONS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
-_ALTOGETHER = re.compile(
+ALTOGETHER = re.compile(
     r"(?:^| )(?:in total|total|in all|each|apiece|altogether|left|remaining|times(?: as (?:many|much))?)$"
 )
 _MEASURED = re.compile(rf"(?<=[\w.]) {alternatives('measured')}$")
@@ -104,7 +104,7 @@ def unit_of(text: str) -> str | None:
     text = _OF_WHOLE.sub("", _SYMBOLS.sub(lambda match: _SYMBOL_NAMES[match[1]], text))
     text = _BELOW.sub(r"/\1", text)
     text = _RAISED_UNIT.sub(_with_power, _INVERSE.sub(r"/\1^\2", text).replace("^1", ""))
-    text = _INCH.sub(r"\1inch", _MEASURED.sub("", _ALTOGETHER.sub("", text)))
+    text = _INCH.sub(r"\1inch", _MEASURED.sub("", ALTOGETHER.sub("", text)))
     if not text:
         return ""
     if text in UNITS_BY_SPELLING:

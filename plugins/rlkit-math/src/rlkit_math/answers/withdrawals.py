@@ -14,7 +14,8 @@ REASON = r"(?: \(|[,;:] )(?:the|this|since|because|note|check|after|using|see)\b
 _RETRACTION = re.compile(
     r"\b(?:no,? wait|wait,? no|scratch that)\b"
     r"|(?:^|[.!?\n])[\s$*)}]*(?:(?:but|oh|oops|sorry|hm+|actually|wait|no|hold on)[,.! ]+)*"
-    r"(?:never ?mind(?=[.,!]|$)|I made an? (?:[a-z]+ )?(?:mistake|error)"
+    r"(?:never ?mind(?=[.,!]|$)|I (?:don't|do not) know (?:which|whether|if)\b"
+    r"|I made an? (?:[a-z]+ )?(?:mistake|error)"
     r"|(?:that|this|it) (?:isn't|wasn't) (?:right|correct)"
     r"|(?:that|this|it)(?:'s| is| was| seems| can't be| cannot be)"
     r" (?:wrong|incorrect|not (?:right|correct)|a mistake))",

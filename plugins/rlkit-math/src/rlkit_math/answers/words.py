@@ -10,7 +10,10 @@ from rlkit_math.answers.number_words import value_in_words
 from rlkit_math.answers.values import Number, Words
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)|[A-Za-z]")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*\.?(?: [A-Za-z][A-Za-z'-]*\.?){0,4}")
+CJK = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3"
+"""Characters of Chinese, Japanese and Korean, where no blank has to end a word."""
+_WORD = rf"[^\W\d_{CJK}](?:[^\W\d_{CJK}]|['-])*\.?"
+_WORDS = re.compile(rf"{_WORD}(?: {_WORD}){{0,4}}|(?![零〇一二两三四五六七八九十百千万亿半]+\.?$)[{CJK}]{{2,}}\.?")
 _SHAPE = re.compile(r"\\(overline|overrightarrow|triangle|angle) ?\{? ?([A-Z]{1,4}) ?\}?")
 _ARTICLE = re.compile(r"(?:an?|the) ", re.I)
 _INFINITELY = re.compile(r"infinitely many [a-z]+", re.I)
@@ -39,8 +42,8 @@ def parse_words(text: str) -> Words | Number | None:
         return Words(" ".join(shape.groups()))
     if not _WORDS.fullmatch(text) or len(text) > 60:
         return None
-    runs = re.findall(r"[A-Za-z]+", text)
-    if any((len(run) > 2 and run not in FUNCTIONS) or run.lower() in _TWO_LETTERS for run in runs):
+    runs = re.findall(r"[^\W\d_]+", text)
+    if any((len(run) > 1 + run.isascii() and run not in FUNCTIONS) or run.lower() in _TWO_LETTERS for run in runs):
         text = _CLASS.sub("", text)
         text = _ABBREVIATIONS.get(text.lower(), text)
         return Words(_INFINITELY.sub("infinitely many", _ARTICLE.sub("", text)).replace(".", ""))
