@@ -200,8 +200,8 @@ def test_rows_that_overflow_change_no_others(decoder: Any, seed: int) -> None:
         model.get_input_embeddings().weight[77] = torch.nan
     decoding, rows = decoder(model), list[list[int]]()
 
-    def check(found: Tensor, some: list[list[int]]) -> None:
-        for logits, tokens in zip(found, some, strict=True):
+    def check(logits_RV: Tensor, new: list[list[int]]) -> None:
+        for logits, tokens in zip(logits_RV, new, strict=True):
             if 77 not in tokens:
                 with torch.no_grad():
                     expected = model(input_ids=torch.tensor([tokens])).logits[0, -1]

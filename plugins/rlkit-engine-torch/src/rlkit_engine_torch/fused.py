@@ -33,6 +33,8 @@ class _LayerCache:
     def __init__(self) -> None:
         self.prompts: Tensor | None = None
         self.rows: Tensor | None = None
+        self.width = 0
+        """The number of columns of prompts that have been written."""
 
     def add_prompts(self, before: int, count: int, width: int, like: Tensor) -> Tensor:
         """Return the place of keys and values [2,count,H,width,D] of more prompts, all of it to be written.
@@ -43,6 +45,7 @@ class _LayerCache:
             width: The tokens of the longest new one.
             like: [...,H,n,D] of the same dtype.
         """
+        self.width = max(self.width, width) if before else width
         heads, _, size = like.shape[-3:]
         old = like.new_zeros(2, 0, heads, 0, size) if self.prompts is None else self.prompts
         _, capacity, _, columns, _ = old.shape
@@ -86,9 +89,9 @@ class _LayerCache:
             copy(self.reserve(rows, 0)[:, :, :, :width])
 
     def move_prompts(self, copy: Callable[[Tensor], None]) -> None:
-        """Move prompts by a function of `row_copies`."""
+        """Move prompts, and what pads them, by a function of `row_copies`."""
         assert self.prompts is not None
-        copy(self.prompts)
+        copy(self.prompts[:, :, :, : self.width])
 
 
 def row_copies(moved: Sequence[tuple[int, int]], device: torch.device) -> Callable[[Tensor], None]:
