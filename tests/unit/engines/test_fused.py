@@ -195,7 +195,8 @@ def test_a_prompt_after_a_prefix_leaves_nothing_of_an_earlier_one() -> None:
 @pytest.mark.filterwarnings("error:decode steps are not recorded")
 def test_rows_that_overflow_change_no_others(decoder: Any, seed: int) -> None:
     """Token 77 yields keys and values that are no numbers: neither beside such rows nor in their slots do others."""
-    model, rng = random_model("qwen2", tie_word_embeddings=False), random.Random(seed)
+    model: Any = random_model("qwen2", tie_word_embeddings=False)
+    rng = random.Random(seed)
     with torch.no_grad():
         model.get_input_embeddings().weight[77] = torch.nan
     decoding, rows = decoder(model), list[list[int]]()
