@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,9 @@ from rlkit_engine_torch import blocks, row_attention
 from rlkit_engine_torch.batch import AHEAD, DecodeBatch, Row, group_by_prompt
 from rlkit_engine_torch.blocks import PACKED_SIZE, FusedLinear, PackedLinear
 from rlkit_engine_torch.compiled import rotated_heads
+from rlkit_engine_torch.decoder import Decoder
 from rlkit_engine_torch.fused import GROWTH, FusedDecoder, row_copies
+from rlkit_engine_torch.graphs import GraphDecoder
 from rlkit_engine_torch.layers import swiglu
 from rlkit_engine_torch.prefixes import Prefix
 from rlkit_engine_torch.row_attention import RowAttention
@@ -185,6 +188,45 @@ def test_a_prompt_after_a_prefix_leaves_nothing_of_an_earlier_one() -> None:
         prompts = ([5, 3, 4, 8], [5, 3, 9, 8], [7] * 8 + [8])
         expected = torch.stack([model(input_ids=torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("decoder", [FusedDecoder, Decoder, partial(GraphDecoder, record=lambda run, _: run)])
+@pytest.mark.parametrize("seed", [2, 5, 14])
+@pytest.mark.filterwarnings("error:decode steps are not recorded")
+def test_rows_that_overflow_change_no_others(decoder: Any, seed: int) -> None:
+    """Token 77 yields keys and values that are no numbers: neither beside such rows nor in their slots do others."""
+    model: Any = random_model("qwen2", tie_word_embeddings=False)
+    rng = random.Random(seed)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[77] = torch.nan
+    decoding, rows = decoder(model), list[list[int]]()
+
+    def check(logits_RV: Tensor, new: list[list[int]]) -> None:
+        for logits, tokens in zip(logits_RV, new, strict=True):
+            if 77 not in tokens:
+                with torch.no_grad():
+                    expected = model(input_ids=torch.tensor([tokens])).logits[0, -1]
+                torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+    for _ in range(30):
+        prompts = [
+            [rng.choice((5, 6, 7, 8, 9, 10, 11, 77)) for _ in range(rng.randint(1, 5))]
+            for _ in range(rng.randint(1, 2))
+        ]
+        copies = [rng.randint(1, 2) for _ in prompts]
+        longest = rng.choice((0, 3)) if decoding.resumes else 0
+        own = [[rng.choice((8, 9, 77)) for _ in range(rng.randint(0, longest))] for _ in range(sum(copies))]
+        shared = [prompt for prompt, count in zip(prompts, copies, strict=True) for _ in range(count)]
+        new = [prompt + tokens for prompt, tokens in zip(shared, own, strict=True)]
+        check(decoding.admit(prompts, copies, own), new)
+        rows += new
+        for _ in range(rng.randint(0, 4)):
+            tokens = [rng.choice((8, 9, 10, 11, 12, 13, 14, 77)) for _ in rows]
+            rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+            check(decoding.step(torch.tensor(tokens)), rows)
+        kept = rng.sample(range(len(rows)), rng.randint(0, min(5, len(rows))))
+        decoding.keep(kept)
+        rows = [rows[i] for i in kept]
 
 
 def attended(queries: Tensor, prompts: Tensor, own: Tensor, mask: Tensor | None, row_prompts: list[int]) -> Tensor:

@@ -322,8 +322,11 @@ class Decoder:
                 layer.keys, layer.values = (x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in (new.keys, new.values))
         self._reserve(self.rows + len(starts), self.end)
         new_buffers = [x for layer in layers if layer.keys is not None for x in (layer.keys, layer.values)]
+        start, total = self.end - width, self.rows + len(rows)
         for buffer, x in zip(self._buffers(), new_buffers, strict=True):
-            buffer[self.rows : self.rows + len(rows), :, self.end - width : self.end] = x[index]
+            buffer[self.rows : total, :, start : self.end] = x[index]
+            buffer[self.rows : total, :, self.first : start] = 0  # no mask hides a NaN of an earlier row
+            buffer[: self.rows, :, start : self.first] = 0
         self.starts += [self.end - width + s for s in starts]
         self.offsets += offsets
         self.rows += len(starts)

@@ -33,6 +33,8 @@ class _LayerCache:
     def __init__(self) -> None:
         self.prompts: Tensor | None = None
         self.rows: Tensor | None = None
+        self.width = 0
+        """The number of columns of prompts that have been written."""
 
     def add_prompts(self, before: int, count: int, width: int, like: Tensor) -> Tensor:
         """Return the place of keys and values [2,count,H,width,D] of more prompts, all of it to be written.
@@ -43,6 +45,7 @@ class _LayerCache:
             width: The tokens of the longest new one.
             like: [...,H,n,D] of the same dtype.
         """
+        self.width = max(self.width, width) if before else width
         heads, _, size = like.shape[-3:]
         old = like.new_zeros(2, 0, heads, 0, size) if self.prompts is None else self.prompts
         _, capacity, _, columns, _ = old.shape
@@ -60,6 +63,11 @@ class _LayerCache:
         """Append rows [2,R,H,C,D] after the `before` rows there are, which use `width` columns."""
         _, rows, _, columns, _ = new.shape
         self.reserve(before + rows, max(columns, width))[:, before : before + rows, :, :columns] = new
+
+    def clear_rows(self, before: int, count: int) -> None:
+        """Clear the columns of new rows: masks would not hide an earlier row's keys and values that are not finite."""
+        if self.rows is not None:
+            self.rows[:, before : before + count] = 0
 
     def reserve(self, rows: int, columns: int) -> Tensor:
         """Return the buffer of rows' own tokens, grown if necessary; rows beyond `rows` may be dropped."""
@@ -80,10 +88,10 @@ class _LayerCache:
         if self.rows is not None:
             copy(self.reserve(rows, 0)[:, :, :, :width])
 
-    def move_prompts(self, copy: Callable[[Tensor], None], width: int) -> None:
-        """Move prompts, the first `width` columns of them, by a function of `row_copies`."""
+    def move_prompts(self, copy: Callable[[Tensor], None]) -> None:
+        """Move prompts, and what pads them, by a function of `row_copies`."""
         assert self.prompts is not None
-        copy(self.prompts[:, :, :, :width])
+        copy(self.prompts[:, :, :, : self.width])
 
 
 def row_copies(moved: Sequence[tuple[int, int]], device: torch.device) -> Callable[[Tensor], None]:
@@ -216,6 +224,8 @@ class FusedDecoder:
         prompts have `prefixes`, only what comes after these is run, and no row has tokens of its own.
         """
         new = _Admission(prompts, copies, own, [prefix.length for prefix in prefixes], self.device)
+        for layer in self.layers:
+            layer.clear_rows(self.rows, len(new.rows))
         model = self._model()
         tokens, positions = (torch.tensor(x, device=self.device) for x in (new.tokens, new.positions))
         attend = _attention_after(self, new, prefixes, positions) if prefixes else self._prefill(new)
@@ -234,7 +244,7 @@ class FusedDecoder:
         heads = self.config.num_attention_heads
         prompt_indices, is_real = token_indices(new.prompts, self.device)
         real = () if new.layout.shared else is_real.nonzero(as_tuple=True)  # once for all layers: the host waits
-        row_indices, _ = token_indices(new.rows, self.device)
+        row_indices, is_own = token_indices(new.rows, self.device)
         packed = packed_attention if self.device.type == "cpu" else by_sdpa
 
         def attend(index: int, queries: Tensor, projected: Tensor) -> Tensor:
@@ -247,6 +257,7 @@ class FusedDecoder:
                 k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
                 return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0).transpose(1, 2)[real]
             rows = _as_cached(keys_values[:, row_indices].transpose(2, 3))
+            rows.masked_fill_(~is_own[:, None, :, None], 0)  # of a row without own tokens it is another's last one
             self.layers[index].add_rows(rows, self.rows, self.width)
             return packed(queries, keys_values[0], keys_values[1], Scoring(1.0), new.layout)
 
@@ -299,14 +310,14 @@ class FusedDecoder:
         gaps = sorted(set(range(len(used))).difference(used))
         moved_prompts = list(zip(gaps, used[len(used) - len(gaps) :], strict=True))
         first = min((self.starts[r] for r in rows), default=self.end)
-        if moved and first < self.end:
+        if moved and self.width:
             copy = row_copies(moved, self.device)
             for layer in self.layers:
-                layer.move(copy, self.rows, self.end - first)
+                layer.move(copy, self.rows, self.width)
         if moved_prompts:
             copy = row_copies(moved_prompts, self.device)
             for layer in self.layers:
-                layer.move_prompts(copy, max(self.lengths))
+                layer.move_prompts(copy)
         new_index = {prompt: prompt for prompt in used} | {old: new for new, old in moved_prompts}
         lengths = {new_index[prompt]: self.lengths[prompt] for prompt in used}
         self.row_prompts = [new_index[self.row_prompts[r]] for r in rows]

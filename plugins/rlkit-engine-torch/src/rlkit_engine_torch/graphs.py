@@ -130,7 +130,7 @@ class GraphDecoder(FusedDecoder):
             self._replays += 1
             return self._replay()
         logits = self._run()
-        if self._runs > EAGER:
+        if self._runs > EAGER and logits.isfinite().any():  # else there is nothing to compare
             self._try_record(logits)
         return logits
 
