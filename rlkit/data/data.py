@@ -170,6 +170,11 @@ class Data:
             prompts = [prompts[i] for i in scorable.training]
             self.order.rows = rows
         training_lengths = self._measure_training(prompts, drops)
+        if self.recipe.measures_losses_alone:
+            try:
+                check_recorded(validation, self.recipe.loss)
+            except RecipeError as error:
+                raise RecipeError(f"validation without a `reward:` measures losses, but {error}") from error
         validation_lengths = lengths.measure(validation)
         measured = [*training_lengths, *validation_lengths]
         self.overlong = sum(length > lengths.limit for length in measured)

@@ -144,8 +144,8 @@ if TYPE_CHECKING:
 
 
 class LayerFusion(ABC):
-    """Makes the layers of a model take fewer kernels on a GPU; no recipe names it."""
+    """Makes the layers of a model faster; no recipe names it."""
 
     @abstractmethod
     def fuse(self, model: nn.Module) -> None:
-        """Replace the forward passes of known layers; on other devices and in other types they stay the same."""
+        """Replace the forward passes of known layers; the results stay the same, but for rounding."""

@@ -13,6 +13,9 @@ from rlkit.ops.autograd import Context
 ROWS = 64
 """oneDNN's products have multiples of this many rows, since it compiles and keeps kernels for each number."""
 
+MAX_ROWS = 1280
+"""Of larger products, of which each size would keep megabytes for its kernels."""
+
 MIN_OPERATIONS = 2**21
 """The least multiplications of a product that are worth the 10 us by which oneDNN takes longer to begin."""
 
@@ -20,7 +23,8 @@ MIN_OPERATIONS = 2**21
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x @ weight.T + bias` for x [...,I] and weight [O,I] by the faster library."""
     is_float32_on_cpu = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
-    has_size = x.numel() // x.shape[-1] % ROWS == 0 and x.numel() * len(weight) >= MIN_OPERATIONS
+    rows = x.numel() // x.shape[-1]
+    has_size = rows % ROWS == 0 and rows <= MAX_ROWS and x.numel() * len(weight) >= MIN_OPERATIONS
     if is_float32_on_cpu and has_size and outpaces_mkl():
         return LinearFunction.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
     return linear(x, weight, bias)
@@ -55,4 +59,5 @@ class LinearFunction(torch.autograd.Function):
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    bias = None if bias is None else bias.contiguous()  # others are read as if they were
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]

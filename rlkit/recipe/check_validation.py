@@ -31,7 +31,7 @@ def check_validation(recipe: Recipe) -> Iterator[str]:
     if validation is not None:
         if validation.patience is not None and not validation.every:
             yield "validation.patience counts the validations of steps; set validation.every to 1 or more"
-        if validation.patience is not None or recipe.samples_validation or recipe.model.scores:
+        if validation.patience is not None or not recipe.measures_losses_alone:
             yield from _check_metric(recipe, "validation.watch", validation.watch, validation.watch)
 
 
@@ -56,8 +56,8 @@ def _check_metric(recipe: Recipe, option: str, metric: str, name: str) -> Iterat
     prefix = metric.removesuffix(name)
     if name in recipe.method.validation_metrics:
         return
-    if recipe.validation is not None and not recipe.samples_validation and not recipe.model.scores:
-        yield f"{option} is {metric!r}, but without a `reward:` validation measures {prefix}loss alone; set it to that"
+    if recipe.measures_losses_alone:
+        yield f"{option} is {metric!r}, but without a `reward:` validation scores nothing; set it to {prefix}loss"
         return
     if recipe.model.scores:
         if name not in PAIR_METRICS and not re.match(r"accuracy/.", name):

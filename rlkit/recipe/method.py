@@ -91,7 +91,7 @@ class Supervised(Method):
     samples = False
     completions = "with their recorded answers"
     equal_rewards = "remove prompts whose answers have equal rewards from the data"
-    validation_metrics = ("loss",)
+    validation_metrics = ("loss", "margin", "preference_accuracy")
 
     def problems(self, recipe: Recipe) -> Iterator[str]:
         rollout, train, temperature = recipe.rollout, recipe.train, recipe.rollout.sampling.temperature

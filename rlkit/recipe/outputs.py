@@ -47,7 +47,8 @@ class Validation:
         every: Steps between validations; 0 for none.
         after: Whether to validate after training.
         tasks: Tasks by name, of which the validation splits are used; null is the recipe's task. Metrics are reported
-            by these names, and the recipe's reward scores them all. Null for only the recipe's task.
+            by these names, but for the loss, which is of all of them, and the recipe's reward scores them all. Null for
+            only the recipe's task.
         limit: The number of prompts of each task, from the start of the split; null for all.
         samples: Sampled completions per prompt, besides the greedy one; 0 for none.
         sampling: Options of sampling; null for those of training.

@@ -148,6 +148,11 @@ class Recipe:
         return self.validation is not None and self.reward is not None and not self.model.scores
 
     @property
+    def measures_losses_alone(self) -> bool:
+        """Whether validation measures nothing but the losses of recorded completions."""
+        return self.validation is not None and not self.samples_validation and not self.model.scores
+
+    @property
     def needs_ref_logps(self) -> bool:
         """Whether KL of the run's own rows is measured, or their loss reads the reference."""
         return self.kl_loss is not None or self.kl_reward is not None or (Inputs.REFERENCE in self.loss.inputs)

@@ -76,7 +76,8 @@ class Progress:
             return
         value = metrics.get(section.watch)
         if value is None:
-            if self.waited is None and not {"accuracy", "reward", "loss"}.isdisjoint(metrics):
+            scores = {"accuracy", "reward"} if self.recipe.samples_validation else {"accuracy", "loss"}
+            if self.waited is None and not scores.isdisjoint(metrics):
                 listed = ", ".join(sorted(metrics))
                 raise RecipeError(f"validation.watch is {section.watch!r}, expected a metric of validation: {listed}")
             return

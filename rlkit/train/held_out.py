@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from rlkit.data.data import Data
-from rlkit.rollout.recorded import check_recorded
 from rlkit.rollout.service import RolloutService
 from rlkit.train.metrics import Meter
 from rlkit.train.mixtures import recorded_rows
@@ -22,15 +21,9 @@ def held_out_losses(data: Data, models: Models, service: RolloutService, prompts
 
     They are those of a step, `policy/loss` among them, with the weights as they are, over all prompts that record
     completions: as many as a step has are computed at a time. All ranks must call this.
-
-    Raises:
-        RecipeError: Nothing else is validated, and a prompt records nothing that the loss can read.
     """
-    recipe, meter = data.recipe, Meter()
-    if not recipe.samples_validation and not recipe.model.scores:
-        check_recorded(prompts, recipe.loss)
+    meter, size = Meter(), data.recipe.train.prompts_per_step
     answered = [prompt for prompt in prompts if prompt.recorded]
-    size = recipe.train.prompts_per_step
     for start in range(0, len(answered), size):  # agreed: all ranks have all prompts
         _measure(data, models, service, answered[start : start + size], meter)
     models.actor.passes.take_counts()  # those of a step are its own
@@ -43,7 +36,8 @@ def _measure(data: Data, models: Models, service: RolloutService, prompts: Seque
     """Add the loss of some prompts to a meter; means are weighted as the aggregation weights them."""
     ranks, objective = service.ranks, Objective.of(data.recipe)
     batch = recorded_rows(data, models, service, list(enumerate(prompts)))
-    rows = MiniBatch(batch, list(range(len(batch))))
+    is_recorded = not bool(batch.trainer_logps.isnan().all())
+    rows = MiniBatch(batch, list(range(len(batch))), record=not is_recorded)
     term = policy_term(data, models.policy, service, rows, meter, prefix="validation")
     if term is None:  # agreed: on all ranks alike
         return

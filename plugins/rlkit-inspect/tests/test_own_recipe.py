@@ -138,6 +138,7 @@ TURN = {"role": "assistant", "content": "2"}
         ({"chosen": [TURN], "rejected": [TURN], "prompt": [{"role": "user", "content": "1 + 1 = ?"}]}, "DPO"),
         ({"prompt": "1 + 1 = ?", "completion": "2", "label": True}, "KTO"),
         ({"Question": "1 + 1 = ?", "completion": "2"}, "CrossEntropy"),
+        ({"prompt": "1 + 1 = ?", "completion": "2", "label": "easy"}, "CrossEntropy"),
         ({"messages": [{"role": "user", "content": "1 + 1 = ?"}, TURN]}, "CrossEntropy"),
         ({"text": "1 + 1 = 2"}, "CrossEntropy"),
     ],
@@ -150,6 +151,13 @@ def test_rows_with_completions_need_no_reward(folder: Path, row: dict[str, objec
     assert type(recipe.loss).__name__ == loss
     assert (recipe.train.prompts_per_step, recipe.validation is not None) == (20, True)
     assert main(["recipe", "check", "mine.yaml"]) == 0
+
+
+def test_the_first_value_of_a_column_decides(folder: Path) -> None:
+    rows: list[dict[str, object]] = [{"prompt": "0 + 1 = ?", "completion": None, "label": None}]
+    rows += [{"prompt": f"{n} + 1 = ?", "completion": str(n + 1), "label": False} for n in range(1, 9)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert yaml.safe_load(recorded_recipe("rows.jsonl", "tiny"))["loss"] == "KTO"
 
 
 def test_a_column_without_values_records_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

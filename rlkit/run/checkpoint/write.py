@@ -231,8 +231,10 @@ class Saver:
     def _require(self, key: str | None, metrics: Mapping[str, float]) -> None:
         """Refuse a metric that the first step with scores, or the first validation, does not have."""
         self._metric_exists = self._metric_exists or key is None or key in metrics
-        scored = {"validation/reward", "validation/loss"} if str(key).startswith("validation/") else {"reward/mean"}
-        if not self._metric_exists and not scored.isdisjoint(metrics):
+        scored = "reward/mean"
+        if str(key).startswith("validation/"):  # of completions, some of which may fail, or of held-out losses alone
+            scored = "validation/reward" if "validation/failed" in metrics else "validation/loss"
+        if not self._metric_exists and scored in metrics:
             raise RecipeError(f"save.keep_best is {key!r}, expected a metric of a step: {', '.join(sorted(metrics))}")
 
     def _better(self, value: float | None) -> bool:

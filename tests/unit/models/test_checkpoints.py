@@ -380,6 +380,17 @@ def test_an_unknown_metric_is_refused_after_the_first_scores(saver: Saver) -> No
         saver.after(2, {"reward/mean": 0.5, "rollout/length": 3.0}, content(2))
 
 
+@pytest.mark.parametrize("scored", [{"validation/reward": 0.5, "validation/failed": 0.0}, {"validation/loss": 0.5}])
+def test_an_unknown_metric_of_validation_is_refused_after_the_first_scores(
+    saver: Saver, scored: dict[str, float]
+) -> None:
+    """A loss beside completions that all failed says nothing of their metrics."""
+    saver.writer.section.keep_best = "validation/lost"
+    assert saver.after(1, {"validation/loss": 0.5, "validation/failed": 4.0}, content(1)) == {}
+    with pytest.raises(RecipeError, match="'validation/lost', expected a metric of a step"):
+        saver.after(2, scored, content(2))
+
+
 def test_a_checkpoint_that_could_not_be_written_is_not_the_best(slow: Slow, saver: Saver, notes: list[str]) -> None:
     """Steps of 0.5, 0.9 (the disk is full) and 0.7: the best that there is has 0.7."""
     after(saver, 1, 0.5)

@@ -10,7 +10,7 @@ from rlkit_engine_torch.layers import FusedLayers
 from torch import nn
 
 from rlkit.ops import products
-from rlkit.ops.products import MIN_OPERATIONS, ROWS, product
+from rlkit.ops.products import MAX_ROWS, MIN_OPERATIONS, ROWS, product
 
 ZEN = {"avx512_f": True, "cpu_name": "AMD EPYC"}
 
@@ -52,6 +52,12 @@ def test_outputs_and_gradients_are_those_of_torch(
     torch.testing.assert_close(actual_grads, expected_grads, rtol=1e-5, atol=1e-4)
 
 
+def test_a_bias_may_have_gaps(multiplied: list[tuple[int, ...]]) -> None:
+    x, weight, bias = torch.ones(ROWS, 256), torch.ones(256, 256), torch.arange(512.0)[::2]
+    assert torch.equal(product(x, weight, bias), (256 + bias).expand(ROWS, -1))
+    assert multiplied
+
+
 def test_gradients_that_nobody_needs_are_not_computed(multiplied: list[tuple[int, ...]]) -> None:
     """A frozen layer under adapters, and the first layer."""
     x, weight = torch.randn(2 * ROWS, 128), torch.randn(136, 128)
@@ -68,6 +74,8 @@ def test_gradients_that_nobody_needs_are_not_computed(multiplied: list[tuple[int
         ((ROWS, 128), MIN_OPERATIONS // ROWS // 128, torch.float32, True),
         ((ROWS, 128), MIN_OPERATIONS // ROWS // 128 - 1, torch.float32, False),
         ((2 * ROWS - 1, 256), 256, torch.float32, False),  # oneDNN would compile kernels for each number of rows
+        ((MAX_ROWS, 256), 256, torch.float32, True),
+        ((MAX_ROWS + ROWS, 256), 256, torch.float32, False),  # whose kernels would take megabytes
         ((ROWS, 256), 256, torch.float64, False),
         ((ROWS, 256), 256, torch.bfloat16, False),  # which torch leaves to oneDNN itself
     ],

@@ -115,6 +115,23 @@ def test_validating_changes_no_step(tmp_path: Path) -> None:
         assert {name: validated[name] for name in own} == {name: line[name] for name in own}
 
 
+def test_divergences_weighted_by_ratios_begin_at_ratios_of_1(tmp_path: Path) -> None:
+    """The old policy of held-out rows is the current one, as in a step's first pass."""
+    fit(tmp_path, "--kl_loss.coef=0.1", "--kl_loss.importance_weighted=true")
+    before, after = (result(tmp_path)["validation"][when] for when in ("before", "after"))
+    assert before["kl_ref"] == pytest.approx(0, abs=1e-6)
+    sums, lengths = zip(*negative_logps(HELD_OUT), strict=True)
+    assert before["loss"] == pytest.approx(sum(sums) / sum(lengths), abs=1e-5)
+    assert 0 < after["kl_ref"] < 10
+
+
+def test_a_validation_whose_scores_failed_counts_for_nothing() -> None:
+    """The loss that it has does not show that no validation will have a reward."""
+    progress = Progress(recipe(validation=Validation(every=1, patience=1, watch="reward")))
+    progress.validated({"loss": 0.5, "failed": 0.0, "unscored": 8.0})
+    assert progress.waited is None
+
+
 def test_a_run_with_a_reward_measures_both(tmp_path: Path) -> None:
     words = ("--reward=MathReward", "--task.answer_field=completion", "--validation.every=2")
     lines = fit(tmp_path, *words)
@@ -127,8 +144,8 @@ def test_rows_that_record_nothing_are_refused_before_the_first_step(tmp_path: Pa
     write(tmp_path / "held_out.jsonl", [{"prompt": "1 + 1 = ?", "answer": "2"}])
     done = rlkit_in_process("fit", *RUN, cwd=tmp_path)
     assert done.returncode == 2
-    assert "has no recorded answer" in done.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "validation without a `reward:` measures losses, but prompt '0' has no recorded answer" in done.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_the_lowest_loss_is_kept_and_waited_for(tmp_path: Path) -> None:
@@ -176,11 +193,11 @@ def test_losses_are_better_if_they_are_lower() -> None:
     [
         (
             ["--validation.every=1", "--validation.patience=2"],
-            "validation.watch is 'accuracy', but without a `reward:` validation measures loss alone; set it to that",
+            "validation.watch is 'accuracy', but without a `reward:` validation scores nothing; set it to loss",
         ),
         (
             ["--validation.every=1", "--save.keep_best=validation/accuracy"],
-            "save.keep_best is 'validation/accuracy', but without a `reward:` validation measures validation/loss ",
+            "save.keep_best is 'validation/accuracy', but without a `reward:` validation scores nothing; set it to ",
         ),
     ],
 )

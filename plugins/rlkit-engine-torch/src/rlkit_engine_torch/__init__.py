@@ -1,8 +1,8 @@
 """TorchEngine: samples with PyTorch in the trainer's process, on its weights.
 
-What belongs here: batched decoding with a cache of keys and values, layers with fewer kernels on a GPU, those that are
-trained too, CUDA graphs and samplers. What does
-not: servers and their processes (`rlkit_servers`), and the replay of recorded completions (`rlkit.engines`).
+What belongs here: batched decoding with a cache of keys and values, faster layers for it and for training, CUDA graphs
+and samplers. What does not: servers and their processes (`rlkit_servers`), and the replay of recorded completions
+(`rlkit.engines`).
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "te
 """Names of columns with prompts, the likeliest first."""
 ANSWERS = ("answer", "solution", "label", "target", "total", "output", "response", "ground_truth", "category")
 """Names of columns with reference answers, the likeliest first."""
+VERDICTS = ("true", "false", "0", "1", "0.0", "1.0")
+"""Labels of a completion that is right or wrong; others are classes."""
 RECORDED_PROMPTS = tuple(name for name in PROMPTS if name != "text")
 """Names of columns with the prompts of recorded completions: `text` is a complete text, which has none."""
 
@@ -121,12 +123,12 @@ def recorded_recipe(data: str, model: str, saving: Saving = SAVINGS[0]) -> str:
         RecipeError: The file cannot be read, has no rows, or no columns with completions.
     """
     rows = _rows(data)
-    loss = _recorded_loss(rows[0])
+    loss = _recorded_loss(_first_values(rows))
     if loss is None:
         raise RecipeError(
             f"rlkit recipe new with --task {show(data)} needs --reward FILE.py:FUNCTION, or --reward NAME: its columns "
-            f"are {show(list(rows[0]))}, and record no completions, as these do: prompt and completion; prompt, chosen "
-            "and rejected; messages"
+            f"are {show(list(rows[0]))}, and record no completions, as these do, in lower case: prompt and completion; "
+            "prompt, chosen and rejected; messages; text"
         )
     share = _held_out_share(rows)
     prompt = _column([*rows[0]], RECORDED_PROMPTS, "prompt")
@@ -195,14 +197,24 @@ def _precision(model: str) -> str:
     return "" if model == "tiny" else "fabric: {precision: bf16-mixed}\n"
 
 
+def _first_values(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return the first value of each column that is not null, in the first rows."""
+    values: dict[str, object] = {}
+    for row in itertools.islice(rows, HEADER_ROWS):
+        for column, value in row.items():
+            if value is not None:
+                values.setdefault(column, value)
+    return values
+
+
 def _recorded_loss(row: Mapping[str, object]) -> str | None:
-    """Return the loss for the completions that a row records in its columns; None if it records none."""
-    columns = {column for column, value in row.items() if value is not None}
+    """Return the loss for the completions that a row without nulls records in its columns; None if it records none."""
+    columns = {*row}
     if {"chosen", "rejected"} <= columns:
         return "DPO"
     names = {column.lower() for column in columns}
     if "completion" in columns and names & {*RECORDED_PROMPTS}:
-        return "KTO" if "label" in columns else "CrossEntropy"
+        return "KTO" if str(row.get("label")).strip().lower() in VERDICTS else "CrossEntropy"
     is_plain_text = "text" in columns and not names & {*RECORDED_PROMPTS, *ANSWERS}
     return "CrossEntropy" if is_plain_text or columns & {"messages", "conversations"} else None
 

@@ -117,7 +117,12 @@ def compare(first: Path, second: Path, ignored: tuple[str, ...] = ()) -> RunComp
 def _pairs(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs:
     keys = dict.fromkeys([*first, *second])
     values = {key: (first.get(key), second.get(key)) for key in keys}
-    return {key: (a, b) for key, (a, b) in values.items() if json.dumps(a) != json.dumps(b)}  # NaN is equal to itself
+    return {key: (a, b) for key, (a, b) in values.items() if _text(a) != _text(b)}
+
+
+def _text(value: object) -> str:
+    """Return a value as a text, of which NaN has one, and numbers have the same with and without a point."""
+    return json.dumps(float(value) if type(value) in (int, float) else value)  # type: ignore[arg-type]
 
 
 def recipe_of(run: Path) -> dict[str, object]:
