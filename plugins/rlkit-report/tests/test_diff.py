@@ -80,7 +80,7 @@ def test_the_first_token_that_differs_is_named(runs: Path, tmp_path: Path, capsy
 def test_numbers_that_are_kept_with_fewer_digits_are_the_same(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Earlier versions wrote 17 digits of metrics and advantages, points in integers, and more digits of times and logps."""
+    """Earlier versions wrote 17 digits of metrics and advantages, integers with a point, and longer times and logps."""
     shutil.copytree(runs / "one", tmp_path / "earlier")
     metrics, path = (tmp_path / "earlier" / name for name in ("metrics.jsonl", "rollouts/step-00002.jsonl.gz"))
     lines = [{k: x if k == "step" else x * (1 + 1e-12) for k, x in row.items()} for row in read_jsonl(metrics)]
