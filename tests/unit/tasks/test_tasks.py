@@ -147,6 +147,7 @@ def lengths(*letters: int, steps: int = 1, overlong: str = "error", tokenizer: A
     recipe: Any = SimpleNamespace(
         train=train, rollout=rollout, task=task, tools=None, curriculum=None, model=Model("tiny"), teacher=None,
         reward=None, method=ReinforcementLearning(), environment=None, agent=None, needs=Needs.NOTHING,
+        measures_losses_alone=False,
     )  # fmt: skip
     dialogue = Dialogue(recipe, tokenizer, 0, frozenset({tokenizer.eos_token_id}))
     data = Data(recipe, dialogue, task.rows("train"), [])
