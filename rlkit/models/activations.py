@@ -115,8 +115,8 @@ def token_limit(recipe: Recipe, gpu_bytes: int | None = None) -> int:
         gpu_bytes = gpu_bytes or _gpu_bytes()
         max_tokens, memory = MAX_TOKENS_ON_GPU, GPU_SHARE * gpu_bytes
         alone = Capability.READS_POLICY in recipe.rollout.engine.capabilities and not (recipe.critic or recipe.teacher)
-        if alone and not one_layer and config.model_type in FAMILIES:
-            size = size_of(config, model.lora, model.trust_remote_code, scores=model.scores, vision=model.vision)
+        if alone and not one_layer and not model.scores and config.model_type in FAMILIES:
+            size = size_of(config, model.lora, model.trust_remote_code, vision=model.vision)
             max_tokens = MAX_TOKENS_OF_SMALL_MODEL
             memory = max(memory, LEARNING_SHARE * gpu_bytes - WEIGHT_BYTES * size.base)
     return max(MIN_TOKENS, min(max_tokens, int(memory / token_bytes))) * fabric.sequence_parallel
