@@ -91,7 +91,7 @@ class Progress:
         if section is None or section.patience is None or self.waited is None or self.waited[1] < section.patience:
             return None
         best, since = self.waited
-        change = "lower" if section.watch == "loss" else "higher"
+        change = "higher" if merit(section.watch, 1) > 0 else "lower"
         return f"{since} validations in a row had no {change} {section.watch} than {best:.3f}"
 
     def see(self, number: int, metrics: Mapping[str, float], errors: Counter[str]) -> Iterator[str]:

@@ -72,6 +72,11 @@ class Setting:
         return Capability.READS_POLICY in self.recipe.rollout.engine.capabilities
 
     @property
+    def gpu_bytes(self) -> int | None:
+        """Memory of the GPU to estimate for; None for this machine's device."""
+        return None if self.gpu is None else self.gpu.memory
+
+    @property
     def timed_gpu(self) -> Gpu | None:
         """The GPU whose speed is assumed; None on a CPU, for a model that needs no GPU, or if the speed is unknown."""
         if self.gpu is None:

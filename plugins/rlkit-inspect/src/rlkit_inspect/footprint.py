@@ -162,7 +162,7 @@ def memory(setting: Setting) -> dict[str, float]:
         states += setting.policy.base * setting.frozen_weight_bytes
     step_tokens = setting.rows * setting.longest_row
     width = 2 if setting.half_base or setting.precision != "float32" else 4
-    gpu_bytes = None if setting.gpu is None else setting.gpu.memory
+    gpu_bytes = setting.gpu_bytes
     cached = getattr(recipe.rollout.engine, "max_kv_tokens", 0)
     if cached is None:
         cached = cache_tokens(setting.policy.config, width, gpu_bytes)
@@ -213,7 +213,7 @@ def micro_batch_tokens(setting: Setting) -> int:
     """Return the most tokens of a micro-batch; a row, or a group that is compared, may be longer than the limit."""
     recipe, row = setting.recipe, setting.longest_row
     indivisible = row * (setting.group_size if Inputs.GROUPS in recipe.loss.inputs else 1)
-    limit = token_limit(recipe, None if setting.gpu is None else setting.gpu.memory)
+    limit = token_limit(recipe, setting.gpu_bytes)
     return min(max(limit, indivisible), setting.rows * row)
 
 
@@ -245,6 +245,6 @@ def activation_peak(setting: Setting, model: Size, tokens: int) -> float:
         layers = 1
     width = 4 if setting.precision == "float32" else 2
     gradients = 3 * width * intermediate + 16 * hidden  # of one layer, and what the last norm saves
-    logits = min(4 * tokens * model.outputs, chunk_bytes(None if setting.gpu is None else setting.gpu.memory))
+    logits = min(4 * tokens * model.outputs, chunk_bytes(setting.gpu_bytes))
     norms = 4 * intermediate * (intermediate + 3 * hidden) * model.dora  # peft multiplies an identity by the adapter
     return float(tokens * (layer * layers + gradients) + 2 * logits + norms)  # their gradient too

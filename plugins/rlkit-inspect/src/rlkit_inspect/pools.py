@@ -141,5 +141,4 @@ def _frozen(setting: Setting, role: str) -> Iterator[tuple[Size, int]]:
 def _forward(setting: Setting, model: Size, tokens: int) -> float:
     """Return the bytes of a forward pass that keeps nothing for a backward one: a layer, and a chunk of logits."""
     layer, _ = activation_bytes(model.config, setting.precision, False, False)
-    logits = chunk_bytes(None if setting.gpu is None else setting.gpu.memory)
-    return float(tokens * layer + min(4 * tokens * model.outputs, logits))
+    return float(tokens * layer + min(4 * tokens * model.outputs, chunk_bytes(setting.gpu_bytes)))

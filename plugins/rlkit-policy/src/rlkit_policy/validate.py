@@ -171,7 +171,7 @@ def _prepare(argv: Sequence[str]) -> ValidationJob:
         )
     if parsed.recipe.validation is None:
         raise RecipeError("validation is off, so there is nothing to validate: set the section validation")
-    if not parsed.recipe.samples_validation and not parsed.recipe.model.scores:
+    if parsed.recipe.measures_losses_alone:
         raise RecipeError(
             "rlkit validate scores completions, but the recipe has no `reward:`; add one, such as --reward MathReward "
             "(the held-out loss is measured in runs)"

@@ -92,8 +92,8 @@ _ASSIGNMENT = re.compile(r"(?:[-*•] |[0-9]{1,2}[.)] )?(\S.*)")
 
 def says(text: str, words: str) -> bool:
     """Whether the last sentence of a text says words: as what something is, as who is most of all, or as yes or no."""
-    line = _MARKS.sub("", text.strip().rpartition("\n")[2]).strip()
-    sentence = _END_OF_SENTENCE.split(line)[-1].rstrip(" .!")
+    line = _last_line(text)
+    sentence = _last_sentence(line)
     opposites = {other for pair in _OPPOSITES if words.lower() in pair for other in pair} - {words.lower()}
     if len(line) > MAX_SENTENCE or any(re.search(rf"\b{other}\b", line, re.I) for other in opposites):
         return False
@@ -122,8 +122,8 @@ def says(text: str, words: str) -> bool:
 
 def names_letter(text: str, letter: str) -> bool:
     """Whether the last sentence of a text names the letter of a choice, and no other."""
-    line = _MARKS.sub("", text.strip().rpartition("\n")[2]).strip()
-    sentence = _END_OF_SENTENCE.split(line)[-1].rstrip(" .!") if len(line) <= MAX_SENTENCE else ""
+    line = _last_line(text)
+    sentence = _last_sentence(line) if len(line) <= MAX_SENTENCE else ""
     named = _LETTER_NAMED.fullmatch(sentence)
     if named is None or named[1] != letter or _DOUBT.search(sentence[: named.end(1)]):
         return False
@@ -132,7 +132,7 @@ def names_letter(text: str, letter: str) -> bool:
 
 def chosen_letters(text: str) -> str | None:
     """Return the letters of several choices that the last line names, as a list; None if it says something else."""
-    line = _MARKS.sub("", text.strip().rpartition("\n")[2]).strip(" .")
+    line = _last_line(text).strip(" .")
     named = _CHOICES.fullmatch(line) if len(line) <= MAX_SENTENCE else None
     return None if named is None else ", ".join(re.findall(r"\b[A-H]\b", line))
 
@@ -165,3 +165,12 @@ def asked_by(expected: Answer | None, text: str, parse: Callable[[str], Answer |
         case UnorderedItems() | BracketedItems("()" | "{}"):
             return assigned_in_lines(text, parse)
     return None
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of a text without its markup."""
+    return _MARKS.sub("", text.strip().rpartition("\n")[2]).strip()
+
+
+def _last_sentence(line: str) -> str:
+    return _END_OF_SENTENCE.split(line)[-1].rstrip(" .!")
