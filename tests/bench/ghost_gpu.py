@@ -28,7 +28,7 @@ from tests.flow.virtual_gpu import Functions, VirtualGpu
 
 aten = torch.ops.aten
 READS = ("item", "__float__", "__bool__", "__int__", "__index__")
-READS_OF = {"softmax_statistics": 2, "rms_norm_grads": 2}
+READS_OF = {"softmax_statistics": 2, "rms_norm_grads": 2, "block_sums": 2}
 """How often a compiled function reads its inputs, unless once: for a row's maximum and sums; for rows and columns."""
 HALF = (
     functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, torch.bmm,
@@ -109,7 +109,7 @@ class GhostGpu(VirtualGpu):
 
 
 def record(clock: Clock, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return what `rlkit_engine_torch.graphs.Graph` is: a function that launches recorded kernels."""
+    """Return what `rlkit_engine_torch.recording.Graph` is: a function that launches recorded kernels."""
     tape = clock.tape = Costs()
     output = run()
     clock.tape = None

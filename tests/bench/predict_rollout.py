@@ -116,14 +116,29 @@ def trace(prices: Prices, lengths: Sequence[int], max_kv_tokens: int) -> dict[st
     A row's key is the position of its last token, where it samples a stop id.
     """
     clock, device, stop = Clock(H100), torch.device("cpu"), 7
-    choose, sample = batch_module.choose, DecodeBatch.sample
+    choose, append, recorded = batch_module.choose, DecodeBatch._append, False
 
-    def billed(batch: DecodeBatch, logits: Tensor, version: int, first: int = 0) -> list[Row]:
-        clock.add(decoder.price("sampling", len(logits), 64))
-        return sample(batch, logits, version, first)
+    def billed(batch: DecodeBatch, part: dict[str, Tensor], logits: Tensor, ends: Tensor) -> Tensor:
+        if not recorded:
+            clock.add(decoder.price("sampling", len(logits), 64))
+        return append(batch, part, logits, ends)
 
-    def end(logits: Tensor, ends: Tensor, *options: Any) -> Any:
-        sampled = choose(logits, torch.full(ends.shape, 0.5, dtype=torch.float64), *options)
+    def record_sampling(run: Callable[[], Tensor], before: Any) -> Callable[[], Tensor]:
+        """Record the price alone: sampling is run, since it changes rows."""
+        pay = record(clock, lambda: clock.add(decoder.price("sampling", decoder.rows, 64)))  # type: ignore[arg-type, func-returns-value]
+
+        def replay() -> Tensor:
+            nonlocal recorded
+            pay()
+            recorded = True
+            ends = run()
+            recorded = False
+            return ends
+
+        return replay
+
+    def end(logits: Tensor, ends: Tensor, *args: Any, **options: Any) -> Any:
+        sampled = choose(logits, torch.full(ends.shape, 0.5, dtype=torch.float64), *args, **options)
         return sampled._replace(tokens=torch.where(ends, stop, 0))
 
     async def serve() -> None:
@@ -140,7 +155,8 @@ def trace(prices: Prices, lengths: Sequence[int], max_kv_tokens: int) -> dict[st
     decoder, queue, worker = PricedDecoder(clock, prices), RequestQueue(), InlineWorker()
     sampler = DecoderSampler(decoder, queue, worker, ROWS_ON_GPU, max_kv_tokens)  # type: ignore[arg-type]
     with (
-        patch.object(DecodeBatch, "sample", billed),
+        patch.object(DecodeBatch, "_append", billed),
+        patch.object(DecoderSampler, "new_batch", lambda _, device: DecodeBatch(device, record_sampling)),
         patch.object(batch_module, "uniform", lambda keys, positions: positions + 1 >= keys),
         patch.object(batch_module, "choose", end),
         Waits(clock),

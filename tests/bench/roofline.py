@@ -189,9 +189,9 @@ class Meter(TorchDispatchMode):
         if name == "_local_scalar_dense":
             return clock.sync()
         outputs = tensors(output)
-        before = {x.untyped_storage()._cdata for x in tensors((args, kwargs))}
+        before = set(map(storage, tensors((args, kwargs))))
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        is_view = is_view and all(x.untyped_storage()._cdata in before for x in outputs)  # `to` and `reshape` may copy
+        is_view = is_view and all(storage(x) in before for x in outputs)  # `to` and `reshape` may copy
         if not is_view and not any(r.alias_info is not None and r.alias_info.is_write for r in returns):
             clock.total.allocations += len(outputs)
         if is_view or name in FREE or not any(x.numel() for x in outputs + tensors(args)):
@@ -240,6 +240,11 @@ def size(x: Tensor) -> int:
     for length, stride in zip(x.shape, x.stride(), strict=True) if x.layout is torch.strided else ():
         repeated *= length if stride == 0 and length else 1
     return x.numel() * x.element_size() // repeated
+
+
+def storage(x: Tensor) -> int:
+    """Return the identity of a tensor's memory; a packed tensor of oneDNN shares its own with no other."""
+    return x.untyped_storage()._cdata if x.layout is torch.strided else id(x)
 
 
 def tensors(tree: Any) -> list[Tensor]:

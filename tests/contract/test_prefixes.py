@@ -22,6 +22,7 @@ from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling
 from tests.contract.test_torch_engine import ARCHITECTURES, engine_of, model
+from tests.unit.engines.recordings import record
 
 PROMPT, SAMPLED, REPLY = tuple(range(5, 12)), 5, 3
 LATER = 1 + REPLY
@@ -140,7 +141,7 @@ def test_kept_keys_and_values_change_no_token(kind: str, temperature: float) -> 
 @pytest.mark.parametrize("decoder", [FusedDecoder, Decoder, GraphDecoder])
 def test_rows_that_join_and_leave_keep_their_keys(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns of 1 to 6 tokens after replies of 1 to 9, at most 4 rows of 7 at once: rows and prompts move."""
-    options = {"record": lambda run, before: run} if decoder is GraphDecoder else {}
+    options = {"record": record} if decoder is GraphDecoder else {}
     bound = engine(model("qwen2"), decoder=decoder(model("qwen2"), **options))
     bound._sampler._max_rows = 4  # type: ignore[attr-defined]
     cached = converse_at_once(bound, 6, range(1, 10))

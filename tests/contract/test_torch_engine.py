@@ -31,6 +31,7 @@ from rlkit.recipe import Lora
 from rlkit.testing import random_model
 from rlkit.types import Completion, Request, SampleKey, Sampling, StopReason
 from tests.events import Gate, until
+from tests.unit.engines.recordings import record
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {},
@@ -527,7 +528,7 @@ def test_each_technique_has_equal_greedy_tokens(technique: str, monkeypatch: pyt
         monkeypatch.setattr(FusedDecoder, "refill", 0.5)
     elif technique == "recorded":
         monkeypatch.setattr(GraphDecoder, "refill", 0.5)
-        engine._use(GraphDecoder(model("qwen2"), record=lambda run, before: run))
+        engine._use(GraphDecoder(model("qwen2"), record=record))
     elif technique == "never dropped":
         monkeypatch.setattr(FusedDecoder, "spare", 2.0)
     elif technique == "packed layers":  # which this model's are too small for

@@ -12,7 +12,6 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 import rlkit
 from rlkit.run.preflight import memory
+from tests.unit.engines.recordings import record
 from tests.unit.ops.test_ragged import attend_to_each
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -225,8 +225,7 @@ def install_rlkit(gpu: VirtualGpu) -> None:
     Fabric.to_device = lambda self, x: x  # type: ignore[method-assign, assignment]
     threading.Thread.run = in_modes  # type: ignore[method-assign]
     GraphDecoder.step = counted  # type: ignore[method-assign]
-    recorded: Callable[..., Any] = lambda run, before: run  # noqa: E731
-    GraphDecoder.__init__.__defaults__ = (*GraphDecoder.__init__.__defaults__[:-1], recorded)  # type: ignore[misc, index]
+    GraphDecoder.__init__.__defaults__ = (*GraphDecoder.__init__.__defaults__[:-1], record)  # type: ignore[misc, index]
     memory.metrics = lambda device: {"memory/share": 0.0}
 
 

@@ -187,7 +187,7 @@ def decode(model: Any, rows: int) -> str:
     from rlkit.types import Request, SampleKey, Sampling
 
     decoder = (GraphDecoder if GPU else FusedDecoder)(model, autocast)
-    batch = DecodeBatch(DEVICE)
+    batch = DecodeBatch(DEVICE, decoder.record)
     prompts = [[3 + i, *range(4, PROMPT + 3)] for i in range(max(1, rows // SAMPLES))]
     request = Request((3,) * PROMPT, Sampling(max_tokens=10**4), SampleKey(0, 0, "", 0), session="")
     marks = [clock()]

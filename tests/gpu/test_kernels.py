@@ -12,7 +12,8 @@ from rlkit_engine_torch import blocks, layers, row_attention
 from rlkit_engine_torch.fused import FusedDecoder
 from rlkit_engine_torch.graphs import COLUMNS, GraphDecoder
 from rlkit_engine_torch.prefixes import Prefix
-from rlkit_engine_torch.sampling import choose
+from rlkit_engine_torch.recording import Graph
+from rlkit_engine_torch.sampling import block_sums, choose
 from torch import Tensor
 
 from rlkit.models.actor import Actor
@@ -22,7 +23,9 @@ from rlkit.ops.fusion import softmax_grads, softmax_statistics
 from rlkit.ops.logps import ALL, OutputLayer, token_logps
 from rlkit.ops.ragged import by_flash, by_sdpa
 from rlkit.testing import random_model
+from rlkit.types import Sampling
 from tests.unit.engines.test_fused import measured
+from tests.unit.engines.test_recording import MIXED, OPTIONS, Sampled, check_recorded
 from tests.unit.models.test_packing import rows_of
 from tests.unit.ops.test_fusion import check_join_of_any_shape
 from tests.unit.ops.test_ragged import layout_of
@@ -178,6 +181,16 @@ def test_steps_that_are_recorded_anew_take_no_more_memory() -> None:
         held.append(torch.cuda.memory_reserved())
         decoder.keep(range(decoder.rows - 1))
     assert held[-1] <= held[2] + 32 * 1024**2
+
+
+@pytest.mark.parametrize("options", [[OPTIONS] * 4, MIXED], ids=["alike", "mixed"])
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_recorded_sampling_is_plain_sampling(
+    options: list[Sampling], compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_sums, "min_elements", 0 if compiles else 2**62)
+    check_recorded(Sampled(Graph, "cuda"), options)
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -20,7 +20,7 @@ from rlkit_engine_torch.graphs import GraphDecoder
 from rlkit_engine_torch.layers import swiglu
 from rlkit_engine_torch.prefixes import Prefix
 from rlkit_engine_torch.row_attention import RowAttention
-from rlkit_engine_torch.sampling import choose
+from rlkit_engine_torch.sampling import SampledTokens, choose
 from torch import Tensor
 
 from rlkit.ops.attention import packed_attention
@@ -101,7 +101,12 @@ def test_steps_that_are_compiled_yield_the_same(kind: str, half: bool, monkeypat
 def test_random_numbers_are_those_of_each_rows_key_and_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever rows join, are left out, or sample alone."""
     drawn: list[Tensor] = []
-    monkeypatch.setattr(batch_module, "choose", lambda x, u, *options: (drawn.append(u), choose(x, u, *options))[1])
+
+    def draw(logits: Tensor, u: Tensor, *args: Any, **options: Any) -> SampledTokens:
+        drawn.append(u)
+        return choose(logits, u, *args, **options)
+
+    monkeypatch.setattr(batch_module, "choose", draw)
     batch, positions = DecodeBatch(torch.device("cpu")), dict.fromkeys((11, 12, 13, 14), 2)
 
     def add(*keys: int) -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 from rlkit_engine_torch.engine import _has_room
 from rlkit_engine_torch.fused import FusedDecoder
-from rlkit_engine_torch.graphs import COLUMNS, EAGER, Graph, GraphDecoder, side_stream
+from rlkit_engine_torch.graphs import COLUMNS, EAGER, GraphDecoder
+from rlkit_engine_torch.recording import Graph, side_stream
 from torch import Tensor
 
 from rlkit.testing import random_model
@@ -158,7 +159,7 @@ def test_steps_that_cannot_be_recorded_are_run() -> None:
     def refuse(run: Run, before: Run | None) -> Run:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    graphs._record = refuse
+    graphs.record = refuse
     alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4], [6]], [2, 1]))
     with pytest.warns(
         UserWarning, match="not recorded in CUDA graphs: operation not permitted when stream is capturing$"
@@ -181,7 +182,7 @@ def test_a_row_that_is_not_finite_keeps_replay() -> None:
         return logits
 
     graphs._run = with_nan  # type: ignore[method-assign]
-    graphs._record = lambda run, before: run
+    graphs.record = lambda run, before: run
     graphs.admit([[5, 3, 4], [6]], [2, 1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -193,7 +194,7 @@ def test_a_row_that_is_not_finite_keeps_replay() -> None:
 @pytest.mark.parametrize("wrong", [lambda x: x * 1.1 + 0.1, lambda x: x * torch.nan])
 def test_replays_that_differ_are_not_used(wrong: Callable[[Tensor], Tensor]) -> None:
     plain, graphs, _ = decoders()
-    graphs._record = lambda run, before: lambda: wrong(run())
+    graphs.record = lambda run, before: lambda: wrong(run())
     alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4], [6]], [2, 1]))
     with pytest.warns(UserWarning, match="a replay's logits are .* of their spread away"):
         go(plain, graphs, EAGER + 1)

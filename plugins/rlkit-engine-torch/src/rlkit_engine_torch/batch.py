@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 
 import torch
@@ -16,6 +17,7 @@ from rlkit.ops.random import uniform
 from rlkit.ops.routes import ROUTES
 from rlkit.types import Completion, Media, Request, StopReason
 from rlkit_engine_torch.prefixes import Prefix, PrefixCache
+from rlkit_engine_torch.recording import Record, Replayed
 from rlkit_engine_torch.sampling import Truncation, choose
 from rlkit_engine_torch.structure import StructureMatcher, exclude
 
@@ -132,9 +134,14 @@ def group_by_prompt(
 
 
 class DecodeBatch:
-    """Rows in the order of their logits, with their sampling options and sampled tokens on the device."""
+    """Rows in the order of their logits, with their sampling options and sampled tokens on the device.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: That of the logits.
+        record: As in `AnyDecoder`.
+    """
+
+    def __init__(self, device: torch.device, record: Record | None = None) -> None:
         self.rows: list[Row] = []
         self.cancelled = False
         """Whether a row's future was cancelled since the last call of `sample`."""
@@ -143,11 +150,15 @@ class DecodeBatch:
         self._longest = 0
         self._columns: dict[str, Tensor] = {}
         self._temperature_is_1 = True
+        self._greedy = False
         self._untruncated = True
         self._largest_k = 0
         self._any_structure = False
         self._numbers: list[Tensor] = []
         """The uniform numbers [R] of the rows' next tokens, in reverse order."""
+        self._u = torch.empty(0, dtype=torch.float64, device=device)
+        """The one [R] of the token that is sampled, at a fixed address."""
+        self._replayed = None if record is None else Replayed(record)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -163,6 +174,7 @@ class DecodeBatch:
         max_stops = max((len(r.stop_ids) for r in (*rows, *self.rows)), default=0)
         options = [row.request.sampling for row in rows]
         self._temperature_is_1 &= all(s.temperature == 1 for s in options)
+        self._greedy |= any(s.temperature == 0 for s in options)
         self._untruncated &= not any(s.truncates for s in options)
         self._any_structure |= any(row.matcher is not None for row in rows)
         self._largest_k = max([self._largest_k, *(s.top_k for s in options)])
@@ -211,29 +223,15 @@ class DecodeBatch:
         if self._columns["tokens"].shape[1] <= self._longest:
             self._grow()
         self._longest += 1
-        part = {name: column[first:] for name, column in self._columns.items()}
-        temperature = None if self._temperature_is_1 else part["temperature"]
-        truncation = None if self._untruncated else Truncation(part["top_p"], part["top_k"], part["min_p"])
-        u = self._draw(first)
         matchers = self._matchers(first)
         if matchers:
             logits = exclude(logits, matchers)
-        tokens, logps, candidates = choose(logits, u, temperature, truncation, self._largest_k)
+        ends = self._advance(logits, first).tolist()
         if matchers:
-            sampled = tokens.tolist()
+            sampled = self.last[first:].tolist()
             for i, matcher in matchers.items():
                 matcher.consume([sampled[i]])
-        index = part["count"][:, None]
-        part["tokens"].scatter_(1, index, tokens[:, None])
-        part["logps"].scatter_(1, index, logps[:, None])
-        if candidates is not None:
-            rows = torch.arange(len(tokens), device=self._device)
-            part["candidates"][rows, part["count"], : candidates.shape[-1]] = candidates.int()
-        part["last"].copy_(tokens)
-        part["count"] += 1
-        part["position"] += 1
-        ends = (tokens[:, None] == part["stops"]).any(-1) | (part["count"] >= part["budget"]) | ~logps.isfinite()
-        ended = [first + i for i, has_ended in enumerate((ends & part["alive"]).tolist()) if has_ended]
+        ended = [first + i for i, has_ended in enumerate(ends) if has_ended]
         if self.cancelled:
             self.cancelled = False
             cancelled = (i for i, row in enumerate(self.rows) if row.future.done() and not row.finished)
@@ -263,6 +261,34 @@ class DecodeBatch:
         self.rows = [self.rows[i] for i in rows]
         self._numbers.clear()
         self._longest = int(self._columns["count"].max()) if rows else 0
+
+    def _advance(self, logits: Tensor, first: int) -> Tensor:
+        """Sample a token for each row from `first` on; return whether it is the last one, [N] bool, False if ended."""
+        columns, u = self._columns, self._draw(first)
+        if first or self._replayed is None:
+            return self._append({name: column[first:] for name, column in columns.items()}, logits, u)
+        if u.shape != self._u.shape:
+            self._u = torch.empty_like(u)
+        self._u.copy_(u)  # at a fixed address
+        append = partial(self._append, columns, logits, self._u)
+        return self._replayed(append, logits, self._u, columns["tokens"])  # no column is replaced without this one
+
+    def _append(self, part: dict[str, Tensor], logits: Tensor, u: Tensor) -> Tensor:
+        """Append a token to each row of a part of the columns; the host does not wait for the device."""
+        temperature = None if self._temperature_is_1 else part["temperature"]
+        truncation = None if self._untruncated else Truncation(part["top_p"], part["top_k"], part["min_p"])
+        tokens, logps, candidates = choose(logits, u, temperature, truncation, self._largest_k, greedy=self._greedy)
+        index = part["count"][:, None]
+        part["tokens"].scatter_(1, index, tokens[:, None])
+        part["logps"].scatter_(1, index, logps[:, None])
+        if candidates is not None:
+            rows = torch.arange(len(tokens), device=self._device)
+            part["candidates"][rows, part["count"], : candidates.shape[-1]] = candidates.int()
+        part["last"].copy_(tokens)
+        part["count"] += 1
+        part["position"] += 1
+        ends = (tokens[:, None] == part["stops"]).any(-1) | (part["count"] >= part["budget"]) | ~logps.isfinite()
+        return ends & part["alive"]
 
     def _draw(self, first: int) -> Tensor:
         """Return the uniform number [N] f64 of the next token of each row from `first` on."""

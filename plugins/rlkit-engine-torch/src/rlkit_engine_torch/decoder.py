@@ -26,6 +26,7 @@ from rlkit_engine_torch.prefixes import Prefix
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
     from rlkit.types import Media
+    from rlkit_engine_torch.recording import Record
 
 GROWTH = 64
 """The least number of columns by which the cache grows."""
@@ -64,6 +65,9 @@ class AnyDecoder(Protocol):
 
     few_sizes: bool
     """Whether finished rows are dropped down to few numbers of rows: see `rounded_rows`."""
+
+    record: Record | None
+    """Records a step's kernels: see `Graph`. None where steps are not recorded."""
 
     @property
     def rows(self) -> int: ...
@@ -111,6 +115,7 @@ class Decoder:
     refill = 0.0
     resumes = False
     few_sizes = False
+    record: Record | None = None
     continues = True
 
     def __init__(

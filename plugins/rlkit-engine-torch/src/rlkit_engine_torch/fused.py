@@ -22,6 +22,7 @@ from rlkit_engine_torch.row_attention import RowAttention, additive_mask
 
 if TYPE_CHECKING:
     from rlkit.models.recurrent import StateLayer
+    from rlkit_engine_torch.recording import Record
 
 GROWTH = 16
 """The least number of columns by which the cache grows; otherwise it grows by half."""
@@ -163,6 +164,7 @@ class FusedDecoder:
     refill = 0.0
     resumes = True
     few_sizes = True
+    record: Record | None = None
     continues = True
     recurrent = False
     routers: Routers | None = None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from torch import Tensor
 from rlkit.models.vision import RowMedia
 from rlkit_engine_torch.fused import FusedDecoder
 from rlkit_engine_torch.prefixes import Prefix
+from rlkit_engine_torch.recording import Graph, Record, Run, warn_of
 
 if TYPE_CHECKING:
     from rlkit.interfaces.model import CausalLM
@@ -28,55 +27,6 @@ kernels.
 
 MAX_GAP = 0.05
 """The largest accepted distance of a replayed step's logits from those of the step itself, in standard deviations."""
-
-Run = Callable[[], Tensor]
-
-
-class Graph:
-    """The kernels of a function, recorded without being run; a call launches them.
-
-    Other threads may use the device while they are recorded.
-
-    Args:
-        run: Returns a tensor, which each call overwrites.
-        before: A graph that is never called again, whose memory is reused.
-
-    Raises:
-        RuntimeError: The function does something that cannot be recorded.
-    """
-
-    def __init__(self, run: Run, before: Graph | None = None) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        current = torch.cuda.current_stream()
-        stream = side_stream(current.device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            take_workspaces(current.device)
-            pool = None if before is None else before._graph.pool()
-            self._graph.capture_begin(pool, capture_error_mode="thread_local")
-            try:
-                self._output = run()
-            finally:
-                self._graph.capture_end()
-        current.wait_stream(stream)
-
-    def __call__(self) -> Tensor:
-        """Launch the kernels; return the function's tensor."""
-        self._graph.replay()
-        return self._output
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream that steps are recorded on: a pool's memory is reused on its own stream only."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def take_workspaces(device: torch.device) -> None:
-    """Let cuBLAS allocate its workspaces for this thread and stream, or the pool of a graph would keep them."""
-    x = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
-    torch.bmm(x[None], x[None])
-    torch.addmm(x[0], x, x)  # cuBLASLt may have its own
 
 
 class GraphDecoder(FusedDecoder):
@@ -99,9 +49,9 @@ class GraphDecoder(FusedDecoder):
         self,
         model: CausalLM,
         autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
-        record: Callable[[Run, Any], Run] = Graph,
+        record: Record = Graph,
     ) -> None:
-        self._record: Callable[[Run, Any], Run] | None = record
+        self.record = record
         self._replay: Run | None = None
         self._stale: Run | None = None
         """The last recording, unless it is `_replay`."""
@@ -116,7 +66,7 @@ class GraphDecoder(FusedDecoder):
     def step(self, tokens: Tensor) -> Tensor:
         """Add a token [R] to each row and return the next logits [R,V], which the next step overwrites."""
         self._steps += 1
-        if self._record is None:
+        if self.record is None:
             return super().step(tokens)
         if self.width + 1 > self._columns:
             self._forget()
@@ -189,19 +139,19 @@ class GraphDecoder(FusedDecoder):
 
     def _try_record(self, logits: Tensor) -> None:
         """Record the step that has just been run, and check that a replay returns the same logits."""
-        assert self._record is not None
+        assert self.record is not None
         try:
-            replay = self._record(self._run, self._stale)
+            replay = self.record(self._run, self._stale)
             self._positions -= 1
             self._last -= 1
             finite = logits.isfinite()  # a row whose logits are not finite fails by itself
             gap = float((replay() - logits)[finite].float().square().mean().sqrt() / logits[finite].float().std())
             problem = None if gap <= MAX_GAP else f"a replay's logits are {gap:.2g} of their spread away"
         except RuntimeError as error:
-            problem = str(error).partition("\n")[0]
+            problem = str(error)
         self._stale = None
         if problem is None:
             self._replay = replay
         else:
-            warnings.warn(f"decode steps are not recorded in CUDA graphs: {problem}", stacklevel=2)
-            self._record = None
+            warn_of(problem)
+            self.record = None

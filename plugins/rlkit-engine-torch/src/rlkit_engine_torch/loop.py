@@ -33,7 +33,7 @@ class DecodeLoop:
         self, policy: nn.Module, device: torch.device, sampler: Sampler, queue: RequestQueue, worker: Worker
     ) -> None:
         self.sampler = sampler
-        self.batch = DecodeBatch(device)
+        self.batch = sampler.new_batch(device)
         self._policy = policy
         self._device = device
         self._queue = queue
@@ -59,7 +59,7 @@ class DecodeLoop:
     async def _serve(self) -> None:
         """Serve requests until none waits; a failure is raised in all of them."""
         queue = self._queue
-        self.batch = batch = DecodeBatch(self._device)
+        self.batch = batch = self.sampler.new_batch(self._device)
         joined: list[Row] = []
         try:
             await asyncio.sleep(0)  # requests of one moment are admitted together

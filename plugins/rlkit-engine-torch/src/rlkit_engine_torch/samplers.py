@@ -48,6 +48,10 @@ class Sampler(ABC):
     def run(self, batch: DecodeBatch, joined: Sequence[Row]) -> Sequence[Row]:
         """Add rows to the batch and sample; return the rows that ended."""
 
+    def new_batch(self, device: torch.device) -> DecodeBatch:
+        """Return a batch without rows."""
+        return DecodeBatch(device)
+
     def compact(self, batch: DecodeBatch) -> None:
         """Drop finished rows if that saves time."""
 
@@ -98,6 +102,9 @@ class DecoderSampler(Sampler):
         self._peak = 0
         self._steps = 0
         """Decode steps since rows were last admitted."""
+
+    def new_batch(self, device: torch.device) -> DecodeBatch:
+        return DecodeBatch(device, self.decoder.record)
 
     def select(self, rows: Sequence[Row]) -> list[Row]:
         joined: list[Row] = []

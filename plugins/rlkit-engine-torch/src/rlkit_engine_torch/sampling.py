@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlkit.ops.fusion import Fused
+
 BLOCK = 512
 """Tokens of the vocabulary whose probabilities are summed at once."""
 
@@ -23,10 +25,6 @@ class Truncation(NamedTuple):
     top_p: Tensor
     top_k: Tensor
     min_p: Tensor
-
-    def applies(self) -> bool:
-        """Check whether any row's tokens are truncated."""
-        return bool(((self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0)).any())
 
 
 class SampledTokens(NamedTuple):
@@ -51,8 +49,10 @@ def choose(
     temperature: Tensor | None = None,
     truncation: Truncation | None = None,
     largest_k: int = 0,
+    *,
+    greedy: bool = True,
 ) -> SampledTokens:
-    """Sample one token per row by the inverse of the cumulative distribution.
+    """Sample one token per row by the inverse of the cumulative distribution; the host does not wait for the device.
 
     Probabilities are summed in blocks of the vocabulary, then within the selected block: unlike one float32 sum over
     the vocabulary, this is exact for the least likely tokens too.
@@ -64,41 +64,77 @@ def choose(
             None is 1 for all rows.
         truncation: Which tokens may be sampled; None for all.
         largest_k: The largest `top_k` of the rows.
+        greedy: Whether a temperature may be 0.
     """
-    highest = logits.amax(-1, keepdim=True).float()
-    rows, vocabulary = logits.shape
+    vocabulary = logits.shape[-1]
     width = vocabulary if vocabulary <= 2 * BLOCK else BLOCK
-    padded = highest.new_empty(rows, -(-vocabulary // width) * width)
-    padded[:, vocabulary:] = 0
-    weights = padded[:, :vocabulary]
-    blocks = padded.view(rows, -1, width)
-    torch.sub(logits, highest, out=weights)
-    scale = None if temperature is None else temperature.masked_fill(temperature == 0, 1.0)
-    if scale is not None:
-        weights /= scale[:, None]
-    weights.exp_()
-    block_sums = blocks.sum(-1).double()  # [N, number of blocks]
-    normalizer = block_sums.sum(-1)  # [N] f64
+    scale = None if temperature is None else temperature.masked_fill(temperature == 0, 1.0)[:, None]
+    highest, sums, weights = block_sums(logits, scale, width, width == vocabulary or truncation is not None)
+    sums = sums.double()
+    normalizer = sums.sum(-1)  # [N] f64
     log_normalizer, candidates = normalizer.log(), None
-    if truncation is not None and truncation.applies():
-        weights.copy_(truncate(weights / normalizer[:, None].float(), truncation))
-        block_sums = blocks.sum(-1).double()
+    if truncation is not None:
+        assert weights is not None
+        weights = truncate(weights / normalizer[:, None].float(), truncation)
+        sums = _sum_blocks(weights, width).double()
         if largest_k:
             probs, ids = weights.topk(min(largest_k, vocabulary), -1)
             recorded = truncation.top_k > 0
             candidates = ids.masked_fill((probs == 0) | ~recorded[:, None], -1)
             log_normalizer += probs.double().sum(-1).log().where(recorded, 0)
-    target = u.double() * block_sums.sum(-1)  # [N], the cumulative weight to reach
+    target = u.double() * sums.sum(-1)  # [N], the cumulative weight to reach
     if width == vocabulary:
+        assert weights is not None
         tokens = _search(weights, target)[0]
     else:
-        block, target = _search(block_sums, target)
-        tokens = block * width + _search(blocks[torch.arange(rows, device=u.device), block], target)[0]
+        block, target = _search(sums, target)
+        columns = block[:, None] * width + torch.arange(width, device=block.device)
+        inside = columns.clamp(max=vocabulary - 1)
+        part = _weights(logits.gather(-1, inside), highest, scale) if weights is None else weights.gather(-1, inside)
+        tokens = block * width + _search(part.masked_fill(columns >= vocabulary, 0), target)[0]
         tokens.clamp_(max=vocabulary - 1)  # out of range only if sums are NaN
-    if temperature is not None and bool((temperature == 0).any()):
+    if temperature is not None and greedy:
         tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
-    chosen = (logits.gather(-1, tokens[:, None]).float() - highest).squeeze(-1)
-    return SampledTokens(tokens, ((chosen if scale is None else chosen / scale) - log_normalizer).float(), candidates)
+    chosen = _scaled(logits.gather(-1, tokens[:, None]).float() - highest, scale).squeeze(-1)
+    return SampledTokens(tokens, (chosen - log_normalizer).float(), candidates)
+
+
+@Fused
+def block_sums(
+    logits: Tensor, scale: Tensor | None, width: int, keeps_weights: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sum the weights `exp((logits - highest) / scale)` of logits [N,V], block by block.
+
+    Args:
+        logits: Of any float type.
+        scale: [N,1] f32; None is 1.
+        width: The tokens of a block; the last one may have fewer.
+        keeps_weights: Whether the weights are returned too.
+
+    Returns:
+        The highest logit [N,1] of each row, the sums [N,K], and the weights [N,V], all f32.
+    """
+    highest = logits.amax(-1, keepdim=True).float()
+    weights = _weights(logits, highest, scale)
+    return highest, _sum_blocks(weights, width), weights if keeps_weights else None
+
+
+def _weights(logits: Tensor, highest: Tensor, scale: Tensor | None) -> Tensor:
+    return _scaled(logits - highest, scale).exp_()
+
+
+def _scaled(shifted: Tensor, scale: Tensor | None) -> Tensor:
+    return shifted if scale is None else shifted.div_(scale)
+
+
+def _sum_blocks(weights: Tensor, width: int) -> Tensor:
+    """Return the sums [N,K] of weights [N,V] in blocks of a width; the last one may be smaller."""
+    if weights.shape[-1] == width:
+        return weights.sum(-1, keepdim=True)
+    filled = weights.shape[-1] // width * width
+    blocks, rest = weights[:, :filled].view(len(weights), -1, width), weights[:, filled:]
+    sums = blocks.sum(-1)
+    return torch.cat((sums, rest.sum(-1, keepdim=True)), -1) if rest.shape[-1] else sums
 
 
 def _search(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
