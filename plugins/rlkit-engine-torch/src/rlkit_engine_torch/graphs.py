@@ -41,8 +41,8 @@ class GraphDecoder(FusedDecoder):
         record: Records a step, given the last recording: see `Graph`.
     """
 
-    spare = 1 / 4  # on a GPU a step of fewer rows is hardly faster, and must be recorded anew
-    refill = 1 / 8  # as must one of other rows
+    spare = 1 / 2  # on a GPU a step of fewer rows is hardly faster, and must be recorded first
+    refill = 1 / 8  # rows that wait are worth a recording
     few_sizes = False
 
     def __init__(
