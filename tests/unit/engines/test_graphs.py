@@ -15,7 +15,7 @@ import pytest
 import torch
 from rlkit_engine_torch.engine import _has_room
 from rlkit_engine_torch.fused import FusedDecoder
-from rlkit_engine_torch.graphs import COLUMNS, EAGER, GraphDecoder
+from rlkit_engine_torch.graphs import COLUMNS, GraphDecoder
 from rlkit_engine_torch.recording import Graph, side_stream
 from torch import Tensor
 
@@ -83,10 +83,8 @@ def test_recorded_steps_yield_what_plain_ones_do() -> None:
     plain, graphs, recorded = decoders("qwen3")
     alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4, 6], [5, 3]], [3, 2]))
     go(plain, graphs, 8)
-    assert (recorded.recorded, recorded.replayed) == (1, 8 - EAGER)  # the first replay is a check
+    assert (recorded.recorded, recorded.replayed) == (1, 8)  # the first replay is a check
     alike(plain, graphs, lambda decoder: decoder.keep([0, 2, 4]))
-    go(plain, graphs, EAGER)
-    assert recorded.recorded == 1
     go(plain, graphs, 3)
     assert recorded.recorded == 2
     alike(plain, graphs, lambda decoder: decoder.admit([[7, 8, 9]], [2]))
@@ -106,7 +104,7 @@ def test_recorded_steps_yield_what_plain_ones_do() -> None:
     alike(plain, graphs, lambda decoder: decoder.admit([[5, 3]], [1]))
     go(plain, graphs, 4)
     assert recorded.before[-1] is None
-    assert graphs.health() == {"fused": 1.0, "recorded": (replayed + 4 - EAGER - 1) / (steps + 4)}
+    assert graphs.health() == {"fused": 1.0, "recorded": (replayed + 4 - 1) / (steps + 4)}
 
 
 class FakeCuda:
@@ -164,7 +162,7 @@ def test_steps_that_cannot_be_recorded_are_run() -> None:
     with pytest.warns(
         UserWarning, match="not recorded in CUDA graphs: operation not permitted when stream is capturing$"
     ):
-        go(plain, graphs, EAGER + 1)
+        go(plain, graphs, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         go(plain, graphs, 5)
@@ -186,7 +184,7 @@ def test_a_row_that_is_not_finite_keeps_replay() -> None:
     graphs.admit([[5, 3, 4], [6]], [2, 1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(EAGER + 2):
+        for _ in range(2):
             graphs.step(torch.tensor([3, 4, 5]))
     assert graphs.health()["recorded"] > 0
 
@@ -197,7 +195,7 @@ def test_replays_that_differ_are_not_used(wrong: Callable[[Tensor], Tensor]) -> 
     graphs.record = lambda run, before: lambda: wrong(run())
     alike(plain, graphs, lambda decoder: decoder.admit([[5, 3, 4], [6]], [2, 1]))
     with pytest.warns(UserWarning, match="a replay's logits are .* of their spread away"):
-        go(plain, graphs, EAGER + 1)
+        go(plain, graphs, 1)
     go(plain, graphs, 5)
 
 

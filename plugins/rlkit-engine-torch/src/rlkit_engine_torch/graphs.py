@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 COLUMNS = 128
 """A recorded step reads a multiple of this many columns of the cache."""
 
-EAGER = 0
-"""Steps of the same rows and columns that are run before the one that is recorded, which is run first too: it loads
-kernels.
-"""
-
 MAX_GAP = 0.05
 """The largest accepted distance of a replayed step's logits from those of the step itself, in standard deviations."""
 
@@ -55,7 +50,8 @@ class GraphDecoder(FusedDecoder):
         self._replay: Run | None = None
         self._stale: Run | None = None
         """The last recording, unless it is `_replay`."""
-        self._runs = 0
+        self._fixed = False
+        """Whether a step's inputs are at the addresses of the next one."""
         self._columns = 0
         self._steps = 0
         self._replays = 0
@@ -71,16 +67,15 @@ class GraphDecoder(FusedDecoder):
         if self.width + 1 > self._columns:
             self._forget()
             self._columns = -(-(self.width + 1) // COLUMNS) * COLUMNS
-        if self._runs == 0:
+        if not self._fixed:
             self._fix()
         self._tokens.copy_(tokens)
         self.end += 1
-        self._runs += 1
         if self._replay is not None:
             self._replays += 1
             return self._replay()
         logits = self._run()
-        if self._runs > EAGER and logits.isfinite().any():  # else there is nothing to compare
+        if logits.isfinite().any():  # else there is nothing to compare
             self._try_record(logits)
         return logits
 
@@ -119,7 +114,7 @@ class GraphDecoder(FusedDecoder):
         """Stop replaying the recorded step, whose inputs have changed."""
         self._stale = self._replay or self._stale
         self._replay = None
-        self._runs = 0
+        self._fixed = False
         self._columns = 0
 
     def _fix(self) -> None:
@@ -129,6 +124,7 @@ class GraphDecoder(FusedDecoder):
         self._tokens = torch.empty(self.rows, dtype=torch.long, device=self.device)
         self._positions = self.positions()
         self._last = self._negative_starts + self.end
+        self._fixed = True
 
     def _run(self) -> Tensor:
         """Run a step on the inputs of `_fix`."""
