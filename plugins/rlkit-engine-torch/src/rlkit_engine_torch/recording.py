@@ -78,7 +78,7 @@ class Replayed:
         self._stale: Run | None = None
 
     def __call__(self, run: Run, *inputs: Tensor) -> Tensor:
-        """Return what `run` does, which the next call overwrites.
+        """Run or replay `run`; return its tensor, which the next call overwrites.
 
         Args:
             run: Reads and writes tensors in place, and does not wait for the device.
