@@ -351,7 +351,7 @@ def explained(model: Model, source: Source) -> Iterator[None]:
     except RecipeError:
         raise
     except Exception as error:  # transformers may raise anything if a configuration is malformed or unsupported
-        first_line = shorten(str(error).strip().split("\n")[0], 300)
+        first_line = shorten(str(error).strip().split("\n")[0], 300).rstrip(".")
         names = [] if os.path.isdir(source.location) else [*SHIPPED, *map(str, Path(model.path).parent.glob("*/"))]
         near = get_close_matches(model.path, names, 1, 0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else "" if source.base is None else f", {source}"
@@ -362,6 +362,6 @@ def explained(model: Model, source: Source) -> Iterator[None]:
                 f"`hf download {show(source.model)[1:-1]} --local-dir FOLDER`, and set model.path to that folder"
             ) from error
         raise RecipeError(
-            f"model.path is {show(model.path)}{hint}, which cannot be loaded: {first_line} Use a folder with a model "
+            f"model.path is {show(model.path)}{hint}, which cannot be loaded: {first_line}. Use a folder with a model "
             "(as safetensors), an adapter or a run, a name on the hub, or `tiny`"
         ) from error

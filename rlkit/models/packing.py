@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from rlkit.distributed.sequence import SequenceGroup
 from rlkit.models.attention import PACKED, layer_types, packing_problem
 from rlkit.models.routes import Routing
-from rlkit.models.vision import (
-    RowMedia,
-    media_inputs,
-    picture_inputs,
-    rotary_positions,
-    sees_pictures_both_ways,
-)
+from rlkit.models.vision import RowMedia, media_inputs, picture_inputs, rotary_positions, sees_pictures_both_ways
 from rlkit.ops.attention import Layout, autocasted
 from rlkit.ops.packing import Packing
 from rlkit.ops.random import RowNoise

@@ -86,7 +86,7 @@ def decode(text: str, start: int) -> tuple[object, int]:
         except json.JSONDecodeError as error:
             if cut and (error.msg.startswith("Unterminated") or error.pos > len(window) - _LONGEST_TOKEN):
                 continue
-            raise NotJsonError(f"{error.msg} at character {error.pos}", start + error.pos) from None
+            raise NotJsonError(f"{error.msg.removesuffix(' at')} at character {error.pos}", start + error.pos) from None
         except RecursionError:
             problem = "it is nested too deeply"
         except ValueError as error:

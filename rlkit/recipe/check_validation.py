@@ -12,7 +12,8 @@ VALIDATION_METRICS = (
     "unscored",
 )  # fmt: skip
 """The metrics of validation; those of sampled completions have the prefix `sampled_`, and there are also `pass@K` and
-`maj@K`. Prompts of several sources add `accuracy/SOURCE`, a reward with the component `strict` `strict_accuracy`."""
+`maj@K`. Prompts of several sources add `accuracy/SOURCE`, components of the reward `reward/COMPONENT`, but `strict`
+`strict_accuracy`."""
 
 PAIR_METRICS = ("accuracy", "accuracy_low", "accuracy_high", "margin")
 """The metrics of a reward model's validation, besides `accuracy/SOURCE`."""
@@ -65,12 +66,12 @@ def _check_metric(recipe: Recipe, option: str, metric: str, name: str) -> Iterat
             yield f"{option} is {metric!r}, expected one of {listed} (or {prefix}accuracy/SOURCE)"
         return
     if base_name not in VALIDATION_METRICS and not re.match(
-        r"accuracy/.|strict_accuracy$|(pass|maj)@[0-9]+$", base_name
+        r"(accuracy|reward)/.|strict_accuracy$|(pass|maj)@[0-9]+$", base_name
     ):
         listed = ", ".join(f"{prefix}{known_name}" for known_name in VALIDATION_METRICS)
         yield (
             f"{option} is {metric!r}, expected one of {listed} (or {prefix}sampled_..., {prefix}sampled_pass@K, "
-            f"{prefix}accuracy/SOURCE)"
+            f"{prefix}accuracy/SOURCE, {prefix}reward/COMPONENT)"
         )
     elif name.startswith("sampled_") and recipe.validation is not None and not recipe.validation.samples:
         yield f"{option} is {metric!r}, but validation.samples is 0; set it to 1 or more"

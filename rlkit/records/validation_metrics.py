@@ -70,7 +70,7 @@ def metrics(completions: Sequence[GradedCompletion]) -> Iterator[tuple[str, floa
     Wilson's if each prompt has one completion, right or wrong, or if all have the same accuracy; otherwise those of a
     bootstrap over prompts. `reward` has bounds where there is no accuracy and prompts earn different rewards. Truncated
     completions count as wrong in `finished_accuracy`. `strict_accuracy` is the mean of the reward's component `strict`:
-    those without the expected form count as wrong.
+    those without the expected form count as wrong. `reward/NAME` is that of another component, unless there are many.
     """
     accuracies = by_prompt(completions)
     if accuracies:
@@ -91,6 +91,9 @@ def metrics(completions: Sequence[GradedCompletion]) -> Iterator[tuple[str, floa
             low, high = _interval([c.reward for c in completions if c.reward is not None], rewards)
             yield "reward_low", low
             yield "reward_high", high
+    components = {name for completion in completions for name in completion.components} - {"strict"}
+    for name in sorted(components) if len(components) <= MAX_SOURCES else ():
+        yield f"reward/{name}", fmean(_means((c.prompt, c.components.get(name)) for c in completions).values())
     if completions:
         yield "length", fmean(c.length for c in completions)
         yield "stopped", fmean(c.finished for c in completions)

@@ -201,11 +201,7 @@ class AgentHost:
     """
 
     def __init__(
-        self,
-        agent: Agent,
-        dialogue: Dialogue,
-        limits: ConversationLimits,
-        note: Callable[[str], None] = warn_on_stderr,
+        self, agent: Agent, dialogue: Dialogue, limits: ConversationLimits, note: Callable[[str], None] = warn_on_stderr
     ) -> None:
         self.agent = agent
         self.dialogue = dialogue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from rlkit.base.deadlines import slot
-from rlkit.base.errors import RolloutError, show, with_definition
+from rlkit.base.errors import RolloutError, show
 from rlkit.base.tasks import run_concurrently
 from rlkit.base.text import part_name
 from rlkit.interfaces import outputs
@@ -24,9 +25,13 @@ from rlkit.interfaces.tool import Content, State, Tool, ToolReply
 from rlkit.parsers.arguments import with_types
 from rlkit.rollout.conversation import Conversation
 from rlkit.rollout.guard import GuardError, errors_of, guard
+from rlkit.rollout.loop import warn_on_stderr
 from rlkit.types import JsonObject, Message, SampleKey
 
 T = TypeVar("T")
+
+FAILED_CALLS = 8
+"""Calls of a tool that fail before any succeeds, until a warning."""
 
 TEXT_ALONE = "; the model of this run reads text alone"
 
@@ -45,6 +50,8 @@ class Participants:
         interaction: A simulated user.
         environment: Plays episodes.
         pictures: Whether the policy reads pictures.
+        note: Shows a warning.
+        failures: How often each has failed, by its name and the metric that counts it.
     """
 
     tools: dict[str, Tool] = field(default_factory=dict)
@@ -52,6 +59,8 @@ class Participants:
     interaction: Interaction | None = None
     environment: Environment | None = None
     pictures: bool = False
+    note: Callable[[str], None] = warn_on_stderr
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         for name, tool in self.tools.items():
@@ -61,12 +70,16 @@ class Participants:
     def schemas(self) -> list[JsonObject]:
         """Return the tools as a chat template shows them."""
         return [
-            {
-                "type": "function",
-                "function": {"name": name, "description": tool.description, "parameters": tool.parameters},
-            }
-            for name, tool in self.tools.items()
+            {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+            for t in self.tools.values()
         ]
+
+    def failed(self, failure: GuardError, name: str, metric: str, patience: int = 1) -> None:
+        """Warn once of what failed in each of its first `patience` calls: its errors end no conversation."""
+        self.failures[name, metric] += 1
+        if self.failures[name, metric] == patience:
+            calls = f", in each of {patience} calls" if patience > 1 else ""
+            self.note(f"warning: {failure}{calls}; counted as conversation/{metric}")
 
     def slot(self, tool: str) -> AbstractAsyncContextManager[None]:
         """Hold one of a tool's `concurrency` calls; the wait for it counts in no deadline."""
@@ -221,8 +234,9 @@ class ParticipantSession:
         for release, part in self._releases:
             try:
                 await guard(release, part)
-            except GuardError:
+            except GuardError as error:
                 self.conversation.count("release_errors")
+                self.participants.failed(error, part_name(part), "release_errors")
 
     def _reward(self, value: object) -> None:
         """Take a tool's reward; one that is no number is counted and does not count."""
@@ -248,7 +262,7 @@ class ParticipantSession:
             for name, value in reply.metrics.items():
                 self.conversation.metrics.setdefault(f"{prefix}/{name}", []).append(as_number(value))
         except ValueError as error:
-            raise ParticipantError(with_definition(f"{part_name(part)}: `{method}` {error}", part, method)) from error
+            raise ParticipantError(str(GuardError(part, f"`{method}` {error}", method))) from error
 
     def _enter(self, name: str, phase: str, method: Callable[..., Awaitable[T]], *positional: object) -> Awaitable[T]:
         """Call a tool's method with the arguments that the row of the data has for the phase.
@@ -256,13 +270,10 @@ class ParticipantSession:
         Raises:
             ValueError: The row has no object there.
         """
-        arguments: object = self.conversation.prompt.meta.get("tools")
-        if not isinstance(arguments, Mapping):  # names or schemas, which have no arguments
-            arguments = None
-        for key in (name, phase):
-            if not isinstance(arguments, Mapping | None):
-                break
-            arguments = (arguments or {}).get(key)
+        tools: object = self.conversation.prompt.meta.get("tools")
+        arguments = tools.get(name) if isinstance(tools, Mapping) else None  # names and schemas have no arguments
+        if isinstance(arguments, Mapping):
+            arguments = arguments.get(phase)
         if not isinstance(arguments, Mapping | None):
             raise ValueError(f"the row's tools.{name}.{phase} is {show(arguments)}, expected an object")
         return method(*positional, **(arguments or {}))
@@ -279,9 +290,12 @@ class ParticipantSession:
                         answer = await guard(enter, tool, method="call")
                     with errors_of(tool, "call"):  # its text may be any object
                         reply = answer if isinstance(answer, ToolReply) else ToolReply(answer)
-                        return reply._replace(text=_content(reply.text, self.participants.pictures))
+                        reply = reply._replace(text=_content(reply.text, self.participants.pictures))
+                        self.participants.failures[call.name, "tool_errors"] = FAILED_CALLS  # none is warned of now
+                        return reply
             except GuardError as error:
                 problem = error.problem
+                self.participants.failed(error, call.name, "tool_errors", FAILED_CALLS)
         self.conversation.count("tool_errors")
         return ToolReply(f"error: {problem}")
 
@@ -334,8 +348,8 @@ def _messages(user: Interaction, reply: object, pictures: bool) -> list[Message]
     if not isinstance(reply, Sequence) or not all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in reply
     ):
-        problem = f"{part_name(user)}: it replied {show(reply)}, expected messages with role and content"
-        raise ParticipantError(with_definition(problem, user, "reply"))
+        problem = f"it replied {show(reply)}, expected messages with role and content"
+        raise ParticipantError(str(GuardError(user, problem, "reply")))
     try:
         return [{**message, "content": content_of(message["content"], pictures)} for message in reply]
     except ValueError as error:
@@ -352,5 +366,5 @@ def _number(value: object, part: Interaction | Environment, method: str) -> floa
     try:
         return as_number(value)
     except Exception as error:  # foreign objects may raise anything
-        problem = f"{part_name(part)}: a reward is {show(value)}, expected a finite number"
-        raise ParticipantError(with_definition(problem, part, method)) from error
+        problem = f"a reward is {show(value)}, expected a finite number"
+        raise ParticipantError(str(GuardError(part, problem, method))) from error

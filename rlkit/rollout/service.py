@@ -67,6 +67,7 @@ class RolloutService:
         self.dialogue = dialogue
         self.actor = actor
         self.ranks = ranks
+        self.note = note
         self._side_ranks = SideGroup(ranks.fabric)
         self.version = 0
         """Of the policy's weights: the number of steps that changed them."""

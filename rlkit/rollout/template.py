@@ -12,16 +12,7 @@ from rlkit.interfaces.content import pictures_of
 from rlkit.interfaces.model import Tokenizer
 from rlkit.rollout.cache import SizedCache
 from rlkit.rollout.pictures import PictureReader, tensor_bytes
-from rlkit.rollout.rendering import (
-    TAIL,
-    Renderer,
-    TokenCodec,
-    TurnEnd,
-    any_of,
-    common_length,
-    find_end,
-    texts_of,
-)
+from rlkit.rollout.rendering import TAIL, Renderer, TokenCodec, TurnEnd, any_of, common_length, find_end, texts_of
 from rlkit.types import JsonObject, Message, Rendered, Tools
 
 USER: Message = {"role": "user", "content": "How many apples are left?"}

@@ -226,6 +226,7 @@ def _bind(recipe: Recipe, data: Data, service: RolloutService, pools: Pools | No
                 with calling(part, "bind"):
                     part.bind(runtime)
         data.bind_tools()
+        data.dialogue.participants.note = service.note
     except BaseException as error:
         try:
             service.close()

@@ -248,7 +248,12 @@ MALFORMED = [
         "A B",
         [("f", "Expecting value at character 34"), ("g", None)],
     ),
-    (LlamaJsonParser, '{"name": "f", "parameters": {"a": "}', "", [("f", "Unterminated string")]),
+    (
+        LlamaJsonParser,
+        '{"name": "f", "parameters": {"a": "}',
+        "",
+        [("f", "Unterminated string starting at character 34")],
+    ),
     (LlamaJsonParser, "{'name': 'f', 'parameters': {}}", "", [("", "property name enclosed in double quotes")]),
     (LlamaJsonParser, '{"parameters": {}}', "", [("", '"name" is missing')]),
     (LlamaJsonParser, '{"name": "f", "parameters": []}', "", [("f", '"parameters" is missing or not an object')]),

@@ -108,6 +108,17 @@ def test_several_prompts_are_answered(capsys: pytest.CaptureFixture[str]) -> Non
     assert [out.count(text) for text in prompts] == [1, 1]
 
 
+def test_generate_is_greedy_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """`tiny` forgets most carries, of which samples differ by the seed; its likeliest completion does not."""
+
+    def complete(seed: int, *options: str) -> str:
+        assert main(["generate", "quickstart", "--prompt=19 + 25 = ?", f"--train.seed={seed}", *options]) == 0
+        return capsys.readouterr().out
+
+    assert len({complete(seed) for seed in range(4)}) > 1
+    assert len({complete(seed, "--greedy") for seed in range(4)}) == 1
+
+
 def test_generate_sends_the_task_s_system_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1)} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

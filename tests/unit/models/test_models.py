@@ -201,7 +201,7 @@ def test_the_tiny_model_is_tiny() -> None:
 
 
 def test_a_model_that_is_not_there_or_has_no_template_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="model.path is .*which cannot be loaded"):
+    with pytest.raises(RecipeError, match=r"model.path is .*which cannot be loaded: .*[^.]\. Use a folder"):
         load_policy(Model(str(tmp_path)))
     folder = save_random_model(tmp_path / "m")
     (folder / "chat_template.jinja").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from rlkit.interfaces.parser import ParsedTurn, ToolParser
 from rlkit.interfaces.reward import RewardManager
 from rlkit.interfaces.tool import State, ToolReply
 from rlkit.rewards import Composite, Router
+from rlkit.rollout.conversation import Limits
 from rlkit.rollout.guard import GuardError, guard
-from rlkit.rollout.participants import Participants
+from rlkit.rollout.participants import FAILED_CALLS, Participants
 from rlkit.rollout.scoring import score
 from rlkit.rollout.workers import Workers
 from rlkit.testing import example_trajectory
@@ -251,6 +253,41 @@ def test_a_mistyped_argument_of_a_call_is_told_to_the_policy() -> None:
     [done] = hold(lambda request, turn: [call(a=1, b=1), "2"][turn], tools(add=Narrow()), prompt)
     assert "unexpected keyword argument 'x'" in replies(done)
     assert (done.error, done.counts) == (None, {"tool_calls": 1, "tool_errors": 1, "release_errors": 1})
+
+
+def test_a_tool_whose_first_calls_all_fail_is_named_once() -> None:
+    """The policy alone reads the errors of calls, so a mistake in a tool's code would cost a run unseen."""
+
+    class Broken(Adder):
+        async def call(self, arguments: dict[str, Any], state: State) -> str:  # type: ignore[override]
+            raise KeyError("unit")
+
+    participants, notes = tools(add=Broken()), list[str]()
+    participants.note = notes.append
+    hold(lambda request, turn: [call(a=1, b=1), "2"][turn], participants, samples=3 * FAILED_CALLS)
+    [note] = notes
+    assert re.match(r"warning: Broken.*: KeyError: 'unit' .*test_guard.py, line ", note)
+    assert note.endswith(f", in each of {FAILED_CALLS} calls; counted as conversation/tool_errors")
+
+
+def test_a_tool_that_has_answered_is_not_warned_of() -> None:
+    participants, notes = tools(add=Adder()), list[str]()
+    participants.note = notes.append
+    turns = [call(a=1, b=1), *[call(a=13, b=0)] * (FAILED_CALLS + 1), "2"]
+    limits = Limits(turns=len(turns), tool_calls=len(turns))
+    [done] = hold(lambda request, turn: turns[turn], participants, limits=limits)
+    assert done.counts["tool_errors"] == FAILED_CALLS + 1
+    assert notes == []
+
+
+def test_the_cause_of_a_failed_release_is_shown_once() -> None:
+    participants, notes = tools(add=Adder()), list[str]()
+    participants.note = notes.append
+    prompt = Prompt("p", PROMPT.messages, "2", {"tools": {"add": {"release": {"fail": True}}}})
+    hold(lambda request, turn: "2", participants, prompt, samples=3)
+    [note] = notes
+    assert note.startswith("warning: Adder")
+    assert "will not go" in note
 
 
 class Mumbler(Interaction):

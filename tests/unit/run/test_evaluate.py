@@ -13,6 +13,7 @@ from rlkit.cli.main import main
 from rlkit.models.checkpoint_schema import Numbers, RunState
 from rlkit.ops.statistics import bootstrap, wilson
 from rlkit.recipe import Validation
+from rlkit.records.sources import MAX_SOURCES
 from rlkit.records.validation_metrics import GradedCompletion, metric_rows, metrics
 from rlkit.records.verdict import verdict_on
 from rlkit.run.evaluate import Evaluation, samplings
@@ -135,6 +136,19 @@ def test_a_row_cannot_make_a_metrics_name_long_or_unprintable() -> None:
 def test_rewards_that_are_no_shares_have_no_pass_at_k() -> None:
     assert not any(name.startswith("pass@") for name, _ in metrics([answer(0, 0.5), answer(0, 1.0)]))
     assert dict(metrics([])) == {"failed": 0, "unscored": 0}
+
+
+def test_each_component_has_its_mean_over_the_prompts_that_have_it() -> None:
+    """Prompt 0: (1 + 0) / 2 = 0.5 for `right`; prompt 1: 1; `short` is missing in prompt 1."""
+    given = [
+        answer(0, None)._replace(components={"right": 1.0, "short": -2.0}),
+        answer(0, None)._replace(components={"right": 0.0, "short": -4.0}),
+        answer(1, None)._replace(components={"right": 1.0}),
+    ]
+    means = {name: value for name, value in metrics(given) if name.startswith("reward/")}
+    assert means == {"reward/right": 0.75, "reward/short": -3.0}
+    many = answer(0, None)._replace(components={f"criterion {i}": 1.0 for i in range(MAX_SOURCES + 1)})
+    assert not any(name.startswith("reward/") for name, _ in metrics([many]))
     assert dict(metrics([answer(0, None)])) == {"length": 10, "stopped": 1, "failed": 0, "unscored": 1}
 
 

@@ -22,8 +22,9 @@ class PythonAgent(Agent):
     """Awaits a function `run(client, task)` on the run's event loop, in the trainer's process.
 
     `client.chat(messages, tools)` returns the policy's next message; `client.url`, `client.key` and `client.model` are
-    for the client of a provider. `task.text` is the task, `task.folder` a folder of the rollout's own. What the
-    function returns is the agent's output; if it raises, the exit status is 1.
+    for the client of a provider: OpenAI's takes `client.url` with `/v1` behind it. `task.prompt.messages` is the task,
+    `task.text` its text, `task.folder` a folder of the rollout's own. What the function returns is the agent's output;
+    if it raises, the exit status is 1.
 
     Args:
         function: `file.py:name` or `package.module:name` of a coroutine function.

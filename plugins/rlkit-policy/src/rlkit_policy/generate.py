@@ -24,15 +24,19 @@ PROMPT = (
         "turn. Default: that prompt, a validation one if any.",
     },
 )
+GREEDY = ("--greedy", {"action": "store_true", "help": "Take the likeliest token each time, as validation does."})
 
 
 def run(argv: Sequence[str]) -> int:
     """Generate and print; return the exit status."""
-    parsed = parse("generate", with_checkpoint(argv), [PROMPT, CHECKPOINT, ALLOW_CODE])
+    parsed = parse("generate", with_checkpoint(argv), [PROMPT, GREEDY, CHECKPOINT, ALLOW_CODE])
     if parsed.recipe.model.scores:
         raise RecipeError(
             "model.head is 'score': a reward model, which generates nothing; rlkit validate shows how it orders answers"
         )
+    rollout = parsed.recipe.rollout
+    if parsed.options.greedy:
+        rollout.sampling = rollout.sampling.most_likely()
     data = load_data(parsed.recipe)
     examples = data.examples(1)
     system = list(takewhile(lambda message: message["role"] in ("system", "developer"), examples[0].messages))
