@@ -30,7 +30,7 @@ PACKED = (
 )
 DIFFERENCES = {
     "kto": "z is the mean of the step's own completions, at least 0; TRL's is that of a device's completions, each "
-    "after the prompt of another row: rlkit docs algorithms",
+    "after the prompt of another row; a row with `chosen` and `rejected` is one of train.prompts_per_step, not two",
     "orpo": "the cross-entropy is the paper's, the mean over pairs of that of the chosen completion by token; TRL's is "
     "over all tokens of a batch, those of the prompts too",
     "reward": "the new head starts at 0, TRL's at random; a column `margin` of the rows is not read: scores in the "
