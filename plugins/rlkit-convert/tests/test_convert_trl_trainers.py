@@ -81,6 +81,10 @@ def test_distillation_samples_with_its_temperature_or_reads_rows() -> None:
     assert recorded["rollout"] == {"group_size": 1, "engine": "Recorded", "sampling": {"max_tokens": 128}}
 
 
+def test_transformers_new_name_of_checkpointing_is_read() -> None:
+    assert recipe_of("kto --activation_checkpointing false")["train"]["checkpoint_activations"] is False
+
+
 def test_the_reference_of_kto_follows_the_policy() -> None:
     assert recipe_of("kto --sync_ref_model --ref_model_sync_steps 5")["reference"] == {"refresh_every": 5, "mix": 0.6}
     assert "ref_model_sync_steps" in converted("orpo --sync_ref_model --ref_model_sync_steps 5").notes

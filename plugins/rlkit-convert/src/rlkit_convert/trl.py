@@ -111,7 +111,6 @@ REMEDIES = {
     "average_tokens_across_devices": "nothing to do: tokens are counted over all ranks",
     "bf16_full_eval fp16_full_eval": "nothing to do: validation computes in fabric.precision, as training does",
     "tf32": "rlkit does not use TF32; fabric.precision: bf16-mixed is faster",
-    "activation_checkpointing activation_checkpointing_kwargs": "train.checkpoint_activations",
     "torch_compile* liger_kernel_config use_cache torch_empty_cache_steps": "nothing to do: does not affect learning",
     "include_* disable_tqdm skip_memory_metrics debug": "nothing to do: all metrics are in metrics.jsonl",
     "trackio_*": "log.loggers: Trackio has space_id",
@@ -124,7 +123,8 @@ REMEDIES = {
     "use_cpu": "fabric.accelerator: cpu",
     "train_sampling_strategy length_column_name": "nothing to do: groups are divided among ranks by their length",
     "do_train do_eval do_predict": "nothing to do: rlkit fit trains, rlkit validate validates",
-    "transformers_* ignore_bias_buffers gradient_checkpointing_kwargs pad_to_multiple_of": "nothing to do",
+    "transformers_* ignore_bias_buffers pad_to_multiple_of": "nothing to do",
+    "gradient_checkpointing_kwargs activation_checkpointing_kwargs": "nothing to do",
 }  # fmt: skip
 """Remedies for options without an equivalent, including those of transformers' trainer."""
 
@@ -148,6 +148,7 @@ RULES: dict[str, Rule] = {
     }),
     **equivalents(boolean, {
         "trust_remote_code": "model.trust_remote_code", "gradient_checkpointing": "train.checkpoint_activations",
+        "activation_checkpointing": "train.checkpoint_activations",
         "mask_truncated_completions": "train.mask_truncated", "eval_on_start": "validation.before",
     }),
     **equivalents(integer, {
