@@ -162,6 +162,9 @@ def test_arguments_by_position_are_those_of_the_class() -> None:
     assert conversion.recipe["teacher.path"][0] == "t"
     conversion = convert("trl", TRAINERS[-1][0], "train.py", [])
     assert conversion.recipe["reward.path"][0] == "org/rm"
+    assert "ref_model" not in conversion.by_hand
+    other = convert("trl", TRAINERS[-1][0].replace("None", "'org/other'"), "train.py", [])
+    assert "the policy at the start" in other.notes["ref_model"]
 
 
 OPTIONS = {

@@ -37,9 +37,7 @@ ALL_DEFAULTS: dict[str, object] = {
 OWN_DEFAULTS: dict[str, dict[str, object]] = {
     "grpo": {"num_generations": 8, "beta": 0.0, "loss_type": "dapo", "scale_rewards": "group"},
     "rloo": {"num_generations": 2, "beta": 0.05},
-    "online_dpo": {
-        "beta": 0.1, "max_new_tokens": 64, "temperature": 0.9, "learning_rate": 5e-7,
-    },
+    "online_dpo": {"beta": 0.1, "max_new_tokens": 64, "temperature": 0.9, "learning_rate": 5e-7},
     **trl_distillation.DEFAULTS,
     **trl_recorded.DEFAULTS,
     "ppo": {
@@ -138,7 +136,7 @@ RULES: dict[str, Rule] = {
         "lr_scheduler_type warmup_steps adam_beta1 adam_beta2 optim bf16 beta use_bias_correction_kl kl_coef "
         "kl_estimator epsilon epsilon_high delta sapo_temperature_* vespo_* cliprange cliprange_value gamma lam "
         "loss_type importance_sampling_level scale_rewards normalize_advantages reward_clip_range sync_ref_model "
-        "ref_model_* report_to run_name project save_steps save_strategy eval_strategy eval_steps",
+        "ref_model ref_model_* report_to run_name project save_steps save_strategy eval_strategy eval_steps",
     }),
     **equivalents(text, {
         "model_name_or_path": "model.path", "sft_model_path": "model.path", "dataset_config": "task.name",

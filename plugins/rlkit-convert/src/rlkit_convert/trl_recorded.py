@@ -42,7 +42,7 @@ DIFFERENCES = {
 RULES: dict[str, Rule] = {
     **read_together({
         "": "label_smoothing label_smoothing_factor neftune_noise_alpha max_length max_seq_length truncation_mode "
-        "assistant_only_loss ref_model load_best_model_at_end metric_for_best_model desirable_weight "
+        "assistant_only_loss load_best_model_at_end metric_for_best_model desirable_weight "
         "undesirable_weight cpo_alpha simpo_gamma center_rewards_coefficient",
     }),
     "packing": ByHand(PACKED),
@@ -82,11 +82,13 @@ def rollout(conversion: Conversion) -> None:
     """Set the engine, and what becomes of rows that are too long."""
     conversion.set("rollout.engine", "Recorded", TRAINER)
     key = "max_seq_length" if conversion.has("max_seq_length") else "max_length"
-    drops = conversion.raw(TRAINER) == "reward"
-    conversion.set("rollout.overlong", "drop" if drops else "right", key)
-    done = "left out above" if drops else "cut at"
-    why = f"rows are {done} the model's context alone, where TRL's limit is 1024 tokens by default"
-    conversion.note(key, f"{why}: shorten them in the data")
+    if conversion.raw(TRAINER) == "reward":
+        conversion.set("rollout.overlong", "drop", key)
+        conversion.note(key, "the limit is the model's context; TRL leaves pairs above 1024 tokens out by default")
+    else:
+        conversion.set("rollout.overlong", "right", key)
+        why = "rows are cut at the model's context alone, where TRL cuts them at 1024 tokens by default"
+        conversion.note(key, f"{why}: shorten them in the data")
     if conversion.get("truncation_mode", text, "keep_start") != "keep_start":
         conversion.ask("truncation_mode", "rollout.overlong: right keeps the start of a row")
 
