@@ -24,8 +24,10 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 TINY = ROOT / "rlkit" / "models" / "tiny"
-WORDS = "--per_device_train_batch_size 8 --max_steps 4 --learning_rate 1e-3 --lr_scheduler_type constant --bf16 false"
-WORDS = f"{WORDS} --gradient_checkpointing false"
+WORDS = (
+    "--per_device_train_batch_size 8 --max_steps 4 --learning_rate 1e-3 --lr_scheduler_type constant --bf16 false "
+    "--gradient_checkpointing false"
+)
 PAIRS = [
     {
         "prompt": [{"role": "user", "content": f"{n} + {3 * n} = ?"}],
